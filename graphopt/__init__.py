@@ -1,0 +1,60 @@
+"""graphopt: an optimizing compiler for Apache MXNet graphs.
+
+``net = graphopt.optimize(net)`` returns a net with the same parameters, outputs and gradients that
+runs faster. Importing this package imports neither mxnet nor numba; names load when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from graphopt.compat import install_import_hook
+
+if TYPE_CHECKING:
+    from graphopt.api.lifting import lift
+    from graphopt.api.loading import load
+    from graphopt.api.lowering import lower
+    from graphopt.api.optimizing import optimize
+    from graphopt.api.running import run
+    from graphopt.errors import GraphoptError
+    from graphopt.ir.graph import Graph
+    from graphopt.ir.parser import parse
+
+__version__ = "0.1.0.dev0"
+
+_PUBLIC = {
+    "Graph": "graphopt.ir.graph",
+    "GraphoptError": "graphopt.errors",
+    "lift": "graphopt.api.lifting",
+    "load": "graphopt.api.loading",
+    "lower": "graphopt.api.lowering",
+    "optimize": "graphopt.api.optimizing",
+    "parse": "graphopt.ir.parser",
+    "run": "graphopt.api.running",
+}
+
+__all__ = [
+    "Graph",
+    "GraphoptError",
+    "lift",
+    "load",
+    "lower",
+    "optimize",
+    "parse",
+    "run",
+]
+
+install_import_hook()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'graphopt' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,1 @@
+"""Facts about a graph, computed without changing it."""

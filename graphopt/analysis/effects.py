@@ -1,0 +1,39 @@
+"""What operators do besides computing their outputs, and what that forbids."""
+
+from __future__ import annotations
+
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import AUX, CONSTANT, Node, NodeId, Value
+from graphopt.ir.ops import info
+
+
+def is_pure(node: Node, *, training: bool) -> bool:
+    """Whether a node only computes its outputs, and the same ones whenever its inputs are equal.
+
+    Nodes with nested graphs or control dependencies are not pure: somebody meant their order.
+    """
+    if node.is_input or node.op == CONSTANT:
+        return True
+    return (
+        not node.graphs and not node.after and info(node.op, node.attrs).is_pure(training=training)
+    )
+
+
+def held_nodes(graph: Graph) -> frozenset[NodeId]:
+    """Nodes that others have to run after. Erasing one would leave a dangling dependency."""
+    return frozenset(before for node in graph for before in node.after)
+
+
+def written_values(graph: Graph, *, training: bool) -> frozenset[Value]:
+    """Values that some operator overwrites, so that it matters when they are read. Linear.
+
+    An auxiliary state counts as written wherever an impure operator reads it.
+    """
+    written: set[Value] = set()
+    for node in graph:
+        if is_pure(node, training=training):
+            continue
+        positions = info(node.op, node.attrs).writes(len(node.inputs))
+        written.update(node.inputs[at] for at in positions)
+        written.update(value for value in node.inputs if graph[value.node].op == AUX)
+    return frozenset(written)

@@ -1,0 +1,1 @@
+"""The functions behind ``import graphopt``; one idea a module."""

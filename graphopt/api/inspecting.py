@@ -1,0 +1,281 @@
+"""``graphopt inspect``: what each pass of a pipeline does to a graph, measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphopt.analysis.metrics import Metrics, measure
+from graphopt.api.running import run as run_pipeline
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA
+from graphopt.pipeline.base import Mode, Pass, PassContext
+from graphopt.pipeline.instruments import CheckNumerics, Instrument
+from graphopt.pipeline.manager import Receipt, Result
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Shortest span that one sample of a timing covers, in milliseconds.
+_SAMPLE_MS = 5.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """The graph after one pass; the first row is the graph as it was given.
+
+    ``run_ms`` and ``original_ms`` are medians of calls of this graph and of the original, made in
+    turns, so that a machine that slows down slows both; ``speed_up`` is their ratio. They are
+    ``None`` where the pass changed nothing or nothing was run, as is ``max_error``, the largest
+    absolute error of an output (in training mode also of a gradient) against the original.
+    """
+
+    name: str
+    status: str
+    metrics: Metrics
+    pass_ms: float = 0.0
+    check_ms: float = 0.0
+    run_ms: float | None = None
+    original_ms: float | None = None
+    engine: str = ""
+    max_error: float | None = None
+    reason: str = ""
+    stats: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times faster than the original."""
+        return self.original_ms / self.run_ms if self.run_ms and self.original_ms else None
+
+    def as_dict(self) -> dict[str, object]:
+        """A form for JSON."""
+        found = asdict(self) | {"speed_up": self.speed_up}
+        return found | found.pop("metrics")
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All rows, the one that sums them up, and the run of the pipeline itself."""
+
+    rows: tuple[Row, ...]
+    total: Row
+    result: Result
+
+
+@dataclass
+class Snapshots(Instrument):
+    """Keeps the graph after every pass that was not rolled back; stands last in the list.
+
+    Args:
+        step: told the name of each pass when it is through.
+    """
+
+    step: Callable[[str], object] = field(default=lambda _: None)
+    graphs: list[Graph] = field(default_factory=list)
+
+    def after_pass(self, pass_: Pass, before: Graph, after: Graph, cx: PassContext) -> None:
+        """Keep the graph."""
+        self.graphs.append(after)
+        self.step(pass_.name)
+
+    def after_failure(self, pass_: Pass, before: Graph, error: Exception) -> None:
+        """Keep the graph the pass was given."""
+        self.graphs.append(before)
+        self.step(pass_.name)
+
+    def per_receipt(self, original: Graph, receipts: tuple[Receipt, ...]) -> list[Graph]:
+        """The graph behind each receipt (a pass that was refused left none of its own)."""
+        kept = iter(self.graphs)
+        graphs, current = [], original
+        for receipt in receipts:
+            current = current if receipt.status == "refused" else next(kept)
+            graphs.append(current)
+        return graphs
+
+
+def inspect(
+    graph: Graph,
+    pipeline: str | tuple[Pass, ...] = "default",
+    *,
+    mode: Mode = "inference",
+    feeds: Mapping[str, np.ndarray] | None = None,
+    run: bool = True,
+    seconds: float = 1.0,
+    step: Callable[[str], object] = lambda _: None,
+) -> Inspection:
+    """Run a pipeline, and the graph after every pass that changed it.
+
+    Args:
+        graph: with static types, unless ``run`` is false.
+        pipeline: text, a pipeline's name, or passes.
+        mode: what has to stay the same; in training mode a run is forward and backward.
+        feeds: values by input name, parameters included; drawn at random where absent.
+        run: whether to run graphs, for times and errors.
+        seconds: how long to time each graph beside the original.
+        step: told what was done, twice a pass.
+
+    Raises:
+        InputError: an input has no static type, or a value does not fit.
+        GraphoptError: MXNet cannot run the graph.
+    """
+    values: dict[str, np.ndarray] = {}
+    if run:
+        from graphopt.backend.random_feeds import random_feeds
+
+        values = {**random_feeds(graph), **(feeds or {})}
+    snapshots = Snapshots(step)
+    checks: list[Instrument] = [CheckNumerics(values)] if run else []
+    result = run_pipeline(graph, pipeline, mode=mode, instruments=[*checks, snapshots])
+    race = Race(graph, values, training=mode == "training", seconds=seconds) if run else None
+    size = measure(graph, frozen=mode == "inference")
+    rows = [_row("(as lifted)", "", size, race.time(graph) if race else None)]
+    for receipt, after in zip(
+        result.receipts, snapshots.per_receipt(graph, result.receipts), strict=True
+    ):
+        timed = race.time(after) if race and receipt.status == "changed" else None
+        rows.append(_row(receipt.pass_text, receipt.status, receipt.after, timed, receipt))
+        step(f"timed after {receipt.pass_text}")
+    last = race.time(result.graph) if race else None
+    return Inspection(tuple(rows), _total(rows, last), result)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median times of a graph and of the original, in milliseconds, and the graph's engine."""
+
+    run_ms: float
+    original_ms: float
+    engine: str
+
+
+class Race:
+    """Times graphs beside the original one, call by call in turns."""
+
+    def __init__(
+        self,
+        original: Graph,
+        feeds: Mapping[str, np.ndarray],
+        *,
+        training: bool = False,
+        seconds: float = 1.0,
+    ) -> None:
+        """Lower the original; ``feeds`` has a value for every input that is read."""
+        from graphopt.compat import import_mxnet
+
+        mx = import_mxnet()
+        self._arrays = {n: mx.nd.array(a, dtype=a.dtype) for n, a in feeds.items()}
+        self._training, self._seconds = training, seconds
+        self._original = original
+        self._first = self._lower(original)
+        self._lowered = (original, self._first)
+
+    def time(self, graph: Graph) -> Timed:
+        """Time a graph with the original's inputs."""
+        if self._lowered[0] is not graph:
+            self._lowered = graph, self._lower(graph)
+        current = self._lowered[1]
+        if current is self._first:
+            took = _medians([self._first], self._seconds / 2)[0]
+            return Timed(took, took, current.engine)
+        run_ms, original_ms = _medians([current, self._first], self._seconds)
+        return Timed(run_ms, original_ms, current.engine)
+
+    def _lower(self, graph: Graph) -> _Runner:
+        return _Runner(graph, self._arrays, training=self._training)
+
+
+class _Runner:
+    """A lowered graph with its inputs; a call runs it once and waits for the results."""
+
+    def __init__(self, graph: Graph, arrays: Mapping[str, Any], *, training: bool) -> None:
+        from graphopt.api.lowering import lower
+
+        roles = {node.name: node.op for node in graph.inputs if node.name in arrays}
+        params = {name: arrays[name] for name, role in roles.items() if role != DATA}
+        self._data = {name: arrays[name] for name, role in roles.items() if role == DATA}
+        self._training = training
+        if training:
+            for array in params.values():
+                if array.dtype.__name__.startswith("float"):
+                    array.attach_grad()
+        self._call = lower(graph, params, training=training)
+        self()
+        self.engine = self._call.choice.engine
+
+    def __call__(self) -> None:
+        from graphopt.compat import import_mxnet
+
+        mx = import_mxnet()
+        if self._training:
+            with mx.autograd.record():
+                outputs = self._call(**self._data)
+            mx.autograd.backward(outputs)
+        else:
+            outputs = self._call(**self._data)
+        for output in outputs:
+            output.wait_to_read()
+        if self._training:
+            mx.nd.waitall()
+
+
+def _medians(runners: list[_Runner], seconds: float) -> list[float]:
+    """Median milliseconds of a call of each, sampled in turns: five samples, more in the time."""
+    repeats = [max(1, math.ceil(_SAMPLE_MS / max(_sample(r, 1), 1e-3))) for r in runners]
+    samples: list[list[float]] = [[] for _ in runners]
+    start = time.perf_counter()
+    while len(samples[0]) < 5 or (
+        time.perf_counter() - start < seconds and len(samples[0]) < 50
+    ):
+        for found, runner, repeat in zip(samples, runners, repeats, strict=True):
+            found.append(_sample(runner, repeat))
+    return [statistics.median(found) for found in samples]
+
+
+def _sample(runner: _Runner, repeat: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeat):
+        runner()
+    return (time.perf_counter() - start) * 1e3 / repeat
+
+
+def _row(
+    name: str,
+    status: str,
+    metrics: Metrics,
+    timed: Timed | None,
+    receipt: Receipt | None = None,
+) -> Row:
+    changed = receipt is not None and receipt.status == "changed"
+    return Row(
+        name,
+        status,
+        metrics,
+        receipt.time_ms if receipt else 0.0,
+        receipt.check_ms if receipt else 0.0,
+        timed.run_ms if timed else None,
+        timed.original_ms if timed else None,
+        timed.engine if timed else "",
+        receipt.max_error if receipt and changed else None,
+        receipt.reason if receipt else "",
+        receipt.stats if receipt else {},
+    )
+
+
+def _total(rows: list[Row], timed: Timed | None) -> Row:
+    errors = [row.max_error for row in rows if row.max_error is not None]
+    changed = sum(row.status == "changed" for row in rows)
+    return Row(
+        "(total)",
+        f"{changed} of {len(rows) - 1}",
+        rows[-1].metrics,
+        sum(row.pass_ms for row in rows),
+        sum(row.check_ms for row in rows),
+        timed.run_ms if timed else None,
+        timed.original_ms if timed else None,
+        timed.engine if timed else "",
+        errors[-1] if errors else None,
+    )

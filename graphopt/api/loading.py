@@ -1,0 +1,254 @@
+"""``graphopt.load``: a saved Symbol model, optimized and callable."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphopt.api.running import run
+from graphopt.backend.lower import Lowered, lower
+from graphopt.backend.symbol import first_line
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.frontend.symbol import lift_symbol
+from graphopt.ir.graph import Graph
+from graphopt.nn.config import Config
+from graphopt.pipeline.manager import Receipt, Result
+
+Signature = tuple[Any, ...]
+
+
+class Model:
+    """A Symbol with parameters that compiles itself per input signature.
+
+    ``model(x)`` or ``model(data=x)`` takes NDArrays or numpy arrays and returns an NDArray, or a
+    list of them when the Symbol has several outputs. Under ``mx.autograd.record()`` the training
+    graph runs, and gradients reach the arrays in ``params`` that have ``attach_grad()``.
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        params: Mapping[str, Any],
+        config: Config,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        name: str = "",
+    ) -> None:
+        """Keep the parts; nothing is compiled before the first call."""
+        mx = import_mxnet()
+        self.symbol = symbol
+        self.params: dict[str, Any] = {
+            key: value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=value.dtype)
+            for key, value in params.items()
+        }
+        self._config = config
+        self._name = name
+        self._inputs: list[str] = symbol.list_inputs()
+        _check_known(self.params, self._inputs)
+        self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
+        for key in shapes or {}:
+            _check_known({key: None}, self._inputs)
+        self._data = list(shapes) if shapes else self._guess_data()
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Names of the inputs a call gives, in the order of positional arguments."""
+        return tuple(self._data)
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Run.
+
+        Raises:
+            InputError: an input is unknown or missing, a parameter has no value or another shape
+                than the inputs call for.
+        """
+        mx = import_mxnet()
+        if len(args) > len(self._data):
+            raise InputError(f"{len(args)} inputs given, the model takes {self._data}")
+        given = dict(zip(self._data, args, strict=False)) | inputs
+        _check_known(given, self._inputs)
+        arrays = {name: _array(mx, value) for name, value in given.items()}
+        if not arrays:
+            raise InputError(f"no input given; the model takes {self._data}")
+        differentiating = mx.autograd.is_recording() or mx.autograd.is_training()
+        mode = self._config.graph_mode(differentiating=differentiating)
+        ctx = next(iter(arrays.values())).ctx
+        key = (mode, ctx, tuple((n, a.shape, a.dtype) for n, a in arrays.items()))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(mode, arrays, ctx)
+        found = self._compiled[key][2].run(arrays)
+        return found[0] if len(found) == 1 else found
+
+    def receipts(self) -> dict[str, tuple[Receipt, ...]]:
+        """Per compiled signature (mode and input types), a receipt per pass."""
+        return {_title(key): result.receipts for key, (_, result, _) in self._compiled.items()}
+
+    def graph(self) -> Graph:
+        """The optimized graph compiled last.
+
+        Raises:
+            InputError: the model was not called yet.
+        """
+        return self._last()[1].graph
+
+    def explain(self) -> str:
+        """What was done, on which engine it runs, and why not more was done."""
+        from graphopt.nn.explain import explain_result
+
+        parts = [
+            "\n".join(explain_result(original, result, lowered.choice, _title(key)))
+            for key, (original, result, lowered) in self._compiled.items()
+        ]
+        return "\n".join(parts) or "nothing compiled yet: it happens at the first call"
+
+    def report(self, path: str | Path) -> Path:
+        """Write an HTML report about the graph compiled last; returns the path."""
+        from graphopt.api.reporting import write_report
+
+        original, result, _ = self._last()
+        return write_report(original, result, path, title=original.name)
+
+    def export(self, path: str | Path, epoch: int = 0) -> None:
+        """Write the graph compiled last as ``path-symbol.json`` and ``path-<epoch>.params``.
+
+        Raises:
+            InputError: the model was not called yet.
+        """
+        from graphopt.nn.exporting import write
+
+        lowered = self._last()[2]
+        write(str(path), epoch, lowered.symbol, lowered.parameters())
+
+    def _last(self) -> tuple[Graph, Result, Lowered]:
+        if not self._compiled:
+            raise InputError("the model has no compiled graph yet: call it once first")
+        return list(self._compiled.values())[-1]
+
+    def _guess_data(self) -> list[str]:
+        aux = set(self.symbol.list_auxiliary_states())
+        if self.params:
+            return [n for n in self._inputs if n not in self.params and n not in aux]
+        return [node.name for node in lift_symbol(self.symbol).role("data")]
+
+    def _compile(
+        self, mode: Any, arrays: Mapping[str, Any], ctx: Any
+    ) -> tuple[Graph, Result, Lowered]:
+        settings = self._config.settings(mode)
+        shapes = {n: tuple(a.shape) for n, a in (self._typed_params() | dict(arrays)).items()}
+        dtypes = {n: np.dtype(a.dtype).name for n, a in arrays.items()}
+        dtypes |= {n: np.dtype(a.dtype).name for n, a in self._typed_params().items()}
+        graph = lift_symbol(self.symbol, shapes, dtypes, data=set(self._data), name=self._name)
+        feeds = {n: a.asnumpy() for n, a in (self._typed_params() | dict(arrays)).items()}
+        result = run(
+            graph,
+            self._config.pipeline(mode),
+            mode=mode,
+            frozen=mode == "inference",
+            precise=settings.precise,
+            strict=settings.strict,
+            check=self._config.check,
+            feeds=feeds if self._config.check else None,
+        )
+        params = {name: _on(array, ctx) for name, array in self.params.items()}
+        lowered = lower(
+            result.graph, params, ctx, training=mode == "training", frozen=mode == "inference"
+        )
+        return graph, result, lowered
+
+    def _typed_params(self) -> dict[str, Any]:
+        return {name: array for name, array in self.params.items() if name in self._inputs}
+
+
+def load(
+    symbol_json: str | Path,
+    params: str | Path | Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    *,
+    passes: str = "default",
+    check: bool = False,
+    precise: bool = False,
+    strict: bool = False,
+) -> Model:
+    """Load a saved model and optimize it for inference.
+
+    Args:
+        symbol_json: path of a ``*-symbol.json`` file of any MXNet version.
+        params: path of a ``.params`` file, or value (NDArray or numpy) per name; names may carry
+            MXNet's ``arg:`` and ``aux:`` prefixes.
+        shapes: names (and shapes) of the data inputs; default: inputs that ``params`` has no value
+            for. When given, the model is compiled now rather than at the first call.
+        passes: pipeline, as for :func:`graphopt.optimize`.
+        check: compare every pass's result with the original.
+        precise: no pass may round differently.
+        strict: raise where a pass fails.
+
+    Returns:
+        A callable :class:`Model`; parameters are frozen.
+
+    Raises:
+        ParseError: the symbol file is malformed.
+        InputError: the params file cannot be read, or parameters are missing or misshapen.
+    """
+    from graphopt.frontend.symbol_json import read_symbol
+
+    path = Path(symbol_json)
+    symbol = read_symbol(path)
+    arrays = params if isinstance(params, Mapping) else read_params(params) if params else {}
+    values = {name.split(":", 1)[-1] if ":" in name else name: a for name, a in arrays.items()}
+    known = set(symbol.list_inputs())
+    # Checkpoints of fine-tuned nets often hold parameters of layers that were cut off.
+    values = {name: value for name, value in values.items() if name in known}
+    config = Config(passes, "inference", check, precise, strict)
+    title = path.name.removesuffix(".json").removesuffix("-symbol")
+    model = Model(symbol, values, config, shapes, title)
+    if shapes:
+        mx = import_mxnet()
+        model(**{name: mx.nd.zeros(tuple(shape)) for name, shape in shapes.items()})
+    return model
+
+
+def read_params(path: str | Path) -> dict[str, Any]:
+    """Arrays of a ``.params`` file by name.
+
+    Raises:
+        InputError: the file is missing or is no params file.
+    """
+    mx = import_mxnet()
+    if not Path(path).is_file():
+        raise InputError(f"cannot read {str(path)!r}: no such file")
+    try:
+        found = mx.nd.load(str(path))
+    except mx.MXNetError as error:
+        raise InputError(f"{str(path)!r} is no MXNet params file: {first_line(error)}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{str(path)!r} holds arrays without names")
+    return found
+
+
+def _array(mx: Any, value: Any) -> Any:
+    if isinstance(value, mx.nd.NDArray):
+        return value
+    array = np.asarray(value)
+    return mx.nd.array(array, dtype="float32" if array.dtype == np.float64 else array.dtype)
+
+
+def _on(array: Any, ctx: Any) -> Any:
+    return array if array.ctx == ctx else array.as_in_context(ctx)
+
+
+def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
+    for name in given:
+        if name not in inputs:
+            near = difflib.get_close_matches(name, inputs, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"the model has no input {name!r}{hint}")
+
+
+def _title(key: Signature) -> str:
+    mode, _, types = key
+    inputs = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in types)
+    return f"{mode} ({inputs})"

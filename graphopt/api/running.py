@@ -1,0 +1,61 @@
+"""``graphopt.run``: a pipeline over a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from graphopt.ir.graph import Graph
+from graphopt.passes import registry
+from graphopt.pipeline.base import Mode, Pass, Settings
+from graphopt.pipeline.instruments import CheckNumerics, Instrument
+from graphopt.pipeline.manager import Result, run_passes
+from graphopt.pipeline.spec import build
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def run(
+    graph: Graph,
+    pipeline: str | Iterable[Pass] = "default",
+    *,
+    mode: Mode = "inference",
+    frozen: bool | None = None,
+    precise: bool = False,
+    strict: bool = False,
+    check: bool = False,
+    feeds: Mapping[str, np.ndarray] | None = None,
+    instruments: Sequence[Instrument] = (),
+) -> Result:
+    """Run passes over a graph, which stays as it is.
+
+    Args:
+        graph: what to optimize.
+        pipeline: text such as ``"dce,cse"``, the name of a pipeline, or passes.
+        mode: ``training`` keeps gradients exact; ``inference`` keeps outputs.
+        frozen: whether parameters never change; default: in inference, yes.
+        precise: no pass may round differently.
+        strict: raise where a pass fails, instead of rolling it back and going on.
+        check: run the graph after every change and compare it with the original.
+        feeds: values for the check, by input name; drawn at random where absent.
+        instruments: more instruments around every pass.
+
+    Returns:
+        The new graph, a receipt per pass, and remarks.
+
+    Raises:
+        ParseError: the pipeline's text is malformed or names something unknown.
+        GraphError: the graph is malformed.
+        PassError: in strict mode, a pass failed.
+    """
+    from graphopt.backend.target import MXNetTarget
+
+    passes = build(pipeline, registry)
+    settings = Settings(mode, mode == "inference" if frozen is None else frozen, precise, strict)
+    around = list(instruments)
+    if check:
+        from graphopt.backend.random_feeds import random_feeds
+
+        around.append(CheckNumerics({**random_feeds(graph), **(feeds or {})}))
+    return run_passes(graph, passes, settings, MXNetTarget(), around)

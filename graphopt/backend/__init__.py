@@ -1,0 +1,1 @@
+"""From graphs to what runs: MXNet's executors, and the numpy reference."""

@@ -1,0 +1,56 @@
+"""Split a graph into what depends on parameters only and what runs on every call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphopt.analysis.frozen import frozen_nodes
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONSTANT, PARAM, NodeId, Value
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A graph in two parts.
+
+    ``once`` computes, from the parameters, the values named in ``names``; ``per_call`` reads them
+    as parameters of those names. ``once`` is ``None`` when there is nothing to compute.
+    """
+
+    once: Graph | None
+    names: tuple[str, ...]
+    per_call: Graph
+
+
+def freeze(graph: Graph) -> Frozen:
+    """Split off the part that no data reaches; see :func:`graphopt.analysis.frozen.frozen_nodes`.
+
+    What comes out of the frozen part and is still read becomes a parameter of the rest, named after
+    the node that made it. Linear.
+    """
+    frozen = frozen_nodes(graph)
+    computed = {n for n in frozen if not graph[n].is_input and graph[n].op != CONSTANT}
+    frontier = _frontier(graph, computed)
+    if not frontier:
+        return Frozen(None, (), graph)
+    once = graph.copy(f"{graph.name}_once")
+    once.set_outputs(frontier)
+    rest = graph.copy()
+    names = []
+    for value in frontier:
+        made = graph[value.node]
+        name = rest.unique_name(f"{made.name or made.op}_frozen{value.index or ''}")
+        names.append(name)
+        new = rest.add_input(name, PARAM, graph.type_of(value))
+        rest.replace_uses(value, new.out())
+    return Frozen(once, tuple(names), rest)
+
+
+def _frontier(graph: Graph, computed: set[NodeId]) -> list[Value]:
+    """Frozen values that something unfrozen, or the caller, reads; in topological order."""
+    read: dict[Value, None] = {}
+    for node in graph:
+        if node.id not in computed:
+            read.update(dict.fromkeys(value for value in node.inputs if value.node in computed))
+    read.update(dict.fromkeys(value for value in graph.outputs if value.node in computed))
+    return list(read)

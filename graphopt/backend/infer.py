@@ -1,0 +1,125 @@
+"""Types of all values of a graph, by MXNet's own shape and type inference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from graphopt.backend.symbol import first_line, to_symbol
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONSTANT, DATA, NodeId
+from graphopt.ir.types import Shape, TensorType
+
+Types = dict[NodeId, tuple[TensorType, ...]]
+
+
+def infer_types(graph: Graph) -> Types:
+    """Infer from the types of the graph's inputs; what cannot be inferred stays unknown.
+
+    Inputs whose dtype nothing determines are float32, as in MXNet's executor. Linear.
+
+    Raises:
+        InputError: the input types contradict each other; the message names the node.
+    """
+    internals = to_symbol(_numbered(graph)).get_internals()
+    outputs = internals.list_outputs()
+    shapes = _shapes(graph, internals)
+    dtypes = _dtypes(graph, internals)
+    collected: dict[NodeId, list[TensorType]] = {}
+    for name, shape, dtype in zip(outputs, shapes, dtypes, strict=True):
+        collected.setdefault(int(name.split("_")[0]), []).append(TensorType(dtype, shape))
+    known = {node.id: node.types for node in graph if node.is_input}
+    return known | {node: tuple(types) for node, types in collected.items()}
+
+
+def with_types(graph: Graph) -> Graph:
+    """A copy in which every node carries the inferred types (and so its number of outputs)."""
+    types = infer_types(graph)
+    typed = graph.copy()
+    for node in graph:
+        found = types.get(node.id, node.types)
+        if found != node.types:
+            typed.update(node.but(types=found))
+    return typed
+
+
+def _numbered(graph: Graph) -> Graph:
+    """The same graph with ids for names, so that MXNet's listing can be mapped back."""
+    twin = graph.copy()
+    for node in graph:
+        twin.update(node.but(name=str(node.id)))
+    return twin
+
+
+def _feeds(graph: Graph, symbol: Any) -> dict[str, TensorType]:
+    """Types of the variables MXNet lists, by their numbered names."""
+    known = {
+        str(node.id): node.type for node in graph if node.is_input or node.op == CONSTANT
+    }
+    return {name: known[name] for name in symbol.list_inputs()}
+
+
+def _shapes(graph: Graph, internals: Any) -> list[Shape | None]:
+    unknown = -1 if import_mxnet().util.is_np_shape() else 0
+    feeds = {
+        name: tuple(unknown if extent is None else extent for extent in type_.shape)
+        for name, type_ in _feeds(graph, internals).items()
+        if type_.shape is not None
+    }
+    found = _infer(graph, internals._infer_shape_impl, feeds)
+    return [_shape(shape) for shape in found]
+
+
+def _shape(found: tuple[int, ...] | None) -> Shape | None:
+    """MXNet's shape; without np_shape an extent of 0 and a rank of 0 mean unknown."""
+    np_shape = import_mxnet().util.is_np_shape()
+    if found is None or (not found and not np_shape):
+        return None
+    unknown = -1 if np_shape else 0
+    return tuple(None if extent == unknown else int(extent) for extent in found)
+
+
+def _dtypes(graph: Graph, internals: Any) -> list[str | None]:
+    import numpy as np
+
+    known = {name: type_.dtype for name, type_ in _feeds(graph, internals).items()}
+    feeds = {name: dtype for name, dtype in known.items() if dtype is not None}
+    # Some operators refuse to infer from nothing, so data goes first; a parameter may yet get its
+    # dtype from what reads it.
+    for name in known.keys() - feeds.keys():
+        node = graph[int(name)]
+        if node.op == DATA and "__dtype__" not in node.attrs:
+            feeds[name] = "float32"
+    found = _infer(graph, internals._infer_type_impl, feeds)
+    by_name = dict(zip(internals.list_outputs(), found, strict=True))
+    untyped = [name for name in known if by_name[name] is None]
+    if untyped:
+        feeds.update(dict.fromkeys(untyped, "float32"))
+        found = _infer(graph, internals._infer_type_impl, feeds)
+    return [None if dtype is None else np.dtype(dtype).name for dtype in found]
+
+
+def _infer(graph: Graph, infer: Any, feeds: Mapping[str, Any]) -> list[Any]:
+    mx = import_mxnet()
+    try:
+        _, outputs, _ = infer(True, **feeds)
+    except (mx.MXNetError, ValueError, TypeError) as error:
+        raise InputError(_explain(graph, first_line(error))) from None
+    return list(outputs)
+
+
+_OPERATOR = re.compile(r"Error in operator (\d+)(?:_\w+)?: (?:\[[^\]]*\] )?(?:\S+: )?(.*)")
+
+
+def _explain(graph: Graph, message: str) -> str:
+    match = _OPERATOR.search(message)
+    if match is None or int(match[1]) not in graph:
+        return f"types of graph {graph.name!r} cannot be inferred: {message}"
+    node = graph[int(match[1])]
+    reads = ", ".join(str(graph.type_of(value)) for value in node.inputs)
+    return f"inputs of node {node.name!r} ({node.op}) do not fit: ({reads}); MXNet: {match[2]}"
+
+

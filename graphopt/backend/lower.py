@@ -1,0 +1,304 @@
+"""Graph -> something to call, on the fastest of MXNet's engines for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphopt.backend.engines import (
+    CachedOpEngine,
+    Engine,
+    ExecutorEngine,
+    with_onednn_subgraphs,
+)
+from graphopt.backend.freeze import freeze
+from graphopt.backend.symbol import constants, first_line, to_symbol
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError, InputError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import AUX, DATA, PARAM
+
+#: Engine names as receipts show them.
+CACHED_OP = "CachedOp"
+CACHED_OP_ONEDNN = "CachedOp + oneDNN subgraphs"
+EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
+
+
+@dataclass
+class Choice:
+    """Which engine was picked, and what each candidate took (milliseconds a call, best of few)."""
+
+    engine: str = ""
+    measured_ms: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Lowered:
+    """A graph bound to parameters and a context, ready to be called.
+
+    ``f(**inputs)`` takes one array per data input (NDArray or numpy) and returns a list of fresh
+    NDArrays. The engine is chosen at the first call, by measuring.
+
+    Attributes:
+        choice: which engine runs, and the measured times.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        params: Mapping[str, Any],
+        ctx: Any = None,
+        *,
+        training: bool = False,
+        frozen: bool = True,
+        engine: str = "auto",
+        numpy: bool = False,
+    ) -> None:
+        """Bind; see :func:`lower`."""
+        mx = import_mxnet()
+        self.graph = graph
+        self.ctx = ctx or mx.cpu()
+        self.training = training
+        self.choice = Choice()
+        self._wanted = engine
+        self._frozen = frozen
+        self._numpy = numpy
+        self._params = dict(params)
+        self._fixed = self._as_arrays(constants(graph))
+        per_call = graph
+        if frozen:
+            split = freeze(graph)
+            per_call = split.per_call
+            if split.once is not None:
+                self._fixed |= dict(zip(split.names, self._compute(split.once), strict=True))
+        self._symbol = to_symbol(per_call)
+        self.data = tuple(node.name for node in per_call.role(DATA))
+        self._inputs: list[str] = self._symbol.list_inputs()
+        self._read = set(self._inputs)
+        self._types = {node.name: node.type for node in per_call.inputs}
+        learned = {node.name for node in per_call.inputs if node.op in (PARAM, AUX)}
+        _require(learned & self._read, self._known())
+        self._check_params(self._read)
+        self._engine: Engine | None = None
+        self._bound: list[Any] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
+        """Run on data inputs, by position or by name.
+
+        Raises:
+            InputError: an input is missing, unknown, or of another shape or dtype than the graph's.
+        """
+        arrays = dict(zip(self.data, args, strict=False)) | inputs
+        _check_names(self.data, self._read, arrays, len(args))
+        return self.run({n: self._array(n, a) for n, a in arrays.items()})
+
+    def run(self, data: Mapping[str, Any]) -> list[Any]:
+        """Run on NDArrays that are known to fit, by name."""
+        if self._engine is None:
+            with self._lock:
+                self._engine = self._engine or self._choose(data)
+        arrays = [data.get(n, fixed) for n, fixed in zip(self._engine.inputs, self._bound)]
+        return self._engine(arrays)
+
+    @property
+    def symbol(self) -> Any:
+        """The MXNet Symbol that runs, before engine-specific rewrites."""
+        return self._symbol
+
+    def parameters(self) -> dict[str, Any]:
+        """The arrays the symbol reads besides data: parameters, folded values, constants."""
+        return {n: self._fixed_value(n) for n in self._inputs if n not in self.data}
+
+    def rebind(self, params: Mapping[str, Any]) -> None:
+        """Go on with other arrays for (some) parameters of a graph that is not frozen."""
+        self._params |= params
+        self._check_params(self._read)
+        if self._engine is not None:
+            self._bound = [self._fixed_value(name) for name in self._engine.inputs]
+
+    def _known(self) -> set[str]:
+        return set(self._params) | set(self._fixed)
+
+    def _as_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        mx = import_mxnet()
+        return {n: mx.nd.array(a, ctx=self.ctx, dtype=a.dtype) for n, a in arrays.items()}
+
+    def _compute(self, once: Graph) -> list[Any]:
+        engine = CachedOpEngine(to_symbol(once), ())
+        _require(set(engine.inputs), self._known())
+        with import_mxnet().autograd.pause(train_mode=False):
+            return engine([self._fixed_value(name) for name in engine.inputs])
+
+    def _fixed_value(self, name: str) -> Any:
+        """The array of a parameter or constant; ``None`` for data."""
+        found = self._fixed.get(name)
+        return self._params.get(name) if found is None else found
+
+    def _check_params(self, read: set[str]) -> None:
+        for name in sorted(read & set(self._params)):
+            want, got = self._types[name], self._params[name]
+            if want.shape is not None and tuple(got.shape) != want.shape:
+                raise InputError(
+                    f"parameter {name!r} has shape {tuple(got.shape)}, the graph needs {want.shape}"
+                )
+
+    def _array(self, name: str, value: Any) -> Any:
+        mx = import_mxnet()
+        want = self._types[name]
+        if not isinstance(value, mx.nd.NDArray):
+            value = mx.nd.array(value, ctx=self.ctx, dtype=want.dtype or np.asarray(value).dtype)
+        if want.shape is not None and not _fits(tuple(value.shape), want.shape):
+            raise InputError(
+                f"input {name!r} has shape {tuple(value.shape)}, the graph was lowered for"
+                f" {want.shape}"
+            )
+        if want.dtype is not None and np.dtype(value.dtype).name != want.dtype:
+            raise InputError(
+                f"input {name!r} is {np.dtype(value.dtype).name}, the graph was lowered for"
+                f" {want.dtype}"
+            )
+        return value
+
+    def _choose(self, data: Mapping[str, Any]) -> Engine:
+        arrays = {n: data[n] if n in data else self._fixed_value(n) for n in self._inputs}
+        candidates = self._candidates(arrays)
+        if self._wanted != "auto":
+            candidates = {self._wanted: candidates[self._wanted]}
+        engines: dict[str, Engine] = {}
+        for name, make in candidates.items():
+            try:
+                engine = make()
+                if len(candidates) > 1:
+                    self.choice.measured_ms[name] = _time(engine, arrays)
+                engines[name] = engine
+            except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
+                self.choice.failed[name] = first_line(error)
+        if not engines:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.choice.failed.items())
+            raise GraphoptError(f"MXNet cannot run graph {self.graph.name!r}: {reasons}")
+        times = self.choice.measured_ms
+        self.choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
+        chosen = engines[self.choice.engine]
+        self._bound = [self._fixed_value(name) for name in chosen.inputs]
+        return chosen
+
+    def _candidates(self, arrays: Mapping[str, Any]) -> dict[str, Callable[[], Engine]]:
+        plain: dict[str, Callable[[], Engine]] = {
+            CACHED_OP: lambda: CachedOpEngine(self._typed(self._symbol), self.data, CACHED_OP)
+        }
+        if not self._frozen or self.ctx.device_type != "cpu":
+            return plain
+        return plain | {
+            CACHED_OP_ONEDNN: lambda: CachedOpEngine(
+                self._typed(with_onednn_subgraphs(self._symbol)), self.data, CACHED_OP_ONEDNN
+            ),
+            EXECUTOR_ONEDNN: lambda: self._executor(arrays),
+        }
+
+    def _executor(self, arrays: Mapping[str, Any]) -> Engine:
+        values = [arrays[name] for name in self._inputs]
+        symbol = self._typed(self._symbol)
+        return ExecutorEngine(symbol, values, self.data, self.ctx, EXECUTOR_ONEDNN)
+
+    def _typed(self, symbol: Any) -> Any:
+        """The symbol as MXNet's numpy kind, where the outputs are to be ``mx.np`` arrays."""
+        return symbol.as_np_ndarray() if self._numpy else symbol
+
+
+def lower(
+    graph: Graph,
+    params: Mapping[str, Any] | None = None,
+    ctx: Any = None,
+    *,
+    training: bool = False,
+    frozen: bool = True,
+    engine: str = "auto",
+    numpy: bool = False,
+) -> Lowered:
+    """Make a graph callable.
+
+    Args:
+        graph: with static types.
+        params: value (NDArray or numpy) per parameter and auxiliary state, by the names of the
+            original graph; they are shared, not copied, where they are NDArrays on ``ctx``.
+        ctx: MXNet context; default ``mx.cpu()``.
+        training: lower for training: differentiable through ``mx.autograd``.
+        frozen: compute what depends on parameters alone once, now.
+        engine: ``auto`` measures at the first call; else the name of an engine.
+        numpy: return ``mx.np`` arrays.
+
+    Raises:
+        InputError: parameters are missing or misshapen; the message names them.
+    """
+    mx = import_mxnet()
+    ctx = ctx or mx.cpu()
+    arrays = {
+        name: value
+        if isinstance(value, mx.nd.NDArray)
+        else mx.nd.array(value, ctx=ctx, dtype=np.asarray(value).dtype)
+        for name, value in (params or {}).items()
+    }
+    return Lowered(
+        graph,
+        arrays,
+        ctx,
+        training=training,
+        frozen=frozen and not training,
+        engine=engine,
+        numpy=numpy,
+    )
+
+
+def _fits(shape: tuple[int, ...], want: Sequence[int | None]) -> bool:
+    return len(shape) == len(want) and all(
+        w is None or s == w for s, w in zip(shape, want, strict=True)
+    )
+
+
+def _time(engine: Engine, known: Mapping[str, Any], least: int = 3, budget_s: float = 0.3) -> float:
+    """Best time of a call in milliseconds: at least ``least`` calls, more while time is left."""
+    mx = import_mxnet()
+    arrays = [known[name] for name in engine.inputs]
+    with mx.autograd.pause(train_mode=False):
+        for _ in range(2):  # the first call plans memory and reorders weights
+            _wait(engine(arrays))
+        best, spent, calls = float("inf"), 0.0, 0
+        while calls < least or (spent < budget_s and calls < 20):
+            start = time.perf_counter()
+            _wait(engine(arrays))
+            took = time.perf_counter() - start
+            best, spent, calls = min(best, took), spent + took, calls + 1
+    return best * 1e3
+
+
+def _wait(outputs: Sequence[Any]) -> None:
+    for output in outputs:
+        output.wait_to_read()
+
+
+def _require(needed: set[str], known: set[str]) -> None:
+    missing = sorted(needed - known)
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(f"no value for parameter {', '.join(missing[:3])}{more}")
+
+
+def _check_names(
+    data: Sequence[str], read: set[str], given: Mapping[str, Any], positional: int
+) -> None:
+    if positional > len(data):
+        raise InputError(f"{positional} inputs given, the graph has {len(data)}: {list(data)}")
+    for name in given:
+        if name not in data:
+            raise InputError(f"the graph has no data input {name!r}; it has {list(data)}")
+    for name in data:
+        if name not in given and name in read:
+            raise InputError(f"data input {name!r} is missing")
+
+

@@ -1,0 +1,55 @@
+"""Random but plausible values for the inputs of a graph, for checks and measurements."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+
+from graphopt.errors import InputError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import AUX, DATA, Node
+
+
+def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+    """One array per input that is read, by name; depends on seed, names and types only.
+
+    Weights are scaled by their fan-in so that deep networks stay finite; scales and variances are
+    positive. Integer inputs are small non-negative numbers.
+
+    Raises:
+        InputError: an input that is read has no static type.
+    """
+    return {
+        node.name: draw(node, seed)
+        for node in graph.inputs
+        if graph.node_users(node.id) or graph.is_output(node.out())
+    }
+
+
+def draw(node: Node, seed: int = 0) -> np.ndarray:
+    """A value for one input node."""
+    if not node.type.is_static:
+        raise InputError(
+            f"input {node.name!r} has type {node.type}: give its shape, for example"
+            f" shapes={{{node.name!r}: (1, 3, 224, 224)}} or --shape {node.name}:1,3,224,224"
+        )
+    assert node.type.shape is not None
+    shape = tuple(extent or 0 for extent in node.type.shape)
+    rng = np.random.default_rng([seed, zlib.crc32(node.name.encode())])
+    dtype = np.dtype("float32" if node.type.dtype == "bfloat16" else node.type.dtype)
+    if dtype.kind in "iub":
+        return rng.integers(0, 2 if dtype.kind == "b" else 8, size=shape).astype(dtype)
+    return _floats(node, shape, rng).astype(dtype)
+
+
+def _floats(node: Node, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    name = node.name.lower()
+    if node.op == DATA:
+        return rng.standard_normal(shape)
+    if name.endswith(("var", "gamma")):
+        return rng.uniform(0.5, 1.5, size=shape)
+    if node.op == AUX or len(shape) < 2:
+        return 0.1 * rng.standard_normal(shape)
+    return rng.standard_normal(shape) * math.sqrt(1.5 / max(1, math.prod(shape[1:])))

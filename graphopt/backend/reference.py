@@ -1,0 +1,67 @@
+"""The numpy interpreter: slow, obvious, the oracle of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from graphopt.backend import reference_ops
+from graphopt.errors import InputError
+from graphopt.ir.constant import constant_array
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONSTANT, Node, Value
+
+Arrays = list[np.ndarray]
+
+
+def run(graph: Graph, feeds: Mapping[str, np.ndarray], *, training: bool = False) -> Arrays:
+    """Evaluate a graph.
+
+    Args:
+        graph: only operators that :func:`graphopt.backend.reference_ops.supports`.
+        feeds: array per input name; inputs that nothing reads may be left out.
+        training: as MXNet's ``is_train``; random operators are refused then.
+
+    Returns:
+        One array per output of the graph.
+
+    Raises:
+        InputError: an input has no value.
+        UnsupportedOp: an operator is outside the reference table.
+    """
+    values: dict[Value, np.ndarray] = {}
+    for node in graph.topological():
+        for index, array in enumerate(_node(graph, node, feeds, values, training=training)):
+            values[node.out(index)] = array
+    return [values[value] for value in graph.outputs]
+
+
+def supports(graph: Graph) -> bool:
+    """Whether every operator of the graph is in the reference table."""
+    return all(
+        node.is_input
+        or node.op == CONSTANT
+        or (not node.graphs and reference_ops.supports(node.op))
+        for node in graph
+    )
+
+
+def _node(
+    graph: Graph,
+    node: Node,
+    feeds: Mapping[str, np.ndarray],
+    values: Mapping[Value, np.ndarray],
+    *,
+    training: bool,
+) -> Arrays:
+    if node.is_input:
+        if node.name in feeds:
+            return [np.asarray(feeds[node.name])]
+        if graph.node_users(node.id) or graph.is_output(node.out()):
+            raise InputError(f"input {node.name!r} of graph {graph.name!r} has no value")
+        return []
+    if node.op == CONSTANT:
+        return [constant_array(node)]
+    inputs = [values[value] for value in node.inputs]
+    return reference_ops.evaluate(node.op, inputs, node.attrs, training=training)

@@ -1,0 +1,109 @@
+"""Graph -> MXNet Symbol, by way of Symbol JSON."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import TYPE_CHECKING, Any
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphError
+from graphopt.ir.attrs import to_mxnet
+from graphopt.ir.constant import constant_array
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONSTANT, Node, NodeId
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MXNET_VERSION = 10901
+
+
+def to_json(graph: Graph) -> str:
+    """Symbol JSON of the graph; constants become variables (see :func:`constants`). Linear."""
+    return json.dumps(_document(graph))
+
+
+def to_symbol(graph: Graph) -> Any:
+    """The MXNet Symbol of the graph.
+
+    Raises:
+        GraphError: MXNet does not accept it; the message is MXNet's first line.
+    """
+    mx = import_mxnet()
+    handle = ctypes.c_void_p()
+    text = to_json(graph).encode()
+    try:
+        mx.base.check_call(
+            mx.base._LIB.MXSymbolCreateFromJSON(ctypes.c_char_p(text), ctypes.byref(handle))
+        )
+    except mx.MXNetError as error:
+        reason = first_line(error)
+        raise GraphError(f"MXNet does not accept graph {graph.name!r}: {reason}") from None
+    return mx.sym.Symbol(handle)
+
+
+def first_line(error: Exception) -> str:
+    """What an MXNet exception says, without source positions and the C++ stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("Stack trace", "[bt]", "Traceback"))]
+    text = lines[0] if lines else type(error).__name__
+    if len(lines) > 1 and text.startswith("MXNetError"):
+        text = lines[1]
+    for prefix in ("MXNetError: ", "Error in operator "):
+        if prefix in text:
+            text = text[text.index(prefix) + (len(prefix) if prefix.startswith("MX") else 0) :]
+    return text
+
+
+def constants(graph: Graph) -> dict[str, np.ndarray]:
+    """Tensors of the graph's constant nodes, by the name of the variable that stands for each."""
+    return {
+        node.name: constant_array(node)
+        for level in (graph, *(nested for node in graph for nested in node.graphs))
+        for node in level
+        if node.op == CONSTANT
+    }
+
+
+def _document(graph: Graph) -> dict[str, Any]:
+    index: dict[NodeId, int] = {}
+    nodes: list[dict[str, Any]] = []
+    for node in _in_order(graph):
+        index[node.id] = len(nodes)
+        nodes.append(_entry(node, index))
+    return {
+        "nodes": nodes,
+        "arg_nodes": [i for i, entry in enumerate(nodes) if entry["op"] == "null"],
+        "heads": [[index[value.node], value.index, 0] for value in graph.outputs],
+        "attrs": {"mxnet_version": ["int", MXNET_VERSION]},
+    }
+
+
+def _in_order(graph: Graph) -> list[Node]:
+    """Topological order that holds every input only if something reads it.
+
+    A nested graph keeps all inputs, in signature order: its operator feeds them by position.
+    """
+    reads = {value.node for node in graph for value in node.inputs}
+    reads.update(value.node for value in graph.outputs)
+    return [node for node in graph if not node.is_input or node.id in reads]
+
+
+def _entry(node: Node, index: dict[NodeId, int]) -> dict[str, Any]:
+    is_variable = node.is_input or node.op == CONSTANT
+    entry: dict[str, Any] = {
+        "op": "null" if is_variable else node.op,
+        "name": node.name,
+        "inputs": [[index[value.node], value.index, 0] for value in node.inputs],
+    }
+    if is_variable and not node.name:
+        raise GraphError("a variable of the graph has no name, so MXNet cannot be given its value")
+    attrs = {} if node.op == CONSTANT else node.attrs
+    if attrs:
+        entry["attrs"] = {key: to_mxnet(value) for key, value in attrs.items()}
+    if node.after:
+        entry["control_deps"] = [index[before] for before in node.after]
+    if node.graphs:
+        entry["subgraphs"] = [_document(nested) for nested in node.graphs]
+    return entry

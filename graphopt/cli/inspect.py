@@ -1,0 +1,121 @@
+"""``graphopt inspect``: a table, pass by pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from graphopt.cli import models
+from graphopt.cli.console import Table, paint, say, say_json
+from graphopt.cli.inputs import Shape
+from graphopt.cli.progress import progress
+from graphopt.cli.verb import as_mode, build_pipeline, mode_option, pipeline_option, verb
+
+if TYPE_CHECKING:
+    from graphopt.api.inspecting import Inspection, Row
+
+COLUMNS = (
+    "pass",
+    "status",
+    ">nodes",
+    ">calls",
+    ">parameters",
+    ">MB",
+    ">pass ms",
+    ">run ms",
+    ">speed-up",
+    ">max error",
+    "engine",
+)
+
+
+@verb
+@models.model_argument
+@models.type_options
+@pipeline_option()
+@mode_option
+@models.feed_options
+@click.option("--run/--no-run", default=True, help="Whether to run and time the graphs.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="How long to time each graph beside the original.",
+)
+def command(
+    model: str,
+    shapes: tuple[tuple[str, Shape], ...],
+    dtypes: tuple[tuple[str, str], ...],
+    pipeline: str,
+    mode: str,
+    params: str | None,
+    seed: int,
+    run: bool,
+    seconds: float,
+    as_json: bool,
+) -> int:
+    """Show what each pass does to a model: size, bytes, time, error.
+
+    MODEL is a *-symbol.json file, a graph's text (*.gir), - for stdin, or model_zoo:NAME for a
+    model of Gluon's vision zoo. Columns: operators; those that run on every call; elements of
+    parameters; megabytes of intermediate results; time of the pass; time of a call, measured in
+    turns with the original; how many times faster that is; largest error against the original.
+    Exit status 1 tells that a pass had to be rolled back.
+    """
+    from graphopt.api.inspecting import inspect
+
+    passes = build_pipeline(pipeline)
+    found = models.load(model, shapes, dtypes)
+    values = models.feeds(found, params, seed) if run else None
+    with progress(2 * len(passes), f"inspecting {found.graph.name}") as step:
+        seen = inspect(
+            found.graph,
+            passes,
+            mode=as_mode(mode),
+            feeds=values,
+            run=run,
+            seconds=seconds,
+            step=step,
+        )
+    if as_json:
+        say_json(_document(found.graph.name, mode, seen))
+    else:
+        _show(seen)
+    return int(any(row.status == "rolled back" for row in seen.rows))
+
+
+def _document(name: str, mode: str, seen: Inspection) -> dict[str, object]:
+    return {
+        "graph": name,
+        "mode": mode,
+        "rows": [row.as_dict() for row in seen.rows],
+        "total": seen.total.as_dict(),
+        "remarks": [remark.as_dict() for remark in seen.result.remarks],
+    }
+
+
+def _show(seen: Inspection) -> None:
+    Table(COLUMNS, [_cells(row) for row in (*seen.rows, seen.total)], last=True).show()
+    for row in seen.rows:
+        if row.reason:
+            colour = "red" if row.status == "rolled back" else "yellow"
+            say(f"{paint(row.status, colour)}: {row.name}: {row.reason}")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    size = row.metrics
+    return (
+        row.name,
+        row.status,
+        str(size.nodes),
+        str(size.calls),
+        str(size.parameters),
+        f"{size.intermediate_bytes / 1e6:.2f}",
+        f"{row.pass_ms:.1f}" if row.status else "",
+        f"{row.run_ms:.3g}" if row.run_ms is not None else "",
+        f"{row.speed_up:.2f}x" if row.speed_up is not None else "",
+        f"{row.max_error:.1e}" if row.max_error is not None else "",
+        row.engine.removesuffix(" subgraphs"),
+    )

@@ -1,0 +1,248 @@
+"""The argument MODEL and its options: files, stdin, Gluon's model zoo; parameters and data."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphopt.cli.console import note
+from graphopt.cli.parameters import read_parameters
+from graphopt.cli.inputs import DTYPE, SHAPE, Shape, as_mapping
+from graphopt.cli.verb import unknown, usage
+from graphopt.errors import InputError, ParseError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from graphopt.ir.graph import Graph
+
+ZOO = "model_zoo:"
+
+model_argument = click.argument("model", metavar="MODEL")
+
+
+def type_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--shape`` and ``--dtype``."""
+    shape = click.option(
+        "shapes",
+        "--shape",
+        type=SHAPE,
+        multiple=True,
+        help="Shape of an input, for example data:1,3,224,224; once per input.",
+    )
+    dtype = click.option(
+        "dtypes",
+        "--dtype",
+        type=DTYPE,
+        multiple=True,
+        help="Dtype of an input, for example data:float16; float32 otherwise.",
+    )
+    return shape(dtype(function))
+
+
+def feed_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--params`` and ``--seed``."""
+    params = click.option(
+        "--params",
+        metavar="FILE",
+        help="Parameters, a *.params file of MXNet; drawn at random otherwise.",
+    )
+    seed = click.option(
+        "--seed", type=int, default=0, show_default=True, help="For values drawn at random."
+    )
+    return params(seed(function))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph, and what its parameters are called in files written by ``save_parameters``."""
+
+    graph: Graph
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(
+    model: str,
+    shapes: tuple[tuple[str, Shape], ...] = (),
+    dtypes: tuple[tuple[str, str], ...] = (),
+) -> Model:
+    """The graph of MODEL.
+
+    Raises:
+        UsageError: there is no such file or zoo model, or an option names no input.
+        GraphoptError: the file is malformed, or the types contradict.
+    """
+    given = as_mapping("--shape", shapes), as_mapping("--dtype", dtypes)
+    if model.startswith(ZOO):
+        return _zoo(model.removeprefix(ZOO), *given)
+    text = read(model)
+    if _is_json(model, text):
+        return Model(_lift(model, text, *given))
+    return Model(_retype(_parse(model, text), *given))
+
+
+def read(path: str) -> str:
+    """The text of a file, or of stdin for ``-``.
+
+    Raises:
+        UsageError: there is no such file.
+        ParseError: it is no text.
+    """
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ParseError(f"{path} is no UTF-8 text") from None
+    except OSError as error:
+        folder = Path(path).parent
+        names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+        near = difflib.get_close_matches(Path(path).name, names, n=1)
+        hint = f"; did you mean {str(folder / near[0])!r}?" if near else ""
+        usage(f"cannot read {path!r}: {error.strerror or error}{hint}")
+
+
+def require_types(graph: Graph) -> None:
+    """End the verb unless every input that is read has a type.
+
+    Raises:
+        UsageError: one has none; the message is the option to add.
+    """
+    loose = [
+        node
+        for node in graph.inputs
+        if not node.type.is_static
+        and (graph.node_users(node.id) or graph.is_output(node.out()))
+    ]
+    if not loose:
+        return
+    data = [node.name for node in loose if node.op == "data"]
+    names = data or [node.name for node in loose]
+    listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if names[3:] else "")
+    example = " ".join(f"--shape {name}:1,3,224,224" for name in names[:3])
+    plural = "s" if len(names) > 1 else ""
+    usage(f"the shape{plural} of input{plural} {listed} must be given, for example {example}")
+
+
+def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray]:
+    """A value for every input: from the file, else drawn at random, which is said on stderr.
+
+    Raises:
+        InputError: a parameter is missing in the file, or has another shape.
+    """
+    from graphopt.backend.random_feeds import random_feeds
+
+    require_types(model.graph)
+    drawn = random_feeds(model.graph, seed)
+    if params is None:
+        note(f"parameters and data are drawn at random (--seed {seed}); --params FILE gives real ones")
+        return drawn
+    found = read_parameters(params, model.aliases)
+    needed = [n for n in model.graph.inputs if n.op != "data" and n.name in drawn]
+    missing = [node.name for node in needed if node.name not in found]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise InputError(f"{params} has no parameter {missing[0]!r}{more}")
+    for node in needed:
+        if found[node.name].shape != node.type.shape:
+            raise InputError(
+                f"parameter {node.name!r} has shape {found[node.name].shape} in {params},"
+                f" but {node.type.shape} in the model"
+            )
+    note(f"parameters are those of {params}, data is drawn at random (--seed {seed})")
+    return drawn | {node.name: found[node.name] for node in needed}
+
+
+def _is_json(path: str, text: str) -> bool:
+    """By suffix, else by the first character: a graph's text starts with a word."""
+    suffix = Path(path).suffix
+    return suffix == ".json" or (suffix != ".gir" and text.lstrip()[:1] in "{[")
+
+
+def _lift(
+    path: str, text: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]
+) -> Graph:
+    from graphopt.frontend.symbol import lift_symbol
+    from graphopt.frontend.symbol_json import parse_symbol
+
+    symbol = parse_symbol(text, "stdin" if path == "-" else path)
+    _check_names(symbol.list_inputs(), shapes, dtypes)
+    title = "stdin" if path == "-" else Path(path).name
+    return lift_symbol(
+        symbol, shapes, dtypes, name=title.removesuffix(".json").removesuffix("-symbol")
+    )
+
+
+def _parse(path: str, text: str) -> Graph:
+    from graphopt.ir.parser import parse
+    from graphopt.ir.verify import verify
+
+    try:
+        graph = parse(text)
+    except ParseError as error:
+        raise ParseError(f"{'stdin' if path == '-' else path}: {error}") from None
+    verify(graph)
+    return graph
+
+
+def _retype(graph: Graph, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> Graph:
+    """The graph with these types at its inputs, and what follows from them."""
+    if not shapes and not dtypes:
+        return graph
+    from graphopt.backend.infer import with_types
+    from graphopt.ir.types import TensorType
+
+    _check_names([node.name for node in graph.inputs], shapes, dtypes)
+    typed = graph.copy()
+    for node in graph.inputs:
+        type_ = TensorType(
+            dtypes.get(node.name, node.type.dtype), shapes.get(node.name, node.type.shape)
+        )
+        typed.update(node.but(types=(type_,)))
+    return with_types(typed)
+
+
+def _check_names(
+    known: list[str], shapes: Mapping[str, Shape], dtypes: Mapping[str, str]
+) -> None:
+    for name in (*shapes, *dtypes):
+        if name not in known:
+            usage(unknown("input", name, known))
+
+
+def _zoo(name: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> Model:
+    """A model of Gluon's vision zoo; the shape of its input is known."""
+    import inspect
+
+    from graphopt.api.lifting import lift
+    from graphopt.compat import import_mxnet
+
+    vision = import_mxnet().gluon.model_zoo.vision
+    factories = {
+        found: make
+        for found, make in vars(vision).items()
+        if inspect.isfunction(make) and not found.startswith("get_")
+    }
+    plain = {_plain(found): found for found in factories}
+    if _plain(name) not in plain:
+        usage(unknown("model of Gluon's model zoo", name, factories))
+    full = plain[_plain(name)]
+    _check_names(["data"], shapes, dtypes)
+    if "data" not in shapes:
+        extent = 299 if full == "inception_v3" else 224
+        shapes = {"data": (1, 3, extent, extent)}
+        note(f"--shape data:1,3,{extent},{extent} is assumed")
+    block = factories[full](prefix=f"{full}_")
+    aliases = {key: p.name for key, p in block._collect_params_with_prefix().items()}
+    graph = lift(block, shapes, dtypes)
+    graph.name = full
+    return Model(graph, aliases)
+
+
+def _plain(name: str) -> str:
+    """``mobilenetv2_1.0`` and ``mobilenet_v2_1_0`` are one model."""
+    return name.replace("_", "").replace(".", "").lower()

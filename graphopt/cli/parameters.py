@@ -1,0 +1,51 @@
+"""Read and write MXNet's ``*.params`` files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphopt.cli.verb import usage
+from graphopt.errors import ParseError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Arrays by name; ``arg:`` and ``aux:`` go, aliases become the names they stand for.
+
+    Raises:
+        UsageError: there is no such file.
+        ParseError: MXNet cannot read it, or its arrays have no names.
+    """
+    from graphopt.backend.symbol import first_line
+    from graphopt.compat import import_mxnet
+
+    if not Path(path).is_file():
+        usage(f"cannot read {path!r}: there is no such file")
+    mx = import_mxnet()
+    try:
+        found = mx.nd.load(path)
+    except mx.MXNetError as error:
+        raise ParseError(f"MXNet cannot read {path}: {first_line(error)}") from None
+    if not isinstance(found, dict):
+        raise ParseError(f"{path} holds arrays without names, so they are no parameters")
+    arrays = {}
+    for key, array in found.items():
+        name = key.removeprefix("arg:").removeprefix("aux:")
+        arrays[aliases.get(name, name)] = array.asnumpy()
+    return arrays
+
+
+def write_parameters(path: Path, arrays: Mapping[str, np.ndarray], aux: frozenset[str]) -> None:
+    """Write arrays as ``arg:name`` or ``aux:name``."""
+    from graphopt.compat import import_mxnet
+
+    mx = import_mxnet()
+    named = {
+        f"{'aux' if name in aux else 'arg'}:{name}": mx.nd.array(array, dtype=array.dtype)
+        for name, array in arrays.items()
+    }
+    mx.nd.save(str(path), named)

@@ -1,0 +1,1 @@
+"""From MXNet's models to graphs."""

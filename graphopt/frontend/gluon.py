@@ -1,0 +1,159 @@
+"""Gluon HybridBlock -> Graph, through the Block's own tracing.
+
+The Block is called with Symbols, as ``hybridize()`` would; nothing is cached on it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, UnsupportedError
+from graphopt.frontend.symbol import lift_symbol
+from graphopt.ir.graph import Graph
+
+#: How nested arguments and results are laid out: 0 is one array, -1 is None, a list nests.
+Format = Any
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A Block as a Symbol.
+
+    ``names`` are the data inputs in call order, Nones left out; ``results`` is the layout of what
+    the Block returns.
+    """
+
+    symbol: Any
+    names: tuple[str, ...]
+    results: Format
+
+
+def trace(block: Any, args: Sequence[Any]) -> Traced:
+    """Call a HybridBlock with one Symbol in place of every array in ``args``.
+
+    Raises:
+        UnsupportedError: the Block cannot be traced; the message says why.
+    """
+    mx = import_mxnet()
+    if not isinstance(block, mx.gluon.HybridBlock):
+        raise UnsupportedError(f"{describe(block)} is no HybridBlock")
+    hooked = next((b for b in descendants(block)[1:] if _hooks(b)), None)
+    if hooked is not None:
+        raise UnsupportedError(f"{describe(hooked)} has forward hooks, which need arrays")
+    flat, layout = mx.gluon.block._flatten(list(args), "input")
+    given = [array for array in flat if array is not None]
+    if not given:
+        raise UnsupportedError("all arguments are None")
+    names = ("data",) if len(given) == 1 else tuple(f"data{i}" for i in range(len(given)))
+    symbols = iter([_variable(mx, n, a) for n, a in zip(names, given, strict=True)])
+    inputs = mx.gluon.block._regroup(
+        [None if array is None else next(symbols) for array in flat], layout
+    )
+    try:
+        with mx.autograd.pause(train_mode=mx.autograd.is_training()), _without_hooks(block):
+            found = block(*inputs)
+        outputs, results = mx.gluon.block._flatten(found, "output")
+        group = mx.sym.Group(outputs, mx.gluon.block._check_same_symbol_type(outputs))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise UnsupportedError(
+            f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
+        ) from error
+    return Traced(group, names, results)
+
+
+def lift_traced(
+    block: Any, traced: Traced, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]
+) -> Graph:
+    """The graph of a traced Block, with the types of its parameters."""
+    params = block.collect_params()
+    known = set(traced.symbol.list_inputs())
+    stray = sorted(known - set(traced.names) - set(params))
+    if stray:
+        raise UnsupportedError(f"{describe(block)} reads {stray[0]!r}, which is no parameter of it")
+    given_shapes = {n: s for n, s in shapes.items() if n in known}
+    given_dtypes = {n: d for n, d in dtypes.items() if n in known}
+    for name, parameter in params.items():
+        if name in known and parameter.shape is not None and all(e > 0 for e in parameter.shape):
+            given_shapes[name] = tuple(parameter.shape)
+            given_dtypes[name] = _dtype_name(parameter.dtype)
+    return lift_symbol(
+        traced.symbol, given_shapes, given_dtypes, data=set(traced.names), name=block.name
+    )
+
+
+def lift_block(
+    block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]
+) -> Graph:
+    """The graph of a HybridBlock for stated input shapes.
+
+    Args:
+        block: an initialized or uninitialized HybridBlock with flat array arguments.
+        shapes: shape per input: ``data``, or ``data0``, ``data1`` ... in call order.
+        dtypes: dtype name per input.
+
+    Raises:
+        InputError: the names of ``shapes`` are not those.
+        UnsupportedError: the Block cannot be traced.
+    """
+    mx = import_mxnet()
+    count = len(shapes)
+    expected = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
+    if not count or sorted(shapes) != sorted(expected):
+        raise InputError(
+            f"give the shape of every input of {describe(block)}: shapes={{'data': (...)}},"
+            " or 'data0', 'data1' ... in call order when there are several"
+        )
+    stand_ins = [mx.nd.zeros((1,), dtype=dtypes.get(name, "float32")) for name in expected]
+    return lift_traced(block, trace(block, stand_ins), shapes, dtypes)
+
+
+def _hooks(block: Any) -> bool:
+    return bool(block._forward_hooks or block._forward_pre_hooks)
+
+
+@contextmanager
+def _without_hooks(block: Any) -> Iterator[None]:
+    """The outermost Block's hooks run around the compiled call, on arrays, not while tracing."""
+    if not _hooks(block):
+        yield
+        return
+    kept = block._forward_hooks, block._forward_pre_hooks
+    block._forward_hooks, block._forward_pre_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        block._forward_hooks, block._forward_pre_hooks = kept
+
+
+def descendants(block: Any) -> list[Any]:
+    """A Block and all Blocks in it, each once, outermost first."""
+    found: dict[int, Any] = {}
+    stack = [block]
+    while stack:
+        current = stack.pop()
+        if id(current) not in found:
+            found[id(current)] = current
+            stack.extend(reversed(list(current._children.values())))
+    return list(found.values())
+
+
+def describe(block: Any) -> str:
+    """A Block for messages: its class and name."""
+    return f"{type(block).__name__} {block.name!r}"
+
+
+def _variable(mx: Any, name: str, array: Any) -> Any:
+    variable = mx.sym.var(name)
+    return variable.as_np_ndarray() if isinstance(array, mx.np.ndarray) else variable
+
+
+def _dtype_name(dtype: Any) -> str:
+    import numpy as np
+
+    return np.dtype(dtype).name

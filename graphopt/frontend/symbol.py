@@ -1,0 +1,121 @@
+"""MXNet Symbol -> Graph."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from graphopt.backend.infer import with_types
+from graphopt.errors import InputError
+from graphopt.ir.attrs import from_mxnet
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import AUX, DATA, PARAM, Node, Value
+from graphopt.ir.types import DTYPES, UNKNOWN, TensorType
+
+Shapes = Mapping[str, Sequence[int]]
+Dtypes = Mapping[str, str]
+
+#: How learned variables are called; a variable named otherwise is taken for data.
+_PARAMETER = re.compile(
+    r".*(weight|bias|gamma|beta|alpha|mean|var|running_\w+|moving_\w+|parameters|parameter|scale"
+    r"|_const\w*|_anchor_|_init_\w+|begin_state\w*|[ih]2h_\w+)$"
+)
+
+
+def lift_symbol(
+    symbol: Any,
+    shapes: Shapes | None = None,
+    dtypes: Dtypes | None = None,
+    *,
+    data: Collection[str] | None = None,
+    name: str = "",
+) -> Graph:
+    """Lift a Symbol.
+
+    Args:
+        symbol: an ``mx.sym.Symbol``.
+        shapes: shape per input name; types of everything else follow by inference.
+        dtypes: dtype name per input name.
+        data: names of data inputs. Default: those in ``shapes``; without shapes, the variables
+            whose names are no usual parameter names.
+        name: of the graph; default the first output's.
+
+    Raises:
+        InputError: a name in ``shapes`` or ``dtypes`` is no input, or the types contradict.
+    """
+    known = symbol.list_inputs()
+    types = input_types(known, shapes or {}, dtypes or {})
+    if data is None:
+        data = set(shapes) if shapes else {n for n in known if not _PARAMETER.fullmatch(n)}
+    aux = set(symbol.list_auxiliary_states())
+    roles = {n: AUX if n in aux else DATA if n in data else PARAM for n in known}
+    document = json.loads(symbol.tojson())
+    title = name or _output_name(document)
+    return with_types(_graph(document, roles, types, title))
+
+
+def input_types(names: Collection[str], shapes: Shapes, dtypes: Dtypes) -> dict[str, TensorType]:
+    """Types the caller stated.
+
+    Raises:
+        InputError: a name is no input (close names are suggested), a dtype is unknown, or an extent
+            is not positive.
+    """
+    for given in (*shapes, *dtypes):
+        if given not in names:
+            near = difflib.get_close_matches(given, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"the graph has no input {given!r}{hint}")
+    for given, dtype in dtypes.items():
+        if dtype not in DTYPES:
+            raise InputError(f"{dtype!r}, given for {given!r}, is no dtype ({', '.join(DTYPES)})")
+    for given, shape in shapes.items():
+        if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
+            raise InputError(f"shape {tuple(shape)!r}, given for {given!r}, is no shape")
+    return {
+        n: TensorType(dtypes.get(n), tuple(shapes[n]) if n in shapes else None)
+        for n in (*shapes, *dtypes)
+    }
+
+
+def _output_name(document: Mapping[str, Any]) -> str:
+    return str(document["nodes"][document["heads"][0][0]]["name"]) or "graph"
+
+
+def _graph(
+    document: Mapping[str, Any],
+    roles: Mapping[str, str],
+    types: Mapping[str, TensorType],
+    title: str,
+) -> Graph:
+    graph = Graph(title)
+    nodes: list[Node] = []
+    pointers = document.get("node_row_ptr")
+    for number, entry in enumerate(document["nodes"]):
+        attrs = from_mxnet(entry.get("attrs", {}), raw=entry["op"] == "Custom")
+        name = entry["name"]
+        if entry["op"] == "null":
+            role = roles.get(name, DATA)
+            nodes.append(graph.add_input(name, role, types.get(name, UNKNOWN), attrs))
+            continue
+        # Hidden outputs (a BatchNorm's batch statistics) go when types are inferred.
+        outputs = pointers[number + 1] - pointers[number] if pointers else 1
+        nodes.append(
+            graph.add(
+                entry["op"],
+                [Value(nodes[source].id, index) for source, index, *_ in entry["inputs"]],
+                attrs,
+                [UNKNOWN] * outputs,
+                name,
+                graphs=[_graph(sub, {}, {}, f"{name}_body") for sub in entry.get("subgraphs", ())],
+                after=[nodes[before].id for before in entry.get("control_deps", ())],
+                origin=(name,),
+            )
+        )
+    graph.set_outputs(Value(nodes[source].id, index) for source, index, *_ in document["heads"])
+    return graph
+
+

@@ -1,0 +1,145 @@
+"""Read Symbol JSON of any age without trusting it.
+
+MXNet's own reader upgrades old files but crashes the process on some malformed ones, so structure
+is checked here first; only a sound document reaches MXNet.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from graphopt.compat import import_mxnet
+from graphopt.backend.symbol import first_line
+from graphopt.errors import ParseError
+
+
+def read_symbol(path: str | Path) -> Any:
+    """The MXNet Symbol of a ``*-symbol.json`` file.
+
+    Raises:
+        ParseError: the file is missing, unreadable, malformed, or uses an operator that MXNet does
+            not know; the message names the file and the node.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ParseError(f"cannot read {str(path)!r}: {reason}") from None
+    return parse_symbol(text, str(path))
+
+
+def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
+    """The MXNet Symbol of a JSON text; ``source`` names it in messages.
+
+    Raises:
+        ParseError: see :func:`read_symbol`.
+    """
+    mx = import_mxnet()
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ParseError(f"{source} is not valid JSON: {error}") from None
+    check_document(document, source)
+    try:
+        return mx.sym.load_json(json.dumps(document))
+    except mx.MXNetError as error:
+        raise ParseError(f"MXNet cannot load {source}: {first_line(error)}") from None
+
+
+def check_document(document: Any, source: str) -> None:
+    """Check the structure of Symbol JSON and put its nodes into topological order, in place.
+
+    Raises:
+        ParseError: a field is missing or of the wrong type, a node id is out of range, or the graph
+            has a cycle.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
+        _fail(source, "it has no list 'nodes', so it is no MXNet symbol")
+    nodes, heads = document["nodes"], document.get("heads")
+    if not isinstance(heads, list) or not heads:
+        _fail(source, "it has no list 'heads'")
+    for number, node in enumerate(nodes):
+        _check_node(node, number, len(nodes), source)
+    for head in heads:
+        if not _is_reference(head, len(nodes)):
+            _fail(source, f"head {head!r} refers to a node out of range 0..{len(nodes) - 1}")
+    if any(source_id >= number for number, node in enumerate(nodes) for source_id in _reads(node)):
+        _sort(document, source)
+    for node in nodes:
+        for number, nested in enumerate(node.get("subgraphs", ())):
+            check_document(nested, f"subgraph {number} of node {node['name']!r} in {source}")
+
+
+def _fail(source: str, problem: str) -> NoReturn:
+    raise ParseError(f"{source} is malformed: {problem}")
+
+
+def _check_node(node: Any, number: int, count: int, source: str) -> None:
+    if not isinstance(node, dict):
+        _fail(source, f"node {number} is no object")
+    for key in ("op", "name"):
+        if not isinstance(node.get(key), str):
+            _fail(source, f"node {number} has no text {key!r}")
+    label = f"node {number} ({node['name']!r})"
+    if not node["op"]:
+        _fail(source, f"{label} has an empty operator name")
+    if not isinstance(node.setdefault("inputs", []), list):
+        _fail(source, f"{label} has no list 'inputs'")
+    if node["op"] == "null" and node["inputs"]:
+        _fail(source, f"{label} is a variable but has inputs")
+    for reference in node["inputs"]:
+        if not _is_reference(reference, count):
+            _fail(source, f"{label} reads {reference!r}, out of range 0..{count - 1}")
+    for before in node.get("control_deps", ()):
+        if not _is_index(before, count):
+            _fail(source, f"{label} has control dependency {before!r}, out of range")
+    for key in ("param", "attr", "attrs"):
+        attrs = node.get(key, {})
+        if not isinstance(attrs, dict) or not all(isinstance(v, str) for v in attrs.values()):
+            _fail(source, f"{label} has {key!r} that maps no names to texts")
+
+
+def _is_index(value: Any, count: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count
+
+
+def _is_reference(value: Any, count: int) -> bool:
+    """``[node, output]`` or ``[node, output, version]``."""
+    return (
+        isinstance(value, list)
+        and len(value) in (2, 3)
+        and _is_index(value[0], count)
+        and all(_is_index(part, 1 << 31) for part in value[1:])
+    )
+
+
+def _reads(node: dict[str, Any]) -> list[int]:
+    return [reference[0] for reference in node["inputs"]] + list(node.get("control_deps", ()))
+
+
+def _sort(document: dict[str, Any], source: str) -> None:
+    """Renumber nodes so that producers come first (MXNet reads forward references as null)."""
+    import networkx as nx
+
+    nodes = document["nodes"]
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    graph.add_edges_from((s, number) for number, node in enumerate(nodes) for s in _reads(node))
+    try:
+        order = list(nx.topological_sort(graph))
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join(repr(nodes[edge[0]]["name"]) for edge in nx.find_cycle(graph)[:6])
+        _fail(source, f"it has a cycle through {cycle}")
+    new = {old: number for number, old in enumerate(order)}
+    for node in nodes:
+        for reference in node["inputs"]:
+            reference[0] = new[reference[0]]
+        if "control_deps" in node:
+            node["control_deps"] = [new[before] for before in node["control_deps"]]
+    for head in document["heads"]:
+        head[0] = new[head[0]]
+    document["nodes"][:] = [nodes[old] for old in order]
+    document["arg_nodes"] = [i for i, n in enumerate(document["nodes"]) if n["op"] == "null"]
+    document.pop("node_row_ptr", None)

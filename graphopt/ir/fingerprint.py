@@ -1,0 +1,43 @@
+"""Structural hashes of nodes and graphs, stable across processes."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import Node, NodeId
+
+
+def fingerprint(graph: Graph) -> str:
+    """Hex digest of a graph: structure, attributes, input names and roles, and the types of inputs.
+
+    Ids and the names of operators do not count.
+    """
+    digests = node_digests(graph)
+    total = blake2b(digest_size=16)
+    for node in graph.inputs:
+        total.update(digests[node.id])
+    for value in graph.outputs:
+        total.update(digests[value.node] + value.index.to_bytes(4, "little"))
+    return total.hexdigest()
+
+
+def node_digests(graph: Graph) -> dict[NodeId, bytes]:
+    """Per node, a digest of everything that determines its value. Linear."""
+    digests: dict[NodeId, bytes] = {}
+    for node in graph.topological():
+        digests[node.id] = _digest(node, digests)
+    return digests
+
+
+def _digest(node: Node, digests: dict[NodeId, bytes]) -> bytes:
+    state = blake2b(f"{node.op}\0{node.attrs.text}\0".encode(), digest_size=16)
+    if node.is_input:
+        state.update(f"{node.name}\0{node.type}".encode())
+    for value in node.inputs:
+        state.update(digests[value.node] + value.index.to_bytes(4, "little"))
+    for before in node.after:
+        state.update(b"after" + digests[before])
+    for nested in node.graphs:
+        state.update(fingerprint(nested).encode())
+    return state.digest()

@@ -1,0 +1,80 @@
+"""Nodes and values: the immutable parts a graph is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from graphopt.ir.attrs import EMPTY, Attrs
+from graphopt.ir.types import UNKNOWN, TensorType
+
+if TYPE_CHECKING:
+    from graphopt.ir.graph import Graph
+
+NodeId = int
+
+#: Operators of input nodes: what the caller feeds, what is learned, what operators update.
+DATA: Final = "data"
+PARAM: Final = "param"
+AUX: Final = "aux"
+ROLES: Final = (DATA, PARAM, AUX)
+
+#: A small tensor that is part of the graph; attrs: ``dtype``, ``shape``, ``data`` (base64).
+CONSTANT: Final = "constant"
+
+
+class Value(NamedTuple):
+    """One output of one node: what flows along an edge."""
+
+    node: NodeId
+    index: int = 0
+
+
+class Use(NamedTuple):
+    """One place where a value is read: input ``position`` of ``node``."""
+
+    node: NodeId
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator application or graph input. Identity is ``id``; ``name`` is for people.
+
+    ``types`` has one entry per output that other nodes can read, known or not. ``graphs`` are the
+    nested graphs of control flow and fused regions. ``after`` lists nodes that have to run first
+    although nothing flows from them. ``origin`` names the nodes of the user's graph it stems from.
+    """
+
+    id: NodeId
+    op: str
+    inputs: tuple[Value, ...] = ()
+    attrs: Attrs = EMPTY
+    types: tuple[TensorType, ...] = (UNKNOWN,)
+    name: str = ""
+    graphs: tuple[Graph, ...] = field(default=(), hash=False)
+    after: tuple[NodeId, ...] = ()
+    origin: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the node is a graph input rather than an operator."""
+        return self.op in ROLES
+
+    @property
+    def type(self) -> TensorType:
+        """Type of the first output."""
+        return self.types[0]
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """All outputs."""
+        return tuple(Value(self.id, index) for index in range(len(self.types)))
+
+    def out(self, index: int = 0) -> Value:
+        """The value of output ``index``."""
+        return Value(self.id, index)
+
+    def but(self, **changes: Any) -> Node:
+        """A copy with ``changes`` applied."""
+        return replace(self, **changes)

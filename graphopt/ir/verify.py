@@ -1,0 +1,86 @@
+"""Check the invariants of a graph.
+
+Stages say which graphs are legal when: ``captured`` is what a frontend lifts, ``optimized`` may
+hold graphopt's own operators too.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from graphopt.errors import GraphError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONSTANT, Node
+from graphopt.ir.printer import print_graph, print_node
+
+Stage = Literal["captured", "optimized"]
+
+#: Operators that only graphopt's passes make.
+OWN_OPS: Final = frozenset({CONSTANT})
+
+
+def verify(graph: Graph, stage: Stage = "optimized", where: str = "") -> None:
+    """Raise unless the graph, and every graph nested in it, is well formed.
+
+    Args:
+        graph: what to check; linear in its size.
+        stage: which operators are legal.
+        where: named in the message, for example the pass that made the graph.
+
+    Raises:
+        GraphError: the first violation, with a window of the text around the node.
+    """
+    graph.topological()  # finds cycles and reads of missing nodes
+    _check_signature(graph, where)
+    for node in graph:
+        problem = _problem(graph, node, stage)
+        if problem:
+            raise GraphError(_message(graph, node, problem, where))
+        for nested in node.graphs:
+            verify(nested, stage, where)
+
+
+def _check_signature(graph: Graph, where: str) -> None:
+    at = f" after {where}" if where else ""
+    seen: set[str] = set()
+    for node in graph.inputs:
+        if node.name in seen:
+            raise GraphError(f"graph {graph.name!r}{at} has two inputs named {node.name!r}")
+        seen.add(node.name)
+    if not graph.outputs:
+        raise GraphError(f"graph {graph.name!r}{at} returns nothing")
+    for value in graph.outputs:
+        if value.node not in graph or value.index >= len(graph[value.node].types):
+            raise GraphError(f"graph {graph.name!r}{at} returns {value}, which is not there")
+
+
+def _problem(graph: Graph, node: Node, stage: Stage) -> str:
+    if not node.op:
+        return "it has no operator name"
+    if not node.types:
+        return "it has no outputs"
+    if node.is_input and (node.inputs or len(node.types) != 1):
+        return "an input reads nothing and has one output"
+    if stage == "captured" and node.op in OWN_OPS:
+        return f"operator {node.op!r} is made by passes only"
+    for position, value in enumerate(node.inputs):
+        outputs = len(graph[value.node].types)
+        if not 0 <= value.index < outputs:
+            return f"its input {position} is output {value.index} of a node with {outputs}"
+    return ""
+
+
+def _message(graph: Graph, node: Node, problem: str, where: str) -> str:
+    at = f" after {where}" if where else ""
+    sentence = f"node {node.name!r} of graph {graph.name!r} is malformed{at}: {problem}"
+    return f"{sentence}\n{_window(graph, node)}"
+
+
+def _window(graph: Graph, node: Node, around: int = 5) -> str:
+    """The text around a node, with a line of carets under it."""
+    target = print_node(graph, node.id).strip()
+    lines = print_graph(graph).splitlines()
+    at = next((n for n, line in enumerate(lines) if line.strip() == target), 0)
+    pad = " " * (len(lines[at]) - len(lines[at].lstrip()))
+    marked = [*lines[: at + 1], pad + "^" * len(target), *lines[at + 1 :]]
+    return "\n".join(marked[max(0, at - around) : at + around + 2])

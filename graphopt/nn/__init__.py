@@ -1,0 +1,1 @@
+"""Gluon layers of graphopt, and optimized versions of the user's own Blocks."""

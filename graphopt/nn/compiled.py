@@ -1,0 +1,170 @@
+"""One HybridBlock, compiled once per signature: shapes, dtypes, context and autograd state."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphopt.api.running import run
+from graphopt.backend.lower import Lowered, lower
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, UnsupportedError
+from graphopt.frontend.gluon import Traced, describe, lift_traced, trace
+from graphopt.ir.graph import Graph
+from graphopt.nn.config import Config
+from graphopt.pipeline.base import Mode
+from graphopt.pipeline.manager import Result
+
+#: Signatures kept per Block; the one unused for longest goes first.
+MAX_SIGNATURES = 64
+
+Signature = tuple[Any, ...]
+
+
+@dataclass
+class Entry:
+    """A Block compiled for one signature."""
+
+    mode: Mode
+    types: str
+    original: Graph
+    result: Result
+    lowered: Lowered
+    traced: Traced
+    watched: list[tuple[Any, list[Any]]]  # parameter and the list of arrays it had
+
+
+class CompiledBlock:
+    """Compiles a HybridBlock at its first call with a signature and runs it from then on."""
+
+    def __init__(self, block: Any, config: Config) -> None:
+        """Nothing is traced before the first call."""
+        self._block = block
+        self._config = config
+        self._entries: OrderedDict[Signature, Entry] = OrderedDict()
+        self._lock = threading.RLock()
+        self._mx = import_mxnet()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What was compiled, the latest used last."""
+        return list(self._entries.values())
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """Run on NDArrays (nested lists and Nones allowed), compiling first where needed.
+
+        Raises:
+            UnsupportedError: the Block cannot be traced.
+            InputError: a parameter is not initialized, or the inputs do not fit the Block.
+        """
+        mx = self._mx
+        try:
+            flat, layout = mx.gluon.block._flatten(list(args), "input")
+        except ValueError as error:
+            raise UnsupportedError(f"{describe(self._block)}: {error}") from None
+        given = [array for array in flat if array is not None]
+        if not given or not all(isinstance(array, mx.nd.NDArray) for array in given):
+            raise UnsupportedError(f"{describe(self._block)} was not called with NDArrays only")
+        differentiating = mx.autograd.is_recording() or mx.autograd.is_training()
+        ctx = given[0].ctx
+        key = (
+            self._config.graph_mode(differentiating=differentiating),
+            str(layout),
+            ctx,
+            tuple((a.shape, a.dtype, a.stype) for a in given),
+        )
+        entry = self._entries.get(key) or self._compile(key, args, given)
+        self._refresh(entry, ctx)
+        found = entry.lowered.run(dict(zip(entry.traced.names, given, strict=True)))
+        return mx.gluon.block._regroup(found, entry.traced.results)
+
+    def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
+        with self._lock:
+            if key in self._entries:
+                return self._entries[key]
+            mode: Mode = key[0]
+            entry = self._build(mode, args, given)
+            self._entries[key] = entry
+            if len(self._entries) > MAX_SIGNATURES:
+                self._entries.popitem(last=False)
+            return entry
+
+    def _build(self, mode: Mode, args: Sequence[Any], given: Sequence[Any]) -> Entry:
+        sparse = next((a for a in given if a.stype != "default"), None)
+        if sparse is not None:
+            raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
+        traced = trace(self._block, args)
+        arrays = dict(zip(traced.names, given, strict=True))
+        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        dtypes = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
+        graph = lift_traced(self._block, traced, shapes, dtypes)
+        ctx = given[0].ctx
+        parameters = self._parameters(graph, ctx)
+        settings = self._config.settings(mode)
+        result = run(
+            graph,
+            self._config.pipeline(mode),
+            mode=mode,
+            frozen=settings.frozen,
+            precise=settings.precise,
+            strict=settings.strict,
+            check=self._config.check,
+            feeds=self._feeds(parameters, arrays, ctx) if self._config.check else None,
+        )
+        lowered = lower(
+            result.graph,
+            {name: p.data(ctx) for name, p in parameters.items()},
+            ctx,
+            training=mode == "training",
+            frozen=settings.frozen,
+            numpy=isinstance(given[0], self._mx.np.ndarray),
+        )
+        types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
+        # Frozen graphs keep the values they were made from, whatever happens to the parameters.
+        watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
+        return Entry(mode, types, graph, result, lowered, traced, watched)
+
+    def _parameters(self, graph: Graph, ctx: Any) -> dict[str, Any]:
+        """The Block's parameters that the graph reads, initialized for good.
+
+        Raises:
+            InputError: ``initialize()`` was never called, or not for this context.
+        """
+        known = self._block.collect_params()
+        found = {n.name: known[n.name] for n in graph.inputs if n.name in known}
+        for name, parameter in found.items():
+            if parameter._deferred_init:
+                parameter.shape = graph.find_input(name).type.shape
+                parameter._finish_deferred_init()
+            if parameter._data is None:
+                raise InputError(
+                    f"parameter {name!r} of {describe(self._block)} is not initialized:"
+                    " call .initialize() or .load_parameters() first"
+                )
+            if ctx not in parameter.list_ctx():
+                raise InputError(
+                    f"parameter {name!r} of {describe(self._block)} is on"
+                    f" {parameter.list_ctx()}, the input on {ctx}"
+                )
+            if parameter._stype != "default":
+                raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
+        return found
+
+    def _feeds(
+        self, parameters: Mapping[str, Any], arrays: Mapping[str, Any], ctx: Any
+    ) -> dict[str, np.ndarray]:
+        values = {name: p.data(ctx) for name, p in parameters.items()} | dict(arrays)
+        return {name: array.asnumpy() for name, array in values.items()}
+
+    def _refresh(self, entry: Entry, ctx: Any) -> None:
+        """Follow parameters that were given new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
+        stale = [p for p, arrays in entry.watched if p._data is not arrays]
+        if not stale:
+            return
+        entry.lowered.rebind({p.name: p.data(ctx) for p in stale})
+        entry.watched = [(p, p._data) for p, _ in entry.watched]

@@ -1,0 +1,69 @@
+"""The text of ``net.explain()``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from graphopt.backend.lower import Choice
+from graphopt.frontend.gluon import describe
+from graphopt.ir.graph import Graph
+from graphopt.pipeline.manager import Result
+from graphopt.pipeline.remarks import RemarkKind
+
+_SHOWN = 5
+
+
+def explain(block: Any) -> str:
+    """Per compiled signature: size before and after, engine, what was done, what was not and why."""
+    state = block.graphopt_state
+    lines = [f"{describe(block)}, mode {state.config.mode!r}"]
+    if state.reason:
+        lines.append(f"taken child by child: {state.reason}")
+        lines += [f"  {note}" for note in state.notes]
+    entries = block._graphopt_entries()
+    if not entries:
+        lines.append("nothing compiled yet: it happens at the first call")
+    for entry in entries:
+        title = f"{entry.mode} ({entry.types})"
+        lines += explain_result(entry.original, entry.result, entry.lowered.choice, title)
+    return "\n".join(lines)
+
+
+def explain_result(original: Graph, result: Result, choice: Choice, title: str) -> list[str]:
+    """Lines about one compiled graph."""
+    receipts = result.receipts
+    lines = [f"{original.name}, {title}"]
+    if receipts:
+        first, last = receipts[0].before, receipts[-1].after
+        lines.append(f"  operator calls {first.calls} -> {last.calls}")
+    if choice.engine:
+        times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
+        lines.append(f"  runs on: {choice.engine}" + (f" (measured: {times})" if times else ""))
+    for name, why in choice.failed.items():
+        lines.append(f"  not on {name}: {why}")
+    for receipt in receipts:
+        if receipt.reason:
+            lines.append(f"  {receipt.pass_text} {receipt.status}: {receipt.reason}")
+        elif receipt.stats:
+            stats = ", ".join(f"{value} {key}" for key, value in receipt.stats.items())
+            lines.append(f"  {receipt.pass_text}: {stats}")
+    return lines + _missed(result)
+
+
+def _missed(result: Result) -> list[str]:
+    refused = {r.reason for r in result.receipts}
+    counts: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for remark in result.remarks:
+        if remark.kind is RemarkKind.MISSED and remark.message not in refused:
+            text = f"{remark.pass_name}: {remark.message}"
+            counts[text] += 1
+            if remark.nodes:
+                example.setdefault(text, remark.nodes[0])
+    lines = []
+    for text, count in counts.most_common(_SHOWN):
+        where = f" (at {example[text]!r}" if text in example else ""
+        more = f" and {count - 1} more)" if where and count > 1 else ")" if where else ""
+        lines.append(f"  not done: {text}{where}{more}")
+    return lines

@@ -1,0 +1,41 @@
+"""``export`` of optimized Blocks: files that plain MXNet loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.frontend.gluon import describe
+
+
+def export(block: Any, path: str, epoch: int) -> None:
+    """Write ``path-symbol.json`` and ``path-<epoch>.params``; see ``Optimized.export``."""
+    state = block.graphopt_state
+    if state.fallback is not None:
+        raise InputError(f"{describe(block)} cannot be exported as one graph: {state.reason}")
+    entries = state.compiled.entries
+    if not entries:
+        raise InputError(f"{describe(block)} cannot be exported yet: call it once first")
+    entry = entries[-1]
+    if state.config.mode == "inference":
+        write(path, epoch, entry.lowered.symbol, entry.lowered.parameters())
+    else:
+        params = block.collect_params()
+        names = entry.traced.symbol.list_inputs()
+        write(
+            path,
+            epoch,
+            entry.traced.symbol,
+            {name: params[name]._reduce() for name in names if name in params},
+        )
+
+
+def write(path: str, epoch: int, symbol: Any, params: Mapping[str, Any]) -> None:
+    """Write a Symbol and its parameters as MXNet checkpoints are."""
+    mx = import_mxnet()
+    aux = set(symbol.list_auxiliary_states())
+    symbol.save(f"{path}-symbol.json")
+    arrays = {f"{'aux' if name in aux else 'arg'}:{name}": a for name, a in params.items()}
+    mx.nd.save(f"{path}-{epoch:04d}.params", arrays)

@@ -1,0 +1,251 @@
+"""Optimized views of Gluon Blocks.
+
+A view is an instance of a subclass of the user's own class that shares the user's ``__dict__``:
+same parameters, same children, same attributes and methods, ``isinstance`` holds. Only the call is
+different. The user's object and class are not touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, UnsupportedError
+from graphopt.frontend.gluon import describe
+from graphopt.ir.graph import Graph
+from graphopt.nn.compiled import CompiledBlock, Entry
+from graphopt.nn.config import Config
+from graphopt.nn.partition import partition
+from graphopt.pipeline.manager import Receipt
+from graphopt.pipeline.remarks import Remark
+
+#: Attributes of ``__dict__`` that would send a view's state to the user's object.
+_STATE = "_graphopt_state"
+
+
+class State:
+    """What graphopt keeps about one view."""
+
+    def __init__(self, view: Any, config: Config) -> None:
+        """Nothing is compiled before the first call."""
+        self.config = config
+        self.compiled = CompiledBlock(view, config)
+        self.fallback: Any = None
+        self.reason = ""
+        self.notes: list[str] = []
+
+
+class Optimized:
+    """Mixin in front of the user's class; see the module's docstring."""
+
+    __slots__ = ()
+    _graphopt_config: Config
+    _graphopt_base: type
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the user's Block, on the compiled graph for these types."""
+        mx = import_mxnet()
+        if kwargs or any(isinstance(arg, mx.sym.Symbol) for arg in _leaves(args)):
+            # A Symbol comes from an outer Block that is being traced; keywords only layers of
+            # gluon.rnn take, which handle them before any graph is made.
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        state = self.graphopt_state
+        for hook in self._forward_pre_hooks.values():  # type: ignore[attr-defined]
+            hook(self, args)
+        found = _call(self, state, args)
+        for hook in self._forward_hooks.values():  # type: ignore[attr-defined]
+            hook(self, args, found)
+        return found
+
+    @property
+    def graphopt_state(self) -> State:
+        """graphopt's state of this view."""
+        try:
+            found: State = self._graphopt_state  # type: ignore[attr-defined]
+        except AttributeError:
+            found = State(self, self._graphopt_config)
+            self._graphopt_state = found
+        return found
+
+    def receipts(self) -> dict[str, tuple[Receipt, ...]]:
+        """Per compiled signature (mode and input types), a receipt per pass."""
+        return {_title(entry): entry.result.receipts for entry in self._graphopt_entries()}
+
+    def remarks(self) -> tuple[Remark, ...]:
+        """All remarks of the graph compiled last."""
+        entries = self._graphopt_entries()
+        return entries[-1].result.remarks if entries else ()
+
+    def graph(self, mode: str | None = None) -> Graph:
+        """The optimized graph compiled last (of that mode).
+
+        Raises:
+            InputError: nothing was compiled yet.
+        """
+        for entry in reversed(self._graphopt_entries()):
+            if mode in (None, entry.mode):
+                return entry.result.graph
+        raise InputError(f"{describe(self)} has no compiled graph yet: call it once first")
+
+    def explain(self) -> str:
+        """What was done to this Block, on which engine it runs, and why not more was done."""
+        from graphopt.nn.explain import explain
+
+        return explain(self)
+
+    def report(self, path: str | Path) -> Path:
+        """Write an HTML report about the graph compiled last; returns the path.
+
+        Raises:
+            InputError: nothing was compiled yet.
+        """
+        from graphopt.api.reporting import write_report
+
+        entries = self._graphopt_entries()
+        if not entries:
+            raise InputError(f"{describe(self)} has no compiled graph yet: call it once first")
+        entry = entries[-1]
+        return write_report(entry.original, entry.result, path, title=_title(entry))
+
+    def reset(self) -> None:
+        """Forget what was compiled: frozen parameters are read anew at the next call."""
+        self._graphopt_state = State(self, self._graphopt_config)
+
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """Nothing: the Block is compiled already, and the user's own stays as it is."""
+
+    def cast(self, dtype: Any) -> None:
+        """As Block.cast; compiled graphs are dropped."""
+        super().cast(dtype)  # type: ignore[misc]
+        self.reset()
+
+    def load_parameters(self, *args: Any, **kwargs: Any) -> None:
+        """As Block.load_parameters; frozen graphs are dropped."""
+        super().load_parameters(*args, **kwargs)  # type: ignore[misc]
+        if self._graphopt_config.mode == "inference":
+            self.reset()
+
+    def export(self, path: str | Path, epoch: int = 0, remove_amp_cast: bool = True) -> None:
+        """Write ``path-symbol.json`` and ``path-<epoch>.params``, which plain MXNet loads.
+
+        With ``mode="inference"`` the optimized graph is written, with its folded parameters and for
+        the input types of the last call; otherwise the Block's own graph, as Gluon would.
+
+        Raises:
+            InputError: the Block was not called yet, or was taken child by child.
+        """
+        from graphopt.nn.exporting import export
+
+        export(self, str(path), epoch)
+
+    def __repr__(self) -> str:
+        return f"Optimized[{super().__repr__()}]"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        import copy
+
+        twin = object.__new__(self._graphopt_base)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return view(twin, self._graphopt_config)
+
+    def _graphopt_entries(self) -> list[Entry]:
+        """Own entries, then those of children where the Block was taken apart."""
+        state = self.graphopt_state
+        found = state.compiled.entries
+        for child in _views_in(state.fallback):
+            found += child._graphopt_entries()
+        return found
+
+
+def view(block: Any, config: Config) -> Any:
+    """An optimized view of a Block.
+
+    Raises:
+        InputError: it is no Gluon Block.
+    """
+    mx = import_mxnet()
+    if not isinstance(block, mx.gluon.Block):
+        raise InputError(f"cannot optimize a {type(block).__name__}: give a Gluon Block or a Symbol")
+    if isinstance(block, Optimized):
+        block = _original(block)
+    cls = optimized_class(type(block), config)
+    twin = object.__new__(cls)
+    twin.__dict__ = block.__dict__
+    return twin
+
+
+def optimized_class(cls: type, config: Config) -> type:
+    """A subclass of a Block class whose instances compile themselves."""
+    if issubclass(cls, Optimized):
+        cls = cls._graphopt_base
+    body = {
+        "__slots__": (_STATE,),
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "_graphopt_config": config,
+        "_graphopt_base": cls,
+    }
+    # The same name: Gluon derives parameter names from it.
+    return type(cls.__name__, (Optimized, cls), body)
+
+
+def _original(block: Any) -> Any:
+    """The user's own object behind a view (an equal one, of the undecorated class)."""
+    twin = object.__new__(block._graphopt_base)
+    twin.__dict__ = block.__dict__
+    return twin
+
+
+def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
+    mx = import_mxnet()
+    if state.fallback is not None:
+        return state.fallback.forward(*args)
+    if not isinstance(block, mx.gluon.HybridBlock):
+        _take_apart(block, state, f"{describe(block)} is no HybridBlock")
+        return state.fallback.forward(*args)
+    try:
+        return state.compiled(args)
+    except UnsupportedError as error:
+        if state.config.strict:
+            raise
+        _take_apart(block, state, str(error))
+        return state.fallback.forward(*args)
+
+
+def _take_apart(block: Any, state: State, reason: str) -> None:
+    optimize = functools.partial(view, config=state.config)
+    state.notes.clear()
+    state.fallback = partition(_original(block), optimize, state.notes)
+    state.reason = reason
+
+
+def _views_in(block: Any) -> list[Any]:
+    """Optimized views among the descendants of a partitioned Block."""
+    if block is None:
+        return []
+    found: list[Any] = []
+    for child in block._children.values():
+        found += [child] if isinstance(child, Optimized) else _views_in(child)
+    return found
+
+
+def _leaves(args: Any) -> list[Any]:
+    found: list[Any] = []
+    stack = list(args)
+    while stack:
+        item = stack.pop()
+        if isinstance(item, (list, tuple)):
+            stack.extend(item)
+        else:
+            found.append(item)
+    return found
+
+
+def _title(entry: Entry) -> str:
+    return f"{entry.mode} ({entry.types})"
+
+

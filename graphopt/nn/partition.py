@@ -1,0 +1,72 @@
+"""A Block that cannot be compiled whole, taken child by child.
+
+The Block's own ``forward`` stays Python; every outermost child that can be traced is replaced by an
+optimized view of it, in a shallow copy, so that the user's Block stays as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.frontend.gluon import describe
+
+#: Makes the optimized view of a HybridBlock.
+Optimize = Callable[[Any], Any]
+
+
+def partition(block: Any, optimize: Optimize, notes: list[str]) -> Any:
+    """A copy of ``block`` whose hybridizable children are optimized.
+
+    Args:
+        block: any Block.
+        optimize: applied to each outermost HybridBlock child, once per distinct child.
+        notes: gets one sentence per child, telling what became of it.
+
+    Returns:
+        A Block of the same class, sharing all parameters.
+    """
+    return _clone(block, optimize, notes, {})
+
+
+def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any]) -> Any:
+    twin = copy.copy(block)
+    done[id(block)] = twin
+    replaced = {}
+    for name, child in block._children.items():
+        if id(child) not in done:
+            done[id(child)] = _child(name, child, optimize, notes, done)
+        replaced[name] = done[id(child)]
+    for key, value in vars(block).items():
+        twin.__dict__[key] = _swap(value, done)
+    twin.__dict__["_children"] = OrderedDict(replaced)
+    return twin
+
+
+def _child(
+    name: str, child: Any, optimize: Optimize, notes: list[str], done: dict[int, Any]
+) -> Any:
+    mx = import_mxnet()
+    label = f"child {name!r}: {describe(child)}"
+    if isinstance(child, mx.gluon.rnn.RecurrentCell):
+        notes.append(f"{label} is left as it is: cells are stepped or unrolled by their owner")
+        return child
+    if isinstance(child, mx.gluon.HybridBlock):
+        notes.append(f"{label} is compiled")
+        return optimize(child)
+    notes.append(f"{label} is no HybridBlock: its own code stays Python, its children are taken")
+    return _clone(child, optimize, notes, done)
+
+
+def _swap(value: Any, done: dict[int, Any]) -> Any:
+    """The value with Blocks replaced, also inside plain lists, tuples and dicts."""
+    if id(value) in done:
+        return done[id(value)]
+    if type(value) in (list, tuple):
+        return type(value)(_swap(item, done) for item in value)
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, _swap(item, done)) for key, item in value.items())
+    return value

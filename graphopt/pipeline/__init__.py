@@ -1,0 +1,4 @@
+"""The pass mechanism: protocol, text pipelines, manager, instruments, remarks.
+
+The collection of passes is :mod:`graphopt.passes`.
+"""

@@ -1,0 +1,137 @@
+"""The pass protocol.
+
+A pass is a frozen dataclass; its fields are its options. It takes a graph and returns one: the
+same object when it changed nothing, else an edited copy. It never writes to the graph it got.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+
+from graphopt.ir.attrs import print_value
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import Node, NodeId
+from graphopt.ir.types import TensorType
+from graphopt.pipeline.remarks import Remark, RemarkKind
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Mode = Literal["inference", "training"]
+
+
+class Target(Protocol):
+    """What passes may ask of the system the graph will run on."""
+
+    def infer_types(self, graph: Graph) -> Mapping[NodeId, tuple[TensorType, ...]]:
+        """Types of all values, from the types of the inputs."""
+
+    def evaluate(
+        self,
+        graph: Graph,
+        feeds: Mapping[str, np.ndarray],
+        *,
+        training: bool = False,
+        gradients: bool = False,
+    ) -> dict[str, np.ndarray]:
+        """Run the graph; outputs as ``output0`` ..., with ``gradients`` also ``grad:<input>``."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the pipeline may assume.
+
+    Attributes:
+        mode: ``training`` graphs keep gradients exact; ``inference`` graphs only outputs.
+        frozen: parameters never change, so what depends on them alone is computed once.
+        precise: keep every value to the last bit where a pass could round differently.
+        strict: raise where a pass fails, instead of rolling it back.
+    """
+
+    mode: Mode = "inference"
+    frozen: bool = False
+    precise: bool = False
+    strict: bool = False
+
+
+@dataclass
+class PassContext:
+    """Handed to a pass: settings, the target, and a place for remarks and statistics."""
+
+    settings: Settings = field(default_factory=Settings)
+    target: Target | None = None
+    pass_name: str = ""
+    remarks: list[Remark] = field(default_factory=list)
+    stats: Counter[str] = field(default_factory=Counter)
+    error: Exception | None = None
+
+    @property
+    def training(self) -> bool:
+        """Whether gradients have to stay exact."""
+        return self.settings.mode == "training"
+
+    def passed(self, message: str, *nodes: Node | str) -> None:
+        """Tell what was done."""
+        self._remark(RemarkKind.PASSED, message, nodes)
+
+    def missed(self, message: str, *nodes: Node | str) -> None:
+        """Tell what was not done, and why."""
+        self._remark(RemarkKind.MISSED, message, nodes)
+
+    def note(self, message: str, *nodes: Node | str) -> None:
+        """Tell a fact found on the way."""
+        self._remark(RemarkKind.ANALYSIS, message, nodes)
+
+    def count(self, what: str, times: int = 1) -> None:
+        """Add to a statistic of this pass."""
+        self.stats[what] += times
+
+    def _remark(self, kind: RemarkKind, message: str, nodes: Sequence[Node | str]) -> None:
+        names = tuple(node if isinstance(node, str) else node.name for node in nodes)
+        self.remarks.append(Remark(kind, self.pass_name, message, names))
+
+
+@dataclass(frozen=True)
+class Pass(abc.ABC):
+    """A transformation from graph to graph.
+
+    Class attributes:
+        name: kebab-case, as in pipelines.
+        modes: in which modes it is legal.
+        needs_frozen: whether it assumes that parameters never change.
+        idempotent: whether a second run changes nothing.
+
+    Contract: the input graph is not written to; the output verifies; inputs keep their names, roles
+    and order, outputs their order and number; outputs are equal within the dtype's tolerance (in
+    training mode gradients too); time is near-linear.
+    """
+
+    name: ClassVar[str]
+    modes: ClassVar[frozenset[Mode]] = frozenset({"inference", "training"})
+    needs_frozen: ClassVar[bool] = False
+    idempotent: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Return ``graph`` itself if there is nothing to do, else a changed copy."""
+
+    def __str__(self) -> str:
+        """The pass as it stands in a pipeline: name, and the options that are not the default."""
+        options = [
+            f"{f.name}={print_value(getattr(self, f.name))}"
+            for f in fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return f"{self.name}{{{','.join(options)}}}" if options else self.name
+
+    def refusal(self, settings: Settings) -> str | None:
+        """Why the pass must not run under these settings, or ``None``."""
+        if settings.mode not in self.modes:
+            return f"it would change what {settings.mode} computes"
+        if self.needs_frozen and not settings.frozen:
+            return "it needs frozen parameters: use mode='inference'"
+        return None

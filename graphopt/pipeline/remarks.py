@@ -1,0 +1,37 @@
+"""Remarks: what a pass did, and why it did not do more."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class RemarkKind(enum.Enum):
+    """As LLVM's optimization remarks."""
+
+    PASSED = "passed"
+    MISSED = "missed"
+    ANALYSIS = "analysis"
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One statement of one pass about nodes of the graph, by their names."""
+
+    kind: RemarkKind
+    pass_name: str
+    message: str
+    nodes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" [{', '.join(self.nodes)}]" if self.nodes else ""
+        return f"{self.kind.value}: {self.pass_name}: {self.message}{where}"
+
+    def as_dict(self) -> dict[str, object]:
+        """A form for JSON."""
+        return {
+            "kind": self.kind.value,
+            "pass": self.pass_name,
+            "message": self.message,
+            "nodes": list(self.nodes),
+        }

@@ -1,0 +1,44 @@
+"""The collection of passes. The mechanism they plug into is :mod:`graphopt.pipeline`.
+
+A literal table: naming a pass imports it, listing the names imports nothing.
+"""
+
+if __name__ != "graphopt.passes":
+    raise ImportError("import graphopt.passes, not the bare folder 'passes'")
+
+from graphopt.pipeline.spec import Registry
+
+PASSES = {
+    "infer-types": "graphopt.passes.infer_types:InferTypes",
+    "eliminate-dead-code": "graphopt.passes.dce:EliminateDeadCode",
+    "eliminate-common-subexpressions": "graphopt.passes.cse:EliminateCommonSubexpressions",
+    "remove-identities": "graphopt.passes.remove_identities:RemoveIdentities",
+    "fold-constants": "graphopt.passes.fold_constants:FoldConstants",
+    "simplify-algebra": "graphopt.passes.simplify_algebra:SimplifyAlgebra",
+    "cancel-layout": "graphopt.passes.cancel_layout:CancelLayout",
+    "fold-batch-norm": "graphopt.passes.fold_batch_norm:FoldBatchNorm",
+    "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
+}
+
+ALIASES = {
+    "dce": "eliminate-dead-code",
+    "cse": "eliminate-common-subexpressions",
+}
+
+_CLEAN = (
+    "infer-types,eliminate-dead-code,eliminate-common-subexpressions,fold-constants,"
+    "simplify-algebra,cancel-layout"
+)
+
+#: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
+PIPELINES = {
+    "none": "",
+    "training": f"{_CLEAN},eliminate-common-subexpressions,eliminate-dead-code",
+    "inference": (
+        f"{_CLEAN},remove-identities,fold-batch-norm,merge-parallel-gemm,simplify-algebra,"
+        "eliminate-common-subexpressions,eliminate-dead-code"
+    ),
+    "default": "inference",
+}
+
+registry = Registry(PASSES, ALIASES, PIPELINES)
