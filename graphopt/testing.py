@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
@@ -64,7 +64,7 @@ def assert_equivalent(
     seeds: Sequence[int] = (0, 1),
     rtol: float | None = None,
     atol: float | None = None,
-    feeds: Mapping[str, np.ndarray] | None = None,
+    feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> None:
     """Assert that two graphs compute the same: by MXNet, and by the numpy reference where it can.
 
@@ -80,15 +80,13 @@ def assert_equivalent(
     target = MXNetTarget()
     for seed in seeds:
         values = {**random_feeds(before, seed), **(feeds or {})}
-        runs = [
+        want, got = (
             target.evaluate(g, values, training=training, gradients=training)
             for g in (before, after)
-        ]
-        compare(*runs, rtol, atol, "the second graph (MXNet)")
+        )
+        compare(want, got, rtol, atol, "the second graph (MXNet)")
         if not training and reference.supports(before) and reference.supports(after):
-            outputs = [
-                {f"output{i}": a for i, a in enumerate(reference.run(g, values))}
-                for g in (before, after)
-            ]
-            compare(*outputs, rtol, atol, "the second graph (reference)")
-            compare(runs[0], outputs[1], rtol, atol, "the numpy reference")
+            for graph, name in ((before, "first"), (after, "second")):
+                outputs = reference.run(graph, values)
+                found = {f"output{i}": array for i, array in enumerate(outputs)}
+                compare(want, found, rtol, atol, f"the {name} graph (reference)")

@@ -12,6 +12,8 @@ from graphopt.ir.node import CONSTANT, Node, NodeId, Value
 from graphopt.ir.ops import Gradient, OpInfo, canonical, info
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.base import Pass, PassContext
+from graphopt.rewrite.edit import MAX_ORIGIN
+from graphopt.rewrite.substitute import substitute, substitute_outputs
 
 _NAMED = 5
 
@@ -68,10 +70,11 @@ class EliminateCommonSubexpressions(Pass):
         held = held_nodes(graph)
         written = written_values(graph, training=cx.training)
         first: dict[_Key, NodeId] = {}
+        new: dict[Value, Value] = {}
         twins: dict[NodeId, list[Node]] = defaultdict(list)
         refused: dict[str, list[Node]] = defaultdict(list)
         for original in graph:
-            node = merged[original.id]  # its inputs may have been merged
+            node = substitute(merged, original, new)
             if node.is_input or node.id in held or node.graphs or node.after:
                 continue
             key = _key(node, training=cx.training)
@@ -84,11 +87,11 @@ class EliminateCommonSubexpressions(Pass):
             if reason:
                 refused[reason].append(node)
                 continue
-            for index in range(len(node.types)):
-                merged.replace_uses(node.out(index), Value(kept, index))
+            new.update((value, Value(kept, value.index)) for value in node.values)
             if node.id in outputs:
                 outputs.add(kept)
             twins[kept].append(node)
+        substitute_outputs(merged, new)
         _report(cx, twins, refused)
         return _finish(graph, merged, twins) if twins else graph
 
@@ -142,12 +145,12 @@ def _finish(graph: Graph, merged: Graph, twins: dict[NodeId, list[Node]]) -> Gra
     names = Counter(node.name for node in merged)
     for kept, nodes in twins.items():
         survivor = merged[kept]
-        origin = tuple(dict.fromkeys((*survivor.origin, *(o for n in nodes for o in n.origin))))
+        origins = dict.fromkeys((*survivor.origin, *(o for n in nodes for o in n.origin)))
         wanted = next((node.name for node in nodes if node.id in outputs), survivor.name)
         # MXNet names an output after its node, so the name that users see has to survive.
         name = survivor.name if names[wanted] else wanted
         names[name] += 1
-        merged.update(survivor.but(name=name, origin=origin))
+        merged.update(survivor.but(name=name, origin=(*origins,)[:MAX_ORIGIN]))
     return merged
 
 

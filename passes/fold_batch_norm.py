@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from graphopt.analysis.effects import held_nodes
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.folding.affine import Affine, affine_of
 from graphopt.passes.folding.build import FrozenBuilder, Refused
+from graphopt.passes.folding.linear import layer_above
 from graphopt.passes.folding.weights import (
     ANCHORS,
     Anchor,
@@ -35,23 +37,35 @@ class FoldBatchNorm(Pass):
     folded into the Convolution, Deconvolution or FullyConnected it stands behind, whose output
     nothing else may read, or else into the one it stands in front of. In front of padding only a
     scale can be folded: the shift would be missing at the border. Several in a row fold one after
-    the other.
+    the other. A plain number also moves up through views and products: the ``1 / sqrt(width)`` of
+    attention scores ends in the projection of the queries.
 
     The new weights are nodes on the parameters, which keep their values and names; a frozen graph
-    computes them once. The folded layer has the name of the node whose value it computes.
+    computes them once. What was folded away leaves its name to the operator that computes its value
+    now.
 
     Example::
 
-        %conv = Convolution(%data, %weight) {kernel=(1, 1), no_bias=True, num_filter=8}
-        %bn = BatchNorm(%conv, %gamma, %beta, %mean, %var)
-        // becomes
-        %bn_var_eps = _plus_scalar(%var) {scalar=0.001}
-        %bn_inv_std = rsqrt(%bn_var_eps)
-        %bn_scale_shaped = Reshape(%bn_inv_std) {shape=(8, 1, 1, 1)}
-        %bn_weight = broadcast_mul(%weight, %bn_scale_shaped)
-        %bn_centre = broadcast_mul(%mean, %bn_inv_std)
-        %bn_shift = broadcast_sub(%beta, %bn_centre)
-        %bn = Convolution(%data, %bn_weight, %bn_shift) {kernel=(1, 1), no_bias=False, num_filter=8}
+        // before
+        graph net(%x: f32[1,2,8,8], param %w: f32[4,2,1,1],
+                  param %gamma: f32[4], param %beta: f32[4], aux %mean: f32[4], aux %var: f32[4]) {
+          %conv = Convolution(%x, %w) {kernel=(1, 1), no_bias=True, num_filter=4} : f32[1,4,8,8]
+          %bn = BatchNorm(%conv, %gamma, %beta, %mean, %var) : f32[1,4,8,8]
+          return %bn
+        }
+        // after
+        graph net(%x: f32[1,2,8,8], param %w: f32[4,2,1,1],
+                  param %gamma: f32[4], param %beta: f32[4], aux %mean: f32[4], aux %var: f32[4]) {
+          %bn_var_eps = _plus_scalar(%var) {scalar=0.001} : f32[4]
+          %bn_scale = rsqrt(%bn_var_eps) : f32[4]
+          %bn_shaped = Reshape(%bn_scale) {shape=(4, 1, 1, 1)} : f32[4,1,1,1]
+          %bn_weight = broadcast_mul(%w, %bn_shaped) : f32[4,2,1,1]
+          %bn_centre = broadcast_mul(%mean, %bn_scale) : f32[4]
+          %bn_shift = broadcast_sub(%beta, %bn_centre) : f32[4]
+          %bn = Convolution(%x, %bn_weight, %bn_shift)
+                {kernel=(1, 1), no_bias=False, num_filter=4} : f32[1,4,8,8]
+          return %bn
+        }
     """
 
     name: ClassVar[str] = "fold-batch-norm"
@@ -82,7 +96,7 @@ class _Fold:
         self.cx = cx
         self.frozen = set(frozen_nodes(graph))
         self.outputs = set(graph.outputs)
-        self.held = {before for node in graph for before in node.after}
+        self.held = held_nodes(graph)
         self.dead: list[NodeId] = []
         self.gone: set[NodeId] = set()
 
@@ -111,7 +125,8 @@ class _Fold:
         try:
             self.fold_backwards(affine)
         except Refused as refused:
-            yield node.id, str(refused)
+            if not self.fold_through(affine):
+                yield node.id, str(refused)
 
     def fold_backwards(self, affine: Affine) -> None:
         graph, node = self.graph, affine.node
@@ -129,7 +144,39 @@ class _Fold:
         bias = scale_bias(build, bias, scale)
         bias = add_shift(build, bias, shift, anchor.outputs, dtype)
         self.rebuild(build, anchor, layer, node, (layer.inputs[0], weight, bias))
+        self.drop(layer.id)
         self.cx.passed(f"folded into the weights of {layer.name!r}, behind which it stands", node)
+
+    def fold_through(self, affine: Affine) -> bool:
+        """Fold a plain factor into a layer that views and products separate from it."""
+        graph, node = self.graph, affine.node
+        if not affine.is_number or affine.has_shift:
+            return False
+        layer = layer_above(graph, affine.data, self.only_reader)
+        if layer is None:
+            return False
+        try:
+            anchor = anchor_of(graph, layer, self.frozen)
+        except Refused:
+            return False
+        build = self.builder(layer, node)
+        dtype = work_dtype(build, anchor.weight)
+        scale, _ = affine.factors(build, dtype)
+        weight, bias = self.operands(build, anchor, dtype)
+        weight = scale_weight(build, weight, anchor.output_side(), scale)
+        bias = scale_bias(build, bias, scale)
+        self.rebuild(build, anchor, layer, layer, (layer.inputs[0], weight, bias))
+        self.become(node, graph[affine.data.node])
+        where = "from which views and products lead to it"
+        self.cx.passed(f"folded into the weights of {layer.name!r}, {where}", node)
+        return True
+
+    def become(self, node: Node, last: Node) -> None:
+        """Give ``node`` the operator of ``last``, whose value it now is."""
+        origin = tuple(dict.fromkeys((*_origin(last), *_origin(node))))
+        copied = node.but(op=last.op, inputs=last.inputs, attrs=last.attrs, origin=origin)
+        self.graph.update(copied.but(types=last.types, after=(*last.after, *node.after)))
+        self.drop(last.id)
 
     def check_axis(self, affine: Affine, anchor: Anchor) -> None:
         rank = self.graph.type_of(affine.data).rank
@@ -172,6 +219,7 @@ class _Fold:
             graph.update(graph[view.id].but(inputs=(affine.data,)))
         data = affine.data if view is None else view.out()
         self.rebuild(build, anchor, node, layer, (data, weight, bias))
+        self.drop(node.id)
         self.cx.passed(
             f"folded into the weights of {layer.name!r}, in front of which it stands", node
         )
@@ -234,7 +282,7 @@ class _Fold:
         kept: Node,
         operands: tuple[Value, Value, Value | None],
     ) -> None:
-        """Turn ``kept`` into the layer with new operands, which replaces it and ``gone``."""
+        """Turn ``kept`` into the layer with new operands, which does the work of ``gone`` too."""
         data, weight, bias = operands
         given = build.dtype(anchor.weight)
         weight = build.cast(weight, given, "weight")
@@ -246,11 +294,10 @@ class _Fold:
                 inputs=inputs,
                 attrs=layer.attrs.set(no_bias=bias is None),
                 types=kept.types[:1],
-                after=(*gone.after, *kept.after),
+                after=tuple(dict.fromkeys((*gone.after, *kept.after))),
                 origin=build.origin,
             )
         )
-        self.drop(gone.id)
         self.cx.count("folded")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes, is_pure
 from graphopt.ir.attrs import Attrs
@@ -15,22 +16,26 @@ from graphopt.ir.node import CONSTANT, Node, NodeId, Value
 from graphopt.ir.ops import canonical, info
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.base import Pass, PassContext
+from graphopt.rewrite.substitute import substitute
 
 if TYPE_CHECKING:
-    import numpy as np
+    from numpy.typing import NDArray
 
 _NAMED = 5
 
 #: Evaluating larger values at compile time costs more than it can save.
 _EVALUATE_BYTES: Final = 1 << 24
 
-#: Integers beyond this do not survive ``_full``, whose value is a double.
+#: Of 64-bit values ``_full`` holds integers up to this: MXNet reads its double from text, and not to
+#: the last bit.
 _EXACT_INT: Final = 1 << 53
 
 #: What folding ends in: a value that is there, or a fill, which reads nothing.
-_FOLDED: Final = frozenset({CONSTANT, "_zeros", "_ones", "_full", "_npi_zeros", "_npi_ones"})
+_FOLDED: Final = frozenset(
+    {CONSTANT, "_zeros", "_zeros_without_dtype", "_ones", "_full", "_npi_zeros", "_npi_ones"}
+)
 
-#: Operators that are a fill of the shape of their output.
+#: Operators that fill their output with one value, and the one that does so without an input.
 _FILLS: Final = {
     "_zeros": "_zeros",
     "_zeros_without_dtype": "_zeros",
@@ -41,6 +46,9 @@ _FILLS: Final = {
     "ones_like": "_ones",
     "_full": "_full",
 }
+
+#: Operators that return the extents of their input.
+_EXTENTS: Final = frozenset({"shape_array", "size_array"})
 
 #: Positions of inputs of which an operator reads the shape alone.
 _SHAPE_ONLY: Final[dict[str, tuple[int, ...]]] = {
@@ -56,6 +64,9 @@ _SHAPE_ONLY: Final[dict[str, tuple[int, ...]]] = {
     "reshape_like": (1,),
     "slice_like": (1,),
 }
+
+#: Operator and attributes of a node without inputs.
+_Form = tuple[str, Attrs]
 
 
 @dataclass(frozen=True)
@@ -83,16 +94,16 @@ class FoldConstants(Pass):
         graph net(%x: f32[2,3]) {
           %steps = _arange() {start=0.0, stop=3.0} : f32[3]
           %twice = _mul_scalar(%steps) {scalar=2.0} : f32[3]
+          %y = broadcast_add(%x, %twice) : f32[2,3]
           %zeros = zeros_like(%x) : f32[2,3]
-          %y = broadcast_add(%zeros, %twice) : f32[2,3]
-          %z = elemwise_add(%x, %y) : f32[2,3]
-          return %z
+          return %y, %zeros
         }
         // after
         graph net(%x: f32[2,3]) {
-          %y = constant() {data="AAAAAAAAAEAAAIBAAAAAAAAAAEAAAIBA", dtype="float32", shape=(2, 3)} : f32[2,3]
-          %z = elemwise_add(%x, %y) : f32[2,3]
-          return %z
+          %twice = constant() {data="AAAAAAAAAEAAAIBA", dtype="float32", shape=(3,)} : f32[3]
+          %y = broadcast_add(%x, %twice) : f32[2,3]
+          %zeros = _zeros() {dtype="float32", shape=(2, 3)} : f32[2,3]
+          return %y, %zeros
         }
     """
 
@@ -102,111 +113,280 @@ class FoldConstants(Pass):
     use_shapes: bool = True
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
-        """Find what is constant, evaluate where it meets what is not, and put the values there."""
-        refused = _Refused(cx)
-        constant = self._constant_nodes(graph, refused)
-        edge = list(_edge(graph, constant, refused))
-        forms = {value: _known_form(graph, graph[value.node]) for value in edge}
-        unknown = [value for value, form in forms.items() if form is None]
-        if unknown and cx.target is None:
-            refused.add("there is no target to evaluate them", *(graph[v.node] for v in unknown))
-        elif unknown and cx.target is not None:
-            extract = _extract(graph, constant, unknown)
-            arrays = cx.target.evaluate(extract, {})
-            for number, value in enumerate(unknown):
-                forms[value] = self._form(graph, value, arrays[f"output{number}"], refused)
-        refused.report()
-        found = {value: form for value, form in forms.items() if form is not None}
-        return _replaced(graph, constant, found, cx) if found else graph
+        """Find where constant values meet others, evaluate them there, and write them down."""
+        refused: dict[str, list[Node]] = {}
+        constant = self._constant_nodes(graph, cx, refused)
+        edge = _edge(graph, constant, refused)
+        forms = self._forms(graph, constant, edge, cx, refused)
+        for reason, nodes in refused.items():
+            cx.missed(f"{len(nodes)} constant values stay: {reason}", *nodes[:_NAMED])
+        if not forms:
+            return graph
+        cx.count("folded", len(forms))
+        cx.passed(f"folded {len(forms)} values", *(graph[v.node] for v in [*forms][:_NAMED]))
+        return _replaced(graph, constant, forms)
 
-    def _constant_nodes(self, graph: Graph, refused: _Refused) -> set[NodeId]:
-        """Nodes whose values are determined by attributes and shapes, if shapes may be used."""
+    def _constant_nodes(
+        self, graph: Graph, cx: PassContext, refused: dict[str, list[Node]]
+    ) -> set[NodeId]:
+        """Nodes whose values follow from attributes and, if they may be used, from shapes."""
         held = held_nodes(graph)
         constant: set[NodeId] = set()
         for node in graph:
-            if node.is_input or node.id in held or not _is_deterministic(node, refused.cx.training):
+            if node.is_input or node.id in held or not _is_deterministic(node, cx.training):
                 continue
             by_shape = _SHAPE_ONLY.get(canonical(node.op), ()) if self.use_shapes else ()
             if not all(
-                value.node in constant
-                or (position in by_shape and not _unfit(graph.type_of(value)))
+                value.node in constant or position in by_shape
                 for position, value in enumerate(node.inputs)
             ):
                 continue
-            reason = next(filter(None, map(_unfit, node.types)), "")
+            reason = _unfit(graph, node)
             if reason:
-                refused.add(reason, node)
+                refused.setdefault(reason, []).append(node)
             else:
                 constant.add(node.id)
         return constant
 
+    def _forms(
+        self,
+        graph: Graph,
+        constant: set[NodeId],
+        edge: list[Value],
+        cx: PassContext,
+        refused: dict[str, list[Node]],
+    ) -> dict[Value, _Form]:
+        """How to write down the values at the edge, or what those read that have to stay."""
+        wanted = [v for v in self._wanted(graph, constant, edge) if not _is_known(graph[v.node])]
+        arrays: dict[Value, NDArray[Any]] = {}
+        if wanted and cx.target is None:
+            _refuse(refused, "there is no target to evaluate them", graph, wanted)
+        elif wanted and cx.target is not None:
+            found = cx.target.evaluate(_extract(graph, constant, wanted), {})
+            arrays = {value: found[f"output{number}"] for number, value in enumerate(wanted)}
+        forms: dict[Value, _Form] = {}
+        seen, pending = set(edge), [*reversed(edge)]
+        while pending:
+            value = pending.pop()
+            node = graph[value.node]
+            if _is_known(node):
+                forms[value] = _known_form(graph, node)
+                continue
+            if value not in arrays:
+                continue
+            form = self._form(graph, value, arrays[value], refused)
+            if form is not None:
+                forms[value] = form
+                continue
+            inputs = _foldable_inputs(graph, constant, value)
+            pending += [v for v in reversed(inputs) if v not in seen]
+            seen.update(inputs)
+        return forms
+
+    def _wanted(self, graph: Graph, constant: set[NodeId], edge: list[Value]) -> list[Value]:
+        """The edge, and behind values that may prove too large for a constant, their inputs."""
+        wanted = dict.fromkeys(edge)
+        pending, budget = [*edge], _EVALUATE_BYTES
+        while pending:
+            value = pending.pop()
+            nbytes = graph.type_of(value).nbytes or 0
+            if nbytes <= self.max_bytes or _is_known(graph[value.node]) or budget < nbytes:
+                continue
+            budget -= nbytes
+            inputs = [v for v in _foldable_inputs(graph, constant, value) if v not in wanted]
+            wanted.update(dict.fromkeys(inputs))
+            pending += inputs
+        return [*wanted]
+
     def _form(
-        self, graph: Graph, value: Value, array: np.ndarray, refused: _Refused
+        self, graph: Graph, value: Value, array: NDArray[Any], refused: dict[str, list[Node]]
     ) -> _Form | None:
-        """How to write an evaluated value into the graph, if at all."""
-        node, type_ = graph[value.node], graph.type_of(value)
-        if TensorType(str(array.dtype), array.shape) != type_:
-            refused.add("the target evaluates them to another type", node)
+        """How to write down an evaluated value, if at all."""
+        if TensorType(str(array.dtype), array.shape) != graph.type_of(value):
+            _refuse(refused, "the target evaluates them to another type", graph, [value])
             return None
-        form = _fill(array)
-        if form is None and array.nbytes > self.max_bytes:
-            refused.add(f"their values are not all equal and exceed {self.max_bytes} bytes", node)
+        fill = _fill(array)
+        if fill is None and array.nbytes > self.max_bytes:
+            reason = f"they are not uniform and have more than {self.max_bytes} bytes"
+            _refuse(refused, reason, graph, [value])
             return None
-        return form or _constant(array)
+        return fill or _constant(array)
 
 
-#: Operator and attributes of a node without inputs.
-_Form = tuple[str, Attrs]
+def _foldable_inputs(graph: Graph, constant: set[NodeId], value: Value) -> list[Value]:
+    return [
+        v
+        for v in dict.fromkeys(graph[value.node].inputs)
+        if v.node in constant and canonical(graph[v.node].op) not in _FOLDED
+    ]
 
 
-class _Refused:
-    """Nodes that look foldable but stay, by reason."""
-
-    def __init__(self, cx: PassContext) -> None:
-        self.cx = cx
-        self.nodes: dict[str, list[Node]] = {}
-
-    def add(self, reason: str, *nodes: Node) -> None:
-        self.nodes.setdefault(reason, []).extend(nodes)
-
-    def report(self) -> None:
-        for reason, nodes in self.nodes.items():
-            self.cx.missed(f"{len(nodes)} constant values stay: {reason}", *nodes[:_NAMED])
+def _refuse(refused: dict[str, list[Node]], reason: str, graph: Graph, values: list[Value]) -> None:
+    refused.setdefault(reason, []).extend(graph[value.node] for value in values)
 
 
 def _is_deterministic(node: Node, training: bool) -> bool:
-    """Whether a node is pure and, in training, computes what it does in inference."""
+    """Whether a node is pure, computes the same in either mode, and can be typed on its own."""
     if node.op == CONSTANT:
         return True
-    facts = info(node.op, node.attrs)
-    return is_pure(node, training=training) and not (training and facts.mode_dependent)
+    if not is_pure(node, training=training) or node.attrs.get("infer_range", False):
+        return False
+    return not (training and info(node.op, node.attrs).mode_dependent)
 
 
-def _unfit(type_: TensorType) -> str:
-    """Why values of a type are not folded, or nothing."""
-    if not type_.is_static or not type_.size:
-        # MXNet's older operators take an extent of 0 for "unknown", and no extents too.
-        return "they have no static type with at least one axis and one element"
-    if not type_.shape:
-        return "they have no axes"
-    if type_.dtype == "bfloat16":
-        return "numpy has no bfloat16"
-    if (type_.nbytes or 0) > _EVALUATE_BYTES:
-        return f"they exceed {_EVALUATE_BYTES} bytes"
+def _unfit(graph: Graph, node: Node) -> str:
+    """Why the types of a node or of its inputs forbid to fold it, or nothing."""
+    limit = None if _is_known(node) else _EVALUATE_BYTES
+    for type_ in (*(graph.type_of(value) for value in node.inputs), *node.types):
+        if not type_.is_static:
+            return "they have no static type"
+        if not type_.shape or not type_.size:
+            # MXNet's older operators read no axes, or an extent of 0, as "unknown".
+            return "they have no axes or no elements"
+        if type_.dtype == "bfloat16":
+            return "numpy has no bfloat16"
+        if limit is not None and (type_.nbytes or 0) > limit:
+            return f"evaluating them takes arrays of more than {limit} bytes"
     return ""
 
 
-def _edge(graph: Graph, constant: set[NodeId], refused: _Refused) -> Iterator[Value]:
-    """Constant values that something reads which itself is not replaced."""
-    outputs = {value.node for value in graph.outputs}
-    owned = {n for n in outputs & constant if graph[n].op in _FOLDED or not _is_fill(graph[n])}
+def _edge(graph: Graph, constant: set[NodeId], refused: dict[str, list[Node]]) -> list[Value]:
+    """Constant values, not yet written down, that are read by what will stay."""
+    outputs = set(graph.outputs)
+    # The executor hands out its own arrays, never those of constants; a fill is its own.
+    owned = {
+        value.node
+        for value in outputs
+        if value.node in constant and canonical(graph[value.node].op) not in _FILLS
+    }
+    edge: list[Value] = []
     for node in graph:
         if node.id not in constant or canonical(node.op) in _FOLDED:
             continue
         if node.id in owned:
-            refused.add("graph outputs belong to the executor", node)
+            refused.setdefault("graph outputs have to be computed", []).append(node)
             continue
-        for value in node.values:
-            readers = (use.node for use in graph.users(value))
-            if value in graph.outputs or any(n not in constant or n in owned for n in readers):
-                yield value
+        read = {
+            graph[use.node].inputs[use.position].index
+            for use in graph.node_users(node.id)
+            if use.node not in constant or use.node in owned
+        }
+        edge += [v for v in node.values if v.index in read or v in outputs]
+    return edge
+
+
+def _is_known(node: Node) -> bool:
+    """Whether a node's value follows from its attributes and types without evaluating it."""
+    op = canonical(node.op)
+    return op == CONSTANT or op in _FILLS or op in _EXTENTS
+
+
+def _known_form(graph: Graph, node: Node) -> _Form:
+    """How to write down such a value."""
+    import numpy as np
+
+    op = canonical(node.op)
+    if op == CONSTANT:
+        return CONSTANT, node.attrs
+    if op in _EXTENTS:
+        source = graph.type_of(node.inputs[0])
+        extents = source.shape if op == "shape_array" else (source.size,)
+        return _constant(np.array(extents, np.int64))
+    # The types say more than the attributes, whose shape may be incomplete.
+    attrs = Attrs(dtype=node.type.dtype, shape=node.type.shape)
+    return _FILLS[op], attrs.set(value=node.attrs["value"]) if op == "_full" else attrs
+
+
+def _constant(array: NDArray[Any]) -> _Form:
+    return CONSTANT, add_constant(Graph(), array).attrs
+
+
+def _fill(array: NDArray[Any]) -> _Form | None:
+    """The operator that makes an array of equal elements, if MXNet has one that is exact."""
+    import numpy as np
+
+    flat = np.ascontiguousarray(array).reshape(-1)
+    # By bytes, as NaN equals nothing and -0.0 equals 0.0.
+    rows = flat.view(np.uint8).reshape(flat.size, -1)
+    first = flat[0].item()
+    is_negative_zero = first == 0 and math.copysign(1, first) < 0
+    if (rows != rows[0]).any() or not math.isfinite(first) or is_negative_zero:
+        return None
+    if array.dtype.itemsize == 8 and (first != int(first) or abs(first) > _EXACT_INT):
+        return None
+    attrs = Attrs(dtype=str(array.dtype), shape=tuple(map(int, array.shape)))
+    if first in (0, 1):
+        return ("_ones" if first else "_zeros"), attrs
+    return "_full", attrs.set(value=float(first))
+
+
+def _extract(graph: Graph, constant: set[NodeId], wanted: list[Value]) -> Graph:
+    """A graph without inputs that returns the values; named by number, so that names are unique."""
+    part = Graph(f"constants of {graph.name}")
+    made: dict[Value, Value] = {}
+    for node in _upstream(graph, constant, wanted):
+        if _is_known(node):
+            op, attrs = _known_form(graph, node)
+            twin = part.add(op, (), attrs, node.types, f"node{node.id}")
+        else:
+            for value in node.inputs:
+                if value not in made:  # only its shape is read
+                    made[value] = _placeholder(part, graph.type_of(value)).out()
+            inputs = [made[value] for value in node.inputs]
+            twin = part.add(node.op, inputs, node.attrs, node.types, f"node{node.id}")
+        made.update(zip(node.values, twin.values, strict=True))
+    part.set_outputs(made[value] for value in wanted)
+    return part
+
+
+def _placeholder(part: Graph, type_: TensorType) -> Node:
+    attrs = {"dtype": type_.dtype, "shape": type_.shape}
+    return part.add("_zeros", (), attrs, (type_,), f"shape{len(part)}")
+
+
+def _upstream(graph: Graph, constant: set[NodeId], wanted: list[Value]) -> list[Node]:
+    """What evaluation needs, producers first; it starts at what is known."""
+    reached: set[NodeId] = set()
+    pending = [value.node for value in wanted]
+    while pending:
+        node = graph[pending.pop()]
+        if node.id in reached or node.id not in constant:
+            continue
+        reached.add(node.id)
+        if not _is_known(node):
+            pending.extend(value.node for value in node.inputs)
+    return [node for node in graph if node.id in reached]
+
+
+def _replaced(graph: Graph, constant: set[NodeId], forms: Mapping[Value, _Form]) -> Graph:
+    """The values in their new form, without the nodes that nothing reads any more."""
+    folded = graph.copy()
+    names = Counter(node.name for node in graph)
+    new: dict[Value, Value] = {}
+    for value, (op, attrs) in forms.items():
+        node, types = graph[value.node], (graph.type_of(value),)
+        if len(node.types) > 1:
+            name = _free_name(names, f"{node.name}_output{value.index}")
+            twin = folded.add(op, (), attrs, types, name, origin=node.origin)
+            new[value] = twin.out()
+            continue
+        name = node.name
+        if op == CONSTANT and (not name or names[name] > 1):
+            name = _free_name(names, name)  # it becomes a variable, and they are told by name
+        folded.update(node.but(op=op, inputs=(), attrs=attrs, name=name))
+    for node in graph if new else ():
+        substitute(folded, folded[node.id], new)
+    outputs = {value.node for value in graph.outputs}
+    for node in reversed(graph.topological()):
+        if node.id in constant and node.id not in outputs and not folded.node_users(node.id):
+            folded.erase(node.id)
+    return folded
+
+
+def _free_name(names: Counter[str], base: str) -> str:
+    name, count = base or "constant", 0
+    while names[name]:
+        count += 1
+        name = f"{base or 'constant'}_{count}"
+    names[name] += 1
+    return name

@@ -10,21 +10,42 @@ from typing import ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes, written_values
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, Node, NodeId
+from graphopt.ir.node import CONSTANT, Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.base import Pass, PassContext
+from graphopt.rewrite.substitute import substitute, substitute_outputs
 
 _NAMED = 5
 
+#: The sum of this many gradients does not depend on their order.
+_EXACT_READERS = 2
+
 Inputs = tuple[TensorType, ...]
 
-#: Operators that keep the elements in order, so that an equal shape leaves nothing to do. (A pooling
-#: to an equal extent averages single elements.)
+#: Operators that keep the elements in order, so that an equal shape leaves nothing to do. Adaptive
+#: pooling to the extent that is there averages single elements.
 _SHAPED: Final = frozenset(
-    """Reshape Flatten squeeze reshape_like broadcast_to broadcast_axis broadcast_like slice_axis
-    slice_like Crop Pad tile repeat _contrib_AdaptiveAvgPooling2D _np_reshape _npx_reshape
-    _np_squeeze _npi_broadcast_to""".split()
+    {
+        "Crop",
+        "Flatten",
+        "Pad",
+        "Reshape",
+        "_contrib_AdaptiveAvgPooling2D",
+        "_np_reshape",
+        "_np_squeeze",
+        "_npi_broadcast_to",
+        "_npx_reshape",
+        "broadcast_axis",
+        "broadcast_like",
+        "broadcast_to",
+        "repeat",
+        "reshape_like",
+        "slice_axis",
+        "slice_like",
+        "squeeze",
+        "tile",
+    }
 )
 
 #: Operators that return their first input whatever it is.
@@ -79,26 +100,35 @@ class RemoveIdentities(Pass):
         written = written_values(graph, training=cx.training)
         outputs = {value.node for value in graph.outputs}
         names = _Names(graph)
+        exact = cx.training and cx.settings.precise
+        reads = Counter(value for node in graph for value in node.inputs)
+        reads.update(graph.outputs)
+        new: dict[Value, Value] = {}
         gone: list[Node] = []
         refused: dict[str, list[Node]] = defaultdict(list)
         for original in graph:
-            node = pruned[original.id]  # its inputs may have been bypassed
+            node = substitute(pruned, original, new)
             if node.graphs or not node.inputs or not _is_identity(graph, original, cx):
                 continue
+            source = node.inputs[0]
             reason = _refusal(pruned, node, held, outputs)
-            if node.inputs[0] in written:
-                reason = "it is a copy of a state that another operator writes"
+            if source in written:
+                reason = "they copy a state that another operator writes"
+            elif exact and reads[source] + reads[node.out()] > _EXACT_READERS + 1:
+                reason = "gradients would be summed up in another order, which precise=True forbids"
             if reason:
                 refused[reason].append(node)
                 continue
+            reads[source] += reads[node.out()] - 1
             if node.id in outputs:
-                outputs.add(node.inputs[0].node)
-                names.hand_over(node, node.inputs[0].node)
-            pruned.replace_uses(node.out(), node.inputs[0])
+                outputs.add(source.node)
+                names.hand_over(node, source.node)
+            new[node.out()] = source
             gone.append(node)
         _report(cx, gone, refused)
         if not gone:
             return graph
+        substitute_outputs(pruned, new)
         for node in reversed(gone):
             pruned.erase(node.id)
         names.apply(pruned)
@@ -188,7 +218,7 @@ def _same_dtype(node: Node, inputs: Inputs) -> bool:
 
 def _no_drop(node: Node, inputs: Inputs) -> bool:
     # MXNet draws nothing then, so no other random number changes.
-    return node.attrs.get("p", 0.5) == 0
+    return bool(node.attrs.get("p", 0.5) == 0)
 
 
 def _takes_everything(node: Node, inputs: Inputs) -> bool:
@@ -198,8 +228,7 @@ def _takes_everything(node: Node, inputs: Inputs) -> bool:
 
 
 def _one_part(node: Node, inputs: Inputs) -> bool:
-    parts = node.attrs.get("num_outputs") == 1
-    return parts and (not node.attrs.get("squeeze_axis", False) or _keeps_shape(node, inputs))
+    return bool(node.attrs.get("num_outputs") == 1 and not node.attrs.get("squeeze_axis", False))
 
 
 def _pools_nothing(node: Node, inputs: Inputs) -> bool:

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from graphopt.analysis.metrics import Metrics, measure
@@ -16,12 +16,15 @@ from graphopt.ir.node import DATA
 from graphopt.pipeline.base import Mode, Pass, PassContext
 from graphopt.pipeline.instruments import CheckNumerics, Instrument
 from graphopt.pipeline.manager import Receipt, Result
+from graphopt.pipeline.remarks import Remark
 
 if TYPE_CHECKING:
     import numpy as np
 
 #: Shortest span that one sample of a timing covers, in milliseconds.
 _SAMPLE_MS = 5.0
+#: How long the timing of one graph may take before fewer samples have to do, in seconds.
+_LONG_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,48 +56,63 @@ class Row:
 
     def as_dict(self) -> dict[str, object]:
         """A form for JSON."""
-        found = asdict(self) | {"speed_up": self.speed_up}
-        return found | found.pop("metrics")
+        found: dict[str, object] = asdict(self)
+        del found["metrics"]
+        return found | self.metrics.as_dict() | {"speed_up": self.speed_up}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of a pipeline: its receipt, its remarks, and the graph before and after it."""
+
+    receipt: Receipt
+    before: Graph
+    after: Graph
+    remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """All rows, the one that sums them up, and the run of the pipeline itself."""
+    """All rows, the one that sums them up, the steps between them, and the pipeline's result."""
 
     rows: tuple[Row, ...]
     total: Row
+    steps: tuple[Step, ...]
     result: Result
 
 
 @dataclass
 class Snapshots(Instrument):
-    """Keeps the graph after every pass that was not rolled back; stands last in the list.
+    """Keeps what every pass made; has to stand last in the list of instruments.
 
     Args:
         step: told the name of each pass when it is through.
     """
 
     step: Callable[[str], object] = field(default=lambda _: None)
-    graphs: list[Graph] = field(default_factory=list)
+    kept: list[tuple[Graph, tuple[Remark, ...]]] = field(default_factory=list)
 
     def after_pass(self, pass_: Pass, before: Graph, after: Graph, cx: PassContext) -> None:
         """Keep the graph."""
-        self.graphs.append(after)
+        self.kept.append((after, tuple(cx.remarks)))
         self.step(pass_.name)
 
     def after_failure(self, pass_: Pass, before: Graph, error: Exception) -> None:
         """Keep the graph the pass was given."""
-        self.graphs.append(before)
+        self.kept.append((before, ()))
         self.step(pass_.name)
 
-    def per_receipt(self, original: Graph, receipts: tuple[Receipt, ...]) -> list[Graph]:
-        """The graph behind each receipt (a pass that was refused left none of its own)."""
-        kept = iter(self.graphs)
-        graphs, current = [], original
+    def steps(self, original: Graph, receipts: tuple[Receipt, ...]) -> list[Step]:
+        """One step per receipt of the run."""
+        kept = iter(self.kept)
+        steps: list[Step] = []
+        current = original
         for receipt in receipts:
-            current = current if receipt.status == "refused" else next(kept)
-            graphs.append(current)
-        return graphs
+            # No instrument hears of a pass that was refused.
+            after, remarks = (current, ()) if receipt.status == "refused" else next(kept)
+            steps.append(Step(receipt, current, after, remarks))
+            current = after
+        return steps
 
 
 def inspect(
@@ -102,7 +120,7 @@ def inspect(
     pipeline: str | tuple[Pass, ...] = "default",
     *,
     mode: Mode = "inference",
-    feeds: Mapping[str, np.ndarray] | None = None,
+    feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
     run: bool = True,
     seconds: float = 1.0,
     step: Callable[[str], object] = lambda _: None,
@@ -122,7 +140,7 @@ def inspect(
         InputError: an input has no static type, or a value does not fit.
         GraphoptError: MXNet cannot run the graph.
     """
-    values: dict[str, np.ndarray] = {}
+    values: dict[str, np.ndarray[Any, Any]] = {}
     if run:
         from graphopt.backend.random_feeds import random_feeds
 
@@ -133,14 +151,13 @@ def inspect(
     race = Race(graph, values, training=mode == "training", seconds=seconds) if run else None
     size = measure(graph, frozen=mode == "inference")
     rows = [_row("(as lifted)", "", size, race.time(graph) if race else None)]
-    for receipt, after in zip(
-        result.receipts, snapshots.per_receipt(graph, result.receipts), strict=True
-    ):
-        timed = race.time(after) if race and receipt.status == "changed" else None
+    steps = snapshots.steps(graph, result.receipts)
+    for made in steps:
+        receipt = made.receipt
+        timed = race.time(made.after) if race and receipt.status == "changed" else None
         rows.append(_row(receipt.pass_text, receipt.status, receipt.after, timed, receipt))
         step(f"timed after {receipt.pass_text}")
-    last = race.time(result.graph) if race else None
-    return Inspection(tuple(rows), _total(rows, last), result)
+    return Inspection(tuple(rows), _total(rows), tuple(steps), result)
 
 
 @dataclass(frozen=True)
@@ -158,7 +175,7 @@ class Race:
     def __init__(
         self,
         original: Graph,
-        feeds: Mapping[str, np.ndarray],
+        feeds: Mapping[str, np.ndarray[Any, Any]],
         *,
         training: bool = False,
         seconds: float = 1.0,
@@ -223,13 +240,18 @@ class _Runner:
 
 
 def _medians(runners: list[_Runner], seconds: float) -> list[float]:
-    """Median milliseconds of a call of each, sampled in turns: five samples, more in the time."""
-    repeats = [max(1, math.ceil(_SAMPLE_MS / max(_sample(r, 1), 1e-3))) for r in runners]
+    """Median milliseconds of a call of each, sampled in turns.
+
+    As many samples as the time allows: at least three, and five unless that takes very long.
+    """
+    quickest = [min(_sample(runner, 1) for _ in range(3)) for runner in runners]
+    repeats = [max(1, math.ceil(_SAMPLE_MS / max(took, 1e-3))) for took in quickest]
     samples: list[list[float]] = [[] for _ in runners]
     start = time.perf_counter()
-    while len(samples[0]) < 5 or (
-        time.perf_counter() - start < seconds and len(samples[0]) < 50
-    ):
+    while (taken := len(samples[0])) < 50:
+        spent = time.perf_counter() - start
+        if taken >= 3 and spent > seconds and (taken >= 5 or spent > _LONG_S):
+            break
         for found, runner, repeat in zip(samples, runners, repeats, strict=True):
             found.append(_sample(runner, repeat))
     return [statistics.median(found) for found in samples]
@@ -265,17 +287,15 @@ def _row(
     )
 
 
-def _total(rows: list[Row], timed: Timed | None) -> Row:
-    errors = [row.max_error for row in rows if row.max_error is not None]
-    changed = sum(row.status == "changed" for row in rows)
-    return Row(
-        "(total)",
-        f"{changed} of {len(rows) - 1}",
-        rows[-1].metrics,
-        sum(row.pass_ms for row in rows),
-        sum(row.check_ms for row in rows),
-        timed.run_ms if timed else None,
-        timed.original_ms if timed else None,
-        timed.engine if timed else "",
-        errors[-1] if errors else None,
+def _total(rows: list[Row]) -> Row:
+    """The graph all passes made: that of the last one which changed something."""
+    changed = [row for row in rows if row.status == "changed"]
+    last = changed[-1] if changed else rows[0]
+    return replace(
+        last,
+        name="(total)",
+        status=f"{len(changed)} of {len(rows) - 1}",
+        pass_ms=sum(row.pass_ms for row in rows),
+        check_ms=sum(row.check_ms for row in rows),
+        stats={},
     )

@@ -42,7 +42,9 @@ class Model:
         mx = import_mxnet()
         self.symbol = symbol
         self.params: dict[str, Any] = {
-            key: value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=value.dtype)
+            key: value
+            if isinstance(value, mx.nd.NDArray)
+            else mx.nd.array(value, dtype=value.dtype)
             for key, value in params.items()
         }
         self._config = config
@@ -250,5 +252,7 @@ def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
 
 def _title(key: Signature) -> str:
     mode, _, types = key
-    inputs = ", ".join(f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in types)
+    inputs = ", ".join(
+        f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in types
+    )
     return f"{mode} ({inputs})"

@@ -29,8 +29,8 @@ def optimize(
     """Make a model faster: same parameters, same outputs, same gradients.
 
     Args:
-        net: a Gluon Block, a Block subclass, a function that returns a Block, or a Symbol. Left out,
-            a decorator with these options is returned.
+        net: a Gluon Block, a Block subclass, a function that returns a Block, or a Symbol. Left
+            out, a decorator with these options is returned.
         passes: a pipeline: text, a name (``default``, ``training``, ``inference``, ``none``), or
             passes.
         mode: ``auto`` compiles a training and an inference graph and picks by autograd's state;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphopt.ir.graph import Graph
 from graphopt.passes import registry
@@ -25,7 +25,7 @@ def run(
     precise: bool = False,
     strict: bool = False,
     check: bool = False,
-    feeds: Mapping[str, np.ndarray] | None = None,
+    feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
     instruments: Sequence[Instrument] = (),
 ) -> Result:
     """Run passes over a graph, which stays as it is.

@@ -12,13 +12,13 @@ from collections.abc import Collection, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from graphopt.backend.onednn import ONEDNN
 from graphopt.compat import import_mxnet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Name under which MXNet 1.9 registers its oneDNN graph rewrites.
-ONEDNN = "MKLDNN"
+_SPARE = "graphopt_spare"
 
 
 class Engine(Protocol):
@@ -36,22 +36,29 @@ class CachedOpEngine:
 
     def __init__(self, symbol: Any, data: Collection[str], name: str = "CachedOp") -> None:
         """Plan ``symbol``; ``data`` names the inputs that change from call to call."""
+        mx = import_mxnet()
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
+        self._spare: list[Any] = []
+        if not symbol.list_arguments():
+            # MXNet wants something to differentiate by, even here.
+            symbol = mx.sym.Group([symbol, mx.sym.identity(mx.sym.var(_SPARE))])
+            self._spare = [mx.nd.zeros((1,))]
         # MXNet plans once around the arrays of the others, and again whenever one is replaced.
-        is_data = [name in data for name in self.inputs]
+        is_data = [name in data for name in symbol.list_inputs()]
         flags = [
             ("data_indices", [i for i, yes in enumerate(is_data) if yes]),
             ("param_indices", [i for i, yes in enumerate(is_data) if not yes]),
             ("static_alloc", True),
             ("static_shape", True),
         ]
-        self._op = import_mxnet().nd.CachedOp(symbol, flags)
+        self._op = mx.nd.CachedOp(symbol, flags)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
-        found = self._op(*arrays)
-        return found if isinstance(found, list) else [found]
+        found = self._op(*arrays, *self._spare)
+        outputs = found if isinstance(found, list) else [found]
+        return outputs[: len(outputs) - len(self._spare)]
 
 
 class ExecutorEngine:
@@ -88,14 +95,6 @@ class ExecutorEngine:
                 if array is not bound:
                     array.copyto(bound)
             return [output.copy() for output in self._executor.forward(is_train=False)]
-
-
-def with_onednn_subgraphs(symbol: Any) -> Any:
-    """The symbol after MXNet's oneDNN rewrites (convolution + BN + sum + activation, FC + act).
-
-    Only for parameters that never change: the rewritten operators fold BatchNorm once.
-    """
-    return symbol.optimize_for(ONEDNN)
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from typing import Any
 from graphopt.backend.symbol import first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, DATA, NodeId
+from graphopt.ir.node import CONSTANT, DATA, Node, NodeId
 from graphopt.ir.types import Shape, TensorType
 
 Types = dict[NodeId, tuple[TensorType, ...]]
@@ -41,9 +42,24 @@ def with_types(graph: Graph) -> Graph:
     typed = graph.copy()
     for node in graph:
         found = types.get(node.id, node.types)
-        if found != node.types:
-            typed.update(node.but(types=found))
+        attrs = _resolved(node, found)
+        if found != node.types or attrs is not node.attrs:
+            typed.update(node.but(types=found, attrs=attrs))
     return typed
+
+
+def _resolved(node: Node, types: tuple[TensorType, ...]) -> Attrs:
+    """Attributes with the inferred shape where the node leaves extents open.
+
+    ``zeros((1, 0, 8))``, the begin state of a Gluon RNN layer, gets its batch size from the node
+    that reads it, which may be in another graph once parameters are frozen.
+    """
+    stated = node.attrs.get("shape")
+    if node.inputs or node.is_input or not isinstance(stated, tuple) or 0 not in stated:
+        return node.attrs
+    if not types[0].is_static or types[0].shape == stated:
+        return node.attrs
+    return Attrs({**node.attrs, "shape": types[0].shape})
 
 
 def _numbered(graph: Graph) -> Graph:
@@ -56,9 +72,7 @@ def _numbered(graph: Graph) -> Graph:
 
 def _feeds(graph: Graph, symbol: Any) -> dict[str, TensorType]:
     """Types of the variables MXNet lists, by their numbered names."""
-    known = {
-        str(node.id): node.type for node in graph if node.is_input or node.op == CONSTANT
-    }
+    known = {str(node.id): node.type for node in graph if node.is_input or node.op == CONSTANT}
     return {name: known[name] for name in symbol.list_inputs()}
 
 
@@ -121,5 +135,3 @@ def _explain(graph: Graph, message: str) -> str:
     node = graph[int(match[1])]
     reads = ", ".join(str(graph.type_of(value)) for value in node.inputs)
     return f"inputs of node {node.name!r} ({node.op}) do not fit: ({reads}); MXNet: {match[2]}"
-
-

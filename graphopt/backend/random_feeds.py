@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, Node
 
 
-def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
+def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """One array per input that is read, by name; depends on seed, names and types only.
 
     Weights are scaled by their fan-in so that deep networks stay finite; scales and variances are
@@ -28,7 +29,7 @@ def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def draw(node: Node, seed: int = 0) -> np.ndarray:
+def draw(node: Node, seed: int = 0) -> np.ndarray[Any, Any]:
     """A value for one input node."""
     if not node.type.is_static:
         raise InputError(
@@ -44,7 +45,7 @@ def draw(node: Node, seed: int = 0) -> np.ndarray:
     return _floats(node, shape, rng).astype(dtype)
 
 
-def _floats(node: Node, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def _floats(node: Node, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     name = node.name.lower()
     if node.op == DATA:
         return rng.standard_normal(shape)

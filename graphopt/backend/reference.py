@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node, Value
 
-Arrays = list[np.ndarray]
+Arrays = list[np.ndarray[Any, Any]]
 
 
-def run(graph: Graph, feeds: Mapping[str, np.ndarray], *, training: bool = False) -> Arrays:
+def run(
+    graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]], *, training: bool = False
+) -> Arrays:
     """Evaluate a graph.
 
     Args:
@@ -30,7 +33,7 @@ def run(graph: Graph, feeds: Mapping[str, np.ndarray], *, training: bool = False
         InputError: an input has no value.
         UnsupportedOp: an operator is outside the reference table.
     """
-    values: dict[Value, np.ndarray] = {}
+    values: dict[Value, np.ndarray[Any, Any]] = {}
     for node in graph.topological():
         for index, array in enumerate(_node(graph, node, feeds, values, training=training)):
             values[node.out(index)] = array
@@ -50,8 +53,8 @@ def supports(graph: Graph) -> bool:
 def _node(
     graph: Graph,
     node: Node,
-    feeds: Mapping[str, np.ndarray],
-    values: Mapping[Value, np.ndarray],
+    feeds: Mapping[str, np.ndarray[Any, Any]],
+    values: Mapping[Value, np.ndarray[Any, Any]],
     *,
     training: bool,
 ) -> Arrays:

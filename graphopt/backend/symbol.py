@@ -56,7 +56,7 @@ def first_line(error: Exception) -> str:
     return text
 
 
-def constants(graph: Graph) -> dict[str, np.ndarray]:
+def constants(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     """Tensors of the graph's constant nodes, by the name of the variable that stands for each."""
     return {
         node.name: constant_array(node)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from graphopt.backend.engines import quiet_binding
+from graphopt.backend.engines import CachedOpEngine, quiet_binding
 from graphopt.backend.infer import Types, infer_types
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
+from graphopt.ir.node import AUX
 
 _GRADIENT_DTYPES = ("float16", "float32", "float64")
 
@@ -27,12 +28,12 @@ class MXNetTarget:
     def evaluate(
         self,
         graph: Graph,
-        feeds: Mapping[str, np.ndarray],
+        feeds: Mapping[str, np.ndarray[Any, Any]],
         *,
         training: bool = False,
         gradients: bool = False,
-    ) -> dict[str, np.ndarray]:
-        """Run the graph once in MXNet's executor.
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        """Run the graph once, with nothing of MXNet's own graph rewrites.
 
         Args:
             graph: what to run.
@@ -57,39 +58,67 @@ class MXNetTarget:
 
 
 def _run(
-    mx: Any, graph: Graph, feeds: Mapping[str, np.ndarray], *, training: bool, gradients: bool
-) -> dict[str, np.ndarray]:
+    mx: Any,
+    graph: Graph,
+    feeds: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    training: bool,
+    gradients: bool,
+) -> dict[str, np.ndarray[Any, Any]]:
     symbol = to_symbol(graph)
-    arrays = {name: mx.nd.array(a, dtype=a.dtype) for name, a in constants(graph).items()}
-    fixed = set(arrays)
+    fixed = constants(graph)
+    arrays = {}
     for name in symbol.list_inputs():
-        if name not in arrays:
-            if name not in feeds:
-                raise InputError(f"input {name!r} of graph {graph.name!r} has no value")
-            arrays[name] = mx.nd.array(feeds[name], dtype=feeds[name].dtype)
+        value = fixed.get(name, feeds.get(name))
+        if value is None:
+            raise InputError(f"input {name!r} of graph {graph.name!r} has no value")
+        arrays[name] = mx.nd.array(value, dtype=value.dtype)
+    mx.random.seed(0)
+    if gradients:
+        unread = {name: value for name, value in feeds.items() if name not in arrays}
+        return _backward(mx, symbol, arrays, set(fixed)) | _of_unread(graph, unread)
+    if not arrays:  # CachedOp refuses a graph without inputs
+        arrays["anchor"] = mx.nd.zeros(1)
+        symbol = mx.sym.Group([symbol, mx.sym.identity(mx.sym.var("anchor"))])
+    # Not the executor: its oneDNN subgraphs get some graphs wrong.
+    with mx.autograd.pause(train_mode=training):
+        outputs = CachedOpEngine(symbol, symbol.list_inputs())(list(arrays.values()))
+    named = zip(range(len(graph.outputs)), outputs, strict=False)
+    return {f"output{i}": output.asnumpy() for i, output in named}
+
+
+def _backward(
+    mx: Any, symbol: Any, arrays: Mapping[str, Any], fixed: set[str]
+) -> dict[str, np.ndarray[Any, Any]]:
     args = {name: arrays[name] for name in symbol.list_arguments()}
     aux = {name: arrays[name] for name in symbol.list_auxiliary_states()}
-    wanted = {
-        name: gradients and name not in fixed and a.dtype.__name__ in _GRADIENT_DTYPES
-        for name, a in args.items()
-    }
+    wanted = [n for n in args if n not in fixed and args[n].dtype.__name__ in _GRADIENT_DTYPES]
     with quiet_binding():
         executor = symbol.bind(
             mx.cpu(),
             args,
-            args_grad={name: mx.nd.zeros_like(args[name]) for name, use in wanted.items() if use},
-            grad_req={name: "write" if use else "null" for name, use in wanted.items()},
+            args_grad={name: mx.nd.zeros_like(args[name]) for name in wanted},
+            grad_req={name: "write" if name in wanted else "null" for name in args},
             aux_states=aux,
         )
-    mx.random.seed(0)
-    outputs = executor.forward(is_train=training)
+    outputs = executor.forward(is_train=True)
     found = {f"output{i}": output.asnumpy() for i, output in enumerate(outputs)}
-    if gradients:
-        executor.backward([_head_gradient(mx, output, i) for i, output in enumerate(outputs)])
-        found |= {
-            f"grad:{name}": executor.grad_dict[name].asnumpy() for name, use in wanted.items() if use
-        }
-        found |= {f"aux:{name}": a.asnumpy() for name, a in aux.items()}
+    executor.backward([_head_gradient(mx, output, i) for i, output in enumerate(outputs)])
+    found |= {f"grad:{name}": executor.grad_dict[name].asnumpy() for name in wanted}
+    return found | {f"aux:{name}": array.asnumpy() for name, array in aux.items()}
+
+
+def _of_unread(
+    graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """What backward leaves of inputs that MXNet drops: gradients of zero, states as they were."""
+    found = {}
+    for node in graph.inputs:
+        value = feeds.get(node.name)
+        if value is not None and node.op == AUX:
+            found[f"aux:{node.name}"] = value
+        elif value is not None and value.dtype.name in _GRADIENT_DTYPES:
+            found[f"grad:{node.name}"] = np.zeros_like(value)
     return found
 
 

@@ -25,16 +25,17 @@ def note(text: str) -> None:
 
 def say_json(data: Any) -> None:
     """Write a JSON document; numbers JSON has no word for become null."""
-    click.echo(json.dumps(_finite(data), indent=2, allow_nan=False))
+    click.echo(json.dumps(finite(data), indent=2, allow_nan=False))
 
 
-def _finite(data: Any) -> Any:
+def finite(data: Any) -> Any:
+    """The data with null for every float that JSON has no word for."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):
-        return {str(key): _finite(value) for key, value in data.items()}
+        return {str(key): finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
+        return [finite(value) for value in data]
     return data
 
 

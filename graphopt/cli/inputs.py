@@ -1,78 +1,73 @@
-"""Options that name an input: ``data:1,3,224,224`` and ``data:float16``."""
+"""Options that name an input: ``--shape data:1,3,224,224`` and ``--dtype data:float16``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from graphopt.cli.verb import unknown, usage
+from graphopt.cli.verb import unknown
 
 Shape = tuple[int, ...]
 _T = TypeVar("_T")
 
 
-class ShapeType(click.ParamType):
-    """``NAME:EXTENT,EXTENT,...``."""
-
-    name = "NAME:N,N,..."
-
-    def get_metavar(self, param: click.Parameter, ctx: Any = None) -> str:
-        """As ``--help`` shows it."""
-        return self.name
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Shape]:
-        """Parse; malformed text is an error of usage."""
-        name, colon, extents = str(value).rpartition(":")
-        parts = [part.strip() for part in extents.split(",")]
-        if not colon or not name:
-            self.fail(f"{value!r} has no input name; write for example data:1,3,224,224", param, ctx)
-        if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-            self.fail(
-                f"{value!r} is no shape; extents are positive whole numbers, for example"
-                f" {name}:1,3,224,224",
-                param,
-                ctx,
-            )
-        return name, tuple(map(int, parts))
+def type_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--shape`` and ``--dtype``, each a mapping from the names of inputs."""
+    shape = click.option(
+        "shapes",
+        "--shape",
+        metavar="NAME:N,N,...",
+        multiple=True,
+        callback=_shapes,
+        help="Shape of an input, for example data:1,3,224,224; once per input.",
+    )
+    dtype = click.option(
+        "dtypes",
+        "--dtype",
+        metavar="NAME:DTYPE",
+        multiple=True,
+        callback=_dtypes,
+        help="Dtype of an input, for example data:float16; float32 otherwise.",
+    )
+    return shape(dtype(function))
 
 
-class DTypeType(click.ParamType):
-    """``NAME:DTYPE``."""
-
-    name = "NAME:DTYPE"
-
-    def get_metavar(self, param: click.Parameter, ctx: Any = None) -> str:
-        """As ``--help`` shows it."""
-        return self.name
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
-        """Parse; an unknown dtype is an error of usage."""
-        from graphopt.ir.types import DTYPES
-
-        name, colon, dtype = str(value).rpartition(":")
-        if not colon or not name:
-            self.fail(f"{value!r} has no input name; write for example data:float16", param, ctx)
-        if dtype not in DTYPES:
-            hint = unknown("dtype", dtype, DTYPES)
-            self.fail(hint if "?" in hint else f"{hint}; known: {', '.join(DTYPES)}", param, ctx)
-        return name, dtype
+def _shapes(_ctx: click.Context, _: click.Parameter, texts: Sequence[str]) -> dict[str, Shape]:
+    return _mapping(texts, _shape, "data:1,3,224,224")
 
 
-SHAPE = ShapeType()
-DTYPE = DTypeType()
+def _dtypes(_ctx: click.Context, _: click.Parameter, texts: Sequence[str]) -> dict[str, str]:
+    return _mapping(texts, _dtype, "data:float16")
 
 
-def as_mapping(option: str, pairs: Sequence[tuple[str, _T]]) -> dict[str, _T]:
-    """The pairs of a repeated option.
-
-    Raises:
-        UsageError: a name is given twice.
-    """
+def _mapping(texts: Sequence[str], read: Callable[[str, str], _T], example: str) -> dict[str, _T]:
     found: dict[str, _T] = {}
-    for name, value in pairs:
+    for text in texts:
+        name, colon, rest = text.rpartition(":")
+        if not colon or not name:
+            raise click.BadParameter(f"{text!r} names no input; write for example {example}")
         if name in found:
-            usage(f"{option} is given twice for input {name!r}")
-        found[name] = value
+            raise click.BadParameter(f"input {name!r} is given twice")
+        found[name] = read(name, rest)
     return found
+
+
+def _shape(name: str, text: str) -> Shape:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+        raise click.BadParameter(
+            f"{text!r} is no shape; extents are positive whole numbers,"
+            f" for example {name}:1,3,224,224"
+        )
+    return tuple(map(int, parts))
+
+
+def _dtype(_name: str, text: str) -> str:
+    from graphopt.ir.types import DTYPES
+
+    if text not in DTYPES:
+        known = f" (known are {', '.join(DTYPES)})"
+        raise click.BadParameter(unknown("dtype", text, DTYPES) + known)
+    return text

@@ -8,7 +8,7 @@ import click
 
 from graphopt.cli import models
 from graphopt.cli.console import Table, paint, say, say_json
-from graphopt.cli.inputs import Shape
+from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.progress import progress
 from graphopt.cli.verb import as_mode, build_pipeline, mode_option, pipeline_option, verb
 
@@ -24,6 +24,7 @@ COLUMNS = (
     ">MB",
     ">pass ms",
     ">run ms",
+    ">original ms",
     ">speed-up",
     ">max error",
     "engine",
@@ -32,7 +33,7 @@ COLUMNS = (
 
 @verb
 @models.model_argument
-@models.type_options
+@type_options
 @pipeline_option()
 @mode_option
 @models.feed_options
@@ -46,8 +47,8 @@ COLUMNS = (
 )
 def command(
     model: str,
-    shapes: tuple[tuple[str, Shape], ...],
-    dtypes: tuple[tuple[str, str], ...],
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
     pipeline: str,
     mode: str,
     params: str | None,
@@ -60,8 +61,8 @@ def command(
 
     MODEL is a *-symbol.json file, a graph's text (*.gir), - for stdin, or model_zoo:NAME for a
     model of Gluon's vision zoo. Columns: operators; those that run on every call; elements of
-    parameters; megabytes of intermediate results; time of the pass; time of a call, measured in
-    turns with the original; how many times faster that is; largest error against the original.
+    parameters; megabytes of intermediate results; time of the pass; time of a call and, measured in
+    turns with it, of the original; how many times faster; largest error against the original.
     Exit status 1 tells that a pass had to be rolled back.
     """
     from graphopt.api.inspecting import inspect
@@ -104,6 +105,12 @@ def _show(seen: Inspection) -> None:
             say(f"{paint(row.status, colour)}: {row.name}: {row.reason}")
 
 
+def _milliseconds(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     size = row.metrics
     return (
@@ -114,7 +121,8 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(size.parameters),
         f"{size.intermediate_bytes / 1e6:.2f}",
         f"{row.pass_ms:.1f}" if row.status else "",
-        f"{row.run_ms:.3g}" if row.run_ms is not None else "",
+        _milliseconds(row.run_ms),
+        _milliseconds(row.original_ms),
         f"{row.speed_up:.2f}x" if row.speed_up is not None else "",
         f"{row.max_error:.1e}" if row.max_error is not None else "",
         row.engine.removesuffix(" subgraphs"),

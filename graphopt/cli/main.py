@@ -108,7 +108,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None, state: State) -> int:
-    found: Any = cli.main(argv, prog_name="graphopt", standalone_mode=False, obj=state)
+    # MXNet tells on stderr which subgraph backend it binds with, for every graph that is timed.
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        # Not through click's own main(), which ends the process when a pipe breaks.
+        with cli.make_context("graphopt", arguments, obj=state) as ctx:
+            found: Any = cli.invoke(ctx)
+    except click.exceptions.Exit as done:
+        return done.exit_code
     return found if isinstance(found, int) else FINE
 
 

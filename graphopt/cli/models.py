@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphopt.cli.console import note
+from graphopt.cli.inputs import Shape
+from graphopt.cli.native import hushed
 from graphopt.cli.parameters import read_parameters
-from graphopt.cli.inputs import DTYPE, SHAPE, Shape, as_mapping
 from graphopt.cli.verb import unknown, usage
 from graphopt.errors import InputError, ParseError
 
@@ -25,25 +26,6 @@ if TYPE_CHECKING:
 ZOO = "model_zoo:"
 
 model_argument = click.argument("model", metavar="MODEL")
-
-
-def type_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``--shape`` and ``--dtype``."""
-    shape = click.option(
-        "shapes",
-        "--shape",
-        type=SHAPE,
-        multiple=True,
-        help="Shape of an input, for example data:1,3,224,224; once per input.",
-    )
-    dtype = click.option(
-        "dtypes",
-        "--dtype",
-        type=DTYPE,
-        multiple=True,
-        help="Dtype of an input, for example data:float16; float32 otherwise.",
-    )
-    return shape(dtype(function))
 
 
 def feed_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,8 +51,8 @@ class Model:
 
 def load(
     model: str,
-    shapes: tuple[tuple[str, Shape], ...] = (),
-    dtypes: tuple[tuple[str, str], ...] = (),
+    shapes: Mapping[str, Shape],
+    dtypes: Mapping[str, str],
 ) -> Model:
     """The graph of MODEL.
 
@@ -78,13 +60,12 @@ def load(
         UsageError: there is no such file or zoo model, or an option names no input.
         GraphoptError: the file is malformed, or the types contradict.
     """
-    given = as_mapping("--shape", shapes), as_mapping("--dtype", dtypes)
     if model.startswith(ZOO):
-        return _zoo(model.removeprefix(ZOO), *given)
+        return _zoo(model.removeprefix(ZOO), shapes, dtypes)
     text = read(model)
     if _is_json(model, text):
-        return Model(_lift(model, text, *given))
-    return Model(_retype(_parse(model, text), *given))
+        return Model(_lift(model, text, shapes, dtypes))
+    return Model(_retype(_parse(model, text), shapes, dtypes))
 
 
 def read(path: str) -> str:
@@ -115,8 +96,7 @@ def require_types(graph: Graph) -> None:
     loose = [
         node
         for node in graph.inputs
-        if not node.type.is_static
-        and (graph.node_users(node.id) or graph.is_output(node.out()))
+        if not node.type.is_static and (graph.node_users(node.id) or graph.is_output(node.out()))
     ]
     if not loose:
         return
@@ -128,7 +108,7 @@ def require_types(graph: Graph) -> None:
     usage(f"the shape{plural} of input{plural} {listed} must be given, for example {example}")
 
 
-def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray]:
+def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[Any, Any]]:
     """A value for every input: from the file, else drawn at random, which is said on stderr.
 
     Raises:
@@ -139,7 +119,7 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray]:
     require_types(model.graph)
     drawn = random_feeds(model.graph, seed)
     if params is None:
-        note(f"parameters and data are drawn at random (--seed {seed}); --params FILE gives real ones")
+        note(f"parameters and data are random (--seed {seed}); --params FILE gives real ones")
         return drawn
     found = read_parameters(params, model.aliases)
     needed = [n for n in model.graph.inputs if n.op != "data" and n.name in drawn]
@@ -153,7 +133,7 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray]:
                 f"parameter {node.name!r} has shape {found[node.name].shape} in {params},"
                 f" but {node.type.shape} in the model"
             )
-    note(f"parameters are those of {params}, data is drawn at random (--seed {seed})")
+    note(f"parameters are those of {params}, data is random (--seed {seed})")
     return drawn | {node.name: found[node.name] for node in needed}
 
 
@@ -163,13 +143,12 @@ def _is_json(path: str, text: str) -> bool:
     return suffix == ".json" or (suffix != ".gir" and text.lstrip()[:1] in "{[")
 
 
-def _lift(
-    path: str, text: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]
-) -> Graph:
+def _lift(path: str, text: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> Graph:
     from graphopt.frontend.symbol import lift_symbol
     from graphopt.frontend.symbol_json import parse_symbol
 
-    symbol = parse_symbol(text, "stdin" if path == "-" else path)
+    with hushed():
+        symbol = parse_symbol(text, "stdin" if path == "-" else path)
     _check_names(symbol.list_inputs(), shapes, dtypes)
     title = "stdin" if path == "-" else Path(path).name
     return lift_symbol(
@@ -206,9 +185,7 @@ def _retype(graph: Graph, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]
     return with_types(typed)
 
 
-def _check_names(
-    known: list[str], shapes: Mapping[str, Shape], dtypes: Mapping[str, str]
-) -> None:
+def _check_names(known: list[str], shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> None:
     for name in (*shapes, *dtypes):
         if name not in known:
             usage(unknown("input", name, known))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphopt.cli.verb import usage
 from graphopt.errors import ParseError
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarray]:
+def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
     """Arrays by name; ``arg:`` and ``aux:`` go, aliases become the names they stand for.
 
     Raises:
         UsageError: there is no such file.
         ParseError: MXNet cannot read it, or its arrays have no names.
     """
-    from graphopt.backend.symbol import first_line
     from graphopt.compat import import_mxnet
 
     if not Path(path).is_file():
@@ -29,7 +28,7 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
     try:
         found = mx.nd.load(path)
     except mx.MXNetError as error:
-        raise ParseError(f"MXNet cannot read {path}: {first_line(error)}") from None
+        raise ParseError(f"{path} is no file of parameters that MXNet can read") from error
     if not isinstance(found, dict):
         raise ParseError(f"{path} holds arrays without names, so they are no parameters")
     arrays = {}
@@ -39,7 +38,9 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
     return arrays
 
 
-def write_parameters(path: Path, arrays: Mapping[str, np.ndarray], aux: frozenset[str]) -> None:
+def write_parameters(
+    path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], aux: frozenset[str]
+) -> None:
     """Write arrays as ``arg:name`` or ``aux:name``."""
     from graphopt.compat import import_mxnet
 

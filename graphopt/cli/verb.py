@@ -53,14 +53,13 @@ mode_option = click.option(
 
 def pipeline_option(default: str | None = "default") -> Decorator:
     """``-p PIPELINE``."""
+    presence = {"required": True} if default is None else {"default": default, "show_default": True}
     return click.option(
         "-p",
         "--pipeline",
         metavar="PIPELINE",
-        default=default,
-        required=default is None,
-        show_default=default is not None,
         help="Passes such as 'cse,fold-batch-norm', with {option=value}, or a named pipeline.",
+        **presence,
     )
 
 

@@ -87,9 +87,7 @@ def lift_traced(
     )
 
 
-def lift_block(
-    block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]
-) -> Graph:
+def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> Graph:
     """The graph of a HybridBlock for stated input shapes.
 
     Args:

@@ -117,5 +117,3 @@ def _graph(
         )
     graph.set_outputs(Value(nodes[source].id, index) for source, index, *_ in document["heads"])
     return graph
-
-

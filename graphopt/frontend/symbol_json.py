@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from graphopt.compat import import_mxnet
 from graphopt.backend.symbol import first_line
+from graphopt.compat import import_mxnet
 from graphopt.errors import ParseError
 
 

@@ -17,6 +17,10 @@ from graphopt.errors import ParseError
 #: bool, int, float, str, None, or a (nested) tuple of those.
 AttrValue = Any
 
+#: More than any number MXNet holds, and less than what Python refuses to convert.
+_MAX_DIGITS: Final = 1000
+_MAX_DEPTH: Final = 50
+
 _INT = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 _WORDS: Final[dict[str, bool | None]] = {
@@ -108,6 +112,8 @@ def _value(text: str) -> AttrValue:
 
 def _number(text: str) -> int | float | None:
     if _INT.fullmatch(text):
+        if len(text) > _MAX_DIGITS:
+            return None
         value = int(text)
         # A padded number ("007") is somebody's string.
         return value if str(value) == text.lstrip("+") else None
@@ -160,9 +166,7 @@ def print_value(value: AttrValue) -> str:
     return repr(value)
 
 
-_TOKEN = re.compile(
-    r'\s*(?:("(?:[^"\\]|\\.)*")|([()\[\],=])|([+-]?[A-Za-z0-9_.+-]+))', re.DOTALL
-)
+_TOKEN = re.compile(r'\s*(?:("(?:[^"\\]|\\.)*")|([()\[\],=])|([+-]?[A-Za-z0-9_.+-]+))', re.DOTALL)
 
 
 def parse_value(text: str, position: int = 0) -> tuple[AttrValue, int]:
@@ -171,34 +175,51 @@ def parse_value(text: str, position: int = 0) -> tuple[AttrValue, int]:
     Raises:
         ParseError: there is no value at ``position``.
     """
-    match = _TOKEN.match(text, position)
-    if match is None:
-        raise ParseError(f"expected a value at {text[position : position + 20]!r}")
-    quoted, mark, word = match.groups()
-    if quoted is not None:
-        return json.loads(quoted), match.end()
-    if mark == "(":
-        return _parse_tuple(text, match.end())
-    if word is not None:
-        if word in ("True", "False", "None"):
-            return _WORDS[word], match.end()
-        number = _number(word)
-        if number is not None:
-            return number, match.end()
-    raise ParseError(f"{match[0].strip()!r} is no value; quote strings")
-
-
-def _parse_tuple(text: str, position: int) -> tuple[AttrValue, int]:
-    items: list[AttrValue] = []
+    tuples: list[list[AttrValue]] = []  # those that are still open
     while True:
         match = _TOKEN.match(text, position)
-        if match is not None and match[2] == ")":
-            return tuple(items), match.end()
-        value, position = parse_value(text, position)
-        items.append(value)
-        match = _TOKEN.match(text, position)
-        if match is None or match[2] not in (",", ")"):
-            raise ParseError("a tuple lacks its closing parenthesis")
-        if match[2] == ")":
-            return tuple(items), match.end()
+        if match is None:
+            raise ParseError(f"expected a value at {text[position : position + 20]!r}")
         position = match.end()
+        if match[2] == "(":
+            if len(tuples) == _MAX_DEPTH:
+                raise ParseError(f"a tuple nests too deep (more than {_MAX_DEPTH} levels)")
+            tuples.append([])
+            continue
+        value = tuple(tuples.pop()) if match[2] == ")" and tuples else _scalar(match)
+        while tuples:
+            tuples[-1].append(value)
+            match = _TOKEN.match(text, position)
+            if match is None or match[2] not in (",", ")"):
+                raise ParseError("a tuple lacks its closing parenthesis")
+            position = match.end()
+            if match[2] == ",":
+                break
+            value = tuple(tuples.pop())
+        else:
+            return value, position
+
+
+def _scalar(match: re.Match[str]) -> AttrValue:
+    quoted, _, word = match.groups()
+    if quoted is not None:
+        return unquote(quoted)
+    if word in ("True", "False", "None"):
+        return _WORDS[word]
+    number = None if word is None else _number(word)
+    if number is None:
+        shown = match[0].strip()
+        raise ParseError(f"{shown[:40]!r} is no value; quote strings")
+    return number
+
+
+def unquote(quoted: str) -> str:
+    """The text in JSON's quotes.
+
+    Raises:
+        ParseError: it holds a control character or an escape that JSON does not know.
+    """
+    try:
+        return str(json.loads(quoted))
+    except json.JSONDecodeError:
+        raise ParseError(f"{quoted} is no text as JSON quotes it") from None

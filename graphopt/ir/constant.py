@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphopt.ir.node import CONSTANT, Node
 from graphopt.ir.types import TensorType
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphopt.ir.graph import Graph
 
 
-def add_constant(graph: Graph, array: np.ndarray, name: str = "") -> Node:
+def add_constant(graph: Graph, array: np.ndarray[Any, Any], name: str = "") -> Node:
     """Add a constant node that holds ``array`` (any shape, a dtype the IR knows)."""
     data = base64.b64encode(array.tobytes()).decode()  # C order, whatever the array's own
     dtype, shape = str(array.dtype), tuple(int(extent) for extent in array.shape)
@@ -22,7 +22,7 @@ def add_constant(graph: Graph, array: np.ndarray, name: str = "") -> Node:
     return graph.add(CONSTANT, (), attrs, (TensorType(dtype, shape),), name)
 
 
-def constant_array(node: Node) -> np.ndarray:
+def constant_array(node: Node) -> np.ndarray[Any, Any]:
     """The read-only tensor of a constant node."""
     import numpy as np
 

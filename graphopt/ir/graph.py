@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from graphopt.errors import GraphError
-from graphopt.ir.attrs import EMPTY, AttrValue, Attrs
+from graphopt.ir.attrs import EMPTY, Attrs, AttrValue
 from graphopt.ir.node import ROLES, Node, NodeId, Use, Value
 from graphopt.ir.types import UNKNOWN, TensorType
 
@@ -216,7 +216,7 @@ class Graph:
         self._nodes[node.id] = node
         if self._users is not None:
             self._count_uses(node, self._users)
-        if self._names is not None and name:
+        if self._names is not None:
             self._names[name] = self._names.get(name, 0) + 1
         return node
 
@@ -230,7 +230,9 @@ class Graph:
                 self._users[value.node].pop(Use(old.id, position), None)
             self._count_uses(node, self._users)
         if old.name != node.name:
-            self._names = None
+            self._forget_name(old.name)
+            if self._names is not None:
+                self._names[node.name] = self._names.get(node.name, 0) + 1
         return node
 
     def replace_uses(self, old: Value, new: Value) -> int:
@@ -265,7 +267,8 @@ class Graph:
         del self._nodes[node]
         if gone.is_input:
             self._inputs.remove(node)
-        self._names = None
+        self._order = None  # counting the uses has made it anew, with the node
+        self._forget_name(gone.name)
 
     def set_outputs(self, outputs: Iterable[Value | Node]) -> None:
         """Choose what the graph returns."""
@@ -296,13 +299,12 @@ class Graph:
     def edit(self) -> Iterator[Graph]:
         """Edit as a transaction: an exception inside leaves the graph as it was."""
         before: _State = (self._nodes, self._inputs, self._outputs, self._next)
-        shared = self._shared
         self._shared = True
         try:
             yield self
         except BaseException:
             self._nodes, self._inputs, self._outputs, self._next = before
-            self._shared = shared
+            self._shared = True  # with any copy made inside
             self._users = self._order = self._names = None
             raise
 
@@ -315,6 +317,12 @@ class Graph:
             self._outputs = list(self._outputs)
             self._users = self._names = None
             self._shared = False
+
+    def _forget_name(self, name: str) -> None:
+        if self._names is not None and name in self._names:
+            self._names[name] -= 1
+            if not self._names[name]:
+                del self._names[name]
 
     def _use_index(self) -> dict[NodeId, dict[Use, int]]:
         if self._users is None:

@@ -27,7 +27,7 @@ class Value(NamedTuple):
     """One output of one node: what flows along an edge."""
 
     node: NodeId
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody needs
 
 
 class Use(NamedTuple):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
+from typing import Final, NoReturn
 
 from graphopt.errors import GraphoptError, ParseError
-from graphopt.ir.attrs import EMPTY, Attrs, parse_value
+from graphopt.ir.attrs import EMPTY, Attrs, AttrValue, parse_value, unquote
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import NodeId, Value
 from graphopt.ir.types import UNKNOWN, TensorType, parse_type
@@ -17,8 +17,10 @@ _WORD = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.$/:@+-]*[A-Za-z0-9_.$/@+-]')
 _OP = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z_][\w.]*')
 _KEY = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z_][A-Za-z0-9_.]*')
 _TYPE = re.compile(r"(?:\?|[a-z]+[0-9]+)(?:\[[^\]]*\])?")
-_INDEX = re.compile(r"#(\d+)")
+_INDEX = re.compile(r"#(\d{1,9})")
 _ROLE = re.compile(r"(param|aux)\s")
+
+_MAX_DEPTH: Final = 50
 
 
 def parse(text: str) -> Graph:
@@ -48,10 +50,13 @@ class _Reader:
         self.text = text
         self.position = 0
 
-    def fail(self, expected: str) -> None:
-        line = self.text.count("\n", 0, self.position) + 1
+    def fail(self, expected: str) -> NoReturn:
         found = self.text[self.position : self.position + 24].split("\n")[0]
-        raise ParseError(f"line {line}: expected {expected}, found {found or 'the end'!r}")
+        self.wrong(f"expected {expected}, found {repr(found) if found else 'the end'}")
+
+    def wrong(self, problem: object) -> NoReturn:
+        line = self.text.count("\n", 0, self.position) + 1
+        raise ParseError(f"line {line}: {problem}")
 
     def skip(self) -> None:
         match = _SPACE.match(self.text, self.position)
@@ -74,15 +79,29 @@ class _Reader:
         match = pattern.match(self.text, self.position)
         if match is None:
             self.fail(what)
-            raise AssertionError
         self.position = match.end()
         return match[0]
 
     def unquoted(self, pattern: re.Pattern[str], what: str) -> str:
         word = self.take(pattern, what)
-        return json.loads(word) if word.startswith('"') else word
+        return self.unquote(word) if word.startswith('"') else word
 
-    def graph(self) -> Graph:
+    def unquote(self, word: str) -> str:
+        try:
+            return unquote(word)
+        except ParseError as error:
+            self.wrong(error)
+
+    def plain(self, label: str) -> str:
+        """The node's name behind a printed label."""
+        body = label[1:]
+        if body.startswith('"'):
+            return self.unquote(body[: body.rindex('"') + 1])
+        return body.split("~")[0]
+
+    def graph(self, depth: int = 0) -> Graph:
+        if depth > _MAX_DEPTH:
+            self.fail(f"at most {_MAX_DEPTH} graphs in each other")
         self.expect("graph")
         graph = Graph(self.unquoted(_WORD, "a graph name"))
         names: dict[str, NodeId] = {}
@@ -94,7 +113,7 @@ class _Reader:
                 break
         self.expect("{")
         while not self.accept("return"):
-            self.node(graph, names)
+            self.node(graph, names, depth)
         outputs: list[Value] = []
         while not self.accept("}"):
             outputs.append(self.value(names))
@@ -113,10 +132,10 @@ class _Reader:
         self.expect(":")
         type_ = self.type()
         attrs = self.attrs()
-        node = graph.add_input(_plain(label), role[1] if role else "data", type_, attrs)
+        node = graph.add_input(self.plain(label), role[1] if role else "data", type_, attrs)
         self.define(names, label, node.id)
 
-    def node(self, graph: Graph, names: dict[str, NodeId]) -> None:
+    def node(self, graph: Graph, names: dict[str, NodeId], depth: int) -> None:
         label = self.take(_NAME, "a node such as %fc, or return")
         self.expect("=")
         op = self.unquoted(_OP, "an operator name")
@@ -133,8 +152,8 @@ class _Reader:
         graphs: list[Graph] = []
         if self.accept("["):
             while not self.accept("]"):
-                graphs.append(self.graph())
-        node = graph.add(op, inputs, attrs, types, _plain(label), graphs=graphs, after=after)
+                graphs.append(self.graph(depth + 1))
+        node = graph.add(op, inputs, attrs, types, self.plain(label), graphs=graphs, after=after)
         self.define(names, label, node.id)
 
     def define(self, names: dict[str, NodeId], label: str, node: NodeId) -> None:
@@ -165,7 +184,11 @@ class _Reader:
         return Value(names[label], int(index[1]))
 
     def type(self) -> TensorType:
-        return parse_type(self.take(_TYPE, "a type such as f32[8,64] or ?"))
+        text = self.take(_TYPE, "a type such as f32[8,64] or ?")
+        try:
+            return parse_type(text)
+        except ParseError as error:
+            self.wrong(error)
 
     def types(self) -> list[TensorType]:
         if not self.accept("("):
@@ -181,9 +204,11 @@ class _Reader:
     def attrs(self) -> Attrs:
         if not self.accept("{"):
             return EMPTY
-        values = {}
+        values: dict[str, AttrValue] = {}
         while not self.accept("}"):
             key = self.unquoted(_KEY, "an attribute name")
+            if key in values:
+                self.fail(f"another attribute ({key} is given twice)")
             self.expect("=")
             try:
                 values[key], self.position = parse_value(self.text, self.position)
@@ -194,10 +219,3 @@ class _Reader:
                 break
         return Attrs(values)
 
-
-def _plain(label: str) -> str:
-    """The node's name behind a printed label."""
-    body = label[1:]
-    if body.startswith('"'):
-        return str(json.loads(body[: body.rindex('"') + 1]))
-    return body.split("~")[0]

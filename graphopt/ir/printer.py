@@ -33,15 +33,17 @@ def print_graph(graph: Graph) -> str:
 
 def print_node(graph: Graph, node: NodeId) -> str:
     """The one-line text of a node, as it stands in its graph's text."""
-    names = labels(graph)
-    return next(_node_lines(graph[node], names, ""))
+    names, found = labels(graph), graph[node]
+    return _input(found, names) if found in graph.inputs else next(_node_lines(found, names, ""))
 
 
 def labels(graph: Graph) -> dict[NodeId, str]:
     """The printed name, ``%`` included, of every node."""
     seen: dict[str, int] = {}
     result: dict[NodeId, str] = {}
-    for node in (*graph.inputs, *(n for n in graph.topological() if not n.is_input)):
+    for node in (*graph.inputs, *graph.topological()):
+        if node.id in result:
+            continue
         count = seen[node.name] = seen.get(node.name, 0) + 1
         plain = node.name if _PLAIN.fullmatch(node.name) else json.dumps(node.name)
         # A node without a name always carries a number, or "%" would stand alone.
@@ -52,14 +54,20 @@ def labels(graph: Graph) -> dict[NodeId, str]:
 
 def _lines(graph: Graph, indent: str) -> Iterator[str]:
     names = labels(graph)
-    title = graph.name if graph.name and _PLAIN.fullmatch(graph.name) else json.dumps(graph.name)
+    title = graph.name if _is_title(graph.name) else json.dumps(graph.name)
     yield f"{indent}graph {title}({', '.join(_input(n, names) for n in graph.inputs)}) {{"
+    given = {node.id for node in graph.inputs}
     for node in graph.topological():
-        if not node.is_input:
+        if node.id not in given:
             yield from _node_lines(node, names, indent + _INDENT)
     returned = ", ".join(_value(value, names) for value in graph.outputs)
     yield f"{indent}{_INDENT}return {returned}".rstrip()
     yield indent + "}"
+
+
+def _is_title(name: str) -> bool:
+    """Whether a graph's name reads back without quotes: it may not look like a comment."""
+    return bool(name) and not name.startswith("//") and _PLAIN.fullmatch(name) is not None
 
 
 def _input(node: Node, names: dict[NodeId, str]) -> str:

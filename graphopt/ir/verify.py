@@ -32,8 +32,9 @@ def verify(graph: Graph, stage: Stage = "optimized", where: str = "") -> None:
     """
     graph.topological()  # finds cycles and reads of missing nodes
     _check_signature(graph, where)
+    given = {node.id for node in graph.inputs}
     for node in graph:
-        problem = _problem(graph, node, stage)
+        problem = _problem(graph, node, stage, given=node.id in given)
         if problem:
             raise GraphError(_message(graph, node, problem, where))
         for nested in node.graphs:
@@ -50,15 +51,23 @@ def _check_signature(graph: Graph, where: str) -> None:
     if not graph.outputs:
         raise GraphError(f"graph {graph.name!r}{at} returns nothing")
     for value in graph.outputs:
-        if value.node not in graph or value.index >= len(graph[value.node].types):
-            raise GraphError(f"graph {graph.name!r}{at} returns {value}, which is not there")
+        node = graph[value.node]
+        if not 0 <= value.index < len(node.types):
+            raise GraphError(
+                f"graph {graph.name!r}{at} returns output {value.index} of node {node.name!r},"
+                f" which has {len(node.types)}"
+            )
 
 
-def _problem(graph: Graph, node: Node, stage: Stage) -> str:
+def _problem(graph: Graph, node: Node, stage: Stage, *, given: bool) -> str:
     if not node.op:
         return "it has no operator name"
     if not node.types:
         return "it has no outputs"
+    if given and not node.is_input:
+        return f"an input of the graph is a {node.op}"
+    if node.is_input and not given:
+        return "it is no input of the graph"
     if node.is_input and (node.inputs or len(node.types) != 1):
         return "an input reads nothing and has one output"
     if stage == "captured" and node.op in OWN_OPS:
@@ -78,9 +87,9 @@ def _message(graph: Graph, node: Node, problem: str, where: str) -> str:
 
 def _window(graph: Graph, node: Node, around: int = 5) -> str:
     """The text around a node, with a line of carets under it."""
-    target = print_node(graph, node.id).strip()
+    target = print_node(graph, node.id)
     lines = print_graph(graph).splitlines()
-    at = next((n for n, line in enumerate(lines) if line.strip() == target), 0)
-    pad = " " * (len(lines[at]) - len(lines[at].lstrip()))
-    marked = [*lines[: at + 1], pad + "^" * len(target), *lines[at + 1 :]]
+    at = next(n for n, line in enumerate(lines) if target in line)
+    mark = " " * lines[at].index(target) + "^" * len(target)
+    marked = [*lines[: at + 1], mark, *lines[at + 1 :]]
     return "\n".join(marked[max(0, at - around) : at + around + 2])

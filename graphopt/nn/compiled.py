@@ -157,12 +157,12 @@ class CompiledBlock:
 
     def _feeds(
         self, parameters: Mapping[str, Any], arrays: Mapping[str, Any], ctx: Any
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, np.ndarray[Any, Any]]:
         values = {name: p.data(ctx) for name, p in parameters.items()} | dict(arrays)
         return {name: array.asnumpy() for name, array in values.items()}
 
     def _refresh(self, entry: Entry, ctx: Any) -> None:
-        """Follow parameters that were given new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
+        """Follow parameters that got new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
         stale = [p for p, arrays in entry.watched if p._data is not arrays]
         if not stale:
             return

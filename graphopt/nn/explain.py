@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 def explain(block: Any) -> str:
-    """Per compiled signature: size before and after, engine, what was done, what was not and why."""
+    """Per compiled signature: sizes, engine, what was done, what was not and why."""
     state = block.graphopt_state
     lines = [f"{describe(block)}, mode {state.config.mode!r}"]
     if state.reason:

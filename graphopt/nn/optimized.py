@@ -40,7 +40,7 @@ class State:
 class Optimized:
     """Mixin in front of the user's class; see the module's docstring."""
 
-    __slots__ = ()
+    _graphopt_state: State
     _graphopt_config: Config
     _graphopt_base: type
 
@@ -61,13 +61,12 @@ class Optimized:
 
     @property
     def graphopt_state(self) -> State:
-        """graphopt's state of this view."""
+        """What graphopt knows about this view."""
         try:
-            found: State = self._graphopt_state  # type: ignore[attr-defined]
+            return self._graphopt_state
         except AttributeError:
-            found = State(self, self._graphopt_config)
-            self._graphopt_state = found
-        return found
+            self._graphopt_state = State(self, self._graphopt_config)
+            return self._graphopt_state
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
         """Per compiled signature (mode and input types), a receipt per pass."""
@@ -146,7 +145,7 @@ class Optimized:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         import copy
 
-        twin = object.__new__(self._graphopt_base)
+        twin: Any = object.__new__(self._graphopt_base)
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return view(twin, self._graphopt_config)
@@ -168,11 +167,12 @@ def view(block: Any, config: Config) -> Any:
     """
     mx = import_mxnet()
     if not isinstance(block, mx.gluon.Block):
-        raise InputError(f"cannot optimize a {type(block).__name__}: give a Gluon Block or a Symbol")
+        kind = type(block).__name__
+        raise InputError(f"cannot optimize a {kind}: give a Gluon Block or a Symbol")
     if isinstance(block, Optimized):
         block = _original(block)
     cls = optimized_class(type(block), config)
-    twin = object.__new__(cls)
+    twin: Any = object.__new__(cls)
     twin.__dict__ = block.__dict__
     return twin
 
@@ -195,32 +195,27 @@ def optimized_class(cls: type, config: Config) -> type:
 
 def _original(block: Any) -> Any:
     """The user's own object behind a view (an equal one, of the undecorated class)."""
-    twin = object.__new__(block._graphopt_base)
+    twin: Any = object.__new__(block._graphopt_base)
     twin.__dict__ = block.__dict__
     return twin
 
 
 def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
-    mx = import_mxnet()
-    if state.fallback is not None:
-        return state.fallback.forward(*args)
-    if not isinstance(block, mx.gluon.HybridBlock):
-        _take_apart(block, state, f"{describe(block)} is no HybridBlock")
-        return state.fallback.forward(*args)
-    try:
-        return state.compiled(args)
-    except UnsupportedError as error:
-        if state.config.strict:
-            raise
-        _take_apart(block, state, str(error))
-        return state.fallback.forward(*args)
-
-
-def _take_apart(block: Any, state: State, reason: str) -> None:
-    optimize = functools.partial(view, config=state.config)
-    state.notes.clear()
-    state.fallback = partition(_original(block), optimize, state.notes)
-    state.reason = reason
+    if state.fallback is None and isinstance(block, import_mxnet().gluon.HybridBlock):
+        try:
+            return state.compiled(args)
+        except UnsupportedError as error:
+            if state.config.strict:
+                raise
+            reason = str(error)
+    else:
+        reason = f"{describe(block)} is no HybridBlock"
+    if state.fallback is None:
+        optimize = functools.partial(view, config=state.config)
+        state.notes.clear()
+        state.fallback = partition(_original(block), optimize, state.notes)
+        state.reason = reason
+    return state.fallback.forward(*args)
 
 
 def _views_in(block: Any) -> list[Any]:
@@ -247,5 +242,3 @@ def _leaves(args: Any) -> list[Any]:
 
 def _title(entry: Entry) -> str:
     return f"{entry.mode} ({entry.types})"
-
-

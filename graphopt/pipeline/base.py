@@ -10,7 +10,7 @@ import abc
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from graphopt.ir.attrs import print_value
 from graphopt.ir.graph import Graph
@@ -33,11 +33,11 @@ class Target(Protocol):
     def evaluate(
         self,
         graph: Graph,
-        feeds: Mapping[str, np.ndarray],
+        feeds: Mapping[str, np.ndarray[Any, Any]],
         *,
         training: bool = False,
         gradients: bool = False,
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, np.ndarray[Any, Any]]:
         """Run the graph; outputs as ``output0`` ..., with ``gradients`` also ``grad:<input>``."""
 
 

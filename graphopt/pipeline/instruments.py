@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from graphopt.errors import GraphError, GraphoptError
 from graphopt.ir.graph import Graph
@@ -135,10 +135,10 @@ class CheckNumerics(Instrument):
     Outputs are compared, in training mode gradients of all inputs too.
     """
 
-    feeds: Mapping[str, np.ndarray]
+    feeds: Mapping[str, np.ndarray[Any, Any]]
     rtol: float | None = None
     atol: float | None = None
-    expected: dict[str, np.ndarray] | None = None
+    expected: dict[str, np.ndarray[Any, Any]] | None = None
 
     def before_pipeline(self, graph: Graph, cx: PassContext) -> None:
         """Run the original graph."""
@@ -152,15 +152,15 @@ class CheckNumerics(Instrument):
         found = self._run(after, cx)
         self.max_error = compare(self.expected, found, self.rtol, self.atol, pass_.name)
 
-    def _run(self, graph: Graph, cx: PassContext) -> dict[str, np.ndarray]:
+    def _run(self, graph: Graph, cx: PassContext) -> dict[str, np.ndarray[Any, Any]]:
         if cx.target is None:
             raise GraphoptError("a numeric check needs a target to run graphs on")
         return cx.target.evaluate(graph, self.feeds, training=cx.training, gradients=cx.training)
 
 
 def compare(
-    expected: Mapping[str, np.ndarray],
-    found: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray[Any, Any]],
+    found: Mapping[str, np.ndarray[Any, Any]],
     rtol: float | None = None,
     atol: float | None = None,
     where: str = "",
@@ -168,8 +168,8 @@ def compare(
     """Largest absolute error over all named arrays.
 
     Raises:
-        GraphError: shapes or dtypes differ, or a value is off by more than ``atol + rtol * |value|``;
-            the message tells the array, the worst place and both values there.
+        GraphError: shapes or dtypes differ, or a value is off by more than
+            ``atol + rtol * |value|``; the message tells the array, the worst place and both values.
     """
     import numpy as np
 
@@ -184,18 +184,26 @@ def compare(
         if want.size == 0:
             continue
         default = TOLERANCE.get(str(want.dtype), (0.0, 0.0))
-        relative, absolute = rtol or default[0], atol or default[1]
+        relative = default[0] if rtol is None else rtol
+        absolute = default[1] if atol is None else atol
+        same = np.asarray((got == want) | ((got != got) & (want != want)))
         wide_want, wide_got = want.astype(np.float64), got.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            error = np.abs(wide_got - wide_want)
-        error[(wide_got == wide_want) | (np.isnan(wide_got) & np.isnan(wide_want))] = 0.0
-        excess = np.nan_to_num(error - absolute - relative * np.abs(wide_want), nan=np.inf)
+            error = np.where(same, 0.0, np.abs(wide_got - wide_want))
+            excess = error - absolute - relative * np.abs(wide_want)
+        excess = np.where(same, -np.inf, np.nan_to_num(excess, nan=np.inf))
+        if relative == absolute == 0:  # float64 does not hold every integer
+            excess = np.where(same, excess, np.maximum(excess, np.finfo(np.float64).tiny))
         at = np.unravel_index(int(np.argmax(excess)), excess.shape)
         if excess[at] > 0:
             place = [int(i) for i in at]
             raise GraphError(
                 f"{where} changed {name} beyond rtol {relative:g}, atol {absolute:g}:"
-                f" {wide_want[at]:.9g} became {wide_got[at]:.9g} at {place}"
+                f" {_shown(want[at])} became {_shown(got[at])} at {place}"
             )
         worst = max(worst, float(np.nan_to_num(error, nan=np.inf).max()))
     return worst
+
+
+def _shown(number: Any) -> str:
+    return f"{number:.9g}" if number.dtype.kind == "f" else str(number)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from graphopt.errors import GraphError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import Node, NodeId, Value
+from graphopt.ir.node import CONSTANT, Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.rewrite.edit import Edit
 from graphopt.rewrite.rule import Mismatch, Replacement, Rule
@@ -99,6 +99,7 @@ class _Driver:
     def run(self) -> None:
         for _ in range(MAX_SWEEPS):
             before = self.rewrites
+            self.missed.clear()  # the last sweep refuses again whatever is still refused
             self.push(node.id for node in self.edit.graph.topological())
             self.drain()
             if self.rewrites == before:
@@ -133,7 +134,7 @@ class _Driver:
             if values:
                 self.accept(rule, node, values)
                 return
-            self.edit.erase_unused(reversed(self.edit.added))
+            self.edit.erase_unused(self.edit.added)
 
     def check(self, rule: Rule, node: Node, values: tuple[Value, ...]) -> None:
         """Refuse what no rule may do."""
@@ -144,11 +145,11 @@ class _Driver:
                 raise GraphError(f"{rule.name} made {after} of {node.name!r}, which is {before}")
             if not self.edit.graph.is_output(old):
                 continue
-            if self.edit.node(new).is_input:
+            if self.edit.node(new).is_input or self.edit.node(new).op == CONSTANT:
                 raise Mismatch("the graph would return its own input")
-            if self.edit.training and self.edit.graph.is_output(new):
+            if self.edit.graph.is_output(new):
                 # MXNet's backward keeps one head gradient where a value is returned twice.
-                raise Mismatch("two outputs would become one value, whose gradient MXNet gets wrong")
+                raise Mismatch("two outputs would become one, whose gradient MXNet gets wrong")
 
     def accept(self, rule: Rule, node: Node, values: tuple[Value, ...]) -> None:
         self.rewrites += 1
@@ -174,6 +175,8 @@ class _Driver:
         self, node: Node, values: tuple[Value, ...], gone: list[Node], *, returned: bool
     ) -> None:
         """A new node, or one that is now the graph's output, takes the name of what it replaces."""
+        if values[0].node not in self.edit.graph:  # nothing read either of them
+            return
         heir = self.edit.node(values[0])
         if len(values) != 1 or len(heir.types) != 1 or node.id in self.edit.graph:
             return
@@ -193,7 +196,7 @@ class _Driver:
         for name, places in self.done.items():
             self.cx.count(name, len(places))
             times = f", {len(places)} times" if len(places) > 1 else ""
-            self.cx.passed(f"{name}{times}", *places[:MAX_NAMES])
+            self.cx.passed(f"applied {name}{times}", *places[:MAX_NAMES])
         for (name, reason), refused in self.missed.items():
             left = [label for node, label in refused.items() if node in self.edit.graph]
             if left:

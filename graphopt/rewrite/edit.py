@@ -130,9 +130,9 @@ class Edit:
         pending = [*nodes]
         while pending:
             name = pending.pop()
-            node = self.graph[name] if name in self.graph else None
-            if node is None or not self._is_erasable(node):
+            if name not in self.graph or not self._is_erasable(self.graph[name]):
                 continue
+            node = self.graph[name]
             self.graph.erase(name)
             gone.append(node)
             for value in node.inputs:

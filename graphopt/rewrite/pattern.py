@@ -102,9 +102,7 @@ def _inputs(edit: Edit, pattern: Op, node: Node, bound: Bindings) -> _Found | No
     return near
 
 
-def _in_order(
-    edit: Edit, pattern: Op, values: tuple[Value, ...], bound: Bindings
-) -> _Found | None:
+def _in_order(edit: Edit, pattern: Op, values: tuple[Value, ...], bound: Bindings) -> _Found | None:
     found: _Found = (dict(bound), None)
     for part, value in zip(pattern.inputs, values, strict=True):
         step = _value(edit, part, value, found[0])

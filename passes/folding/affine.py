@@ -24,7 +24,14 @@ _SCALARS: Final = frozenset(
 )
 _BROADCASTS: Final = frozenset({"broadcast_mul", "broadcast_div", "broadcast_add", "broadcast_sub"})
 _SCALE_ONLY: Final = frozenset(
-    {"_mul_scalar", "_div_scalar", "negative", "broadcast_mul", "broadcast_div"}
+    {
+        "_mul_scalar",
+        "_div_scalar",
+        "negative",
+        "_contrib_div_sqrt_dim",
+        "broadcast_mul",
+        "broadcast_div",
+    }
 )
 
 
@@ -42,11 +49,17 @@ class Affine:
     axis: int | None = None
     channels: int = 1
     operand: Value | None = None
+    number: float = 1.0
 
     @property
     def is_batch_norm(self) -> bool:
         """Whether the node is a BatchNorm by one of its names."""
         return self.op in BATCH_NORMS
+
+    @property
+    def is_number(self) -> bool:
+        """Whether no parameter is involved."""
+        return self.operand is None and not self.is_batch_norm
 
     @property
     def has_shift(self) -> bool:
@@ -58,7 +71,7 @@ class Affine:
         if self.is_batch_norm:
             return _batch_norm_factors(self.node, build, dtype)
         if self.operand is None:
-            return _scalar_factors(self.op, float(self.node.attrs.get("scalar", 1.0)))
+            return _scalar_factors(self.op, self.number)
         vector = build.cast(build.reshape(self.operand, (self.channels,)), dtype)
         return _broadcast_factors(self, vector, build)
 
@@ -77,7 +90,10 @@ def affine_of(graph: Graph, node: Node, frozen: Collection[NodeId]) -> Affine | 
     if op in _SCALARS:
         number = float(node.attrs.get("scalar", 1.0))
         usable = math.isfinite(number) and not (op == "_div_scalar" and number == 0)
-        return Affine(node, op, node.inputs[0]) if usable else None
+        return Affine(node, op, node.inputs[0], number=number) if usable else None
+    if op == "_contrib_div_sqrt_dim":
+        width = (graph.type_of(node.inputs[0]).shape or (None,))[-1]
+        return Affine(node, op, node.inputs[0], number=math.sqrt(width)) if width else None
     return _broadcast(graph, node, op, frozen) if op in _BROADCASTS else None
 
 
@@ -117,17 +133,21 @@ def _broadcast(graph: Graph, node: Node, op: str, frozen: Collection[NodeId]) ->
 
 
 def _batch_norm_factors(node: Node, build: FrozenBuilder, dtype: str) -> tuple[Value, Value]:
-    gamma, beta, mean, variance = (build.cast(value, dtype) for value in node.inputs[1:5])
+    beta, mean, variance = (build.cast(value, dtype) for value in node.inputs[2:5])
     eps = float(node.attrs.get("eps", 1e-3))
     safe = build.scalar("_plus_scalar", variance, eps, "var_eps")
-    scale = build.unary("rsqrt", safe, "inv_std")
-    if str(node.attrs.get("fix_gamma", True)).lower() not in ("true", "1"):
+    fixed = str(node.attrs.get("fix_gamma", True)).lower() in ("true", "1")
+    scale = build.unary("rsqrt", safe, "scale" if fixed else "inv_std")
+    if not fixed:
+        gamma = build.cast(node.inputs[1], dtype)
         scale = build.binary("broadcast_mul", scale, gamma, "scale")
     centre = build.binary("broadcast_mul", mean, scale, "centre")
     return scale, build.binary("broadcast_sub", beta, centre, "shift")
 
 
 def _scalar_factors(op: str, number: float) -> tuple[Factor, Factor]:
+    if op in ("_div_scalar", "_contrib_div_sqrt_dim"):
+        return 1.0 / number, None
     table: dict[str, tuple[Factor, Factor]] = {
         "_mul_scalar": (number, None),
         "_plus_scalar": (None, number),
@@ -135,7 +155,7 @@ def _scalar_factors(op: str, number: float) -> tuple[Factor, Factor]:
         "_rminus_scalar": (-1.0, number),
         "negative": (-1.0, None),
     }
-    return (1.0 / number, None) if op == "_div_scalar" else table[op]
+    return table[op]
 
 
 def _broadcast_factors(

@@ -39,16 +39,6 @@ def _hypot(a: Array, b: Array) -> Array:
     return np.hypot(wide(a), wide(b))
 
 
-def _maximum(a: Array, b: Array) -> Array:
-    """The larger; NaN in the first operand wins, in the second it loses to nothing."""
-    return np.where(np.isnan(a) | (a > b), a, b)
-
-
-def _minimum(a: Array, b: Array) -> Array:
-    """The smaller; NaN as for the maximum."""
-    return np.where(np.isnan(a) | (a < b), a, b)
-
-
 _FUNCTIONS: dict[str, Binary] = {
     "plus": np.add,
     "minus": np.subtract,
@@ -56,8 +46,8 @@ _FUNCTIONS: dict[str, Binary] = {
     "div": _divide,
     "mod": _modulo,
     "power": _power,
-    "maximum": _maximum,
-    "minimum": _minimum,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
     "hypot": _hypot,
     "equal": np.equal,
     "not_equal": np.not_equal,
@@ -169,8 +159,7 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-# The spellings of MXNet's first releases, which old model files still carry: _Plus, _Not_Equal,
-# _RDivScalar.
+# Old model files carry the spellings of MXNet's first releases: _Plus, _Not_Equal, _RDivScalar.
 _OLD_SPELLINGS: Table = {
     **{"_" + "_".join(p.capitalize() for p in n.split("_")): _elementwise(n) for n in _FUNCTIONS},
     **{f"_{_camel(name)}Scalar": _scalar(name) for name in _FUNCTIONS},

@@ -84,16 +84,11 @@ def _pad(call: Call) -> Outputs:
     raise call.unsupported(f"with mode={mode!r}")
 
 
-def _range(call: Call, size: int) -> slice:
-    """`begin` and `end` of slice_axis, of which `end` may be None."""
-    begin, end = call.integer("begin"), call.attrs.get("end")
-    return slice(begin, size if end is None else int(str(end)))
-
-
 def _slice_axis(call: Call) -> Outputs:
-    """The range [begin, end) of one axis; negative numbers count from the end."""
+    """The range [begin, end) of one axis; negative numbers count from its end, None is its end."""
     axis = call.axis()
-    index = (slice(None),) * axis + (_range(call, call.x.shape[axis]),)
+    end = call.integer("end") if call.has("end") else None
+    index = (*(slice(None),) * axis, slice(call.integer("begin"), end))
     return [call.x[index].copy()]
 
 

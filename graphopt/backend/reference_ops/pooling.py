@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,30 +24,56 @@ def _pooling(call: Call) -> Outputs:
     return [np.moveaxis(out, 1, -1) if last else out]
 
 
+@dataclass(frozen=True)
+class _Axis:
+    """The windows along one spatial axis of `size` values: `count` of them, `stride` apart."""
+
+    size: int
+    kernel: int
+    stride: int
+    pad: int
+    count: int
+
+
+def _axes(call: Call, spatial: tuple[int, ...]) -> list[_Axis]:
+    """The windows along each axis; one over all of it for a global pooling."""
+    if call.flag("global_pool"):
+        return [_Axis(size, kernel=size, stride=1, pad=0, count=1) for size in spatial]
+    kernel = call.ints("kernel")
+    stride = call.ints("stride", ()) or (1,) * len(kernel)
+    pad = call.ints("pad", ()) or (0,) * len(kernel)
+    return [
+        _Axis(size, k, s, p, _count(call, size + 2 * p, k, s))
+        for size, k, s, p in zip(spatial, kernel, stride, pad, strict=True)
+    ]
+
+
+def _count(call: Call, size: int, kernel: int, stride: int) -> int:
+    """How many windows fit along an axis of `size` values with its padding, by the convention."""
+    convention = call.text("pooling_convention", "valid")
+    if convention == "same":
+        return math.ceil(size / stride)
+    if convention == "full":
+        return 1 + math.ceil((size - kernel) / stride)
+    return 1 + (size - kernel) // stride
+
+
 def _pooled(call: Call, x: Array) -> Array:
     """Pooling of a channels-first array."""
-    spatial, one, zero = x.shape[2:], (1,) * (x.ndim - 2), (0,) * (x.ndim - 2)
-    if call.flag("global_pool"):
-        kernel, stride, pad = spatial, one, zero
-    else:
-        kernel = call.ints("kernel")
-        stride, pad = call.ints("stride", ()) or one, call.ints("pad", ()) or zero
-    counts = _places(call, spatial, kernel, stride, pad)
-    kind, axes = call.text("pool_type", "max"), tuple(range(-len(kernel), 0))
+    axes, kind = _axes(call, x.shape[2:]), call.text("pool_type", "max")
+    inner = tuple(range(-len(axes), 0))
     if kind == "max":
-        windows = _windows(x, _least(x.dtype), counts, kernel, stride, pad)
         # NaN loses against every number, as in C's comparisons.
-        return np.asarray(np.fmax.reduce(windows, axes))
-    windows = _windows(wide(x), 0.0, counts, kernel, stride, pad)
+        return np.asarray(np.fmax.reduce(_windows(x, _least(x.dtype), axes), inner))
+    windows = _windows(wide(x), 0.0, axes)
     if kind == "sum":
-        out = windows.sum(axes)
+        out = windows.sum(inner)
     elif kind == "avg":
-        inside = call.flag("count_include_pad", True)
-        out = windows.sum(axes) / _window_sizes(counts, spatial, kernel, stride, pad, inside)
+        out = windows.sum(inner) / _window_sizes(axes, call.flag("count_include_pad", True))
     elif kind == "lp":
         # MXNet takes no absolute value: an odd power keeps the signs.
         power = call.integer("p_value")
-        out = (windows**power).sum(axes)
+        out = (windows**power).sum(inner)
         out = np.cbrt(out) if power == 3 else out ** (1 / power)
     else:
         raise call.unsupported(f"with pool_type={kind!r}")
@@ -58,62 +85,29 @@ def _least(dtype: np.dtype[Any]) -> Any:
     return np.finfo(dtype).min if dtype.kind == "f" else np.iinfo(dtype).min
 
 
-def _places(
-    call: Call,
-    spatial: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    pad: Sequence[int],
-) -> tuple[int, ...]:
-    """How many windows fit along each axis, by the pooling convention."""
-    convention = call.text("pooling_convention", "valid")
-    counts = []
-    for size, k, s, p in zip(spatial, kernel, stride, pad, strict=True):
-        if convention == "same":
-            counts.append(math.ceil((size + 2 * p) / s))
-        elif convention == "full":
-            counts.append(1 + math.ceil((size + 2 * p - k) / s))
-        else:
-            counts.append(1 + (size + 2 * p - k) // s)
-    return tuple(counts)
-
-
-def _windows(
-    x: Array,
-    fill: Any,
-    counts: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    pad: Sequence[int],
-) -> Array:
-    """(N, C, *counts, *kernel): the values in each window, `fill` outside the array."""
-    geometry = list(zip(x.shape[2:], counts, kernel, stride, pad, strict=True))
-    spatial = tuple(range(2, x.ndim))
+def _windows(x: Array, fill: Any, axes: Sequence[_Axis]) -> Array:
+    """The values in each window, `fill` outside the array: (N, C, *counts, *kernel)."""
     # The full convention reaches past the padding at the end.
-    after = [max((c - 1) * s + k - size - p, 0) for size, c, k, s, p in geometry]
-    widths = [(0, 0), (0, 0), *zip(pad, after, strict=True)]
+    reach = [(a.count - 1) * a.stride + a.kernel for a in axes]
+    after = [max(r - a.size - a.pad, 0) for r, a in zip(reach, axes, strict=True)]
+    before = [a.pad for a in axes]
+    widths = [(0, 0), (0, 0), *zip(before, after, strict=True)]
     padded = np.pad(x, widths, constant_values=fill)
-    views = sliding_window_view(padded, tuple(kernel), spatial)  # type: ignore[call-overload]
-    steps = (slice(None, (c - 1) * s + 1, s) for _, c, _, s, _ in geometry)
+    kernel, spatial = tuple(a.kernel for a in axes), tuple(range(2, x.ndim))
+    views = sliding_window_view(padded, kernel, spatial)  # type: ignore[call-overload]
+    steps = (slice(None, (a.count - 1) * a.stride + 1, a.stride) for a in axes)
     index = (slice(None), slice(None), *steps)
     return np.asarray(views[index])
 
 
-def _window_sizes(
-    counts: Sequence[int],
-    spatial: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    pad: Sequence[int],
-    include_pad: bool,
-) -> Array:
+def _window_sizes(axes: Sequence[_Axis], include_pad: bool) -> Array:
     """What a sum is divided by at each place; what lies past the padding never counts."""
     sizes = np.ones(())
-    for count, size, k, s, p in zip(counts, spatial, kernel, stride, pad, strict=True):
-        begin = np.arange(count) * s - p
-        end = np.minimum(begin + k, size + p)
+    for a in axes:
+        begin = np.arange(a.count) * a.stride - a.pad
+        end = np.minimum(begin + a.kernel, a.size + a.pad)
         if not include_pad:
-            begin, end = np.maximum(begin, 0), np.minimum(end, size)
+            begin, end = np.maximum(begin, 0), np.minimum(end, a.size)
         # A window past the end holds nothing: its sum is 0, and so is its mean.
         sizes = np.multiply.outer(sizes, np.maximum(end - begin, 1))
     return sizes
@@ -177,7 +171,8 @@ def _resized(call: Call) -> tuple[int, int]:
         )
     if mode in _TO_PARITY:
         parity, step = _TO_PARITY[mode]
-        return tuple(n if n % 2 == parity else n + step for n in (height, width))  # type: ignore[return-value]
+        height, width = (n if n % 2 == parity else n + step for n in (height, width))
+        return height, width
     raise call.unsupported(f"with mode={mode!r}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,8 +50,8 @@ def reshaped(shape: Sequence[int], spec: Sequence[int], reverse: bool = False) -
         raise ValueError(f"A reshape of {tuple(shape)} to {tuple(spec)} fails: {error}.") from error
     if inferred is not None:
         # An empty array makes the quotient 0 / 0, which is 0.
-        out[inferred] = int(np.prod(shape)) // max(int(np.prod(out)), 1)
-    if np.prod(out) != np.prod(shape):
+        out[inferred] = math.prod(shape) // max(math.prod(out), 1)
+    if math.prod(out) != math.prod(shape):
         raise ValueError(f"An array of shape {tuple(shape)} has no shape {tuple(out)}.")
     return tuple(out)
 
@@ -92,7 +93,7 @@ def _reshape_like(call: Call) -> Outputs:
 
 def _flatten(call: Call) -> Outputs:
     """All axes but the first become one."""
-    return [call.x.reshape(call.x.shape[0], -1 if call.x.size else int(np.prod(call.x.shape[1:])))]
+    return [call.x.reshape(call.x.shape[0], math.prod(call.x.shape[1:]))]
 
 
 def _transpose(call: Call) -> Outputs:

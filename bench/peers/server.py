@@ -1,0 +1,148 @@
+"""Runs in a peer's own Python: answers JSON lines on stdin with JSON lines on stdout.
+
+Needs nothing of graphopt. ``--modules`` prints which of the modules named this Python has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import time
+
+
+def export(request: dict) -> dict:
+    """An MXNet model to ONNX, with parameters as constants rather than inputs."""
+    import numpy
+
+    for name, value in {"bool": bool, "object": object, "int": int, "float": float}.items():
+        vars(numpy).setdefault(name, value)
+    import mxnet
+    import onnx
+
+    shapes = [tuple(shape) for shape in request["shapes"]]
+    mxnet.onnx.export_model(
+        request["symbol"], request["params"], shapes, numpy.float32, request["to"]
+    )
+    model = onnx.load(request["to"])
+    constants = {array.name for array in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    onnx.save(model, request["to"])
+    return {}
+
+
+class OnnxRuntime:
+    """A model in ONNX Runtime."""
+
+    def __init__(self, request: dict) -> None:
+        import numpy
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = request["threads"]
+        options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(
+            request["model"], options, providers=["CPUExecutionProvider"]
+        )
+        names = [value.name for value in self._session.get_inputs()]
+        self._feeds = dict(zip(names, map(numpy.load, request["inputs"])))
+
+    def __call__(self) -> list:
+        return self._session.run(None, self._feeds)
+
+
+class TorchEncoder:
+    """The encoder of graphopt.demo in PyTorch, with the same parameters."""
+
+    def __init__(self, request: dict) -> None:
+        import numpy
+        import torch
+
+        torch.set_num_threads(request["threads"])
+        self._torch = torch
+        self._heads, self._layers = request["heads"], request["layers"]
+        self._relu = request["activation"] == "relu"
+        weights = numpy.load(request["weights"])
+        self._w = {name: torch.from_numpy(weights[name]) for name in weights.files}
+        self._x = torch.from_numpy(numpy.load(request["inputs"][0]))
+
+    def __call__(self) -> list:
+        with self._torch.inference_mode():
+            x = self._x
+            for number in range(self._layers):
+                x = self._layer(x, f"encoder_layer{number}_")
+            return [x.numpy()]
+
+    def _layer(self, x, at: str):
+        nn = self._torch.nn.functional
+        x = self._norm(x + self._attention(x, at + "attention_"), at + "norm1_")
+        wide = self._dense(x, at + "widen_")
+        wide = nn.relu(wide) if self._relu else nn.gelu(wide)
+        return self._norm(x + self._dense(wide, at + "narrow_"), at + "norm2_")
+
+    def _attention(self, x, at: str):
+        heads = [self._split(self._dense(x, at + name)) for name in ("query_", "key_", "value_")]
+        mixed = self._torch.nn.functional.scaled_dot_product_attention(*heads)
+        return self._dense(mixed.transpose(1, 2).flatten(2), at + "mix_")
+
+    def _split(self, x):
+        return x.unflatten(2, (self._heads, -1)).transpose(1, 2)
+
+    def _dense(self, x, at: str):
+        return self._torch.nn.functional.linear(x, self._w[at + "weight"], self._w[at + "bias"])
+
+    def _norm(self, x, at: str):
+        gamma, beta = self._w[at + "gamma"], self._w[at + "beta"]
+        return self._torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
+
+
+class Server:
+    """Answers requests; ``load`` makes something to run, ``run`` times it, ``save`` runs it."""
+
+    KINDS = {"onnxruntime": OnnxRuntime, "torch_encoder": TorchEncoder}
+
+    def load(self, request: dict) -> dict:
+        self._model = self.KINDS[request["kind"]](request)
+        self._model()
+        return {}
+
+    def run(self, request: dict) -> dict:
+        times = []
+        for _ in range(request["count"]):
+            start = time.perf_counter()
+            self._model()
+            times.append((time.perf_counter() - start) * 1e3)
+        return {"ms": times}
+
+    def save(self, request: dict) -> dict:
+        import numpy
+
+        numpy.savez(request["to"], *self._model())
+        return {}
+
+    def export(self, request: dict) -> dict:
+        return export(request)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--modules"]:
+        print(json.dumps([n for n in sys.argv[2:] if importlib.util.find_spec(n) is not None]))
+        return
+    # What libraries print must not come between the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    server = Server()
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = getattr(server, request["do"])(request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

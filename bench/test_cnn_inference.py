@@ -1,0 +1,97 @@
+"""Single images through six nets of the zoo: optimized, hybridized, ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from bench import workloads
+from bench.conftest import THREADS
+from bench.peers.client import Peer, PeerError, Peers
+from bench.report import Record
+from bench.timing import figures, race, ratios
+from graphopt.demo import models
+from graphopt.demo.checking import infer, relative_error
+from graphopt.demo.models import Example
+
+TARGETS = {"plain": 1.25, "onnxruntime": 0.95}
+
+
+@pytest.mark.parametrize("name", workloads.CNNS)
+def test_cnn_inference(
+    name: str,
+    benchmark: Any,
+    counters: Callable[..., None],
+    record: Callable[[Record], None],
+    peers: Peers,
+    quick: bool,
+    rounds: int,
+) -> None:
+    graph = workloads.optimized_graph(workloads.zoo_graph(name))
+    counters(f"cnn_inference/{name}", graph, frozen=True)
+    extent = workloads.SMALL.get(name, workloads.CNNS[name]) if quick else workloads.CNNS[name]
+    example = models.zoo(name, extent=extent)
+    net = graphopt.optimize(example.net, mode="inference", strict=True)
+    plain = example.as_plain()
+    expected = infer(example, plain)
+    error = relative_error(expected, infer(example, net))
+    assert error < 1e-3
+    peer, notes = onnx_runtime(example, peers, expected)
+    contenders: dict[str, Any] = {
+        "graphopt": lambda: example.run(net),
+        "plain": lambda: example.run(plain),
+    }
+    if peer is not None:
+        contenders["onnxruntime"] = peer
+    try:
+        medians = race(benchmark, contenders, rounds, quick)
+    finally:
+        if peer is not None:
+            peer.close()
+    if medians:
+        record(
+            Record(
+                "CNN inference, batch 1, float32",
+                name,
+                figures(medians) | {"max error": error},
+                ratios(medians),
+                TARGETS,
+                notes,
+            )
+        )
+
+
+def onnx_runtime(
+    example: Example, peers: Peers, expected: dict[str, np.ndarray]
+) -> tuple[Peer | None, tuple[str, ...]]:
+    """The exported net in ONNX Runtime, its outputs checked; or a note that tells why not."""
+    if not peers.has("export", "onnxruntime"):
+        return None, (peers.missing("export", "onnxruntime"),)
+    model: Path = peers.folder / f"{example.name}.onnx"
+    try:
+        peers.export(
+            *workloads.save_checkpoint(example, peers.folder), [example.calls[0][0].shape], model
+        )
+        inputs = workloads.save_inputs(example, peers.folder)
+        peer = peers.start("onnxruntime", model=str(model), inputs=inputs, threads=THREADS)
+        check_peer(peer, peers, expected)
+    except PeerError as error:
+        return None, (f"no ONNX Runtime for {example.name}: {error}",)
+    return peer, ()
+
+
+def check_peer(peer: Peer, peers: Peers, expected: dict[str, np.ndarray]) -> None:
+    """A peer that computes something else is no peer."""
+    path = peers.folder / "outputs.npz"
+    peer.ask("save", to=str(path))
+    with np.load(path) as found:
+        arrays = dict(zip(expected, (found[key] for key in found.files), strict=True))
+    error = relative_error(expected, arrays)
+    if not error < 1e-3:
+        peer.close()
+        raise PeerError(f"its outputs are wrong by {error:.1e}")

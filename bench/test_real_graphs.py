@@ -1,0 +1,124 @@
+"""Other people's graphs and the whole vision zoo: lifted, printed and read, optimized, run, compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import graphopt
+from bench import workloads
+from bench.report import Record
+from graphopt.analysis.metrics import measure
+from graphopt.backend.random_feeds import random_feeds
+from graphopt.compat import import_mxnet
+from graphopt.frontend.symbol import lift_symbol
+from graphopt.frontend.symbol_json import read_symbol
+from graphopt.ir.node import DATA
+from graphopt.pipeline.instruments import compare
+
+SYMBOLS = workloads.DATA / "symbols"
+
+#: Of each family of the zoo, what a quick run takes.
+QUICK_ZOO = {"alexnet", "densenet121", "mobilenet_v2_0_25", "mobilenet0_25", "resnet18_v1"}
+QUICK_ZOO |= {"resnet18_v2", "squeezenet1_1"}
+
+#: Graphs above this many bytes of JSON are for whole runs, and some that have much to compute.
+QUICK_BYTES = 50_000
+HEAVY = {"fcn16s", "fcn8s", "vgg16_ucf101", "cifar10_vgg16_acc_0.8772035", "symbol_vgg-cpp"}
+
+
+def _files() -> list[Any]:
+    found = []
+    for path in sorted((SYMBOLS / "graphs").glob("*.json")):
+        title = path.name.removesuffix("-symbol.json")
+        is_slow = title in HEAVY or path.stat().st_size > QUICK_BYTES
+        marks = [pytest.mark.slow] if is_slow else []
+        found.append(pytest.param(path.name, marks=marks, id=title))
+    return found
+
+
+def _zoo() -> list[Any]:
+    return [
+        pytest.param(name, marks=[] if name in QUICK_ZOO else [pytest.mark.slow])
+        for name in workloads.zoo_names()
+    ]
+
+
+@pytest.mark.parametrize("name", _files())
+def test_real_symbol(
+    name: str, benchmark: Any, counters: Callable[..., None], record: Callable[[Record], None]
+) -> None:
+    known = json.loads((SYMBOLS / "shapes.json").read_text(encoding="utf-8"))
+    if name not in known:
+        pytest.skip("no input shapes are known for it")
+    symbol = read_symbol(SYMBOLS / "graphs" / name)
+    shapes = {key: tuple(shape) for key, shape in known[name]["shapes"].items()}
+    title = name.removesuffix("-symbol.json")
+    _check("Graphs of public repositories", title, symbol, shapes, benchmark, counters, record)
+
+
+@pytest.mark.parametrize("name", _zoo())
+def test_zoo_model(
+    name: str, benchmark: Any, counters: Callable[..., None], record: Callable[[Record], None]
+) -> None:
+    mx = import_mxnet()
+    net = getattr(mx.gluon.model_zoo.vision, name)(prefix=f"{name}_")
+    extent = 299 if name == "inception_v3" else 224
+    symbol, shapes = net(mx.sym.var("data")), {"data": (1, 3, extent, extent)}
+    _check("Gluon's vision zoo", name, symbol, shapes, benchmark, counters, record)
+
+
+def _check(
+    table: str,
+    title: str,
+    symbol: Any,
+    shapes: Mapping[str, tuple[int, ...]],
+    benchmark: Any,
+    counters: Callable[..., None],
+    record: Callable[[Record], None],
+) -> None:
+    start = time.perf_counter()
+    lifted = lift_symbol(symbol, shapes, name=title)
+    lift_s = time.perf_counter() - start
+    graph = graphopt.parse(str(lifted))
+    assert graph == lifted
+    result = benchmark.pedantic(lambda: graphopt.run(graph, strict=True), rounds=1)
+    counters(f"real_graphs/{title}", result.graph, frozen=True)
+    feeds = random_feeds(graph)
+    data = {node.name: feeds[node.name] for node in graph.role(DATA) if node.name in feeds}
+    params = {name: array for name, array in feeds.items() if name not in data}
+    optimized = graphopt.lower(result.graph, params)
+    found = optimized(**{name: data[name] for name in optimized.data})
+    error = compare(_mxnet(symbol, feeds), _named(found), 1e-3, 1e-4, "graphopt")
+    before, after = measure(graph, frozen=True), measure(result.graph, frozen=True)
+    seconds = {"lift s": lift_s, "passes s": sum(r.time_ms for r in result.receipts) / 1e3}
+    sizes = {"nodes": before.nodes, "calls before": before.calls, "calls": after.calls}
+    record(Record(table, title, sizes | seconds | {"max error": error}))
+
+
+def _mxnet(symbol: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What MXNet's executor computes for the Symbol itself.
+
+    Without its oneDNN fusions, on by default: they get some graphs with several outputs wrong.
+    """
+    mx = import_mxnet()
+    arrays = {name: mx.nd.array(array, dtype=array.dtype) for name, array in feeds.items()}
+    with mock.patch.dict(os.environ, MXNET_SUBGRAPH_BACKEND="NONE"):
+        executor = symbol.bind(
+            mx.cpu(),
+            {name: arrays[name] for name in symbol.list_arguments()},
+            grad_req="null",
+            aux_states={name: arrays[name] for name in symbol.list_auxiliary_states()},
+        )
+    return _named(executor.forward(is_train=False))
+
+
+def _named(outputs: list[Any]) -> dict[str, np.ndarray]:
+    return {f"output{i}": array.asnumpy() for i, array in enumerate(outputs)}

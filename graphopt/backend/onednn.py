@@ -1,0 +1,51 @@
+"""MXNet's oneDNN subgraph rewrites, and what keeps them right.
+
+MXNet 1.9.1 fuses ``convolution + sum`` wrongly where the other operand of the sum is also read by
+an activation that it could fuse: in ``a + conv(relu(a))`` the relu is lost. Such sums are handed
+over as ``add_n``, which the rewrites leave alone and which runs in oneDNN's blocked layouts too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from graphopt.backend.symbol import to_symbol
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import Node, Value
+
+#: Name under which MXNet 1.9 registers the rewrites.
+ONEDNN: Final = "MKLDNN"
+
+_SUM: Final = "elemwise_add"
+_ACTIVATIONS: Final = frozenset({"Activation", "LeakyReLU", "clip"})
+
+
+def rewritten_symbol(graph: Graph) -> Any:
+    """The Symbol after the rewrites (convolution + BN + sum + activation, FC + activation ...).
+
+    Only for parameters that never change: the rewritten operators fold BatchNorm once.
+    """
+    return to_symbol(guard(graph)).optimize_for(ONEDNN)
+
+
+def guard(graph: Graph) -> Graph:
+    """The same graph with the sums replaced that MXNet would fuse wrongly. Linear."""
+    guarded = graph.copy()
+    for node in graph:
+        if node.op == _SUM and any(_is_activated(graph, node, value) for value in node.inputs):
+            guarded.update(node.but(op="add_n", attrs=node.attrs.set(num_args=2)))
+    return guarded
+
+
+def _is_activated(graph: Graph, reader: Node, value: Value) -> bool:
+    """Whether an activation, perhaps behind identities, reads ``value`` beside ``reader``."""
+    pending = [value]
+    while pending:
+        for use in graph.users(pending.pop()):
+            user = graph[use.node]
+            if user.op in _ACTIVATIONS:
+                return True
+            if user.op in ("_copy", "identity") and user.id != reader.id:
+                pending.append(user.out())
+    source = graph[value.node]
+    return source.op in ("_copy", "identity") and _is_activated(graph, reader, source.inputs[0])

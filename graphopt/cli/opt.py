@@ -1,0 +1,238 @@
+"""``graphopt opt``: run passes, write the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphopt.cli import models
+from graphopt.cli.console import Table, note, say, say_json
+from graphopt.cli.inputs import Shape, type_options
+from graphopt.cli.progress import progress
+from graphopt.cli.saving import EMITTERS, check_target, emit, save
+from graphopt.cli.verb import (
+    as_mode,
+    build_pipeline,
+    mode_option,
+    pass_name,
+    pipeline_option,
+    unknown,
+    usage,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from graphopt.pipeline.base import Pass
+    from graphopt.pipeline.instruments import Instrument, PrintIR
+    from graphopt.pipeline.manager import Receipt, Result
+
+KINDS = ("passed", "missed", "analysis")
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What to tell on stderr, and where to dump graphs."""
+
+    print_after: str | None
+    dump_dir: str | None
+    timing: bool
+    stats: bool
+    remarks: str | None
+
+
+def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that only report."""
+    for option in (
+        click.option(
+            "--remarks",
+            metavar="KINDS",
+            help=f"Tell on stderr what passes remark: all, or some of {','.join(KINDS)}.",
+        ),
+        click.option("--stats", is_flag=True, help="Tell on stderr what passes count."),
+        click.option("--timing", is_flag=True, help="Tell on stderr how long passes take."),
+        click.option(
+            "--dump-dir", metavar="DIR", help="Write the graph after each pass into this folder."
+        ),
+        click.option(
+            "print_after",
+            "--print-ir-after",
+            metavar="WHEN",
+            help="Print graphs to stderr: changed, all, failed, or after these passes.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@verb
+@models.model_argument
+@type_options
+@pipeline_option()
+@mode_option
+@click.option("-o", "--output", metavar="OUT", help="Write to this file instead of stdout.")
+@click.option(
+    "form",
+    "--emit",
+    type=click.Choice(list(EMITTERS)),
+    help="Form of the result; default: by OUT's suffix (.json, .dot), else text.",
+)
+@click.option("--stop-after", metavar="NAME", help="Leave out what comes after this pass.")
+@click.option("--check-numerics", is_flag=True, help="Run the graph after every change.")
+@models.feed_options
+@click.option("--precise", is_flag=True, help="No pass may round differently.")
+@click.option("--strict", is_flag=True, help="Stop at the first pass that fails.")
+@report_options
+def command(
+    model: str,
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    pipeline: str,
+    mode: str,
+    output: str | None,
+    form: str | None,
+    stop_after: str | None,
+    check_numerics: bool,
+    params: str | None,
+    seed: int,
+    precise: bool,
+    strict: bool,
+    as_json: bool,
+    **reports: Any,
+) -> int:
+    """Run passes over a model and write the graph they make.
+
+    MODEL is a *-symbol.json file, a graph's text (*.gir), - for stdin, or model_zoo:NAME. The text
+    form can be read again. Symbol JSON loads in plain MXNet; tensors that passes computed, which
+    JSON has no place for, go into a .params file next to OUT. A pass that fails is rolled back and
+    reported; the exit status is 1 then.
+    """
+    from graphopt.api.running import run
+
+    told = Reports(**reports)
+    passes = _until(build_pipeline(pipeline), stop_after)
+    instruments = _instruments(told)
+    kinds = _kinds(told.remarks)
+    form = form or _form(output)
+    if output is not None:
+        check_target(output, form, [model, params])
+    found = models.load(model, shapes, dtypes)
+    values = models.feeds(found, params, seed) if check_numerics or params else None
+    with progress(len(passes), f"optimizing {found.graph.name}") as step:
+        result = run(
+            found.graph,
+            passes,
+            mode=as_mode(mode),
+            precise=precise,
+            strict=strict,
+            check=check_numerics,
+            feeds=values,
+            instruments=[*instruments, _stepper(step)],
+        )
+    _report(result, told, kinds)
+    own = {n.name: values[n.name] for n in found.graph.inputs if values and n.name in values}
+    kept = {n.name for n in found.graph.inputs if n.op != "data"} if params else set()
+    weights = {name: array for name, array in own.items() if name in kept}
+    if output is not None:
+        for path in save(result.graph, output, form, weights):
+            note(f"wrote {path}")
+    if as_json:
+        text = None if output is not None else emit(result.graph, form, alone=True)
+        say_json(_document(result, output, form, text))
+    elif output is None:
+        say(emit(result.graph, form, alone=True))
+    return int(any(receipt.status == "rolled back" for receipt in result.receipts))
+
+
+def _stepper(step: Callable[[str], object]) -> Instrument:
+    from graphopt.api.inspecting import Snapshots
+
+    return Snapshots(step)
+
+
+def _until(passes: tuple[Pass, ...], stop_after: str | None) -> tuple[Pass, ...]:
+    """The passes up to the first of that name."""
+    if stop_after is None:
+        return passes
+    name = pass_name(stop_after)
+    names = [pass_.name for pass_ in passes]
+    if name not in names:
+        usage(f"--stop-after: {name!r} is not in the pipeline ({', '.join(names) or 'empty'})")
+    return passes[: names.index(name) + 1]
+
+
+def _instruments(told: Reports) -> list[Instrument]:
+    from graphopt.pipeline.instruments import DumpIR
+
+    found: list[Instrument] = []
+    if told.print_after is not None:
+        found.append(_print_ir(told.print_after))
+    if told.dump_dir is not None:
+        folder = Path(told.dump_dir)
+        if folder.exists() and not folder.is_dir():
+            usage(f"--dump-dir: {told.dump_dir!r} is no folder")
+        found.append(DumpIR(folder))
+    return found
+
+
+def _print_ir(when: str) -> PrintIR:
+    from graphopt.pipeline.instruments import PrintIR
+
+    write = lambda text: note(text.rstrip("\n"))  # noqa: E731 - a function would not be shorter
+    if when == "changed":
+        return PrintIR("changed", write)
+    if when == "all":
+        return PrintIR("all", write)
+    if when == "failed":
+        return PrintIR("failed", write)
+    return PrintIR([pass_name(name.strip()) for name in when.split(",")], write)
+
+
+def _kinds(text: str | None) -> frozenset[str]:
+    if text is None:
+        return frozenset()
+    kinds = [kind.strip() for kind in text.split(",")]
+    for kind in kinds:
+        if kind not in (*KINDS, "all"):
+            usage(f"--remarks: {unknown('kind', kind, KINDS)}; they are {', '.join(KINDS)}, all")
+    return frozenset(KINDS if "all" in kinds else kinds)
+
+
+def _form(output: str | None) -> str:
+    suffix = Path(output).suffix if output else ""
+    return {".json": "json", ".dot": "dot", ".gv": "dot"}.get(suffix, "text")
+
+
+def _report(result: Result, told: Reports, kinds: frozenset[str]) -> None:
+    for receipt in result.receipts:
+        if receipt.status == "rolled back":
+            note(f"rolled back: {receipt.pass_text}: {receipt.reason}")
+    for remark in result.remarks:
+        if remark.kind.value in kinds:
+            note(str(remark))
+    if told.timing:
+        _timing(result.receipts).show(err=True)
+    if told.stats:
+        rows = [(r.pass_text, k, str(n)) for r in result.receipts for k, n in r.stats.items()]
+        Table(("pass", "statistic", ">count"), rows).show(err=True)
+
+
+def _timing(receipts: Sequence[Receipt]) -> Table:
+    rows = [(r.pass_text, r.status, f"{r.time_ms:.1f}", f"{r.check_ms:.1f}") for r in receipts]
+    spent, checked = sum(r.time_ms for r in receipts), sum(r.check_ms for r in receipts)
+    total = ("(total)", "", f"{spent:.1f}", f"{checked:.1f}")
+    return Table(("pass", "status", ">pass ms", ">check ms"), [*rows, total], last=True)
+
+
+def _document(result: Result, output: str | None, form: str, text: str | None) -> dict[str, object]:
+    return {
+        "graph": result.graph.name,
+        "form": form,
+        "output": output,
+        "text": text,
+        "receipts": [receipt.as_dict() for receipt in result.receipts],
+        "remarks": [remark.as_dict() for remark in result.remarks],
+    }

@@ -1,0 +1,136 @@
+"""Write graphs: their forms, and files that are never half written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphopt.cli.verb import usage
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from graphopt.ir.graph import Graph
+
+
+def _text(graph: Graph) -> str:
+    return str(graph)
+
+
+def _json(graph: Graph) -> str:
+    from graphopt.backend.symbol import to_json
+
+    return to_json(graph)
+
+
+def _dot(graph: Graph) -> str:
+    from graphopt.cli.dot import to_dot
+
+    return to_dot(graph)
+
+
+EMITTERS: dict[str, Callable[[Graph], str]] = {"text": _text, "json": _json, "dot": _dot}
+
+
+def emit(graph: Graph, form: str, *, alone: bool = False) -> str:
+    """The graph in a form, without the last newline.
+
+    Args:
+        graph: what to write.
+        form: a key of ``EMITTERS``.
+        alone: no file of parameters can go with it.
+
+    Raises:
+        UsageError: the graph has tensors that the form cannot hold.
+    """
+    if form == "json" and alone:
+        tensors = _tensors(graph)
+        if tensors:
+            usage(
+                f"the result has {len(tensors)} computed tensors, which Symbol JSON cannot hold:"
+                " add -o FILE, and they are written to a .params file beside it"
+            )
+    return EMITTERS[form](graph)
+
+
+def check_target(output: str, form: str, inputs: Sequence[str | None]) -> None:
+    """Refuse a file that cannot be written, or that is one of the inputs.
+
+    Raises:
+        UsageError: it is so.
+    """
+    path = Path(output)
+    if path.is_dir():
+        usage(f"-o: {output!r} is a folder")
+    if not path.absolute().parent.is_dir():
+        usage(f"-o: there is no folder {str(path.parent)!r}")
+    targets = [path, parameters_path(path)] if form == "json" else [path]
+    for given in inputs:
+        for target in targets:
+            if given and _is_same(target, Path(given)):
+                usage(f"-o: {output!r} would overwrite the input {given!r}; choose another name")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def parameters_path(path: Path) -> Path:
+    """``x-0000.params`` for ``x-symbol.json``, as MXNet pairs them; else the suffix changes."""
+    if path.name.endswith("-symbol.json"):
+        return path.with_name(path.name.removesuffix("-symbol.json") + "-0000.params")
+    return path.with_suffix(".params")
+
+
+def save(
+    graph: Graph, output: str, form: str, weights: Mapping[str, np.ndarray[Any, Any]]
+) -> list[Path]:
+    """Write a graph, and beside JSON the tensors it needs; returns the files written.
+
+    Args:
+        graph: what to write.
+        output: the file's name.
+        form: a key of ``EMITTERS``.
+        weights: parameters to save with Symbol JSON, by name; those no longer read are left out.
+    """
+    path = Path(output)
+    written = [path]
+    if form == "json":
+        written += _save_tensors(graph, parameters_path(path), weights)
+    with replacing(path) as draft:
+        draft.write_text(emit(graph, form) + "\n", encoding="utf-8")
+    return written
+
+
+def _tensors(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    from graphopt.backend.symbol import constants
+
+    return constants(graph)
+
+
+def _save_tensors(
+    graph: Graph, path: Path, weights: Mapping[str, np.ndarray[Any, Any]]
+) -> list[Path]:
+    from graphopt.cli.parameters import write_parameters
+
+    read = {node.name for node in graph.inputs if graph.node_users(node.id)}
+    arrays = _tensors(graph) | {name: a for name, a in weights.items() if name in read}
+    if not arrays:
+        return []
+    with replacing(path) as draft:
+        write_parameters(draft, arrays, frozenset(node.name for node in graph.role("aux")))
+    return [path]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write that becomes ``path`` when the block ends well, and vanishes otherwise."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield draft
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""An optimized net against the net as it was: outputs, gradients, running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+from graphopt.demo import data
+from graphopt.demo.models import Example
+
+Arrays = dict[str, np.ndarray]
+
+#: Gradients smaller than this part of the net's largest are compared with it, not with themselves:
+#: some are zero but for rounding, such as that of a bias in front of BatchNorm.
+NEGLIGIBLE = 1e-4
+
+
+def infer(example: Example, net: Any) -> Arrays:
+    """The outputs of one run, by name."""
+    return {
+        f"output{i}.{j}": array.asnumpy()
+        for i, found in enumerate(example.run(net))
+        for j, array in enumerate(_leaves(found))
+    }
+
+
+def train_step(example: Example, net: Any) -> None:
+    """One forward and backward, with fixed random gradients at the outputs; does not wait."""
+    autograd = import_mxnet().autograd
+    with autograd.record():
+        heads = [array for found in example.run(net) for array in _leaves(found)]
+    autograd.backward(heads, [_head_gradient(array.shape) for array in heads])
+
+
+def train(example: Example, net: Any, seed: int = 0) -> Arrays:
+    """Outputs, gradients of all parameters and new running statistics of one training step.
+
+    The statistics are put back afterwards.
+    """
+    mx = import_mxnet()
+    learned, running = _parameters(example)
+    before = {name: parameter.data().copy() for name, parameter in running.items()}
+    mx.random.seed(seed)
+    with mx.autograd.record():
+        heads = [array for found in example.run(net) for array in _leaves(found)]
+    mx.autograd.backward(heads, [_head_gradient(array.shape) for array in heads])
+    found = {f"output{i}": array.asnumpy() for i, array in enumerate(heads)}
+    found |= {f"gradient:{name}": p.grad().asnumpy() for name, p in learned.items()}
+    found |= {f"running:{name}": p.data().asnumpy() for name, p in running.items()}
+    for name, parameter in running.items():
+        parameter.set_data(before[name])
+    return found
+
+
+def relative_error(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> float:
+    """The worst array's largest difference, relative to its largest value.
+
+    Infinite where shapes differ or a value is not finite.
+    """
+    scale = {name: float(np.abs(array).max(initial=0.0)) for name, array in expected.items()}
+    least = NEGLIGIBLE * max(scale.values(), default=0.0)
+    worst = 0.0
+    for name, want in expected.items():
+        got = found[name]
+        if got.shape != want.shape or not np.isfinite(got).all():
+            return float("inf")
+        if want.size:
+            error = float(np.abs(got - want).max())
+            worst = max(worst, error / max(scale[name], least) if error else 0.0)
+    return worst
+
+
+def _parameters(example: Example) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters with and without a gradient, by name."""
+    every = example.net.collect_params()
+    learned = {name: p for name, p in every.items() if p.grad_req != "null"}
+    return learned, {name: p for name, p in every.items() if name not in learned}
+
+
+_HEADS: dict[tuple[int, ...], Any] = {}
+
+
+def _head_gradient(shape: tuple[int, ...]) -> Any:
+    if shape not in _HEADS:
+        _HEADS[shape] = data.normal(shape, seed=1)
+    return _HEADS[shape]
+
+
+def _leaves(found: Any) -> list[Any]:
+    if isinstance(found, (list, tuple)):
+        return [leaf for item in found for leaf in _leaves(item)]
+    return [found]

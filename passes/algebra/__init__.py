@@ -1,0 +1,1 @@
+"""Rules of :mod:`graphopt.passes.simplify_algebra`, by topic."""

@@ -1,0 +1,1 @@
+"""Rules of :mod:`graphopt.passes.cancel_layout`, by topic."""

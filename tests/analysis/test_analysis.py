@@ -1,0 +1,116 @@
+"""Facts about graphs: what is frozen, how much there is, what has effects."""
+
+import pytest
+
+from graphopt.analysis.effects import held_nodes, is_pure, written_values
+from graphopt.analysis.frozen import frozen_nodes
+from graphopt.analysis.metrics import Metrics, measure
+from graphopt.ir.parser import parse
+
+NET = """
+graph g(%x: f32[2,3], param %w: f32[4,3], param %gamma: f32[4], param %beta: f32[4],
+        aux %mean: f32[4], aux %var: f32[4], param %unread: f32[9]) {
+  %k = constant() {data="AAAAAA==", dtype="float32", shape=(1,)} : f32[1]
+  %w2 = _mul_scalar(%w) {scalar=2.0} : f32[4,3]
+  %noise = _random_normal() {shape=(4, 3)} : f32[4,3]
+  %w3 = elemwise_add(%w2, %noise) : f32[4,3]
+  %drop = Dropout(%w2) : f32[4,3]
+  %fc = FullyConnected(%x, %w2) {no_bias=True, num_hidden=4} : f32[2,4]
+  %bn = BatchNorm(%fc, %gamma, %beta, %mean, %var) {fix_gamma=False} : f32[2,4]
+  %flat = Reshape(%bn) {shape=(-1,)} : f32[8]
+  %who = mystery(%w2) : f32[2]
+  %y = broadcast_add(%flat, %k) : f32[8]
+  return %y, %w3, %drop, %who
+}"""
+
+
+def frozen(text):
+    graph = parse(text)
+    return {graph[node].name for node in frozen_nodes(graph)}
+
+
+def test_frozen_is_what_no_data_reaches():
+    assert frozen(NET) >= {"w", "gamma", "mean", "unread", "k", "w2"}
+    assert not frozen(NET) & {"x", "fc", "bn", "flat", "y"}
+
+
+def test_random_mutating_and_unknown_operators_are_never_frozen():
+    assert not frozen(NET) & {"noise", "w3", "who"}
+    assert "s" not in frozen(
+        """
+        graph g(param %w: f32[2], aux %m: f32[2], aux %v: f32[2]) {
+          %s = BatchNorm(%w, %w, %w, %m, %v) : f32[2]
+          return %s
+        }"""
+    )
+
+
+def test_ordered_and_nested_nodes_are_not_frozen():
+    text = "graph g(param %w: ?) {{ %a = relu(%w) %b = relu(%w) {} %c = tanh(%b) return %c, %a }}"
+    assert frozen(text.format("")) == {"w", "a", "b", "c"}
+    assert frozen(text.format("after(%a)")) == {"w", "a"}
+    assert frozen(text.format("[graph n(%s: ?) { return %s }]")) == {"w", "a"}
+
+
+def test_metrics():
+    graph = parse(NET)
+    assert measure(graph) == Metrics(
+        nodes=10,
+        calls=8,  # not the constant, not the view
+        parameters=12 + 4 * 4,
+        # w2, noise, fc, bn: graph outputs left out
+        intermediate_bytes=4 * (12 + 12 + 8 + 8),
+        unknown_types=0,
+    )
+    once = measure(graph, frozen=True)
+    assert once.nodes == 10
+    assert once.calls == 7
+    assert once.intermediate_bytes == 4 * (12 + 8 + 8)
+    assert once.as_dict() == {
+        "nodes": 10,
+        "calls": 7,
+        "parameters": 28,
+        "intermediate_bytes": 112,
+        "unknown_types": 0,
+    }
+
+
+def test_unknown_types_count_as_no_bytes():
+    found = measure(parse("graph g(%x: ?) { %a = relu(%x) %b = relu(%a) return %b }"))
+    assert (found.unknown_types, found.intermediate_bytes, found.calls) == (2, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "inference", "training"),
+    [
+        ("relu(%x)", True, True),
+        ("Dropout(%x)", True, False),
+        ("Dropout(%x) {mode=\"always\"}", False, False),
+        ("_random_normal() {shape=(2,)}", False, False),
+        ("BatchNorm(%x, %x, %x, %m, %m) {fix_gamma=False}", True, False),
+        ("sgd_update(%x, %x)", False, False),
+        ("mystery(%x)", False, False),
+        ("relu(%x) after(%x)", False, False),
+        ("relu(%x) [graph n(%s: ?) { return %s }]", False, False),
+        ("constant()", True, True),
+    ],
+)
+def test_purity(line, inference, training):
+    graph = parse(f"graph g(%x: ?, aux %m: ?) {{ %a = {line} return %a }}")
+    node = graph.find("a")
+    assert is_pure(node, training=False) == inference
+    assert is_pure(node, training=True) == training
+    assert is_pure(graph.find("x"), training=True)
+
+
+def test_held_nodes_are_those_that_others_run_after():
+    graph = parse("graph g(%x: ?) { %a = relu(%x) %b = relu(%x) after(%a, %x) return %b }")
+    assert held_nodes(graph) == {graph.find("a").id, graph.find("x").id}
+
+
+def test_written_values():
+    graph = parse(NET)
+    names = {graph[v.node].name for v in written_values(graph, training=True)}
+    assert names >= {"mean", "var"}
+    assert not names & {"x", "w", "fc", "beta"}
+    assert not written_values(graph, training=False) & {graph.find("mean").out()}

@@ -1,0 +1,121 @@
+"""``graphopt inspect``."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from graphopt.api.inspecting import inspect
+from graphopt.ir.parser import parse
+
+RANDOM = "parameters and data are random (--seed 0); --params FILE gives real ones\n"
+
+
+def masked(text: str) -> str:
+    """Times replaced by #; so the width of columns does not count."""
+    return re.sub(r" +", " ", re.sub(r"\d+\.\d(?= |$)", "#", text, flags=re.MULTILINE))
+
+
+def test_table_without_running(graphopt, net):
+    ran = graphopt(
+        "inspect", net, "-p", "dce,cse,fold-batch-norm", "--mode", "training", "--no-run"
+    )
+    assert (ran.code, ran.err) == (0, "")
+    assert masked(ran.out) == masked("""\
+pass status nodes calls parameters MB pass ms run ms original ms speed-up max error engine
+(as lifted) 5 5 15 0.00
+eliminate-dead-code changed 4 4 15 0.00 1.1
+eliminate-common-subexpressions changed 3 3 15 0.00 1.1
+fold-batch-norm refused 3 3 15 0.00 1.1
+(total) 2 of 3 3 3 15 0.00 1.1
+refused: fold-batch-norm: it would change what training computes
+""")
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_json_of_a_run(graphopt, net, mode):
+    argv = ("-p", "dce,cse", "--mode", mode, "--seconds", 0, "--json")
+    ran = graphopt("inspect", net, *argv)
+    assert (ran.code, ran.err) == (0, RANDOM)
+    found = json.loads(ran.out)
+    assert (found["graph"], found["mode"]) == ("net", mode)
+    first, dce, cse = found["rows"]
+    assert (first["name"], first["nodes"], first["intermediate_bytes"]) == ("(as lifted)", 5, 96)
+    assert (dce["status"], dce["nodes"]) == ("changed", 4)
+    assert cse["max_error"] == 0.0
+    for row in found["rows"]:
+        assert row["run_ms"] > 0
+        assert row["engine"]
+    assert found["total"]["nodes"] == 3
+    assert found["total"]["speed_up"] == cse["original_ms"] / cse["run_ms"]
+    assert [r["pass"] for r in found["remarks"]] == [
+        "eliminate-dead-code",
+        "eliminate-common-subexpressions",
+    ]
+
+
+def test_a_pass_that_changes_nothing_is_not_timed(graphopt, net):
+    found = json.loads(graphopt("inspect", net, "-p", "dce,dce", "--seconds", 0, "--json").out)
+    assert found["rows"][2]["status"] == "unchanged"
+    assert found["rows"][2]["run_ms"] is None
+
+
+@pytest.mark.usefixtures("wrong_passes")
+def test_a_wrong_pass_is_rolled_back_and_1(graphopt, net):
+    ran = graphopt("inspect", net, "-p", "dce,double,crash,cse", "--seconds", 0)
+    assert ran.code == 1
+    lines = ran.out.splitlines()
+    assert re.match(r"double +rolled back +4 ", lines[3])
+    assert re.match(r"crash +rolled back +4 ", lines[4])
+    assert re.match(r"eliminate-common-subexpressions +changed +3 ", lines[5])
+    assert lines[7].startswith("rolled back: double: double changed output0 beyond rtol")
+    assert lines[8] == "rolled back: crash: ValueError: on purpose"
+
+
+def test_integer_and_several_outputs(graphopt, tmp_path):
+    path = tmp_path / "several.gir"
+    path.write_text("""\
+graph several(%x: f32[4,6]) {
+  %top = topk(%x) {axis=1, dtype="int32", k=2, ret_typ="indices"} : i32[4,2]
+  %halves = SliceChannel(%x) {axis=1, num_outputs=2} : (f32[4,3], f32[4,3])
+  return %top, %halves#0, %halves#1, %x
+}
+""")
+    ran = graphopt("inspect", path, "-p", "dce,cse", "--seconds", 0)
+    assert ran.code == 0
+
+
+def test_no_shapes(graphopt, net_json):
+    message = (
+        "graphopt inspect: error: the shape of input 'data' must be given,"
+        " for example --shape data:1,3,224,224\n"
+    )
+    assert graphopt("inspect", net_json, "-p", "none") == (2, "", message)
+    assert graphopt("inspect", net_json, "-p", "none", "--no-run").code == 0
+
+
+def test_with_shapes(graphopt, net_json):
+    argv = ("--shape", "data:2,4", "-p", "dce", "--seconds", 0)
+    assert graphopt("inspect", net_json, *argv).code == 0
+
+
+def test_the_data_behind_it_needs_no_command_line(net):
+    seen = inspect(parse(net.read_text()), "dce,cse", run=False)
+    assert [row.name for row in seen.rows[1:]] == [r.pass_text for r in seen.result.receipts]
+    assert [len(step.after) for step in seen.steps] == [7, 6]
+    assert seen.rows[0].run_ms is None
+
+
+def test_timing_waits_for_the_result():
+    """A call is timed until its outputs are there: a big product cannot take microseconds."""
+    graph = parse("""\
+graph big(%x: f32[700,700]) {
+  %y = dot(%x, %x) : f32[700,700]
+  %z = dot(%y, %y) : f32[700,700]
+  return %z
+}""")
+    seen = inspect(graph, "none", seconds=0)
+    assert seen.rows[0].run_ms is not None
+    assert seen.rows[0].run_ms > 0.5

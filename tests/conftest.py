@@ -1,0 +1,51 @@
+"""What all tests share: hypothesis profiles, MXNet, and the data that may lie beside the repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from graphopt.compat import import_mxnet
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+_COMMON = {
+    "deadline": None,  # the first call of an operator in MXNet takes long
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+# `ci` tries the same examples on every run, so that a failure belongs to the change that made it;
+# `dev` looks for new ones. HYPOTHESIS_PROFILE chooses.
+settings.register_profile("ci", derandomize=True, database=None, print_blob=False, **_COMMON)
+settings.register_profile("dev", **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        pytest.skip("needs an NVIDIA GPU that MXNet can use")
+
+
+def _has_gpu() -> bool:
+    mxnet = import_mxnet()
+    try:
+        return bool(mxnet.context.num_gpus())
+    except mxnet.MXNetError:  # built for GPUs, but there is no driver
+        return False
+
+
+@pytest.fixture(scope="session")
+def mx():
+    """The module mxnet."""
+    return import_mxnet()
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of shared data: $GRAPHOPT_SHARED, or ``shared/`` beside the repository."""
+    folder = Path(os.environ.get("GRAPHOPT_SHARED", REPOSITORY.parent / "shared")) / "data"
+    if not folder.is_dir():
+        pytest.skip(f"there is no shared data at {folder}; GRAPHOPT_SHARED names its parent folder")
+    return folder

@@ -1,0 +1,495 @@
+"""Optimized views of Gluon Blocks: same values, same gradients, same parameters, same object."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, ParseError, UnsupportedError
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+autograd = mx.autograd
+
+
+def small_cnn(dropout: float = 0.0) -> object:
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    with net.name_scope():
+        net.add(
+            nn.Conv2D(4, 3, padding=1, use_bias=False),
+            nn.BatchNorm(),
+            nn.Activation("relu"),
+            nn.MaxPool2D(),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Dense(5),
+        )
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def image(batch: int = 2) -> object:
+    return mx.nd.random.uniform(shape=(batch, 3, 8, 8))
+
+
+def gradients(net: object, x: object) -> dict[str, np.ndarray]:
+    params = {k: p for k, p in net.collect_params().items() if p.grad_req != "null"}
+    for p in params.values():
+        p.zero_grad()
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+    return {k: p.grad().asnumpy().copy() for k, p in params.items()}
+
+
+def same(a: object, b: object, tol: float = 1e-5) -> None:
+    np.testing.assert_allclose(a.asnumpy(), b.asnumpy(), rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("mode", ["auto", "training", "inference"])
+def test_outputs_are_those_of_the_plain_net(mode: str) -> None:
+    net = small_cnn()
+    x = image()
+    if mode == "training":
+        with autograd.train_mode():
+            want = net(x)
+    else:
+        want = net(x)
+    fast = graphopt.optimize(net, mode=mode)
+    with autograd.train_mode() if mode == "training" else autograd.predict_mode():
+        same(fast(x), want)
+        same(fast(x), want)
+
+
+def test_gradients_and_running_statistics_are_those_of_the_plain_net() -> None:
+    plain, net = small_cnn(), small_cnn()
+    x = image()
+    plain(x), net(x)
+    for a, b in zip(
+        plain.collect_params().values(), net.collect_params().values(), strict=True
+    ):
+        b.set_data(a.data())
+    fast = graphopt.optimize(net)
+    want, got = gradients(plain, x), gradients(fast, x)
+    for a, b in zip(want.values(), got.values(), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)
+    for a, b in zip(
+        plain.collect_params(".*running.*").values(),
+        net.collect_params(".*running.*").values(),
+        strict=True,
+    ):
+        same(a.data(), b.data())
+
+
+def test_the_view_is_the_users_net_in_all_but_its_call() -> None:
+    net = small_cnn()
+    fast = graphopt.optimize(net)
+    assert isinstance(fast, nn.HybridSequential)
+    assert type(net) is nn.HybridSequential
+    assert fast.collect_params().keys() == net.collect_params().keys()
+    assert all(
+        a is b
+        for a, b in zip(
+            fast.collect_params().values(), net.collect_params().values(), strict=True
+        )
+    )
+    assert fast[0] is net[0]
+    assert fast.name == net.name
+    assert "HybridSequential" in repr(fast)
+
+
+def test_nothing_is_left_on_the_users_net() -> None:
+    net = small_cnn()
+    net(image())
+    before = {key: id(value) for key, value in vars(net).items()}
+    fast = graphopt.optimize(net)
+    fast(image())
+    fast.hybridize()
+    with autograd.record():
+        fast(image())
+    assert {key: id(value) for key, value in vars(net).items()} == before
+    assert not net._active
+    assert not net._cached_graph
+
+
+def test_parameters_stay_live_in_auto_mode() -> None:
+    net = small_cnn()
+    fast = graphopt.optimize(net)
+    x = image()
+    trainer = mx.gluon.Trainer(fast.collect_params(), "sgd", {"learning_rate": 0.01})
+    for _ in range(3):
+        with autograd.record():
+            loss = (fast(x) ** 2).mean()
+        loss.backward()
+        trainer.step(2)
+        same(fast(x), net(x))
+
+
+def test_inference_mode_freezes_until_reset() -> None:
+    net = small_cnn()
+    fast = graphopt.optimize(net, mode="inference")
+    x = image()
+    fast(x)
+    for p in net.collect_params(".*(gamma|beta|running_mean)").values():
+        p.set_data(p.data() + 0.5)
+    fast.reset()
+    same(fast(x), net(x), 1e-4)
+
+
+def test_load_parameters_resets_a_frozen_net(tmp_path) -> None:
+    source, net = small_cnn(), small_cnn()
+    x = image()
+    source(x)
+    for p in source.collect_params().values():
+        p.set_data(p.data() + 0.1)
+    source.save_parameters(str(tmp_path / "p"))
+    fast = graphopt.optimize(net, mode="inference")
+    fast(x)
+    fast.load_parameters(str(tmp_path / "p"))
+    same(fast(x), source(x), 1e-4)
+
+
+def test_save_and_load_parameters_have_the_same_names(tmp_path) -> None:
+    net = small_cnn()
+    fast = graphopt.optimize(net)
+    fast(image())
+    fast.save_parameters(str(tmp_path / "a"))
+    net.save_parameters(str(tmp_path / "b"))
+    assert mx.nd.load(str(tmp_path / "a")).keys() == mx.nd.load(str(tmp_path / "b")).keys()
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_export_loads_in_plain_mxnet(tmp_path, mode: str) -> None:
+    net = small_cnn()
+    fast = graphopt.optimize(net, mode=mode)
+    x = image()
+    want = fast(x)
+    fast.export(str(tmp_path / "m"), 3)
+    block = mx.gluon.SymbolBlock.imports(
+        str(tmp_path / "m-symbol.json"), ["data"], str(tmp_path / "m-0003.params")
+    )
+    same(block(x), want)
+    model = graphopt.load(tmp_path / "m-symbol.json", tmp_path / "m-0003.params")
+    same(model(x), want)
+
+
+def test_every_signature_compiles_once() -> None:
+    fast = graphopt.optimize(small_cnn())
+    for batch in (1, 2, 1, 2):
+        fast(image(batch))
+    with autograd.record():
+        fast(image(2))
+    assert len(fast.receipts()) == 3
+
+
+def test_casting_recompiles() -> None:
+    fast = graphopt.optimize(small_cnn(), mode="inference")
+    x = image()
+    want = fast(x)
+    fast.cast("float64")
+    same(fast(x.astype("float64")), want, 1e-4)
+    assert fast(x.astype("float64")).dtype == np.float64
+
+
+def test_decorator_on_a_class_keeps_names_and_type() -> None:
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self, units: int, **kwargs: object) -> None:
+            super().__init__(**kwargs)
+            self.units = units
+            with self.name_scope():
+                self.dense = nn.Dense(units)
+
+        def hybrid_forward(self, F, x):
+            return F.relu(self.dense(x)), [x + 1, None]
+
+    fast_class = graphopt.optimize(mode="inference")(Net)
+    net = fast_class(4)
+    assert isinstance(net, Net)
+    assert net.name.startswith("net")
+    net.initialize()
+    x = mx.nd.ones((2, 3))
+    out, (plus, nothing) = net(x)
+    assert out.shape == (2, 4)
+    assert nothing is None
+    same(plus, x + 1)
+    assert graphopt.optimize(Net)(2).units == 2
+
+
+def test_decorator_on_a_function() -> None:
+    @graphopt.optimize
+    def build(units: int) -> object:
+        """Build it."""
+        return nn.Dense(units)
+
+    net = build(3)
+    net.initialize()
+    assert build.__doc__ == "Build it."
+    assert net(mx.nd.ones((1, 2))).shape == (1, 3)
+    assert net.receipts()
+
+
+def test_several_inputs_nested_and_none() -> None:
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, pair, mask=None):
+            y = F.broadcast_add(x, pair[0]) * pair[1]
+            return y if mask is None else y * mask
+
+    net = Net()
+    fast = graphopt.optimize(net)
+    a, b = mx.nd.ones((2, 3)), mx.nd.ones((2, 3)) * 2
+    same(fast(a, [a, b]), net(a, [a, b]))
+    same(fast(a, [a, b], b), net(a, [a, b], b))
+    same(fast(a, [a, b], None), net(a, [a, b], None))
+
+
+class Mixed(mx.gluon.Block):
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.head = nn.Dense(4, activation="relu")
+            self.tail = nn.HybridSequential()
+            self.tail.add(nn.Dense(3), nn.LayerNorm())
+        self.layers = [self.head, self.tail]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            if x.sum().asscalar() > 1e9:
+                return x
+        return x
+
+
+def test_a_plain_block_is_taken_child_by_child() -> None:
+    net = Mixed()
+    net.initialize()
+    fast = graphopt.optimize(net)
+    x = mx.nd.random.normal(shape=(2, 6))
+    same(fast(x), net(x))
+    text = fast.explain()
+    assert "is no HybridBlock" in text
+    assert "child 'head': Dense" in text
+    assert len(fast.receipts()) == 2
+    assert type(net.head) is nn.Dense
+    want, got = gradients(net, x), gradients(fast, x)
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-5)
+
+
+def test_a_hybrid_block_that_looks_at_values_is_taken_child_by_child() -> None:
+    class Peeks(mx.gluon.HybridBlock):
+        def __init__(self, **kwargs: object) -> None:
+            super().__init__(**kwargs)
+            with self.name_scope():
+                self.dense = nn.Dense(2)
+
+        def hybrid_forward(self, F, x):
+            y = self.dense(x)
+            return y if y.sum().asscalar() > 0 else -y
+
+    net = Peeks()
+    net.initialize()
+    x = mx.nd.ones((1, 3))
+    fast = graphopt.optimize(net)
+    same(fast(x), net(x))
+    assert "cannot be traced" in fast.explain()
+    with pytest.raises(UnsupportedError, match="cannot be traced"):
+        graphopt.optimize(net, strict=True)(x)
+
+
+def test_recurrent_layers_with_states() -> None:
+    net = mx.gluon.rnn.LSTM(5, num_layers=2)
+    net.initialize()
+    fast = graphopt.optimize(net)
+    x = mx.nd.random.normal(shape=(4, 2, 3))
+    same(fast(x), net(x))
+    states = net.begin_state(batch_size=2)
+    want, want_states = net(x, states)
+    got, got_states = fast(x, states)
+    same(got, want)
+    for a, b in zip(got_states, want_states, strict=True):
+        same(a, b)
+
+
+def test_hooks_run_around_the_compiled_call() -> None:
+    net = small_cnn()
+    fast = graphopt.optimize(net)
+    seen: list[str] = []
+    fast.register_forward_pre_hook(lambda block, args: seen.append("before"))
+    fast.register_forward_hook(lambda block, args, out: seen.append(type(out).__name__))
+    fast(image())
+    assert seen == ["before", "NDArray"]
+
+
+def test_hooks_of_children_see_arrays() -> None:
+    net = small_cnn()
+    seen: list[str] = []
+    net[0].register_forward_hook(lambda block, args, out: seen.append(type(out).__name__))
+    fast = graphopt.optimize(net)
+    fast(image())
+    assert seen == ["NDArray"]
+    assert "forward hooks" in fast.explain()
+
+
+def test_inside_a_parent_hybridized_or_not() -> None:
+    net = small_cnn()
+    x = image()
+    net(x)
+    parent = nn.HybridSequential()
+    parent.add(graphopt.optimize(net), nn.Dense(2))
+    parent.initialize()
+    want = parent(x)
+    parent.hybridize()
+    same(parent(x), want)
+
+
+def test_two_calls_before_one_backward_and_gradients_that_add() -> None:
+    plain, fast = (small_cnn() for _ in range(2))
+    x, y = image(), image()
+    plain(x), fast(x)
+    for a, b in zip(
+        plain.collect_params().values(), fast.collect_params().values(), strict=True
+    ):
+        b.set_data(a.data())
+    view = graphopt.optimize(fast)
+    grads = []
+    for net, owner in ((plain, plain), (view, fast)):
+        weight = owner[0].weight
+        weight.grad_req = "add"
+        weight.zero_grad()
+        for _ in range(2):
+            with autograd.record():
+                loss = (net(x) * net(y)).sum()
+            loss.backward()
+        grads.append(weight.grad().asnumpy())
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_inputs() -> None:
+    net = small_cnn()
+    fast = graphopt.optimize(net)
+    grads = []
+    for model in (net, fast):
+        x = mx.nd.ones((1, 3, 8, 8)) * 0.3
+        x.attach_grad()
+        with autograd.record(train_mode=False):
+            loss = (model(x) ** 2).sum()
+        loss.backward()
+        grads.append(x.grad.asnumpy())
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_random_in_training_and_gone_in_inference() -> None:
+    fast = graphopt.optimize(small_cnn(dropout=0.5))
+    x = image()
+    same(fast(x), fast(x))
+    with autograd.record():
+        a, b = fast(x), fast(x)
+    assert not np.allclose(a.asnumpy(), b.asnumpy())
+
+
+def test_several_contexts() -> None:
+    net = nn.Dense(3)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    fast = graphopt.optimize(net)
+    for ctx in (mx.cpu(0), mx.cpu(1)):
+        x = mx.nd.ones((2, 4), ctx=ctx)
+        same(fast(x), net(x))
+        assert fast(x).ctx == ctx
+
+
+def test_integer_and_half_inputs() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(10, 4), nn.Dense(2))
+    net.initialize()
+    fast = graphopt.optimize(net)
+    for dtype in ("int32", "float32"):
+        x = mx.nd.array([[1, 2], [3, 4]], dtype=dtype)
+        same(fast(x), net(x))
+
+
+def test_an_already_hybridized_net() -> None:
+    net = small_cnn()
+    net.hybridize(static_alloc=True)
+    x = image()
+    want = net(x)
+    same(graphopt.optimize(net)(x), want)
+    same(net(x), want)
+
+
+def test_deepcopy_gives_a_view_of_a_copy() -> None:
+    fast = graphopt.optimize(small_cnn())
+    x = image()
+    want = fast(x)
+    twin = copy.deepcopy(fast)
+    same(twin(x), want)
+    assert twin[0].weight is not fast[0].weight
+
+
+def test_outputs_are_not_overwritten_by_later_calls() -> None:
+    for mode in ("auto", "inference"):
+        fast = graphopt.optimize(small_cnn(), mode=mode)
+        first = fast(image())
+        kept = first.asnumpy().copy()
+        fast(image())
+        np.testing.assert_array_equal(first.asnumpy(), kept)
+
+
+def test_check_compares_on_the_first_calls_values() -> None:
+    fast = graphopt.optimize(small_cnn(), mode="inference", check=True)
+    fast(image())
+    (receipts,) = fast.receipts().values()
+    assert any(r.max_error is not None for r in receipts)
+
+
+def test_uninitialized_net_says_so() -> None:
+    with pytest.raises(InputError, match="is not initialized: call .initialize"):
+        graphopt.optimize(nn.Dense(2))(mx.nd.ones((1, 2)))
+
+
+def test_a_forward_that_raises_raises_the_users_error_and_changes_nothing() -> None:
+    class Broken(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            raise KeyError("my own")
+
+    net = Broken()
+    fast = graphopt.optimize(net)
+    with pytest.raises(KeyError, match="my own"):
+        fast(mx.nd.ones((1,)))
+    assert type(net) is Broken
+
+
+def test_inputs_that_do_not_fit_name_the_node() -> None:
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    with pytest.raises(InputError, match="FullyConnected"):
+        graphopt.optimize(net)(mx.nd.ones((1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"net": 3}, InputError, "cannot optimize a int: give a Gluon Block or a Symbol"),
+        ({"net": dict}, InputError, "cannot optimize class dict: it is no Gluon Block"),
+        ({"mode": "fast"}, InputError, "mode 'fast' is none of auto, training, inference"),
+        ({"passes": "dec"}, ParseError, "did you mean 'dce'"),
+        ({"memory": "1GB"}, UnsupportedError, "memory= is not available"),
+    ],
+)
+def test_bad_arguments(arguments: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        graphopt.optimize(**arguments)
+
+
+def test_reports_before_the_first_call() -> None:
+    fast = graphopt.optimize(small_cnn())
+    assert "nothing compiled yet" in fast.explain()
+    assert fast.receipts() == {}
+    with pytest.raises(InputError, match="call it once first"):
+        fast.graph()
+    with pytest.raises(InputError, match="call it once first"):
+        fast.export("x")

@@ -1,0 +1,619 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphopt.backend import reference
+from graphopt.backend.infer import with_types
+from graphopt.backend.random_feeds import random_feeds
+from graphopt.ir.graph import Graph
+from graphopt.ir.parser import parse
+from graphopt.passes.fold_batch_norm import FoldBatchNorm
+from graphopt.pipeline.manager import Result
+from graphopt.testing import assert_equivalent, assert_ir, run_pass
+
+
+def net(body: str, x: str = "f32[2,4,6,6]", w: str = "f32[6,4,3,3]") -> Graph:
+    """A graph of data, a weight, a bias and the parameters of a BatchNorm, types inferred."""
+    names = "param %b: ?, param %gamma: ?, param %beta: ?, aux %mean: ?, aux %var: ?"
+    return with_types(parse(f"graph g(%x: {x}, param %w: {w}, {names}) {{ {body} }}"))
+
+
+BN = "%gamma, %beta, %mean, %var) {fix_gamma=False, eps=1e-05}"
+CONV = "%conv = Convolution(%x, %w) {kernel=(3, 3), num_filter=6, no_bias=True}\n"
+
+
+def fold(graph: Graph | str, **settings: object) -> Result:
+    return run_pass(graph, "fold-batch-norm", **{"frozen": True, **settings})
+
+
+def live(result: Result) -> list[str]:
+    """Operators that depend on the data, in order."""
+    from graphopt.analysis.frozen import frozen_nodes
+
+    frozen = frozen_nodes(result.graph)
+    return [n.op for n in result.graph if n.id not in frozen and not n.is_input]
+
+
+def refused(graph: Graph, **settings: object) -> str:
+    """The reason of the only remark about a graph that stays as it is."""
+    result = fold(graph, **settings)
+    assert result.receipts[0].status in ("unchanged", "refused")
+    (remark,) = result.remarks
+    return remark.message
+
+
+# -- golden ----------------------------------------------------------------------------------
+
+
+def test_example(example):
+    before, after = example(FoldBatchNorm)
+    result = fold(before)
+    assert result.graph == after
+    assert_equivalent(before, result.graph)
+    (remark,) = result.remarks
+    assert remark.message == "folded into the weights of 'conv', behind which it stands"
+    assert result.receipts[0].stats == {"folded": 1}
+
+
+def test_two_in_a_row_fold_into_one_layer():
+    result = fold(
+        """
+        graph g(%x: f32[2,3], param %w: f32[4,3], param %b: f32[4]) {
+          %fc = FullyConnected(%x, %w, %b) {num_hidden=4} : f32[2,4]
+          %y = _mul_scalar(%fc) {scalar=2.0} : f32[2,4]
+          %z = _minus_scalar(%y) {scalar=1.0} : f32[2,4]
+          return %z
+        }
+        """
+    )
+    assert_ir(
+        result,
+        """
+        graph g(%x: f32[2,3], param %w: f32[4,3], param %b: f32[4]) {
+          %y_weight = _mul_scalar(%w) {scalar=2.0} : f32[4,3]
+          %y_scaled_bias = _mul_scalar(%b) {scalar=2.0} : f32[4]
+          %z_bias = _plus_scalar(%y_scaled_bias) {scalar=-1.0} : f32[4]
+          %z = FullyConnected(%x, %y_weight, %z_bias) {no_bias=False, num_hidden=4} : f32[2,4]
+          return %z
+        }
+        """,
+    )
+    assert result.graph.find("z").origin == ("fc", "y", "z")
+    assert result.receipts[0].stats == {"folded": 2}
+
+
+def test_in_front_of_a_layer():
+    result = fold(
+        """
+        graph g(%x: f32[2,3], param %w: f32[4,3], param %c: f32[1,3]) {
+          %y = broadcast_add(%x, %c) : f32[2,3]
+          %fc = FullyConnected(%y, %w) {no_bias=True, num_hidden=4} : f32[2,4]
+          return %fc
+        }
+        """
+    )
+    assert_ir(
+        result,
+        """
+        graph g(%x: f32[2,3], param %w: f32[4,3], param %c: f32[1,3]) {
+          %y_shaped = Reshape(%c) {shape=(3,)} : f32[3]
+          %y_shaped_1 = Reshape(%y_shaped) {shape=(1, 3)} : f32[1,3]
+          %y_moved = broadcast_mul(%w, %y_shaped_1) : f32[4,3]
+          %y_shift = sum(%y_moved) {axis=(1,)} : f32[4]
+          %fc = FullyConnected(%x, %w, %y_shift) {no_bias=False, num_hidden=4} : f32[2,4]
+          return %fc
+        }
+        """,
+    )
+
+
+# -- equivalence -----------------------------------------------------------------------------
+
+BEHIND = {
+    "bias": ("%l = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=6}", {}),
+    "padding": (
+        "%l = Convolution(%x, %w) {kernel=(3, 3), num_filter=6, pad=(1, 1), no_bias=True}",
+        {},
+    ),
+    "groups": (
+        "%l = Convolution(%x, %w) {kernel=(3, 3), num_filter=6, num_group=2, no_bias=True}",
+        {"w": "f32[6,2,3,3]"},
+    ),
+    "1d": (
+        "%l = Convolution(%x, %w, %b) {kernel=(3,), num_filter=6}",
+        {"x": "f32[2,4,9]", "w": "f32[6,4,3]"},
+    ),
+    "3d": (
+        '%l = Convolution(%x, %w, %b) {kernel=(2, 2, 2), layout="NCDHW", num_filter=6}',
+        {"x": "f32[1,4,3,3,3]", "w": "f32[6,4,2,2,2]"},
+    ),
+    "deconvolution": (
+        "%l = Deconvolution(%x, %w) {kernel=(3, 3), num_filter=6}",
+        {"w": "f32[4,6,3,3]"},
+    ),
+    "deconvolution with bias and groups": (
+        "%l = Deconvolution(%x, %w, %b) {kernel=(3, 3), num_filter=6, num_group=2, no_bias=False,"
+        " stride=(2, 2), pad=(1, 1)}",
+        {"w": "f32[4,3,3,3]"},
+    ),
+    "fully connected": (
+        "%l = FullyConnected(%x, %w, %b) {num_hidden=6}",
+        {"x": "f32[2,3,4]", "w": "f32[6,12]"},
+    ),
+    "fully connected, without flatten": (
+        "%l = FullyConnected(%x, %w) {num_hidden=6, flatten=False, no_bias=True}",
+        {"x": "f32[2,3,4]", "w": "f32[6,4]", "axis": -1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BEHIND)
+@pytest.mark.parametrize("fix_gamma", [True, False, None])
+def test_batch_norm_behind(case, fix_gamma):
+    layer, types = BEHIND[case]
+    types = dict(types)
+    axis = types.pop("axis", 1)
+    fixed = "" if fix_gamma is None else f", fix_gamma={fix_gamma}"
+    graph = net(
+        f"{layer} %y = BatchNorm(%l, %gamma, %beta, %mean, %var) {{axis={axis}{fixed}}} return %y",
+        **types,
+    )
+    result = fold(graph)
+    assert live(result) == [graph.find("l").op]
+    assert_equivalent(graph, result.graph)
+
+
+@pytest.mark.parametrize("op", ["BatchNorm_v1", "_contrib_SyncBatchNorm"])
+def test_other_batch_norms(op):
+    attrs = '{fix_gamma=False, key="k"}' if "Sync" in op else "{fix_gamma=False}"
+    graph = net(f"{CONV} %y = {op}(%conv, %gamma, %beta, %mean, %var) {attrs} return %y")
+    result = fold(graph)
+    assert live(result) == ["Convolution"]
+    assert_equivalent(graph, result.graph)
+
+
+FRONT = {
+    "convolution": ("%l = Convolution(%y, %w) {kernel=(3, 3), num_filter=6, no_bias=True}", {}),
+    "convolution with bias": ("%l = Convolution(%y, %w, %b) {kernel=(3, 3), num_filter=6}", {}),
+    "groups": (
+        "%l = Convolution(%y, %w) {kernel=(3, 3), num_filter=6, num_group=2, no_bias=True}",
+        {"w": "f32[6,2,3,3]"},
+    ),
+    "depthwise, 1d": (
+        "%l = Convolution(%y, %w, %b) {kernel=(3,), num_filter=8, num_group=4}",
+        {"x": "f32[2,4,9]", "w": "f32[8,1,3]"},
+    ),
+    "3d": (
+        "%l = Convolution(%y, %w, %b) {kernel=(2, 2, 2), num_filter=6}",
+        {"x": "f32[1,4,3,3,3]", "w": "f32[6,4,2,2,2]"},
+    ),
+    "fully connected": (
+        "%l = FullyConnected(%y, %w, %b) {num_hidden=6}",
+        {"x": "f32[2,4]", "w": "f32[6,4]"},
+    ),
+    "fully connected, flattened by it": (
+        "%l = FullyConnected(%y, %w, %b) {num_hidden=6}",
+        {"x": "f32[2,4,3,2]", "w": "f32[6,24]"},
+    ),
+    "fully connected, flattened before": (
+        "%f = Flatten(%y) %l = FullyConnected(%f, %w) {num_hidden=6, no_bias=True}",
+        {"x": "f32[2,4,3,2]", "w": "f32[6,24]"},
+    ),
+    "fully connected, axis in the middle": (
+        "%l = FullyConnected(%y, %w) {num_hidden=6, no_bias=True}",
+        {"x": "f32[2,3,4,2]", "w": "f32[6,24]", "axis": 2},
+    ),
+    "fully connected, without flatten": (
+        "%l = FullyConnected(%y, %w) {num_hidden=6, flatten=False, no_bias=True}",
+        {"x": "f32[2,3,4]", "w": "f32[6,4]", "axis": -1},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FRONT)
+def test_batch_norm_in_front(case):
+    layer, types = FRONT[case]
+    types = dict(types)
+    axis = types.pop("axis", 1)
+    attrs = f"{{axis={axis}, fix_gamma=False}}"
+    graph = net(
+        f"%y = BatchNorm(%x, %gamma, %beta, %mean, %var) {attrs} {layer} return %l",
+        **types,
+    )
+    result = fold(graph)
+    assert live(result) == [n.op for n in graph if n.name in ("f", "l")]
+    assert result.remarks[0].message == (
+        "folded into the weights of 'l', in front of which it stands"
+    )
+    assert_equivalent(graph, result.graph)
+
+
+ARITHMETIC = {
+    "_mul_scalar": "_mul_scalar({0}) {{scalar=0.5}}",
+    "_div_scalar": "_div_scalar({0}) {{scalar=4}}",
+    "_plus_scalar": "_plus_scalar({0}) {{scalar=0.5}}",
+    "_minus_scalar": "_minus_scalar({0}) {{scalar=0.5}}",
+    "_rminus_scalar": "_rminus_scalar({0}) {{scalar=0.5}}",
+    "negative": "negative({0})",
+    "_contrib_div_sqrt_dim": "_contrib_div_sqrt_dim({0})",
+    "broadcast_mul": "broadcast_mul({0}, %k)",
+    "broadcast_mul, swapped": "broadcast_mul(%k, {0})",
+    "broadcast_add": "broadcast_add({0}, %k)",
+    "broadcast_sub": "broadcast_sub({0}, %k)",
+    "broadcast_sub, swapped": "broadcast_sub(%k, {0})",
+    "broadcast_div": "broadcast_div({0}, %kvar)",
+}
+
+
+@pytest.mark.parametrize("case", ARITHMETIC)
+@pytest.mark.parametrize("where", ["behind", "behind, without bias", "in front"])
+@pytest.mark.parametrize("shape", ["1,4,1,1", "1,1,1,1"])
+def test_arithmetic(case, where, shape):
+    bias = "" if "without" in where else ", %b"
+    layer = f"{{kernel=(3, 3), num_filter=4, no_bias={not bias}}}"
+    if where == "in front":
+        body = f"%y = {ARITHMETIC[case].format('%x')} %z = Convolution(%y, %w{bias}) {layer}"
+    else:
+        body = f"%y = Convolution(%x, %w{bias}) {layer} %z = {ARITHMETIC[case].format('%y')}"
+    given = f"param %b: f32[4], param %k: f32[{shape}], param %kvar: f32[{shape}]"
+    graph = with_types(
+        parse(f"graph g(%x: f32[2,4,6,6], param %w: f32[4,4,3,3], {given}) {{ {body} return %z }}")
+    )
+    result = fold(graph)
+    assert live(result) == ["Convolution"]
+    assert_equivalent(graph, result.graph)
+
+
+def test_half_precision_folds_in_single():
+    graph = net(
+        f"%l = Convolution(%x, %w, %b) {{kernel=(3, 3), num_filter=6}} %y = BatchNorm(%l, {BN}"
+        " return %y",
+        x="f16[2,4,6,6]",
+        w="f16[6,4,3,3]",
+    )
+    result = fold(graph)
+    assert live(result) == ["Convolution"]
+    _, *types = (str(result.graph.type_of(value)) for value in result.graph.find("y").inputs)
+    assert types == ["f16[6,4,3,3]", "f16[6]"]
+    feeds = random_feeds(graph)  # MXNet has no such convolution on the CPU
+    want, got = (reference.run(g, feeds)[0] for g in (graph, result.graph))
+    np.testing.assert_allclose(got, want, rtol=1e-2, atol=1e-3)
+
+
+def test_double_precision_stays_double():
+    graph = net(
+        f"%l = Convolution(%x, %w, %b) {{kernel=(3, 3), num_filter=6}} %y = BatchNorm(%l, {BN}"
+        " return %y",
+        x="f64[2,4,6,6]",
+        w="f64[6,4,3,3]",
+    )
+    result = fold(graph)
+    assert "Cast" not in str(result.graph)
+    assert_equivalent(graph, result.graph)
+
+
+def test_a_layer_takes_up_what_stands_on_both_sides():
+    graph = net(
+        f"%a = _mul_scalar(%x) {{scalar=0.5}} %p = _minus_scalar(%a) {{scalar=0.25}}"
+        " %l = Convolution(%p, %w) {kernel=(3, 3), num_filter=6, no_bias=True}"
+        f" %m = _mul_scalar(%l) {{scalar=3.0}} %y = BatchNorm(%m, {BN} return %y"
+    )
+    result = fold(graph)
+    assert live(result) == ["Convolution"]
+    assert result.receipts[0].stats == {"folded": 4}
+    assert_equivalent(graph, result.graph)
+
+
+def test_a_scale_folds_in_front_of_padding_where_a_shift_cannot():
+    graph = net(
+        "%s = _minus_scalar(%x) {scalar=127.5} %m = _mul_scalar(%s) {scalar=0.0078125}"
+        " %l = Convolution(%m, %w) {kernel=(3, 3), num_filter=6, pad=(1, 1), no_bias=True}"
+        " return %l"
+    )
+    result = fold(graph)
+    assert live(result) == ["_minus_scalar", "Convolution"]
+    assert [r.message for r in result.remarks] == [
+        "folded into the weights of 'l', in front of which it stands",
+        "not folded: it stands behind 'x' (data); its shift would be missing at the border of 'l'",
+    ]
+    assert_equivalent(graph, result.graph)
+
+
+def test_a_scale_folds_in_front_of_a_deconvolution():
+    graph = net(
+        "%m = _mul_scalar(%x) {scalar=0.5}"
+        " %l = Deconvolution(%m, %w) {kernel=(3, 3), num_filter=6, pad=(1, 1)} return %l",
+        w="f32[4,6,3,3]",
+    )
+    result = fold(graph)
+    assert live(result) == ["Deconvolution"]
+    assert_equivalent(graph, result.graph)
+
+
+def test_channels_last_behind_a_convolution():
+    """MXNet runs that layout on GPUs only, so the weight's text has to do."""
+    result = fold(
+        """
+        graph g(%x: f32[1,8,8,2], param %w: f32[4,3,3,2], param %c: f32[4]) {
+          %l = Convolution(%x, %w) {kernel=(3, 3), layout="NHWC", no_bias=True, num_filter=4}
+             : f32[1,6,6,4]
+          %y = broadcast_mul(%l, %c) : f32[1,6,6,4]
+          return %y
+        }
+        """
+    )
+    assert live(result) == ["Convolution"]
+    assert "Reshape(%c) {shape=(4, 1, 1, 1)} : f32[4,1,1,1]" in str(result.graph)
+
+
+def test_a_shared_weight_is_scaled_for_each_reader():
+    graph = net(
+        f"{CONV} %y = BatchNorm(%conv, {BN}"
+        " %other = Convolution(%x, %w) {kernel=(3, 3), num_filter=6, no_bias=True}"
+        " %z = _mul_scalar(%other) {scalar=2.0} return %y, %z"
+    )
+    result = fold(graph)
+    assert live(result) == ["Convolution", "Convolution"]
+    assert_equivalent(graph, result.graph)
+
+
+ATTENTION = """
+    graph g(%x: f32[2,5,8], param %u: f32[8,8], param %v: f32[8], param %w: f32[8,8]) {{
+      %q = FullyConnected(%x, %u, %v) {{flatten=False, num_hidden=8}}
+      %k = FullyConnected(%x, %w) {{flatten=False, no_bias=True, num_hidden=8}}
+      %q1 = Reshape(%q) {{shape=(0, 0, 2, 4)}}
+      %q2 = transpose(%q1) {{axes=(0, 2, 1, 3)}}
+      %q3 = Reshape(%q2) {{shape=(-3, 0, 0)}}
+      %k1 = Reshape(%k) {{shape=(0, 0, 2, 4)}}
+      %k2 = transpose(%k1) {{axes=(0, 2, 1, 3)}}
+      %k3 = Reshape(%k2) {{shape=(-3, 0, 0)}}
+      %s = batch_dot(%q3, %k3) {{transpose_b=True}}
+      %c = {scaling}
+      %a = softmax(%c) {{axis=-1}}
+      return {returned}
+    }}
+"""
+
+
+def attention(scaling: str = "_mul_scalar(%s) {scalar=0.5}", returned: str = "%a") -> Graph:
+    return with_types(parse(ATTENTION.format(scaling=scaling, returned=returned)))
+
+
+@pytest.mark.parametrize("scaling", ["_mul_scalar(%s) {scalar=0.3}", "_contrib_div_sqrt_dim(%s)"])
+def test_a_number_moves_up_to_a_projection(scaling):
+    graph = attention(scaling)
+    result = fold(graph)
+    assert [n.op for n in result.graph if n.name in ("q", "c")] == ["FullyConnected", "batch_dot"]
+    assert len(live(result)) == 10
+    (remark,) = result.remarks
+    assert remark.message == (
+        "folded into the weights of 'q', from which views and products lead to it"
+    )
+    assert result.graph.find("c").origin == ("s", "c")
+    assert_equivalent(graph, result.graph)
+    assert fold(result.graph).graph is result.graph
+
+
+def test_a_number_moves_up_to_the_other_projection_if_one_is_read_elsewhere():
+    graph = attention(returned="%a, %q2")
+    result = fold(graph)
+    assert result.remarks[0].message.startswith("folded into the weights of 'k'")
+    assert_equivalent(graph, result.graph)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        attention(returned="%a, %s"),
+        attention(returned="%a, %q, %k"),
+        attention("_plus_scalar(%s) {scalar=0.5}"),
+        attention("batch_dot(%s, %s)"),
+    ],
+    ids=["read product", "read layers", "shift", "no number"],
+)
+def test_what_does_not_move_up(graph):
+    result = fold(graph)
+    assert result.receipts[0].status == "unchanged"
+    assert not result.remarks
+
+
+def test_a_square_is_not_scaled_through_both_factors():
+    graph = with_types(
+        parse(
+            "graph g(%x: f32[2,3,4], param %w: f32[4,4]) {"
+            " %l = FullyConnected(%x, %w) {flatten=False, no_bias=True, num_hidden=4}"
+            " %s = batch_dot(%l, %l) {transpose_b=True} %y = _mul_scalar(%s) {scalar=0.5}"
+            " return %y }"
+        )
+    )
+    assert fold(graph).receipts[0].status == "unchanged"
+
+
+# -- refusals --------------------------------------------------------------------------------
+
+PAD = "%l = Convolution(%y, %w) {kernel=(3, 3), num_filter=6, pad=(1, 1), no_bias=True}"
+NOT_FOLDED = {
+    "another reader": (
+        f"{CONV} %y = BatchNorm(%conv, {BN} return %y, %conv",
+        {},
+        "not folded: 'conv' is an output of the graph; 'y' is an output of the graph",
+    ),
+    "two readers": (
+        f"{CONV} %y = BatchNorm(%conv, {BN} %r = relu(%conv) return %y, %r",
+        {},
+        "not folded: 'conv' has 2 readers; 'y' is an output of the graph",
+    ),
+    "nothing to fold into": (
+        f"%r = relu(%x) %y = BatchNorm(%r, {BN} %s = relu(%y) return %s",
+        {},
+        "not folded: it stands behind 'r' (relu); it stands in front of 's' (relu)",
+    ),
+    "padding": (
+        f"%y = BatchNorm(%x, {BN} {PAD} return %l",
+        {},
+        "not folded: it stands behind 'x' (data); its shift would be missing at the border of 'l'",
+    ),
+    "deconvolution": (
+        f"%y = BatchNorm(%x, {BN} %l = Deconvolution(%y, %w) {{kernel=(3, 3), num_filter=6}}"
+        " return %l",
+        {"w": "f32[4,6,3,3]"},
+        "not folded: it stands behind 'x' (data); its shift would be missing at the border of 'l'",
+    ),
+    "another axis": (
+        f"{CONV} %y = BatchNorm(%conv, %gamma, %beta, %mean, %var) {{axis=2}} return %y",
+        {},
+        "not folded: it scales axis 2, which is not the channel axis of 'conv';"
+        " 'y' is an output of the graph",
+    ),
+    "another axis in front": (
+        "%y = BatchNorm(%x, %gamma, %beta, %mean, %var) {axis=2}"
+        " %l = Convolution(%y, %w) {kernel=(3, 3), num_filter=6, no_bias=True} return %l",
+        {},
+        "not folded: it stands behind 'x' (data); axis 2 holds no channels of 'l'",
+    ),
+    "an axis that is not contracted": (
+        "%y = BatchNorm(%x, %gamma, %beta, %mean, %var)"
+        " %l = FullyConnected(%y, %w) {num_hidden=6, flatten=False, no_bias=True} return %l",
+        {"x": "f32[2,3,4]", "w": "f32[6,4]"},
+        "not folded: it stands behind 'x' (data); axis 1 is not summed over by 'l'",
+    ),
+    "statistics that are read": (
+        f"{CONV} %y = BatchNorm(%conv, %gamma, %beta, %mean, %var) {{output_mean_var=True}}"
+        " return %y, %y#1",
+        {},
+        "its mean or variance is read (output_mean_var)",
+    ),
+    "a weight that depends on data": (
+        "%v = relu(%x) %l = Convolution(%x, %v) {kernel=(2, 2), num_filter=2, no_bias=True}"
+        f" %y = BatchNorm(%l, {BN} return %y",
+        {"x": "f32[2,2,2,2]"},
+        "not folded: 'v' depends on data; 'y' is an output of the graph",
+    ),
+    "a scale that depends on data": (
+        f"%g = sum(%x) {{axis=(0, 2, 3)}} {CONV.replace('num_filter=6', 'num_filter=4')}"
+        " %y = BatchNorm(%conv, %g, %beta, %mean, %var) return %y",
+        {"w": "f32[4,4,3,3]"},
+        "'g' depends on data",
+    ),
+    "control dependency": (
+        f"{CONV} %y = BatchNorm(%conv, {BN} %z = relu(%x) after(%conv) return %y, %z",
+        {},
+        "not folded: a control dependency names 'conv'; 'y' is an output of the graph",
+    ),
+    "not flattened": (
+        f"%y = BatchNorm(%x, {BN} %f = Flatten(%y) %l = relu(%f) return %l",
+        {},
+        "not folded: it stands behind 'x' (data); it stands in front of 'l' (relu)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FOLDED)
+def test_refusals(case):
+    body, types, reason = NOT_FOLDED[case]
+    graph = net(body, **types)
+    assert refused(graph) == reason
+
+
+def test_unknown_shapes_are_refused():
+    text = """
+        graph g(%x: ?, param %w: ?, param %gamma: ?, param %beta: ?, aux %mean: ?, aux %var: ?) {
+          %l = Convolution(%x, %w) {kernel=(3, 3), num_filter=6, no_bias=True}
+          %y = BatchNorm(%l, %gamma, %beta, %mean, %var)
+          return %y
+        }
+    """
+    assert refused(parse(text)) == "'gamma' has type ?"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%y = _div_scalar({0}) {{scalar=0}}",
+        "%y = _mul_scalar({0}) {{scalar=inf}}",
+        "%y = broadcast_mul({0}, {0})",
+        "%y = broadcast_div(%k, {0})",
+        "%y = broadcast_mul({0}, %wide)",
+        "%y = broadcast_mul({0}, %plane)",
+        "%y = relu({0})",
+    ],
+)
+def test_what_is_no_scale_stays_without_a_word(body):
+    given = "param %k: f32[1,1,1,1], param %wide: f32[2,4,1,1], param %plane: f32[4,4]"
+    graph = with_types(
+        parse(
+            f"graph g(%x: f32[2,4,6,6], param %w: f32[4,4,3,3], {given}) {{"
+            " %l = Convolution(%x, %w) {kernel=(3, 3), num_filter=4, no_bias=True}"
+            f" {body.format('%l')} return %y }}"
+        )
+    )
+    result = fold(graph)
+    assert result.receipts[0].status == "unchanged"
+    assert not result.remarks
+
+
+def test_a_factor_that_enlarges_its_input_stays():
+    graph = with_types(
+        parse(
+            "graph g(%x: f32[2,4], param %w: f32[1,4], param %k: f32[5]) {"
+            " %l = FullyConnected(%x, %w) {num_hidden=1, no_bias=True}"
+            " %y = broadcast_mul(%l, %k) return %y }"
+        )
+    )
+    assert fold(graph).receipts[0].status == "unchanged"
+
+
+def test_a_sparse_weight_is_refused():
+    graph = net(f"{CONV} %y = BatchNorm(%conv, {BN} return %y")
+    weight = graph.find("w")
+    graph.update(weight.but(attrs=weight.attrs.set(__storage_type__="1")))
+    assert refused(graph) == "not folded: 'w' is sparse; 'y' is an output of the graph"
+
+
+# -- contract --------------------------------------------------------------------------------
+
+
+def test_modes():
+    graph = net(f"{CONV} %y = BatchNorm(%conv, {BN} return %y")
+    assert refused(graph, mode="training") == "it would change what training computes"
+    assert refused(graph, frozen=False) == "it needs frozen parameters: use mode='inference'"
+    assert refused(graph, precise=True) == (
+        "folded weights are rounded once more, which precise=True does not allow"
+    )
+
+
+def test_a_second_run_changes_nothing():
+    graph = net(
+        f"%s = _minus_scalar(%x) {{scalar=1.0}} %q = BatchNorm(%s, %gamma, %beta, %mean, %var)"
+        " %l = Convolution(%q, %w, %b) {kernel=(3, 3), num_filter=4}"
+        f" %y = BatchNorm(%l, {BN} return %y",
+        w="f32[4,4,3,3]",
+    )
+    once = fold(graph).graph
+    again = fold(once)
+    assert again.graph is once
+    assert not again.remarks
+    assert [n.name for n in once.inputs] == [n.name for n in graph.inputs]
+
+
+def test_a_graph_without_parameters_is_returned_as_it_is():
+    graph = parse("graph g(%x: f32[2]) { %y = relu(%x) : f32[2] return %y }")
+    assert fold(graph).graph is graph
+
+
+def test_cost_is_linear(work):
+    def chain(length: int) -> Graph:
+        body = "".join(
+            f"%c{i} = Convolution(%r{i}, %w) {{kernel=(1, 1), no_bias=True, num_filter=2}} :"
+            f" f32[1,2,1,1] %b{i} = BatchNorm(%c{i}, %g, %g, %g, %g) : f32[1,2,1,1]"
+            f" %r{i + 1} = relu(%b{i}) : f32[1,2,1,1]\n"
+            for i in range(length)
+        )
+        return parse(
+            "graph g(%r0: f32[1,2,1,1], param %w: f32[2,2,1,1], param %g: f32[2]) {"
+            f" {body} return %r{length} }}"
+        )
+
+    small, large = chain(100), chain(200)
+    assert work(lambda: fold(large)) < 2.3 * work(lambda: fold(small))
