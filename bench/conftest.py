@@ -35,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rounds", type=int, default=15, help="rounds of every interleaved timing (default 15)"
     )
     group.addoption(
+        "--slow", action="store_true", help="take the slow benches with --benchmark-disable too"
+    )
+    group.addoption(
         "--without-peers", action="store_true", help="do not look for ONNX Runtime and PyTorch"
     )
 
@@ -53,7 +56,7 @@ def is_quick(config: pytest.Config) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not is_quick(config) or config.getoption("-m"):
+    if not is_quick(config) or config.getoption("--slow") or config.getoption("-m"):
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     if slow:

@@ -24,7 +24,7 @@ def count(graphs: Sequence[Graph], *, frozen: bool) -> Counters:
 def check(name: str, found: Counters) -> None:
     """Fail unless the counters are those of the baselines."""
     expected = _read().get(name)
-    how = "pytest bench --benchmark-disable --update-baselines, and look at the difference"
+    how = "pytest bench --benchmark-disable --slow --update-baselines, and look at the difference"
     assert expected is not None, f"no counters are written down for {name!r}: {how}"
     assert found == expected, f"the counters of {name!r} changed; if for the better: {how}"
 

@@ -63,7 +63,9 @@ def _table(title: str, lines: Sequence[Record]) -> str:
     rows = [_cells(line, figures, ratios) for line in lines]
     targets = {name: limit for line in lines for name, limit in line.targets.items()}
     if ratios and len(lines) > 1:
-        means = [_mean(line.ratios[name] for line in lines if name in line.ratios) for name in ratios]
+        means = [
+            _mean(line.ratios[name] for line in lines if name in line.ratios) for name in ratios
+        ]
         rows.append(["(geometric mean)", *[""] * len(figures), *(f"{m:.2f}x" for m in means)])
     if ratios and any(name in targets for name in ratios):
         wanted = [f"{targets[name]:.2f}x" if name in targets else "" for name in ratios]

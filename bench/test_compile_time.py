@@ -72,9 +72,7 @@ def test_2000_nodes(
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
-def test_scaling(
-    mode: Any, benchmark: Any, record: Callable[[Record], None], quick: bool
-) -> None:
+def test_scaling(mode: Any, benchmark: Any, record: Callable[[Record], None], quick: bool) -> None:
     sizes = (400, 800) if quick else (10_000, 20_000)
     small, large = (network(size) for size in sizes)
     seconds = [pass_seconds(graph, mode, 1 if quick else 3) for graph in (small, large)]
@@ -99,11 +97,7 @@ def test_first_call(benchmark: Any, record: Callable[[Record], None], quick: boo
         example = models.zoo("resnet50_v1", extent=extent)
         mx.nd.waitall()
         start = time.perf_counter()
-        net = (
-            graphopt.optimize(example.net, mode="inference")
-            if optimized
-            else example.as_plain()
-        )
+        net = graphopt.optimize(example.net, mode="inference") if optimized else example.as_plain()
         example.run(net)
         mx.nd.waitall()
         return time.perf_counter() - start
@@ -166,4 +160,12 @@ def test_help_time(benchmark: Any, record: Callable[[Record], None], quick: bool
 
 def _record_limit(name: str, seconds: float, record: Callable[[Record], None]) -> None:
     limit = LIMITS_S[name]
-    record(Record("Compile time", f"{name} (limit {limit} s)", {"seconds": seconds}, {}, {"seconds": limit}))
+    record(
+        Record(
+            "Compile time",
+            f"{name} (limit {limit} s)",
+            {"seconds": seconds},
+            {},
+            {"seconds": limit},
+        )
+    )

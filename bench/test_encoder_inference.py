@@ -59,9 +59,7 @@ def test_encoder_inference(
     if medians:
         title = "Encoder inference, {layers} layers, {batch}x{length}x{width}, float32"
         shown = figures(medians) | {"max error": error}
-        record(
-            Record(title.format(**size), activation, shown, ratios(medians), TARGETS, notes)
-        )
+        record(Record(title.format(**size), activation, shown, ratios(medians), TARGETS, notes))
 
 
 def pytorch(

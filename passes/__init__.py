@@ -12,6 +12,7 @@ PASSES = {
     "infer-types": "graphopt.passes.infer_types:InferTypes",
     "eliminate-dead-code": "graphopt.passes.dce:EliminateDeadCode",
     "eliminate-common-subexpressions": "graphopt.passes.cse:EliminateCommonSubexpressions",
+    "replace-loss-heads": "graphopt.passes.replace_loss_heads:ReplaceLossHeads",
     "remove-identities": "graphopt.passes.remove_identities:RemoveIdentities",
     "fold-constants": "graphopt.passes.fold_constants:FoldConstants",
     "simplify-algebra": "graphopt.passes.simplify_algebra:SimplifyAlgebra",
@@ -35,7 +36,7 @@ PIPELINES = {
     "none": "",
     "training": f"{_CLEAN},eliminate-common-subexpressions,eliminate-dead-code",
     "inference": (
-        f"{_CLEAN},remove-identities,fold-batch-norm,merge-parallel-gemm,simplify-algebra,"
+        f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,merge-parallel-gemm,simplify-algebra,"
         "eliminate-common-subexpressions,eliminate-dead-code"
     ),
     "default": "inference",

@@ -121,9 +121,7 @@ class Peers:
         """
         peer = Peer(self._pythons["export"])
         try:
-            peer.ask(
-                "export", symbol=str(symbol), params=str(params), shapes=shapes, to=str(to)
-            )
+            peer.ask("export", symbol=str(symbol), params=str(params), shapes=shapes, to=str(to))
         finally:
             peer.close()
 

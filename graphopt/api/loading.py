@@ -149,7 +149,7 @@ class Model:
             graph,
             self._config.pipeline(mode),
             mode=mode,
-            frozen=mode == "inference",
+            frozen=settings.frozen,
             precise=settings.precise,
             strict=settings.strict,
             check=self._config.check,
@@ -157,7 +157,7 @@ class Model:
         )
         params = {name: _on(array, ctx) for name, array in self.params.items()}
         lowered = lower(
-            result.graph, params, ctx, training=mode == "training", frozen=mode == "inference"
+            result.graph, params, ctx, training=mode == "training", frozen=settings.frozen
         )
         return graph, result, lowered
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from graphopt.cli.verb import (
 )
 
 if TYPE_CHECKING:
+    from graphopt.ir.graph import Graph
     from graphopt.pipeline.base import Pass
     from graphopt.pipeline.instruments import Instrument, PrintIR
     from graphopt.pipeline.manager import Receipt, Result
@@ -107,8 +108,9 @@ def command(
 
     MODEL is a *-symbol.json file, a graph's text (*.gir), - for stdin, or model_zoo:NAME. The text
     form can be read again. Symbol JSON loads in plain MXNet; tensors that passes computed, which
-    JSON has no place for, go into a .params file next to OUT. A pass that fails is rolled back and
-    reported; the exit status is 1 then.
+    JSON has no place for, go into a .params file next to OUT, as do the parameters if --params
+    gives them: what depends on them alone is then computed now, except in training mode. A pass
+    that fails is rolled back and reported; the exit status is 1 then.
     """
     from graphopt.api.running import run
 
@@ -133,11 +135,9 @@ def command(
             instruments=[*instruments, _stepper(step)],
         )
     _report(result, told, kinds)
-    own = {n.name: values[n.name] for n in found.graph.inputs if values and n.name in values}
-    kept = {n.name for n in found.graph.inputs if n.op != "data"} if params else set()
-    weights = {name: array for name, array in own.items() if name in kept}
     if output is not None:
-        for path in save(result.graph, output, form, weights):
+        weights = _weights(result.graph, values) if values and params else {}
+        for path in save(result.graph, output, form, weights, frozen=mode == "inference"):
             note(f"wrote {path}")
     if as_json:
         text = None if output is not None else emit(result.graph, form, alone=True)
@@ -145,6 +145,10 @@ def command(
     elif output is None:
         say(emit(result.graph, form, alone=True))
     return int(any(receipt.status == "rolled back" for receipt in result.receipts))
+
+
+def _weights(graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {n.name: values[n.name] for n in graph.inputs if n.op != "data" and n.name in values}
 
 
 def _stepper(step: Callable[[str], object]) -> Instrument:

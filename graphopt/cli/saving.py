@@ -86,7 +86,12 @@ def parameters_path(path: Path) -> Path:
 
 
 def save(
-    graph: Graph, output: str, form: str, weights: Mapping[str, np.ndarray[Any, Any]]
+    graph: Graph,
+    output: str,
+    form: str,
+    weights: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    frozen: bool = False,
 ) -> list[Path]:
     """Write a graph, and beside JSON the tensors it needs; returns the files written.
 
@@ -95,10 +100,15 @@ def save(
         output: the file's name.
         form: a key of ``EMITTERS``.
         weights: parameters to save with Symbol JSON, by name; those no longer read are left out.
+        frozen: with Symbol JSON, compute what depends on the weights alone.
     """
+    from graphopt.cli.freezing import computed_once
+
     path = Path(output)
     written = [path]
     if form == "json":
+        if frozen and weights:
+            graph, weights = computed_once(graph, weights)
         written += _save_tensors(graph, parameters_path(path), weights)
     with replacing(path) as draft:
         draft.write_text(emit(graph, form) + "\n", encoding="utf-8")

@@ -116,16 +116,16 @@ def _title(text: str) -> None:
 
 
 def _show_graph(before: Graph, after: Graph) -> None:
+    import graphopt
     from graphopt.backend.freeze import freeze
 
-    split = freeze(after)
+    per_call = graphopt.run(freeze(after).per_call, "dce").graph
+    once = measure(after).nodes - measure(per_call).nodes
     _title("A small net as graphopt sees it (attributes left out)")
     say(_body(before))
     _title("... and what is left to run on every call after the inference pipeline")
-    say(_body(split.per_call))
-    if split.once is not None:
-        once = measure(after).calls - measure(after, frozen=True).calls
-        say(f"  ({once} more operators work on parameters only and run once)")
+    say(_body(per_call))
+    say(f"  ({once} more operators work on parameters only and run once)")
 
 
 def _body(graph: Graph) -> str:

@@ -54,7 +54,10 @@ def measure(example: Example, mode: Mode, *, seconds: float) -> Row:
     plain = example.as_plain()
     error = relative_error(values(example, plain), values(example, net))
     race = Race(
-        {"plain": timed(_runner(example, plain, mode)), "graphopt": timed(_runner(example, net, mode))}
+        {
+            "plain": timed(_runner(example, plain, mode)),
+            "graphopt": timed(_runner(example, net, mode)),
+        }
     )
     medians = race.run(seconds)
     row = Row(example.name, mode, medians["plain"], medians["graphopt"], error)
@@ -64,12 +67,19 @@ def measure(example: Example, mode: Mode, *, seconds: float) -> Row:
 
 
 def reasons(net: Any, most: int = 2) -> tuple[str, ...]:
-    """Why not more was done, in the words of ``net.explain()``."""
+    """Why not more was done, in the words of ``net.explain()``; the most telling first."""
     lines = [line.strip() for line in net.explain().splitlines()]
-    marks = ("taken child by child:", "not done:", "not on ")
-    found = dict.fromkeys(line for mark in marks for line in lines if line.startswith(mark))
-    told = [line for line in found if "needs frozen parameters" not in line]
-    return tuple(told[:most]) or ("no pass of this version applies to it",)
+    found = [line for line in lines if line.startswith("taken child by child:")]
+    found += [f"{line}, which gains nothing here" for line in lines if _has_fewer_calls(line)]
+    found += [line for line in lines if line.startswith(("not done:", "not on "))]
+    found += [line for line in lines if " refused: " in line]
+    return tuple(dict.fromkeys(found))[:most] or ("no pass of this version applies to it",)
+
+
+def _has_fewer_calls(line: str) -> bool:
+    """Whether a line such as ``operator calls 4 -> 3`` tells of a change."""
+    words = line.split()
+    return words[:2] == ["operator", "calls"] and words[2] != words[-1]
 
 
 def _runner(example: Example, net: Any, mode: Mode) -> Callable[[], None]:

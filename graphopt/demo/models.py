@@ -91,9 +91,7 @@ def encoder(
     dropout: float = 0.0,
 ) -> Example:
     """A transformer encoder; ``hidden`` is four times the width unless given."""
-    net = Encoder(
-        layers, width, heads, hidden or 4 * width, activation, dropout, prefix="encoder_"
-    )
+    net = Encoder(layers, width, heads, hidden or 4 * width, activation, dropout, prefix="encoder_")
     return _example("encoder", net, (data.normal((batch, length, width)),))
 
 

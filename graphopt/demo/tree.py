@@ -28,9 +28,7 @@ class TreeLSTM(mx.gluon.Block):
         hidden, _ = self._visit(self.embed(words), tree.children, tree.root)
         return self.score(hidden)
 
-    def _visit(
-        self, x: Any, children: tuple[tuple[int, ...], ...], word: int
-    ) -> tuple[Any, Any]:
+    def _visit(self, x: Any, children: tuple[tuple[int, ...], ...], word: int) -> tuple[Any, Any]:
         """Hidden and cell state of a word, those of the words below it first."""
         below = [self._visit(x, children, child) for child in children[word]]
         row = mx.nd.slice_axis(x, axis=1, begin=word, end=word + 1).reshape((0, -1))

@@ -126,14 +126,21 @@ def _options(text: str, position: int) -> tuple[dict[str, AttrValue], int]:
         return options, position
     position += 1
     while not text[position:].lstrip().startswith("}"):
+        if not text[position:].strip():
+            raise ParseError(f"pipeline {text!r}: '{{' is not closed")
         key = _OPTION.match(text, position)
         if key is None:
             raise ParseError(f"pipeline {text!r}: expected option=value at {text[position:]!r}")
+        if key[1] in options:
+            raise ParseError(f"pipeline {text!r}: {key[1]} is given twice")
         bare = _BARE.match(text, key.end())
         if bare is not None and bare[1] not in ("True", "False", "None"):
             options[key[1]], position = bare[1], bare.end()
         else:
-            options[key[1]], position = parse_value(text, key.end())
+            try:
+                options[key[1]], position = parse_value(text, key.end())
+            except ParseError as error:
+                raise ParseError(f"pipeline {text!r}: {error}") from None
         rest = text[position:].lstrip()
         if rest.startswith(","):
             position = text.index(",", position) + 1

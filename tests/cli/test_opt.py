@@ -95,6 +95,29 @@ def test_given_parameters_go_along(graphopt, net, tmp_path, mx):
     assert sorted(mx.nd.load(str(tmp_path / "out.params"))) == ["arg:bias", "arg:weight"]
 
 
+@pytest.mark.parametrize(("mode", "left"), [("inference", 1), ("training", 2)])
+def test_what_depends_on_given_parameters_is_computed(graphopt, tmp_path, mx, mode, left):
+    model = tmp_path / "net.gir"
+    model.write_text("""\
+graph net(%data: f32[2,3], param %weight: f32[4,3], param %bias: f32[4]) {
+  %half = _mul_scalar(%weight) {scalar=0.5} : f32[4,3]
+  %y = FullyConnected(%data, %half, %bias) {num_hidden=4} : f32[2,4]
+  return %y
+}
+""")
+    given = tmp_path / "given.params"
+    mx.nd.save(str(given), {"arg:weight": mx.nd.ones((4, 3)), "arg:bias": mx.nd.ones(4)})
+    argv = ("-p", "none", "--mode", mode, "--params", given)
+    assert graphopt("opt", model, *argv, "-o", tmp_path / "out-symbol.json").code == 0
+    symbol = mx.sym.load(str(tmp_path / "out-symbol.json"))
+    arrays = mx.nd.load(str(tmp_path / "out-0000.params"))
+    arrays = {key.split(":")[1]: array for key, array in arrays.items()}
+    assert sum(n["op"] != "null" for n in json.loads(symbol.tojson())["nodes"]) == left
+    assert set(symbol.list_arguments()) == {"data", *arrays}
+    (found,) = symbol.eval(data=mx.nd.ones((2, 3)), **arrays)
+    np.testing.assert_array_equal(found.asnumpy(), np.full((2, 4), 2.5))
+
+
 def test_dot(graphopt, net, tmp_path):
     out = graphopt("opt", net, "-p", "dce,cse", "--emit", "dot").out
     assert out.startswith('digraph "net" {\n')

@@ -163,6 +163,7 @@ def test_save_and_load_parameters_have_the_same_names(tmp_path) -> None:
     assert mx.nd.load(str(tmp_path / "a")).keys() == mx.nd.load(str(tmp_path / "b")).keys()
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
 @pytest.mark.parametrize("mode", ["auto", "inference"])
 def test_export_loads_in_plain_mxnet(tmp_path, mode: str) -> None:
     net = small_cnn()
@@ -341,7 +342,7 @@ def test_inside_a_parent_hybridized_or_not() -> None:
     net(x)
     parent = nn.HybridSequential()
     parent.add(graphopt.optimize(net), nn.Dense(2))
-    parent.initialize()
+    parent[1].initialize()
     want = parent(x)
     parent.hybridize()
     same(parent(x), want)
@@ -369,18 +370,21 @@ def test_two_calls_before_one_backward_and_gradients_that_add() -> None:
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_inputs() -> None:
-    net = small_cnn()
-    fast = graphopt.optimize(net)
+@pytest.mark.parametrize("train_mode", [True, False])
+def test_gradients_of_inputs(train_mode: bool) -> None:
+    # No BatchNorm: MXNet's own backward through it is not reproducible with train_mode=False.
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, activation="tanh"), nn.Dropout(0.0), nn.Dense(2))
+    net.initialize()
     grads = []
-    for model in (net, fast):
-        x = mx.nd.ones((1, 3, 8, 8)) * 0.3
+    for model in (net, graphopt.optimize(net)):
+        x = mx.nd.ones((2, 3)) * 0.3
         x.attach_grad()
-        with autograd.record(train_mode=False):
+        with autograd.record(train_mode=train_mode):
             loss = (model(x) ** 2).sum()
-        loss.backward()
+        loss.backward(train_mode=train_mode)
         grads.append(x.grad.asnumpy())
-    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-5)
 
 
 def test_dropout_is_random_in_training_and_gone_in_inference() -> None:

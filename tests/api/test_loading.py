@@ -1,0 +1,105 @@
+"""``graphopt.load`` and optimized Symbols."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, ParseError
+
+mx = import_mxnet()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    data = mx.sym.var("data")
+    hidden = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=4, name="fc1"), "relu")
+    symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(hidden, num_hidden=3, name="fc2"), name="s")
+    symbol.save(str(tmp_path / "m-symbol.json"))
+    rng = np.random.default_rng(0)
+    shapes = {"fc1_weight": (4, 8), "fc1_bias": (4,), "fc2_weight": (3, 4), "fc2_bias": (3,)}
+    arrays = {f"arg:{k}": mx.nd.array(rng.standard_normal(s)) for k, s in shapes.items()}
+    mx.nd.save(str(tmp_path / "m-0000.params"), arrays)
+    return tmp_path
+
+
+def expected(folder: Path, x: np.ndarray) -> np.ndarray:
+    symbol = mx.sym.load(str(folder / "m-symbol.json"))
+    arrays = {k[4:]: v for k, v in mx.nd.load(str(folder / "m-0000.params")).items()}
+    arrays |= {"data": mx.nd.array(x), "s_label": mx.nd.zeros((len(x),))}
+    return symbol.bind(mx.cpu(), arrays).forward()[0].asnumpy()
+
+
+def test_a_label_need_not_be_given_for_inference(saved: Path) -> None:
+    model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params", {"data": (2, 8)})
+    x = np.ones((2, 8), np.float32)
+    np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5)
+    np.testing.assert_allclose(model(data=x).asnumpy(), expected(saved, x), rtol=1e-5)
+
+
+def test_other_batch_sizes_compile_anew(saved: Path) -> None:
+    model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params", {"data": (2, 8)})
+    x = np.ones((5, 8), np.float32)
+    np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5)
+    assert len(model.receipts()) == 2
+    assert "operator calls" in model.explain()
+
+
+def test_parameters_by_dictionary(saved: Path) -> None:
+    params = mx.nd.load(str(saved / "m-0000.params"))
+    plain = {k[4:]: v.asnumpy() for k, v in params.items()}
+    model = graphopt.load(saved / "m-symbol.json", plain, {"data": (1, 8)})
+    x = np.zeros((1, 8), np.float32)
+    np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5)
+
+
+def test_export_round_trip(saved: Path) -> None:
+    model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params", {"data": (1, 8)})
+    x = np.ones((1, 8), np.float32)
+    want = model(x).asnumpy()
+    model.export(saved / "out", 1)
+    again = graphopt.load(saved / "out-symbol.json", saved / "out-0001.params")
+    np.testing.assert_allclose(again(x).asnumpy(), want, rtol=1e-6)
+
+
+def test_bad_files_and_arguments(saved: Path) -> None:
+    symbol, params = saved / "m-symbol.json", saved / "m-0000.params"
+    with pytest.raises(ParseError, match=r"cannot read .*none.json.*No such file"):
+        graphopt.load(saved / "none.json")
+    with pytest.raises(InputError, match=r"cannot read .*none.params.*no such file"):
+        graphopt.load(symbol, saved / "none.params")
+    with pytest.raises(InputError, match="is no MXNet params file"):
+        graphopt.load(symbol, symbol)
+    with pytest.raises(InputError, match="no input 'dat'; did you mean 'data'"):
+        graphopt.load(symbol, params, {"dat": (1, 8)})
+    with pytest.raises(InputError, match=r"no value for parameter fc1_bias, fc1_weight"):
+        graphopt.load(symbol, {}, {"data": (1, 8)})
+    with pytest.raises(InputError, match=r"fc1"):
+        graphopt.load(symbol, params, {"data": (1, 9)})
+    model = graphopt.load(symbol, params)
+    with pytest.raises(InputError, match="no input 'x'"):
+        model(x=np.ones((1, 8)))
+    with pytest.raises(InputError, match="no input given"):
+        model()
+    with pytest.raises(InputError, match="inputs given, the model takes"):
+        model(1, 2, 3, 4)
+
+
+def test_an_optimized_symbol_trains() -> None:
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    model = graphopt.optimize(symbol)
+    weight = mx.nd.ones((2, 3))
+    weight.attach_grad()
+    model.params.update(fc_weight=weight, fc_bias=mx.nd.zeros((2,)))
+    x = mx.nd.array([[1.0, 2.0, 3.0]])
+    np.testing.assert_array_equal(model(x).asnumpy(), [[6.0, 6.0]])
+    with mx.autograd.record():
+        loss = model(x).sum()
+    loss.backward()
+    np.testing.assert_array_equal(weight.grad.asnumpy(), [[1, 2, 3], [1, 2, 3]])
+    weight[:] = 2
+    np.testing.assert_array_equal(model(x).asnumpy(), [[12.0, 12.0]])
