@@ -2,11 +2,13 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench docs clean
+.PHONY: help setup demo test lint type bench peers docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
+PEERS := .venv-peers
+PEER_PACKAGES := onnx==1.14.1 'protobuf<4.25' onnxruntime torch==2.13.0
 STAMP := $(VENV)/.installed-$(EXTRAS)
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.10 python3)
 
@@ -64,6 +66,14 @@ type: $(STAMP) ## Check types
 
 bench: $(STAMP) ## Time graphopt against its peers (EXTRAS=test,peers installs them)
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-columns=min,median,iqr,rounds $(ARGS)
+
+peers: $(PEERS)/.installed ## Make .venv-peers with ONNX Runtime and PyTorch, which `make bench` then times too
+
+# Apart from .venv, whose versions they need not agree with; MXNet is there to export models to ONNX.
+$(PEERS)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install -qq mxnet==1.9.1 'numpy<2' setuptools $(PEER_PACKAGES)
+	@touch $@
 
 docs: $(STAMP) ## Write docs/passes.md anew from the passes
 	@mkdir -p docs

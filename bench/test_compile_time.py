@@ -102,7 +102,7 @@ def test_first_call(benchmark: Any, record: Callable[[Record], None], quick: boo
         mx.nd.waitall()
         return time.perf_counter() - start
 
-    found = {"graphopt s": [], "plain s": []}  # type: dict[str, list[float]]
+    found: dict[str, list[float]] = {"graphopt s": [], "plain s": []}
     for _ in range(1 if quick else 3):
         found["graphopt s"].append(first_call(True))
         found["plain s"].append(first_call(False))
@@ -159,13 +159,6 @@ def test_help_time(benchmark: Any, record: Callable[[Record], None], quick: bool
 
 
 def _record_limit(name: str, seconds: float, record: Callable[[Record], None]) -> None:
-    limit = LIMITS_S[name]
-    record(
-        Record(
-            "Compile time",
-            f"{name} (limit {limit} s)",
-            {"seconds": seconds},
-            {},
-            {"seconds": limit},
-        )
-    )
+    limit = {"seconds": LIMITS_S[name]}
+    title = f"{name} (limit {limit['seconds']} s)"
+    record(Record("Compile time", title, {"seconds": seconds}, targets=limit))

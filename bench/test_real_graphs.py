@@ -1,4 +1,4 @@
-"""Other people's graphs and the whole vision zoo: lifted, printed and read, optimized, run, compared."""
+"""Other people's graphs and the whole vision zoo: lifted, printed, read, optimized, compared."""
 
 from __future__ import annotations
 

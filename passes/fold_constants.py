@@ -26,8 +26,8 @@ _NAMED = 5
 #: Evaluating larger values at compile time costs more than it can save.
 _EVALUATE_BYTES: Final = 1 << 24
 
-#: Of 64-bit values ``_full`` holds integers up to this: MXNet reads its double from text, and not to
-#: the last bit.
+#: Of 64-bit values ``_full`` holds integers up to this: MXNet reads its double from text, and the
+#: last bits of others come out wrong.
 _EXACT_INT: Final = 1 << 53
 
 #: What folding ends in: a value that is there, or a fill, which reads nothing.
@@ -131,6 +131,7 @@ class FoldConstants(Pass):
     ) -> set[NodeId]:
         """Nodes whose values follow from attributes and, if they may be used, from shapes."""
         held = held_nodes(graph)
+        effects = _behind_effects(graph, training=cx.training)
         constant: set[NodeId] = set()
         for node in graph:
             if node.is_input or node.id in held or not _is_deterministic(node, cx.training):
@@ -142,6 +143,8 @@ class FoldConstants(Pass):
             ):
                 continue
             reason = _unfit(graph, node)
+            if any(value.node in effects for value in node.inputs):
+                reason = "what they read has effects, and would not run any more"
             if reason:
                 refused.setdefault(reason, []).append(node)
             else:
@@ -223,6 +226,16 @@ def _foldable_inputs(graph: Graph, constant: set[NodeId], value: Value) -> list[
 
 def _refuse(refused: dict[str, list[Node]], reason: str, graph: Graph, values: list[Value]) -> None:
     refused.setdefault(reason, []).extend(graph[value.node] for value in values)
+
+
+def _behind_effects(graph: Graph, *, training: bool) -> set[NodeId]:
+    """Operators with effects in this mode, and all that reads them: MXNet runs what is read."""
+    found: set[NodeId] = set()
+    for node in graph:
+        own = not node.is_input and not is_pure(node, training=training)
+        if own or any(value.node in found for value in node.inputs):
+            found.add(node.id)
+    return found
 
 
 def _is_deterministic(node: Node, training: bool) -> bool:

@@ -1,8 +1,8 @@
 """Finds the Pythons that have the peers, and talks to servers in them.
 
 ``GRAPHOPT_PEERS_PYTHON`` names one Python, or several with ``:`` between; without it,
-``.venv-peers`` (``make peers``) is tried. ONNX Runtime, PyTorch and the export to ONNX may each be in
-another one, since what they need does not always go together.
+``.venv-peers`` (``make peers``) is tried. ONNX Runtime, PyTorch and the export to ONNX may each be
+in another one, since what they need does not always go together.
 """
 
 from __future__ import annotations

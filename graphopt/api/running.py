@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from graphopt.ir.graph import Graph
 from graphopt.passes import registry
@@ -24,7 +24,7 @@ def run(
     frozen: bool | None = None,
     precise: bool = False,
     strict: bool = False,
-    check: bool = False,
+    check: bool | Literal["mxnet", "reference"] = False,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
     instruments: Sequence[Instrument] = (),
 ) -> Result:
@@ -37,7 +37,9 @@ def run(
         frozen: whether parameters never change; default: in inference, yes.
         precise: no pass may round differently.
         strict: raise where a pass fails, instead of rolling it back and going on.
-        check: run the graph after every change and compare it with the original.
+        check: run the graph after every change and compare it with the original: in MXNet
+            (``True`` or ``"mxnet"``; in training mode gradients too) or by the slow numpy
+            interpreter (``"reference"``; outputs only, and only operators it knows).
         feeds: values for the check, by input name; drawn at random where absent.
         instruments: more instruments around every pass.
 
@@ -57,5 +59,15 @@ def run(
     if check:
         from graphopt.backend.random_feeds import random_feeds
 
-        around.append(CheckNumerics({**random_feeds(graph), **(feeds or {})}))
+        values = {**random_feeds(graph), **(feeds or {})}
+        evaluate = _by_reference if check == "reference" else None
+        around.append(CheckNumerics(values, evaluate=evaluate))
     return run_passes(graph, passes, settings, MXNetTarget(), around)
+
+
+def _by_reference(
+    graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]
+) -> dict[str, np.ndarray[Any, Any]]:
+    from graphopt.backend import reference
+
+    return {f"output{i}": array for i, array in enumerate(reference.run(graph, feeds))}

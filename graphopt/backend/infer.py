@@ -120,7 +120,7 @@ def _infer(graph: Graph, infer: Any, feeds: Mapping[str, Any]) -> list[Any]:
     mx = import_mxnet()
     try:
         _, outputs, _ = infer(True, **feeds)
-    except (mx.MXNetError, ValueError, TypeError) as error:
+    except (mx.MXNetError, ValueError, TypeError, KeyError) as error:
         raise InputError(_explain(graph, first_line(error))) from None
     return list(outputs)
 

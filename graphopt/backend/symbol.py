@@ -21,7 +21,7 @@ MXNET_VERSION = 10901
 
 def to_json(graph: Graph) -> str:
     """Symbol JSON of the graph; constants become variables (see :func:`constants`). Linear."""
-    return json.dumps(_document(graph))
+    return json.dumps(_document(graph), ensure_ascii=False)  # MXNet reads no \\u escapes
 
 
 def to_symbol(graph: Graph) -> Any:
@@ -46,9 +46,10 @@ def to_symbol(graph: Graph) -> Any:
 def first_line(error: Exception) -> str:
     """What an MXNet exception says, without source positions and the C++ stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(("Stack trace", "[bt]", "Traceback"))]
+    noise = ("Stack trace", "[bt]", "Traceback", 'File "')
+    lines = [line for line in lines if not line.startswith(noise)]
     text = lines[0] if lines else type(error).__name__
-    if len(lines) > 1 and text.startswith("MXNetError"):
+    if len(lines) > 1 and text == "MXNetError:":
         text = lines[1]
     for prefix in ("MXNetError: ", "Error in operator "):
         if prefix in text:

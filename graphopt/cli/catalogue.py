@@ -129,12 +129,12 @@ def _show(entries: list[Entry]) -> None:
         (e.name, ", ".join(e.aliases), ",".join(e.modes), _option_texts(e), e.doc.summary)
         for e in entries
     ]
-    Table(("pass", "alias", "modes", "options", "what holds after it"), rows).show()
+    columns = ("pass", "alias", "modes", "options", "what holds after it")
+    Table(columns, rows, spare=("options", "alias")).show()
     say()
-    Table(
-        ("pipeline", "passes"),
-        [(name, text or "(empty)") for name, text in registry.pipelines.items()],
-    ).show()
+    pipelines = registry.pipelines.items()
+    texts = [(name, text.replace(",", ", ") or "(empty)") for name, text in pipelines]
+    Table(("pipeline", "passes"), texts).show()
 
 
 def _option_texts(entry: Entry) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import click
@@ -55,12 +56,14 @@ class Table:
     """Rows of texts under a heading.
 
     A column whose title starts with ``>`` is aligned to the right. ``last`` tells that the last row
-    is a sum.
+    is a sum. ``spare`` names the columns that a terminal too narrow for all does without, the most
+    dispensable first.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     last: bool = False
+    spare: Sequence[str] = ()
 
     def __str__(self) -> str:
         """Aligned columns, two blanks apart, as wide as they have to be."""
@@ -74,6 +77,12 @@ class Table:
             ).rstrip()
             for line in lines
         )
+
+    def without(self, column: str) -> Table:
+        """The table without a column."""
+        at = list(self.columns).index(column)
+        rows = [[*row[:at], *row[at + 1 :]] for row in self.rows]
+        return replace(self, columns=[c for c in self.columns if c != column], rows=rows)
 
     def show(self, *, err: bool = False) -> None:
         """Write to stdout (or stderr): framed on a terminal, plain and never cut elsewhere."""
@@ -93,7 +102,9 @@ def _show_rich(table: Table, stream: IO[str]) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    width = shutil.get_terminal_size().columns
+    table, dropped = _fitted(table, width)
+    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
     for title in table.columns:
         right = title.startswith(">")
         drawn.add_column(
@@ -103,4 +114,20 @@ def _show_rich(table: Table, stream: IO[str]) -> None:
         if table.last and number == len(table.rows) - 1:
             drawn.add_section()
         drawn.add_row(*(Text(cell, style=_COLOURS.get(cell, "")) for cell in row))
-    Console(file=stream).print(drawn)
+    console = Console(file=stream, width=width, highlight=False)
+    console.print(drawn)
+    if dropped:
+        names = ", ".join(column.lstrip(">") for column in dropped)
+        console.print(f"[dim]a wider terminal shows {names} too[/dim]")
+
+
+def _fitted(table: Table, width: int) -> tuple[Table, list[str]]:
+    """The table without as many spare columns as it takes to fit, and what was left out."""
+    dropped: list[str] = []
+    for column in table.spare:
+        # Rich needs one blank more between columns than the plain form.
+        if max(map(len, str(table).splitlines())) + len(table.columns) - 1 <= width:
+            break
+        table = table.without(column)
+        dropped.append(column)
+    return table, dropped

@@ -29,6 +29,8 @@ COLUMNS = (
     ">max error",
     "engine",
 )
+#: What a narrow terminal does not show, the most dispensable first.
+SPARE = ("engine", ">original ms", ">parameters", ">pass ms", ">MB", ">nodes")
 
 
 @verb
@@ -98,7 +100,8 @@ def _document(name: str, mode: str, seen: Inspection) -> dict[str, object]:
 
 
 def _show(seen: Inspection) -> None:
-    Table(COLUMNS, [_cells(row) for row in (*seen.rows, seen.total)], last=True).show()
+    rows = [_cells(row) for row in (*seen.rows, seen.total)]
+    Table(COLUMNS, rows, last=True, spare=SPARE).show()
     for row in seen.rows:
         if row.reason:
             colour = "red" if row.status == "rolled back" else "yellow"

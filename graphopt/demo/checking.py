@@ -11,7 +11,8 @@ from graphopt.compat import import_mxnet
 from graphopt.demo import data
 from graphopt.demo.models import Example
 
-Arrays = dict[str, np.ndarray]
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
 
 #: Gradients smaller than this part of the net's largest are compared with it, not with themselves:
 #: some are zero but for rounding, such as that of a bias in front of BatchNorm.
@@ -55,7 +56,7 @@ def train(example: Example, net: Any, seed: int = 0) -> Arrays:
     return found
 
 
-def relative_error(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> float:
+def relative_error(expected: Mapping[str, Array], found: Mapping[str, Array]) -> float:
     """The worst array's largest difference, relative to its largest value.
 
     Infinite where shapes differ or a value is not finite.

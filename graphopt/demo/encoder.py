@@ -9,9 +9,10 @@ from graphopt.compat import import_mxnet
 
 mx = import_mxnet()
 nn = mx.gluon.nn
+HybridBlock: Any = mx.gluon.HybridBlock
 
 
-class Attention(mx.gluon.HybridBlock):
+class Attention(HybridBlock):
     """Multi-head self-attention: ``(batch, length, width)`` to the same."""
 
     def __init__(self, width: int, heads: int, **kwargs: Any) -> None:
@@ -25,6 +26,7 @@ class Attention(mx.gluon.HybridBlock):
             self.mix = nn.Dense(width, flatten=False, in_units=width, prefix="mix_")
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
+        """Attend from every step to every step."""
         query, key, value = (
             self._split(F, layer(x)) for layer in (self.query, self.key, self.value)
         )
@@ -39,7 +41,7 @@ class Attention(mx.gluon.HybridBlock):
         return F.reshape(F.transpose(by_head, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
 
 
-class EncoderLayer(mx.gluon.HybridBlock):
+class EncoderLayer(HybridBlock):
     """Attention and a feed-forward net, each with a residual sum and LayerNorm behind it."""
 
     def __init__(
@@ -56,6 +58,7 @@ class EncoderLayer(mx.gluon.HybridBlock):
             self.dropout = nn.Dropout(dropout) if dropout else None
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        """Attention, then the feed-forward net."""
         x = self.norm1(x + self._drop(self.attention(x)))
         wide = self.widen(x)
         active = F.LeakyReLU(wide, act_type="gelu") if self._activation == "gelu" else F.relu(wide)
@@ -65,7 +68,7 @@ class EncoderLayer(mx.gluon.HybridBlock):
         return x if self.dropout is None else self.dropout(x)
 
 
-class Encoder(mx.gluon.HybridBlock):
+class Encoder(HybridBlock):
     """A stack of layers over ``(batch, length, width)``."""
 
     def __init__(
@@ -87,4 +90,5 @@ class Encoder(mx.gluon.HybridBlock):
                 )
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+        """All layers, one after the other."""
         return self.layers(x)

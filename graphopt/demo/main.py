@@ -14,7 +14,8 @@ from graphopt.cli.progress import progress
 from graphopt.passes import ALIASES
 
 if TYPE_CHECKING:
-    from graphopt.api.inspecting import Inspection, Row as PassRow
+    from graphopt.api.inspecting import Inspection
+    from graphopt.api.inspecting import Row as PassRow
     from graphopt.demo.measuring import Mode, Row
     from graphopt.demo.models import Recipe
     from graphopt.ir.graph import Graph
@@ -162,10 +163,10 @@ def _pass_cells(row: PassRow) -> tuple[str, ...]:
 
 def _show_rows(rows: Sequence[Row]) -> None:
     _title("graphopt.optimize(net) beside hybridize(static_alloc=True, static_shape=True)")
-    columns = ("net", "mode", ">plain ms", ">graphopt ms", ">speed-up", ">max error", "outputs")
+    columns = ("net", "mode", ">plain ms", ">graphopt ms", ">speed-up", ">max error")
     Table(columns, [_cells(row) for row in rows]).show()
-    say("max error: largest difference of outputs (in training also of gradients and running")
-    say("statistics) relative to the largest value")
+    say("max error: largest difference of outputs (in training also of gradients and")
+    say("running statistics) from plain MXNet's, relative to the largest value")
     _show_reasons(rows)
 
 
@@ -176,8 +177,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.plain_ms:.2f}",
         f"{row.optimized_ms:.2f}",
         f"{row.speed_up:.2f}x",
-        f"{row.max_error:.1e}",
-        "equal" if row.is_right else "WRONG",
+        f"{row.max_error:.1e}{'' if row.is_right else ' WRONG'}",
     )
 
 

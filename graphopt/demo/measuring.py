@@ -53,12 +53,8 @@ def measure(example: Example, mode: Mode, *, seconds: float) -> Row:
     values = infer if mode == "inference" else train
     plain = example.as_plain()
     error = relative_error(values(example, plain), values(example, net))
-    race = Race(
-        {
-            "plain": timed(_runner(example, plain, mode)),
-            "graphopt": timed(_runner(example, net, mode)),
-        }
-    )
+    contenders = {"plain": plain, "graphopt": net}
+    race = Race({key: timed(_runner(example, each, mode)) for key, each in contenders.items()})
     medians = race.run(seconds)
     row = Row(example.name, mode, medians["plain"], medians["graphopt"], error)
     if row.speed_up >= FASTER:

@@ -153,7 +153,7 @@ _RANGES = {
 }
 
 
-def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
     for kind, (low, high) in _RANGES.items():
         if name.endswith(kind):
             return rng.uniform(low, high, shape)

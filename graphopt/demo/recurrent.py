@@ -8,9 +8,10 @@ from graphopt.compat import import_mxnet
 
 mx = import_mxnet()
 nn = mx.gluon.nn
+Block: Any = mx.gluon.Block
 
 
-class LSTMNet(mx.gluon.Block):
+class LSTMNet(Block):
     """Dense, LSTM, Dense over ``(length, batch, features)``.
 
     A plain Block: its own code is Python, its children can be hybridized.
@@ -28,10 +29,11 @@ class LSTMNet(mx.gluon.Block):
             self.after = nn.Dense(outputs, flatten=False, in_units=hidden, prefix="after_")
 
     def forward(self, x: Any) -> Any:
+        """Outputs of every step."""
         return self.after(self.lstm(self.before(x)))
 
 
-class WordLSTM(mx.gluon.Block):
+class WordLSTM(Block):
     """Embedding, LSTM, and a Dense layer on the last step, over tokens ``(length, batch)``."""
 
     def __init__(
@@ -44,5 +46,6 @@ class WordLSTM(mx.gluon.Block):
             self.after = nn.Dense(outputs, in_units=hidden, prefix="after_")
 
     def forward(self, tokens: Any) -> Any:
+        """Scores ``(batch, outputs)``."""
         states = self.lstm(self.embed(tokens))
         return self.after(states[-1])

@@ -9,9 +9,10 @@ from graphopt.demo.data import Tree
 
 mx = import_mxnet()
 nn = mx.gluon.nn
+Block: Any = mx.gluon.Block
 
 
-class TreeLSTM(mx.gluon.Block):
+class TreeLSTM(Block):
     """Scores ``(1, outputs)`` of one sentence: words ``(1, n)`` and their dependency tree."""
 
     def __init__(self, words: int, width: int, hidden: int, outputs: int, **kwargs: Any) -> None:
@@ -25,6 +26,7 @@ class TreeLSTM(mx.gluon.Block):
             self.score = nn.Dense(outputs, in_units=hidden, prefix="score_")
 
     def forward(self, words: Any, tree: Tree) -> Any:
+        """Score what the root's hidden state says."""
         hidden, _ = self._visit(self.embed(words), tree.children, tree.root)
         return self.score(hidden)
 

@@ -7,12 +7,27 @@ is checked here first; only a sound document reaches MXNet.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import ParseError
+
+_NODE_FIELDS: Final = ("op", "name", "param", "attr", "attrs", "inputs", "control_deps", "subgraphs")
+
+#: Operators that hold pointers into the process that made them; MXNet follows these from a file too.
+_PROCESS_ONLY: Final = frozenset({"_Native", "_NDArray", "_CachedOp", "_NoGradient"})
+
+#: Attributes by which MXNet divides, or of which it makes as many, without a check.
+_LIMITS: Final = {
+    "num_group": (1, 1 << 31),
+    "block_size": (1, 1 << 31),
+    "num_outputs": (1, 1 << 20),
+    "num_args": (0, 1 << 20),
+}
+_INT: Final = re.compile(r"\s*[+-]?\d+\s*")
 
 
 def read_symbol(path: str | Path) -> Any:
@@ -43,9 +58,13 @@ def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
         raise ParseError(f"{source} is not valid JSON: {error}") from None
     check_document(document, source)
     try:
-        return mx.sym.load_json(json.dumps(document))
+        symbol = mx.sym.load_json(json.dumps(_sound(document), ensure_ascii=False))
+        loaded = json.loads(symbol.tojson())
+        symbol.list_auxiliary_states()
     except mx.MXNetError as error:
         raise ParseError(f"MXNet cannot load {source}: {first_line(error)}") from None
+    _check_outputs(loaded, source)
+    return symbol
 
 
 def check_document(document: Any, source: str) -> None:
@@ -60,6 +79,7 @@ def check_document(document: Any, source: str) -> None:
     nodes, heads = document["nodes"], document.get("heads")
     if not isinstance(heads, list) or not heads:
         _fail(source, "it has no list 'heads'")
+    _check_version(document.get("attrs", {}), source)
     for number, node in enumerate(nodes):
         _check_node(node, number, len(nodes), source)
     for head in heads:
@@ -68,8 +88,53 @@ def check_document(document: Any, source: str) -> None:
     if any(source_id >= number for number, node in enumerate(nodes) for source_id in _reads(node)):
         _sort(document, source)
     for node in nodes:
-        for number, nested in enumerate(node.get("subgraphs", ())):
+        for number, nested in enumerate(node["subgraphs"]):
             check_document(nested, f"subgraph {number} of node {node['name']!r} in {source}")
+
+
+def _sound(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with only the fields MXNet needs; it believes the others without a check."""
+    nodes = [{key: node[key] for key in _NODE_FIELDS if node.get(key)} for node in document["nodes"]]
+    for node in nodes:
+        node.setdefault("name", "")
+        node.setdefault("inputs", [])
+        if "subgraphs" in node:
+            node["subgraphs"] = [_sound(nested) for nested in node["subgraphs"]]
+    sound = {
+        "nodes": nodes,
+        "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
+        "heads": document["heads"],
+    }
+    version = document.get("attrs", {}).get("mxnet_version")
+    return sound | ({"attrs": {"mxnet_version": version}} if version else {})
+
+
+def _check_version(attrs: Any, source: str) -> None:
+    if not isinstance(attrs, dict):
+        _fail(source, "its 'attrs' are no object")
+    version = attrs.get("mxnet_version", ["int", 0])
+    if (
+        not isinstance(version, list)
+        or len(version) != 2
+        or version[0] != "int"
+        or not _is_index(version[1], 1 << 31)
+    ):
+        _fail(source, f"its MXNet version is {version!r}, not ['int', number]")
+
+
+def _check_outputs(document: dict[str, Any], source: str) -> None:
+    """Check that what is read is an output; MXNet reads behind the last one without a word."""
+    nodes, pointers = document["nodes"], document["node_row_ptr"]
+    counts = [after - before for before, after in zip(pointers, pointers[1:], strict=False)]
+    readers = [(f"node {node['name']!r} reads", node["inputs"]) for node in nodes]
+    for reader, references in [*readers, ("its heads name", document["heads"])]:
+        for number, output, *_ in references:
+            if output >= counts[number]:
+                _fail(
+                    source,
+                    f"{reader} output {output} of node {nodes[number]['name']!r},"
+                    f" which has {counts[number]}",
+                )
 
 
 def _fail(source: str, problem: str) -> NoReturn:
@@ -87,18 +152,31 @@ def _check_node(node: Any, number: int, count: int, source: str) -> None:
         _fail(source, f"{label} has an empty operator name")
     if not isinstance(node.setdefault("inputs", []), list):
         _fail(source, f"{label} has no list 'inputs'")
+    if node["op"] in _PROCESS_ONLY or node["op"].startswith("_backward_"):
+        _fail(source, f"{label} has operator {node['op']!r}, which no file can hold")
     if node["op"] == "null" and node["inputs"]:
         _fail(source, f"{label} is a variable but has inputs")
     for reference in node["inputs"]:
         if not _is_reference(reference, count):
             _fail(source, f"{label} reads {reference!r}, out of range 0..{count - 1}")
-    for before in node.get("control_deps", ()):
+    for key in ("control_deps", "subgraphs"):
+        if not isinstance(node.setdefault(key, []), list):
+            _fail(source, f"{label} has no list {key!r}")
+    for before in node["control_deps"]:
         if not _is_index(before, count):
             _fail(source, f"{label} has control dependency {before!r}, out of range")
     for key in ("param", "attr", "attrs"):
         attrs = node.get(key, {})
         if not isinstance(attrs, dict) or not all(isinstance(v, str) for v in attrs.values()):
             _fail(source, f"{label} has {key!r} that maps no names to texts")
+        for name, text in attrs.items():
+            least, most = _LIMITS.get(name, (None, None))
+            if least is not None and _INT.fullmatch(text) and not least <= _clamped(text) <= most:
+                _fail(source, f"{label} has {name}={text}, which is not in {least}..{most}")
+
+
+def _clamped(text: str) -> int:
+    return int(text) if len(text) < 20 else 1 << 63
 
 
 def _is_index(value: Any, count: int) -> bool:
@@ -116,7 +194,7 @@ def _is_reference(value: Any, count: int) -> bool:
 
 
 def _reads(node: dict[str, Any]) -> list[int]:
-    return [reference[0] for reference in node["inputs"]] + list(node.get("control_deps", ()))
+    return [reference[0] for reference in node["inputs"]] + node["control_deps"]
 
 
 def _sort(document: dict[str, Any], source: str) -> None:
@@ -136,10 +214,7 @@ def _sort(document: dict[str, Any], source: str) -> None:
     for node in nodes:
         for reference in node["inputs"]:
             reference[0] = new[reference[0]]
-        if "control_deps" in node:
-            node["control_deps"] = [new[before] for before in node["control_deps"]]
+        node["control_deps"] = [new[before] for before in node["control_deps"]]
     for head in document["heads"]:
         head[0] = new[head[0]]
     document["nodes"][:] = [nodes[old] for old in order]
-    document["arg_nodes"] = [i for i, n in enumerate(document["nodes"]) if n["op"] == "null"]
-    document.pop("node_row_ptr", None)

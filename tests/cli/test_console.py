@@ -46,6 +46,19 @@ def test_cells_are_no_markup(monkeypatch):
     assert "b [red]" in stream.getvalue()
 
 
+def test_a_narrow_terminal_does_without_spare_columns(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout", stream)
+    columns, row = ("name", ">one", ">two"), ("a name of some length", "11111", "22222")
+    Table(columns, [row], spare=(">one", ">two")).show()
+    assert "22222" in stream.getvalue()
+    assert "11111" not in stream.getvalue()
+    assert "a wider terminal shows one too" in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("env", "rich"), [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True)]
 )

@@ -25,7 +25,7 @@ def fc(name: str, number: int, units: int, attrs: str = "", x: str = "%x") -> st
     return f"%{name} = FullyConnected({inputs}) {{num_hidden={units}{attrs}}}\n"
 
 
-def merge(graph: Graph | str, options: str = "", **settings: object) -> Result:
+def merge(graph: Graph | str, options: str = "{min_layers=2}", **settings: object) -> Result:
     return run_pass(graph, f"merge-parallel-gemm{options}", **{"frozen": True, **settings})
 
 
@@ -35,7 +35,7 @@ def live(result: Result) -> list[str]:
     return [n.op for n in result.graph if n.id not in frozen and not n.is_input]
 
 
-def refused(graph: Graph, options: str = "", **settings: object) -> list[str]:
+def refused(graph: Graph, options: str = "{min_layers=2}", **settings: object) -> list[str]:
     """Why a graph stays as it is."""
     result = merge(graph, options, **settings)
     assert result.receipts[0].status in ("unchanged", "refused")
@@ -47,13 +47,13 @@ def refused(graph: Graph, options: str = "", **settings: object) -> list[str]:
 
 def test_example(example):
     before, after = example(MergeParallelGemm)
-    result = merge(before)
+    result = merge(before, "")
     assert result.graph == after
     assert_equivalent(before, result.graph)
     (remark,) = result.remarks
-    assert remark.message == "merged into one product of 5 units"
-    assert remark.nodes == ("a", "b")
-    assert result.receipts[0].stats == {"merged": 2}
+    assert remark.message == "merged into one product of 6 units"
+    assert remark.nodes == ("a", "b", "c")
+    assert result.receipts[0].stats == {"merged": 3}
 
 
 def test_a_missing_bias_becomes_zeros():
@@ -134,8 +134,34 @@ def test_many_rows_do_not_pay():
         "not merged: with 129 rows one product saves less than copying its parts costs"
         " (max_rows=128)"
     ]
-    result = merge(graph, "{max_rows=200}")
+    result = merge(graph, "{max_rows=200,min_layers=2}")
     assert result.receipts[0].status == "changed"
+    assert_equivalent(graph, result.graph)
+
+
+def test_two_layers_gain_too_little():
+    graph = net(fc("p", 0, 3) + fc("q", 1, 2) + "return %p, %q")
+    assert refused(graph, "") == ["not merged: 2 layers gain too little (min_layers=3)"]
+
+
+@pytest.mark.parametrize("attrs", ['Activation({0}) {{act_type="relu"}}', "exp({0})"])
+def test_what_onednn_computes_together_stays_together(attrs):
+    layers = "".join(fc(name, 0, 3) for name in "pqr")
+    y = attrs.format("%p")
+    graph = net(f"{layers} %y = {y} return %y, %q, %r")
+    result = merge(graph)
+    assert [remark.message for remark in result.remarks] == [
+        f"not merged: oneDNN computes 'y' ({graph.find('y').op}) together with it",
+        "merged into one product of 6 units",
+    ]
+    assert_equivalent(graph, result.graph)
+
+
+def test_a_layer_that_is_read_elsewhere_too_is_merged():
+    layers = "".join(fc(name, 0, 3) for name in "pq")
+    graph = net(f"{layers} %y = exp(%p) return %y, %p, %q")
+    result = merge(graph)
+    assert result.receipts[0].stats == {"merged": 2}
     assert_equivalent(graph, result.graph)
 
 
