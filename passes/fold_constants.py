@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes, is_pure
-from graphopt.ir.attrs import Attrs
-from graphopt.ir.constant import add_constant
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node, NodeId, Value
 from graphopt.ir.ops import canonical, info
 from graphopt.ir.types import TensorType
+from graphopt.passes.folding.forms import (
+    FILLS,
+    Form,
+    constant_form,
+    fill_form,
+    is_known,
+    known_form,
+)
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import substitute
 
@@ -26,29 +31,10 @@ _NAMED = 5
 #: Evaluating larger values at compile time costs more than it can save.
 _EVALUATE_BYTES: Final = 1 << 24
 
-#: Of 64-bit values ``_full`` holds integers up to this: MXNet reads its double from text, and the
-#: last bits of others come out wrong.
-_EXACT_INT: Final = 1 << 53
-
 #: What folding ends in: a value that is there, or a fill, which reads nothing.
 _FOLDED: Final = frozenset(
     {CONSTANT, "_zeros", "_zeros_without_dtype", "_ones", "_full", "_npi_zeros", "_npi_ones"}
 )
-
-#: Operators that fill their output with one value, and the one that does so without an input.
-_FILLS: Final = {
-    "_zeros": "_zeros",
-    "_zeros_without_dtype": "_zeros",
-    "_npi_zeros": "_zeros",
-    "zeros_like": "_zeros",
-    "_ones": "_ones",
-    "_npi_ones": "_ones",
-    "ones_like": "_ones",
-    "_full": "_full",
-}
-
-#: Operators that return the extents of their input.
-_EXTENTS: Final = frozenset({"shape_array", "size_array"})
 
 #: Positions of inputs of which an operator reads the shape alone.
 _SHAPE_ONLY: Final[dict[str, tuple[int, ...]]] = {
@@ -64,9 +50,6 @@ _SHAPE_ONLY: Final[dict[str, tuple[int, ...]]] = {
     "reshape_like": (1,),
     "slice_like": (1,),
 }
-
-#: Operator and attributes of a node without inputs.
-_Form = tuple[str, Attrs]
 
 
 @dataclass(frozen=True)
@@ -158,22 +141,22 @@ class FoldConstants(Pass):
         edge: list[Value],
         cx: PassContext,
         refused: dict[str, list[Node]],
-    ) -> dict[Value, _Form]:
+    ) -> dict[Value, Form]:
         """How to write down the values at the edge, or what those read that have to stay."""
-        wanted = [v for v in self._wanted(graph, constant, edge) if not _is_known(graph[v.node])]
+        wanted = [v for v in self._wanted(graph, constant, edge) if not is_known(graph[v.node])]
         arrays: dict[Value, NDArray[Any]] = {}
         if wanted and cx.target is None:
             _refuse(refused, "there is no target to evaluate them", graph, wanted)
         elif wanted and cx.target is not None:
             found = cx.target.evaluate(_extract(graph, constant, wanted), {})
             arrays = {value: found[f"output{number}"] for number, value in enumerate(wanted)}
-        forms: dict[Value, _Form] = {}
+        forms: dict[Value, Form] = {}
         seen, pending = set(edge), [*reversed(edge)]
         while pending:
             value = pending.pop()
             node = graph[value.node]
-            if _is_known(node):
-                forms[value] = _known_form(graph, node)
+            if is_known(node):
+                forms[value] = known_form(graph, node)
                 continue
             if value not in arrays:
                 continue
@@ -193,7 +176,7 @@ class FoldConstants(Pass):
         while pending:
             value = pending.pop()
             nbytes = graph.type_of(value).nbytes or 0
-            if nbytes <= self.max_bytes or _is_known(graph[value.node]) or budget < nbytes:
+            if nbytes <= self.max_bytes or is_known(graph[value.node]) or budget < nbytes:
                 continue
             budget -= nbytes
             inputs = [v for v in _foldable_inputs(graph, constant, value) if v not in wanted]
@@ -203,17 +186,17 @@ class FoldConstants(Pass):
 
     def _form(
         self, graph: Graph, value: Value, array: NDArray[Any], refused: dict[str, list[Node]]
-    ) -> _Form | None:
+    ) -> Form | None:
         """How to write down an evaluated value, if at all."""
         if TensorType(str(array.dtype), array.shape) != graph.type_of(value):
             _refuse(refused, "the target evaluates them to another type", graph, [value])
             return None
-        fill = _fill(array)
+        fill = fill_form(array)
         if fill is None and array.nbytes > self.max_bytes:
             reason = f"they are not uniform and have more than {self.max_bytes} bytes"
             _refuse(refused, reason, graph, [value])
             return None
-        return fill or _constant(array)
+        return fill or constant_form(array)
 
 
 def _foldable_inputs(graph: Graph, constant: set[NodeId], value: Value) -> list[Value]:
@@ -249,7 +232,7 @@ def _is_deterministic(node: Node, training: bool) -> bool:
 
 def _unfit(graph: Graph, node: Node) -> str:
     """Why the types of a node or of its inputs forbid to fold it, or nothing."""
-    limit = None if _is_known(node) else _EVALUATE_BYTES
+    limit = None if is_known(node) else _EVALUATE_BYTES
     for type_ in (*(graph.type_of(value) for value in node.inputs), *node.types):
         if not type_.is_static:
             return "they have no static type"
@@ -270,7 +253,7 @@ def _edge(graph: Graph, constant: set[NodeId], refused: dict[str, list[Node]]) -
     owned = {
         value.node
         for value in outputs
-        if value.node in constant and canonical(graph[value.node].op) not in _FILLS
+        if value.node in constant and canonical(graph[value.node].op) not in FILLS
     }
     edge: list[Value] = []
     for node in graph:
@@ -288,58 +271,13 @@ def _edge(graph: Graph, constant: set[NodeId], refused: dict[str, list[Node]]) -
     return edge
 
 
-def _is_known(node: Node) -> bool:
-    """Whether a node's value follows from its attributes and types without evaluating it."""
-    op = canonical(node.op)
-    return op == CONSTANT or op in _FILLS or op in _EXTENTS
-
-
-def _known_form(graph: Graph, node: Node) -> _Form:
-    """How to write down such a value."""
-    import numpy as np
-
-    op = canonical(node.op)
-    if op == CONSTANT:
-        return CONSTANT, node.attrs
-    if op in _EXTENTS:
-        source = graph.type_of(node.inputs[0])
-        extents = source.shape if op == "shape_array" else (source.size,)
-        return _constant(np.array(extents, np.int64))
-    # The types say more than the attributes, whose shape may be incomplete.
-    attrs = Attrs(dtype=node.type.dtype, shape=node.type.shape)
-    return _FILLS[op], attrs.set(value=node.attrs["value"]) if op == "_full" else attrs
-
-
-def _constant(array: NDArray[Any]) -> _Form:
-    return CONSTANT, add_constant(Graph(), array).attrs
-
-
-def _fill(array: NDArray[Any]) -> _Form | None:
-    """The operator that makes an array of equal elements, if MXNet has one that is exact."""
-    import numpy as np
-
-    flat = np.ascontiguousarray(array).reshape(-1)
-    # By bytes, as NaN equals nothing and -0.0 equals 0.0.
-    rows = flat.view(np.uint8).reshape(flat.size, -1)
-    first = flat[0].item()
-    is_negative_zero = first == 0 and math.copysign(1, first) < 0
-    if (rows != rows[0]).any() or not math.isfinite(first) or is_negative_zero:
-        return None
-    if array.dtype.itemsize == 8 and (first != int(first) or abs(first) > _EXACT_INT):
-        return None
-    attrs = Attrs(dtype=str(array.dtype), shape=tuple(map(int, array.shape)))
-    if first in (0, 1):
-        return ("_ones" if first else "_zeros"), attrs
-    return "_full", attrs.set(value=float(first))
-
-
 def _extract(graph: Graph, constant: set[NodeId], wanted: list[Value]) -> Graph:
     """A graph without inputs that returns the values; named by number, so that names are unique."""
     part = Graph(f"constants of {graph.name}")
     made: dict[Value, Value] = {}
     for node in _upstream(graph, constant, wanted):
-        if _is_known(node):
-            op, attrs = _known_form(graph, node)
+        if is_known(node):
+            op, attrs = known_form(graph, node)
             twin = part.add(op, (), attrs, node.types, f"node{node.id}")
         else:
             for value in node.inputs:
@@ -366,12 +304,12 @@ def _upstream(graph: Graph, constant: set[NodeId], wanted: list[Value]) -> list[
         if node.id in reached or node.id not in constant:
             continue
         reached.add(node.id)
-        if not _is_known(node):
+        if not is_known(node):
             pending.extend(value.node for value in node.inputs)
     return [node for node in graph if node.id in reached]
 
 
-def _replaced(graph: Graph, constant: set[NodeId], forms: Mapping[Value, _Form]) -> Graph:
+def _replaced(graph: Graph, constant: set[NodeId], forms: Mapping[Value, Form]) -> Graph:
     """The values in their new form, without the nodes that nothing reads any more."""
     folded = graph.copy()
     names = Counter(node.name for node in graph)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from graphopt.compat import import_mxnet
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.places import data_folder
 
 _COMMON = {
     "deadline": None,  # the first call of an operator in MXNet takes long
@@ -44,8 +43,8 @@ def mx():
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of shared data: $GRAPHOPT_SHARED, or ``shared/`` beside the repository."""
-    folder = Path(os.environ.get("GRAPHOPT_SHARED", REPOSITORY.parent / "shared")) / "data"
+    """The folder of shared data; without it the test is skipped."""
+    folder = data_folder()
     if not folder.is_dir():
         pytest.skip(f"there is no shared data at {folder}; GRAPHOPT_SHARED names its parent folder")
     return folder

@@ -1,1 +1,1 @@
-"""What passes that fold into weights share: affine nodes, anchors, sub-graphs on parameters."""
+"""What folding passes share: affine nodes, anchors, sub-graphs on parameters, known values."""
