@@ -18,6 +18,9 @@ PASSES = {
     "simplify-algebra": "graphopt.passes.simplify_algebra:SimplifyAlgebra",
     "cancel-layout": "graphopt.passes.cancel_layout:CancelLayout",
     "fold-batch-norm": "graphopt.passes.fold_batch_norm:FoldBatchNorm",
+    "batch-norm-to-convolution": (
+        "graphopt.passes.batch_norm_to_convolution:BatchNormToConvolution"
+    ),
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
 }
 
@@ -34,9 +37,9 @@ _CLEAN = (
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
 PIPELINES = {
     "none": "",
-    "training": f"{_CLEAN},eliminate-common-subexpressions,eliminate-dead-code",
+    "training": f"{_CLEAN},remove-identities,eliminate-common-subexpressions,eliminate-dead-code",
     "inference": (
-        f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,merge-parallel-gemm,simplify-algebra,"
+        f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,merge-parallel-gemm,simplify-algebra,"
         "eliminate-common-subexpressions,eliminate-dead-code"
     ),
     "default": "inference",

@@ -25,7 +25,7 @@ class ReplaceLossHeads(Pass):
     """No loss layer is left whose value does not depend on its label.
 
     Old Symbol models end in layers such as ``SoftmaxOutput``, which read a label for the gradient
-    only. In inference they become the plain operator, and the label is no longer needed. Names stay.
+    only. In inference they become the plain operator, and the label is not needed. Names stay.
 
     ``SoftmaxOutput`` over more than two axes without ``multi_output`` or ``preserve_shape``
     normalizes over several axes at once and is left.

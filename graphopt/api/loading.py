@@ -152,6 +152,7 @@ class Model:
             frozen=settings.frozen,
             precise=settings.precise,
             strict=settings.strict,
+            device=ctx.device_type,
             check=self._config.check,
             feeds=feeds if self._config.check else None,
         )

@@ -24,6 +24,7 @@ def run(
     frozen: bool | None = None,
     precise: bool = False,
     strict: bool = False,
+    device: str = "cpu",
     check: bool | Literal["mxnet", "reference"] = False,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
     instruments: Sequence[Instrument] = (),
@@ -37,6 +38,7 @@ def run(
         frozen: whether parameters never change; default: in inference, yes.
         precise: no pass may round differently.
         strict: raise where a pass fails, instead of rolling it back and going on.
+        device: ``cpu`` or ``gpu``: where the graph will run.
         check: run the graph after every change and compare it with the original: in MXNet
             (``True`` or ``"mxnet"``; in training mode gradients too) or by the slow numpy
             interpreter (``"reference"``; outputs only, and only operators it knows).
@@ -54,7 +56,8 @@ def run(
     from graphopt.backend.target import MXNetTarget
 
     passes = build(pipeline, registry)
-    settings = Settings(mode, mode == "inference" if frozen is None else frozen, precise, strict)
+    frozen = mode == "inference" if frozen is None else frozen
+    settings = Settings(mode, frozen, precise, strict, device)
     around = list(instruments)
     if check:
         from graphopt.backend.random_feeds import random_feeds

@@ -12,6 +12,7 @@ from graphopt.errors import InputError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, DATA, Node, NodeId
+from graphopt.ir.ops import info
 from graphopt.ir.types import Shape, TensorType
 
 Types = dict[NodeId, tuple[TensorType, ...]]
@@ -43,9 +44,23 @@ def with_types(graph: Graph) -> Graph:
     for node in graph:
         found = types.get(node.id, node.types)
         attrs = _resolved(node, found)
+        _check_reshape(graph, node, found, types)
         if found != node.types or attrs is not node.attrs:
             typed.update(node.but(types=found, attrs=attrs))
     return typed
+
+
+def _check_reshape(graph: Graph, node: Node, found: tuple[TensorType, ...], types: Types) -> None:
+    """Raise where a reshape changes the number of elements: MXNet would corrupt its memory."""
+    if not node.inputs or node.graphs or not info(node.op, node.attrs).view:
+        return
+    source = node.inputs[0]
+    before = types.get(source.node, graph[source.node].types)[source.index]
+    if before.size is not None and found[0].size is not None and before.size != found[0].size:
+        raise InputError(
+            f"node {node.name!r} ({node.op} {node.attrs.text}) cannot reshape {before},"
+            f" {before.size} elements, to {found[0]}, {found[0].size} elements"
+        )
 
 
 def _resolved(node: Node, types: tuple[TensorType, ...]) -> Attrs:

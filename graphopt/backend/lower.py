@@ -70,6 +70,8 @@ class Lowered:
         self._frozen = frozen
         self._numpy = numpy
         self._params = dict(params)
+        self._types = {node.name: node.type for node in graph.inputs}
+        self._check_params(graph)
         self._fixed = self._as_arrays(constants(graph))
         per_call = graph
         if frozen:
@@ -82,10 +84,8 @@ class Lowered:
         self.data = tuple(node.name for node in per_call.role(DATA))
         self._inputs: list[str] = self._symbol.list_inputs()
         self._read = set(self._inputs)
-        self._types = {node.name: node.type for node in per_call.inputs}
         learned = {node.name for node in per_call.inputs if node.op in (PARAM, AUX)}
         _require(learned & self._read, self._known())
-        self._check_params(self._read)
         self._engine: Engine | None = None
         self._bound: list[Any] = []
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class Lowered:
     def rebind(self, params: Mapping[str, Any]) -> None:
         """Go on with other arrays for (some) parameters of a graph that is not frozen."""
         self._params |= params
-        self._check_params(self._read)
+        self._check_params(self.graph)
         if self._engine is not None:
             self._bound = [self._fixed_value(name) for name in self._engine.inputs]
 
@@ -144,12 +144,20 @@ class Lowered:
         found = self._fixed.get(name)
         return self._params.get(name) if found is None else found
 
-    def _check_params(self, read: set[str]) -> None:
-        for name in sorted(read & set(self._params)):
-            want, got = self._types[name], self._params[name]
-            if want.shape is not None and tuple(got.shape) != want.shape:
+    def _check_params(self, graph: Graph) -> None:
+        for node in graph.inputs:
+            got, want = self._params.get(node.name), node.type
+            if got is None or node.op == DATA or not graph.node_users(node.id):
+                continue
+            if want.shape is not None and not _fits(tuple(got.shape), want.shape):
                 raise InputError(
-                    f"parameter {name!r} has shape {tuple(got.shape)}, the graph needs {want.shape}"
+                    f"parameter {node.name!r} has shape {tuple(got.shape)}, the graph needs"
+                    f" {want.shape}"
+                )
+            dtype = np.dtype(got.dtype).name
+            if want.dtype is not None and dtype != want.dtype:
+                raise InputError(
+                    f"parameter {node.name!r} is {dtype}, the graph needs {want.dtype}"
                 )
 
     def _array(self, name: str, value: Any) -> Any:
@@ -172,6 +180,8 @@ class Lowered:
     def _choose(self, data: Mapping[str, Any]) -> Engine:
         arrays = {n: data[n] if n in data else self._fixed_value(n) for n in self._inputs}
         candidates = self._candidates(arrays)
+        if self._wanted not in ("auto", *candidates):
+            raise InputError(f"engine {self._wanted!r} is none of auto, {', '.join(candidates)}")
         if self._wanted != "auto":
             candidates = {self._wanted: candidates[self._wanted]}
         engines: dict[str, Engine] = {}
@@ -247,10 +257,11 @@ def lower(
     """
     mx = import_mxnet()
     ctx = ctx or mx.cpu()
+    dtypes = {node.name: node.type.dtype for node in graph.inputs}
     arrays = {
         name: value
         if isinstance(value, mx.nd.NDArray)
-        else mx.nd.array(value, ctx=ctx, dtype=np.asarray(value).dtype)
+        else mx.nd.array(value, ctx=ctx, dtype=dtypes.get(name) or np.asarray(value).dtype)
         for name, value in (params or {}).items()
     }
     return Lowered(

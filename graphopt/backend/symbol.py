@@ -104,7 +104,8 @@ def _entry(node: Node, index: dict[NodeId, int]) -> dict[str, Any]:
     if attrs:
         entry["attrs"] = {key: to_mxnet(value) for key, value in attrs.items()}
     if node.after:
-        entry["control_deps"] = [index[before] for before in node.after]
+        # An input that nothing reads is left out, and is there from the start anyway.
+        entry["control_deps"] = [index[before] for before in node.after if before in index]
     if node.graphs:
         entry["subgraphs"] = [_document(nested) for nested in node.graphs]
     return entry

@@ -113,6 +113,7 @@ class CompiledBlock:
             frozen=settings.frozen,
             precise=settings.precise,
             strict=settings.strict,
+            device=ctx.device_type,
             check=self._config.check,
             feeds=self._feeds(parameters, arrays, ctx) if self._config.check else None,
         )

@@ -50,12 +50,14 @@ class Settings:
         frozen: parameters never change, so what depends on them alone is computed once.
         precise: keep every value to the last bit where a pass could round differently.
         strict: raise where a pass fails, instead of rolling it back.
+        device: ``cpu`` or ``gpu``: where the graph will run.
     """
 
     mode: Mode = "inference"
     frozen: bool = False
     precise: bool = False
     strict: bool = False
+    device: str = "cpu"
 
 
 @dataclass
