@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis profiles, MXNet, and the data that may lie beside the repository."""
+"""What all tests share: hypothesis profiles, MXNet, and data that may lie beside the repository."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from graphopt.backend.infer import with_types
 from graphopt.ir.constant import add_constant
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, PARAM, Value
+from graphopt.ir.ops import info
 from graphopt.ir.types import TensorType
 
 Shape = tuple[int, ...]
@@ -80,7 +81,13 @@ class Builder:
     def op(self, op: str, inputs: list[Value], attrs: dict, shapes: list[Shape]) -> Value:
         """Add an operator with these output shapes; returns its first value."""
         name = f"n{len(self.graph)}"
-        node = self.graph.add(op, inputs, attrs, [TensorType()] * len(shapes), name)
+        if self.chance(3):
+            attrs = attrs | {"__ctx_group__": self.one_of(["dev1", "dev2"])}
+        if info(op).aliases and self.chance(5):
+            op = self.one_of(info(op).aliases)
+        after = [self.one_of([v.node for v in self.shapes])] if self.chance(2) else []
+        types = [TensorType()] * len(shapes)
+        node = self.graph.add(op, inputs, attrs, types, name, after=after)
         for value, shape in zip(node.values, shapes, strict=True):
             self.shapes[value] = shape
         return node.out()
@@ -102,10 +109,10 @@ class Builder:
 # -- operators: each function adds one, or nothing where no value fits -----------------------------
 
 
-UNARY = (
-    "relu sigmoid tanh abs negative square sin cos arctan erf softsign _copy BlockGrad "
-    "zeros_like ones_like"
-).split()
+UNARY = [
+    "relu", "sigmoid", "tanh", "abs", "negative", "square", "sin", "cos", "arctan", "erf",
+    "softsign", "_copy", "BlockGrad", "zeros_like", "ones_like",
+]  # fmt: skip
 
 
 def unary(b: Builder) -> None:
@@ -125,8 +132,16 @@ def repeated(b: Builder) -> None:
 def scalar(b: Builder) -> None:
     x = b.pick()
     op = b.one_of(
-        "_plus_scalar _mul_scalar _minus_scalar _rminus_scalar _maximum_scalar _minimum_scalar"
-        " _div_scalar _power_scalar".split()
+        [
+            "_plus_scalar",
+            "_mul_scalar",
+            "_minus_scalar",
+            "_rminus_scalar",
+            "_maximum_scalar",
+            "_minimum_scalar",
+            "_div_scalar",
+            "_power_scalar",
+        ]
     )
     number = b.one_of(SCALARS)
     if op == "_div_scalar":
@@ -139,7 +154,7 @@ def scalar(b: Builder) -> None:
 def scalar_chain(b: Builder) -> None:
     x = b.pick()
     for _ in range(2):
-        op = b.one_of("_plus_scalar _mul_scalar _minus_scalar _rminus_scalar".split())
+        op = b.one_of(["_plus_scalar", "_mul_scalar", "_minus_scalar", "_rminus_scalar"])
         x = b.op(op, [x], {"scalar": b.one_of(SCALARS)}, [b.shapes[x]])
 
 
@@ -147,7 +162,17 @@ def jump(b: Builder) -> None:
     """Operators with steps, on inputs only."""
     x = b.one_of(b.exact)
     shape = b.shapes[x]
-    op = b.one_of("sign floor round ceil _greater_scalar _lesser_equal_scalar _equal_scalar".split())
+    op = b.one_of(
+        [
+            "sign",
+            "floor",
+            "round",
+            "ceil",
+            "_greater_scalar",
+            "_lesser_equal_scalar",
+            "_equal_scalar",
+        ]
+    )
     b.op(op, [x], {"scalar": b.one_of(SCALARS)} if op.endswith("_scalar") else {}, [shape])
 
 
@@ -173,9 +198,31 @@ def activation(b: Builder) -> None:
 def same_shape(b: Builder) -> None:
     x = b.pick()
     y = b.pick(lambda shape: shape == b.shapes[x])
-    op = b.one_of("elemwise_add elemwise_mul elemwise_sub _maximum _minimum".split())
+    op = b.one_of(["elemwise_add", "elemwise_mul", "elemwise_sub", "_maximum", "_minimum"])
     order = [x, y] if b.chance(50) else [y, x]
     b.op(op, order, {}, [b.shapes[x]])
+
+
+def with_itself(b: Builder) -> None:
+    x = b.pick()
+    op = b.one_of(["elemwise_sub", "elemwise_add", "elemwise_mul", "_maximum", "broadcast_sub"])
+    b.op(op, [x, x], {}, [b.shapes[x]])
+
+
+def with_nothing(b: Builder) -> None:
+    """Zeros and ones, as tensors, on either side."""
+    x = b.pick()
+    shape = b.shapes[x]
+    if b.chance(50):
+        fill = b.op(b.one_of(["zeros_like", "ones_like"]), [x], {}, [shape])
+    else:
+        one = b.one_of([shape, tuple(1 for _ in shape)])
+        attrs = {"shape": one, "dtype": b.dtype}
+        fill = b.op(b.one_of(["_zeros", "_ones"]), [], attrs, [one])
+    exact = b.shapes[fill] == shape and b.chance(50)
+    kind = b.one_of(["add", "mul", "sub"])
+    op = f"elemwise_{kind}" if exact else f"broadcast_{kind}"
+    b.op(op, [x, fill] if b.chance(60) else [fill, x], {}, [shape])
 
 
 def add_many(b: Builder) -> None:
@@ -208,7 +255,7 @@ def broadcast(b: Builder) -> None:
     shape = tuple(map(max, b.shapes[x], b.shapes[y]))
     if math.prod(shape) > _LARGEST:
         return
-    op = b.one_of("broadcast_add broadcast_mul broadcast_sub broadcast_maximum".split())
+    op = b.one_of(["broadcast_add", "broadcast_mul", "broadcast_sub", "broadcast_maximum"])
     b.op(op, [x, y] if b.chance(50) else [y, x], {}, [shape])
 
 
@@ -219,7 +266,7 @@ def channelwise(b: Builder) -> None:
     axis = 1 if b.chance(70) else len(shape) - 1
     one = tuple(extent if at == axis else 1 for at, extent in enumerate(shape))
     factor = b.param(one, "scale")
-    op = b.one_of("broadcast_mul broadcast_add broadcast_sub".split())
+    op = b.one_of(["broadcast_mul", "broadcast_add", "broadcast_sub"])
     b.op(op, [x, factor] if b.chance(70) else [factor, x], {}, [shape])
 
 
@@ -336,7 +383,12 @@ def turn(b: Builder) -> None:
     elif math.prod(shape) * 2 > _LARGEST:
         return
     elif op == "repeat":
-        b.op(op, [x], {"repeats": 2, "axis": axis}, [(*shape[:axis], shape[axis] * 2, *shape[axis + 1 :])])
+        b.op(
+            op,
+            [x],
+            {"repeats": 2, "axis": axis},
+            [(*shape[:axis], shape[axis] * 2, *shape[axis + 1 :])],
+        )
     else:
         reps = tuple(2 if at == axis else 1 for at in range(len(shape)))
         b.op(op, [x], {"reps": reps}, [tuple(e * r for e, r in zip(shape, reps, strict=True))])
@@ -349,8 +401,13 @@ def concat(b: Builder) -> None:
     count = b.draw(st.integers(1, 3))
     inputs = [x]
     for _ in range(count - 1):
-        inputs.append(
-            b.pick(lambda s: s[:axis] + s[axis + 1 :] == shape[:axis] + shape[axis + 1 :] and len(s) == len(shape))
+        inputs.append(  # noqa: PERF401 - a draw each
+            b.pick(
+                lambda s: (
+                    s[:axis] + s[axis + 1 :] == shape[:axis] + shape[axis + 1 :]
+                    and len(s) == len(shape)
+                )
+            )
         )
     extent = sum(b.shapes[i][axis] for i in inputs)
     if math.prod(shape) * count <= _LARGEST:
@@ -415,7 +472,9 @@ def creation(b: Builder) -> None:
         b.shapes[node.out()] = shape
     else:
         attrs = {"shape": shape, "dtype": dtype}
-        b.op(op, [], attrs | ({"value": b.one_of([0.0, 1.0, 2.5])} if op == "_full" else {}), [shape])
+        b.op(
+            op, [], attrs | ({"value": b.one_of([0.0, 1.0, 2.5])} if op == "_full" else {}), [shape]
+        )
 
 
 def identity_like(b: Builder) -> None:
@@ -445,7 +504,9 @@ def there_and_back(b: Builder) -> None:
     x = b.one_of(b.exact)
     shape = b.shapes[x]
     other = "float64" if b.dtype == "float32" else "float32"
-    node = b.graph.add("Cast", [x], {"dtype": b.one_of([other, "float16"])}, name=f"n{len(b.graph)}")
+    node = b.graph.add(
+        "Cast", [x], {"dtype": b.one_of([other, "float16"])}, name=f"n{len(b.graph)}"
+    )
     b.op("Cast", [node.out()], {"dtype": b.dtype}, [shape])
 
 
@@ -477,6 +538,34 @@ def fully_connected(b: Builder) -> None:
         weight = b.param((units, size), "weight")
         twin = {"num_hidden": units, "no_bias": True, "flatten": flat}
         b.op("FullyConnected", [x, weight], twin, [b.shapes[y]])
+
+
+def siblings(b: Builder) -> None:
+    """Layers that read the same value, perhaps joined again."""
+    image = b.chance(40)
+    x = b.need(is_image, (2, 4, 5, 5)) if image else b.need(lambda s: len(s) >= 2, (2, 3))
+    shape = b.shapes[x]
+    flat = b.chance(60)
+    made = []
+    for _ in range(b.draw(st.integers(2, 3))):
+        units, no_bias = b.one_of([1, 3, 4]), b.chance(50)
+        if image:
+            op, size = "Convolution", (units, shape[1], 1, 1)
+            attrs: dict = {"kernel": (1, 1), "num_filter": units}
+            result = (shape[0], units, *shape[2:])
+        else:
+            inner = math.prod(shape[1:]) if flat else shape[-1]
+            op, size = "FullyConnected", (units, inner)
+            attrs = {"num_hidden": units, "flatten": flat}
+            result = (shape[0], units) if flat else (*shape[:-1], units)
+        inputs = [x, b.param(size, "weight")] + ([] if no_bias else [b.param((units,), "bias")])
+        made.append(b.op(op, inputs, attrs | {"no_bias": no_bias}, [result]))
+    if b.chance(40):
+        axis = 1 if image else len(b.shapes[made[0]]) - 1
+        extent = sum(b.shapes[y][axis] for y in made)
+        first = b.shapes[made[0]]
+        joined = (*first[:axis], extent, *first[axis + 1 :])
+        b.op("Concat", made, {"dim": axis, "num_args": len(made)}, [joined])
 
 
 def is_image(shape: Shape) -> bool:
@@ -527,6 +616,22 @@ def batch_norm(b: Builder, x: Value | None = None) -> None:
         del b.shapes[written]
         b.exact.remove(written)
     b.op("BatchNorm", inputs, attrs, [shape])
+
+
+def deconvolution(b: Builder) -> None:
+    x = b.need(is_image, (2, 4, 5, 5))
+    batch, channels, *space = b.shapes[x]
+    filters, stride = b.one_of([1, 2]), b.one_of([1, 2])
+    result = (batch, filters, *((s - 1) * stride + 2 for s in space))
+    if math.prod(result) > _LARGEST:
+        return
+    attrs = {"kernel": (2, 2), "stride": (stride, stride), "num_filter": filters}
+    no_bias = b.chance(60)
+    inputs = [x, b.param((channels, filters, 2, 2), "weight")]
+    inputs += [] if no_bias else [b.param((filters,), "bias")]
+    y = b.op("Deconvolution", inputs, attrs | {"no_bias": no_bias}, [result])
+    if b.chance(40):
+        batch_norm(b, y)
 
 
 def pooling(b: Builder) -> None:
@@ -617,18 +722,25 @@ def pad(b: Builder) -> None:
 
 POINTWISE = [
     unary, scalar, scalar_chain, same_shape, broadcast, activation, repeated, safe_division,
-    add_many, identity_like, jump, choose, channelwise,
+    add_many, identity_like, jump, choose, channelwise, with_itself, with_nothing,
 ]  # fmt: skip
 LAYOUT = [
     reshape, flatten, transpose, swap_axes, axes_in_out, piece, turn, concat, stack, split, grow,
 ]  # fmt: skip
 LAYERS = [
     fully_connected, convolution, batch_norm, pooling, layer_norm, dot, batch_dot, lookup, softmax,
-    reduction, upsample, pad,
+    reduction, upsample, pad, siblings, deconvolution,
 ]  # fmt: skip
 OTHERS = [creation, there_and_back, loss]
 EVERYTHING = [*POINTWISE, *LAYOUT, *LAYERS, *OTHERS]
-THEMES = (EVERYTHING, POINTWISE + [creation], LAYOUT + POINTWISE[:4], LAYERS + POINTWISE, LAYERS)
+THEMES = (
+    EVERYTHING,
+    [*POINTWISE, creation],
+    [*LAYOUT, *POINTWISE[:4]],
+    [*LAYERS, *POINTWISE],
+    LAYERS,
+    [fully_connected, siblings, convolution, batch_norm, channelwise, scalar, flatten, activation],
+)
 
 
 @st.composite
@@ -646,8 +758,10 @@ def graphs(draw: Draw, *, max_ops: int = 8, dtype: str | None = None) -> Graph:
         operators = list(b.shapes)[-1:]
     # Mostly what was made last, so that most of the graph is alive.
     outputs = [operators[-1] if b.chance(80) else b.one_of(operators)]
-    for _ in range(b.draw(st.integers(0, 2))):
-        outputs.append(b.one_of(operators[-3:] if b.chance(50) else operators))
+    outputs += [
+        b.one_of(operators[-3:] if b.chance(50) else operators)
+        for _ in range(b.draw(st.integers(0, 2)))
+    ]
     if b.chance(5):
         outputs.append(b.one_of(list(b.shapes)))  # perhaps an input itself
     b.graph.set_outputs(outputs)
@@ -656,4 +770,3 @@ def graphs(draw: Draw, *, max_ops: int = 8, dtype: str | None = None) -> Graph:
         found = typed.type_of(value)
         assert found in (TensorType(b.dtype, shape), TensorType()), (typed[value.node], found)
     return typed
-

@@ -29,7 +29,7 @@ def test_contract():
 
 
 def test_unknown_names():
-    with pytest.raises(AttributeError, match="^module 'graphopt' has no attribute 'optimise'$"):
+    with pytest.raises(AttributeError, match=r"^module 'graphopt' has no attribute 'optimise'$"):
         graphopt.optimise  # noqa: B018
 
 
@@ -38,9 +38,7 @@ def test_import_loads_nothing_heavy():
         "import sys, graphopt, graphopt.ir, graphopt.passes, graphopt.pipeline.manager;"
         "print([m for m in ('mxnet', 'numba', 'networkx', 'numpy') if m in sys.modules])"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
@@ -66,7 +64,8 @@ def test_the_whole_way(mx):
 
     graph = graphopt.parse(
         "graph g(%x: f32[2,3], param %w: f32[2,3]) {"
-        " %a = relu(%x) %b = relu(%x) %c = elemwise_add(%a, %b) %y = elemwise_mul(%c, %w) return %y }"
+        " %a = relu(%x) %b = relu(%x) %c = elemwise_add(%a, %b) %y = elemwise_mul(%c, %w)"
+        " return %y }"
     )
     result = graphopt.run(graph, "inference", check=True, strict=True)
     assert len(result.graph) < len(graph)

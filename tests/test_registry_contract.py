@@ -208,6 +208,9 @@ def shape(*extents: int) -> TensorType:
     return TensorType("float32", extents)
 
 
+BLOCK = shape(4, 8)
+
+
 def chain(length: int) -> Graph:
     """Blocks of everything, one after the other."""
     graph = Graph("chain")
@@ -217,7 +220,7 @@ def chain(length: int) -> Graph:
     per_block = 10
     for number in range(length // per_block):
 
-        def add(op: str, inputs: list, wide: TensorType = shape(4, 8), **attrs: object):
+        def add(op: str, inputs: list, wide: TensorType = BLOCK, **attrs: object):
             nonlocal count
             count += 1
             return graph.add(op, inputs, attrs, [wide], f"b{number}_{count}").out()  # noqa: B023

@@ -69,10 +69,11 @@ def constants(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
 
 def _document(graph: Graph) -> dict[str, Any]:
     index: dict[NodeId, int] = {}
+    inputs = {node.id for node in graph.inputs}
     nodes: list[dict[str, Any]] = []
     for node in _in_order(graph):
         index[node.id] = len(nodes)
-        nodes.append(_entry(node, index))
+        nodes.append(_entry(node, index, inputs))
     return {
         "nodes": nodes,
         "arg_nodes": [i for i, entry in enumerate(nodes) if entry["op"] == "null"],
@@ -91,7 +92,7 @@ def _in_order(graph: Graph) -> list[Node]:
     return [node for node in graph if not node.is_input or node.id in reads]
 
 
-def _entry(node: Node, index: dict[NodeId, int]) -> dict[str, Any]:
+def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[str, Any]:
     is_variable = node.is_input or node.op == CONSTANT
     entry: dict[str, Any] = {
         "op": "null" if is_variable else node.op,
@@ -104,8 +105,8 @@ def _entry(node: Node, index: dict[NodeId, int]) -> dict[str, Any]:
     if attrs:
         entry["attrs"] = {key: to_mxnet(value) for key, value in attrs.items()}
     if node.after:
-        # An input that nothing reads is left out, and is there from the start anyway.
-        entry["control_deps"] = [index[before] for before in node.after if before in index]
+        # Inputs are there from the start; MXNet has no gradient for one that is only waited for.
+        entry["control_deps"] = [index[before] for before in node.after if before not in inputs]
     if node.graphs:
         entry["subgraphs"] = [_document(nested) for nested in node.graphs]
     return entry

@@ -72,6 +72,8 @@ def command(
     else:
         say(f"pass {bad + 1} of {len(passes)} breaks {found.graph.name}: {passes[bad]}")
         say(result.receipts[bad].reason)
+    if bad is not None:
+        models.doubt_random(params)
     return int(bad is not None)
 
 

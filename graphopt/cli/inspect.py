@@ -86,7 +86,10 @@ def command(
         say_json(_document(found.graph.name, mode, seen))
     else:
         _show(seen)
-    return int(any(row.status == "rolled back" for row in seen.rows))
+    failed = any(row.status == "rolled back" for row in seen.rows)
+    if failed and run:
+        models.doubt_random(params)
+    return int(failed)
 
 
 def _document(name: str, mode: str, seen: Inspection) -> dict[str, object]:

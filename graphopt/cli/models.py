@@ -137,6 +137,15 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[A
     return drawn | {node.name: found[node.name] for node in needed}
 
 
+def doubt_random(params: str | None) -> None:
+    """Say what a failed check with random parameters is worth: deep nets magnify rounding then."""
+    if params is None:
+        note(
+            "parameters were random, with which deep nets may magnify rounding beyond any"
+            " tolerance; --params FILE with the real ones is the better test"
+        )
+
+
 def _is_json(path: str, text: str) -> bool:
     """By suffix, else by the first character: a graph's text starts with a word."""
     suffix = Path(path).suffix

@@ -144,7 +144,10 @@ def command(
         say_json(_document(result, output, form, text))
     elif output is None:
         say(emit(result.graph, form, alone=True))
-    return int(any(receipt.status == "rolled back" for receipt in result.receipts))
+    failed = any(receipt.status == "rolled back" for receipt in result.receipts)
+    if failed and check_numerics:
+        models.doubt_random(params)
+    return int(failed)
 
 
 def _weights(graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -15,9 +16,18 @@ from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import ParseError
 
-_NODE_FIELDS: Final = ("op", "name", "param", "attr", "attrs", "inputs", "control_deps", "subgraphs")
+_NODE_FIELDS: Final = (
+    "op",
+    "name",
+    "param",
+    "attr",
+    "attrs",
+    "inputs",
+    "control_deps",
+    "subgraphs",
+)
 
-#: Operators that hold pointers into the process that made them; MXNet follows these from a file too.
+#: Operators that hold pointers into the process that made them; MXNet follows them from a file too.
 _PROCESS_ONLY: Final = frozenset({"_Native", "_NDArray", "_CachedOp", "_NoGradient"})
 
 #: Attributes by which MXNet divides, or of which it makes as many, without a check.
@@ -94,7 +104,9 @@ def check_document(document: Any, source: str) -> None:
 
 def _sound(document: dict[str, Any]) -> dict[str, Any]:
     """The document with only the fields MXNet needs; it believes the others without a check."""
-    nodes = [{key: node[key] for key in _NODE_FIELDS if node.get(key)} for node in document["nodes"]]
+    nodes = [
+        {key: node[key] for key in _NODE_FIELDS if node.get(key)} for node in document["nodes"]
+    ]
     for node in nodes:
         node.setdefault("name", "")
         node.setdefault("inputs", [])
@@ -125,7 +137,7 @@ def _check_version(attrs: Any, source: str) -> None:
 def _check_outputs(document: dict[str, Any], source: str) -> None:
     """Check that what is read is an output; MXNet reads behind the last one without a word."""
     nodes, pointers = document["nodes"], document["node_row_ptr"]
-    counts = [after - before for before, after in zip(pointers, pointers[1:], strict=False)]
+    counts = [after - before for before, after in pairwise(pointers)]
     readers = [(f"node {node['name']!r} reads", node["inputs"]) for node in nodes]
     for reader, references in [*readers, ("its heads name", document["heads"])]:
         for number, output, *_ in references:

@@ -77,9 +77,7 @@ def _signature(before: Graph, after: Graph, digests: _Digests) -> list[tuple[str
     return found
 
 
-def _unmatched(
-    before: Graph, after: Graph, digests: _Digests
-) -> tuple[list[Node], list[Node]]:
+def _unmatched(before: Graph, after: Graph, digests: _Digests) -> tuple[list[Node], list[Node]]:
     counts = [Counter(d.values()) for d in digests]
     result = []
     for graph, own, other in ((before, digests[0], counts[1]), (after, digests[1], counts[0])):

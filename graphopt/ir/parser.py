@@ -218,4 +218,3 @@ class _Reader:
                 self.expect("}")
                 break
         return Attrs(values)
-

@@ -85,7 +85,7 @@ def test_unknown_types_count_as_no_bytes():
     [
         ("relu(%x)", True, True),
         ("Dropout(%x)", True, False),
-        ("Dropout(%x) {mode=\"always\"}", False, False),
+        ('Dropout(%x) {mode="always"}', False, False),
         ("_random_normal() {shape=(2,)}", False, False),
         ("BatchNorm(%x, %x, %x, %m, %m) {fix_gamma=False}", True, False),
         ("sgd_update(%x, %x)", False, False),

@@ -128,7 +128,10 @@ def test_the_graph_given_stays(mx):
             "inputs of node 'y' (FullyConnected) do not fit: (f32[8,4], f32[9]); MXNet: Shape"
             " inconsistent, Provided = [9], inferred shape=(3,4)",
         ),
-        ("elemwise_add(%x, %i)", "inputs of node 'y' (elemwise_add) do not fit: (f32[8,4], i32[8,4])"),
+        (
+            "elemwise_add(%x, %i)",
+            "inputs of node 'y' (elemwise_add) do not fit: (f32[8,4], i32[8,4])",
+        ),
         ("elemwise_add(%x)", "inputs of node 'y' (elemwise_add) do not fit: (f32[8,4]); MXNet: "),
     ],
 )

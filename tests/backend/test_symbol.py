@@ -38,7 +38,7 @@ def test_json(mx):
 
 
 def test_names_of_any_language_and_order_of_inputs(mx):
-    symbol = to_symbol(parse("graph g(%\"вход\": f32[2]) { %\"出\" = relu(%\"вход\") return %\"出\" }"))
+    symbol = to_symbol(parse('graph g(%"вход": f32[2]) { %"出" = relu(%"вход") return %"出" }'))
     assert symbol.list_inputs() == ["вход"]
     assert symbol.list_outputs() == ["出_output"]
 
@@ -67,7 +67,7 @@ def test_constants_are_variables_with_values(mx):
 def test_variables_need_names(mx):
     graph = parse("graph g(%x: ?) { %y = relu(%x) return %y }")
     graph.update(graph.find("x").but(name=""))
-    with pytest.raises(GraphError, match="^a variable of the graph has no name"):
+    with pytest.raises(GraphError, match=r"^a variable of the graph has no name"):
         to_symbol(graph)
 
 

@@ -23,6 +23,7 @@ def test_names_the_first_wrong_pass(graphopt, net, mode):
     assert lines[0] == "pass 2 of 4 breaks net: double"
     assert lines[1].startswith("double changed output0 beyond rtol 0.001, atol 0.0001: ")
     assert len(lines) == 2
+    assert "parameters were random" in ran.err
 
 
 @pytest.mark.usefixtures("wrong_passes")

@@ -1,3 +1,4 @@
+# ruff: noqa: N803 - hybrid_forward gets F
 """Tracing Gluon Blocks: what they return, what cannot be traced, and that nothing stays behind."""
 
 import numpy as np
@@ -39,7 +40,10 @@ def ready(block):
 def snapshot(block):
     """What a Block holds, its children's too, by identity."""
     return [
-        {key: (id(value), str(value) if key.startswith("_cached") else "") for key, value in vars(b).items()}
+        {
+            key: (id(value), str(value) if key.startswith("_cached") else "")
+            for key, value in vars(b).items()
+        }
         for b in descendants(block)
     ]
 
@@ -230,13 +234,13 @@ def test_no_arguments():
 
 def test_foreign_variables():
     net = block_class(lambda self, F, x: x + F.var("stray"))()
-    with pytest.raises(UnsupportedError, match="reads 'stray', which is no parameter of it$"):
+    with pytest.raises(UnsupportedError, match=r"reads 'stray', which is no parameter of it$"):
         lift(net, {"data": (2,)})
 
 
 @pytest.mark.parametrize("shapes", [{}, {"x": (2, 4)}, {"data": (2,), "data1": (2,)}])
 def test_shapes_have_to_name_the_inputs(shapes):
-    with pytest.raises(InputError, match="^give the shape of every input of Dense 'dense"):
+    with pytest.raises(InputError, match=r"^give the shape of every input of Dense 'dense"):
         lift(nn.Dense(3), shapes)
 
 
@@ -246,5 +250,5 @@ def test_shapes_that_do_not_fit():
 
 
 def test_other_things_cannot_be_lifted():
-    with pytest.raises(InputError, match="^cannot lift a int: give a Symbol"):
+    with pytest.raises(InputError, match=r"^cannot lift a int: give a Symbol"):
         lift(3)

@@ -148,7 +148,10 @@ MALFORMED = [
     (node(3, inputs=[[2]]), "node 3 ('act') reads [2], out of range 0..5"),
     (node(3, inputs=[2]), "node 3 ('act') reads 2, out of range 0..5"),
     (node(3, inputs=[[0, 7, 0]]), "node 'act' reads output 7 of node 'data', which has 1"),
-    (node(5, inputs=[[4, 0, 0], [4, 2, 0]]), "node 'sum' reads output 2 of node 'split', which has 2"),
+    (
+        node(5, inputs=[[4, 0, 0], [4, 2, 0]]),
+        "node 'sum' reads output 2 of node 'split', which has 2",
+    ),
     (node(3, control_deps=4), "node 3 ('act') has no list 'control_deps'"),
     (node(3, control_deps=[9]), "node 3 ('act') has control dependency 9, out of range"),
     (node(3, subgraphs=None), "node 3 ('act') has no list 'subgraphs'"),
@@ -217,9 +220,15 @@ def test_no_symbol(mx, text, message):
     ("fields", "message"),
     [
         ({"op": "NoSuchOperator"}, "MXNet cannot load f.json: .*NoSuchOperator"),
-        ({"attrs": {"act_type": "nope"}}, "MXNet cannot load f.json: Invalid Input: 'nope', valid values are"),
+        (
+            {"attrs": {"act_type": "nope"}},
+            "MXNet cannot load f.json: Invalid Input: 'nope', valid values are",
+        ),
         ({"attrs": {"unknown": "1"}}, "MXNet cannot load f.json: Cannot find argument 'unknown'"),
-        ({"op": "Custom", "attrs": {"op_type": "mine"}}, "cannot load f.json: .*custom operator mine"),
+        (
+            {"op": "Custom", "attrs": {"op_type": "mine"}},
+            "cannot load f.json: .*custom operator mine",
+        ),
     ],
 )
 def test_what_mxnet_refuses(mx, fields, message):
@@ -243,7 +252,7 @@ def test_shapes_that_do_not_fit_are_named(mx):
 
 
 def test_names_that_are_no_inputs_get_a_suggestion(mx):
-    with pytest.raises(InputError, match="^the graph has no input 'dta'; did you mean 'data'\\?$"):
+    with pytest.raises(InputError, match=r"^the graph has no input 'dta'; did you mean 'data'\?$"):
         lifted(current(), {"dta": (1, 3, 8, 8)})
 
 
@@ -255,12 +264,12 @@ def test_two_variables_of_one_name(mx):
 
 
 def test_files_that_cannot_be_read_are_named(mx, tmp_path):
-    with pytest.raises(ParseError, match="^cannot read '.*none.json': No such file or directory$"):
+    with pytest.raises(ParseError, match=r"^cannot read '.*none.json': No such file or directory$"):
         read_symbol(tmp_path / "none.json")
     (tmp_path / "latin.json").write_bytes(b'{"nodes": "\xe9"}')
-    with pytest.raises(ParseError, match="latin.json': it is no UTF-8 text$"):
+    with pytest.raises(ParseError, match=r"latin.json': it is no UTF-8 text$"):
         read_symbol(tmp_path / "latin.json")
-    with pytest.raises(ParseError, match="^cannot read"):
+    with pytest.raises(ParseError, match=r"^cannot read"):
         read_symbol(tmp_path)
 
 
@@ -311,13 +320,13 @@ def calls(function):
 NASTY = {
     "deep": "chain(30_000)",
     "backwards": "backwards(5_000)",
-    "output out of range": "edited(lambda d: d['nodes'][5].update(inputs=[[4, 0, 0], [4, 2**31 - 1, 0]]))",
+    "output out of range": "edited(lambda d: d['nodes'][5].update(inputs=[[4, 2**31 - 1, 0]] * 2))",
     "group of none": "edited(lambda d: d['nodes'][2]['attrs'].update(num_group='0'))",
     "pointer": "edited(lambda d: d['nodes'][3].update(op='_Native', attrs={'info': '0x1'}))",
     "array": "edited(lambda d: d['nodes'][3].update(op='_NDArray', attrs={'info': '1'}))",
-    "many outputs": "edited(lambda d: d['nodes'][4].update(attrs={'num_outputs': '2000000000'}))",
+    "many outputs": "edited(lambda d: d['nodes'][4]['attrs'].update(num_outputs='2000000000'))",
     "types": "edited(lambda d: d['nodes'][0].update(attrs={'__dtype__': '99'}))",
-    "loop": "edited(lambda d: d['nodes'][3].update(op='_foreach', attrs={}, subgraphs=[current()]))",
+    "loop": "edited(lambda d: d['nodes'][3].update(op='_foreach', subgraphs=[current()]))",
 }
 
 SCRIPT = """
@@ -375,9 +384,17 @@ def test_the_process_survives():
 
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers(-3, 9) | st.floats() | st.sampled_from(["", "relu", "(1, 2)"])
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.floats()
+    | st.sampled_from(["", "relu", "(1, 2)"])
 )
-JUNK = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.sampled_from("ab"), SCALARS, max_size=1)
+JUNK = (
+    SCALARS
+    | st.lists(SCALARS, max_size=3)
+    | st.dictionaries(st.sampled_from("ab"), SCALARS, max_size=1)
+)
 
 
 def places(document):
@@ -417,7 +434,6 @@ def test_damaged_documents_are_refused_or_sound(mx, data):
         symbol = parse_symbol(json.dumps(document), "f.json")
         graph = lift_symbol(symbol, {n: (2, 3, 8, 8) for n in symbol.list_inputs() if n == "data"})
         verify(graph, "captured")
-    except (ParseError, InputError, GraphError) as error:
-        assert str(error)
-    else:
-        assert parse(str(graph)) == graph
+    except (ParseError, InputError, GraphError):
+        return
+    assert parse(str(graph)) == graph

@@ -76,7 +76,9 @@ def test_depends_on(old, new):
 
 
 def test_depends_on_the_order_of_inputs():
-    swapped = TEXT.replace("(%x: f32[2,3], param %w: f32[4,3])", "(param %w: f32[4,3], %x: f32[2,3])")
+    swapped = TEXT.replace(
+        "(%x: f32[2,3], param %w: f32[4,3])", "(param %w: f32[4,3], %x: f32[2,3])"
+    )
     assert fingerprint(parse(swapped)) != fingerprint(parse(TEXT))
 
 
@@ -86,7 +88,10 @@ def test_depends_on_control_dependencies_and_nested_graphs():
 
     nested = "f(%x) [ graph n(%s: ?) { %t = tanh(%s) return %t } ]"
     plain = made("f(%x)")
-    assert len({plain, made("f(%x) after(%a)"), made(nested), made(nested.replace("tanh", "relu"))}) == 4
+    assert (
+        len({plain, made("f(%x) after(%a)"), made(nested), made(nested.replace("tanh", "relu"))})
+        == 4
+    )
 
 
 def test_does_not_depend_on_ids():
@@ -101,9 +106,7 @@ def test_does_not_depend_on_ids():
 
 
 def test_equal_nodes_have_equal_digests():
-    graph = parse(
-        "graph g(%x: ?) { %a = relu(%x) %b = relu(%x) %c = relu(%b) return %a, %b, %c }"
-    )
+    graph = parse("graph g(%x: ?) { %a = relu(%x) %b = relu(%x) %c = relu(%b) return %a, %b, %c }")
     digests = {graph[node].name: digest for node, digest in node_digests(graph).items()}
     assert digests["a"] == digests["b"] != digests["c"]
     assert len(digests) == 4

@@ -51,12 +51,12 @@ def test_lookup(graph):
 
 
 def test_failed_lookups_name_the_graph(graph):
-    with pytest.raises(GraphError, match="^graph 'g' has no node 99$"):
+    with pytest.raises(GraphError, match=r"^graph 'g' has no node 99$"):
         graph[99]
-    with pytest.raises(GraphError, match="^graph 'g' has no input named 'a'$"):
+    with pytest.raises(GraphError, match=r"^graph 'g' has no input named 'a'$"):
         graph.find_input("a")
     graph.update(graph.find("a").but(name="relu0"))
-    with pytest.raises(GraphError, match="has no node named 'relu1'; did you mean 'relu0'\\?$"):
+    with pytest.raises(GraphError, match=r"has no node named 'relu1'; did you mean 'relu0'\?$"):
         graph.find("relu1")
 
 
@@ -174,7 +174,7 @@ def test_depth_needs_no_recursion():
             twin = copy.deepcopy(graph)
             twin.replace_uses(graph.find("n7").out(), graph.find("n6").out())
             assert len(twin.users(graph.find("n6").out())) == 2
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - told to the other thread
             failures.append(error)
 
     thread = threading.Thread(target=use)
@@ -256,7 +256,9 @@ def test_names_stay_known_while_one_of_two_bears_them(graph):
 
 
 def test_roles_are_checked(graph):
-    with pytest.raises(GraphError, match="^'weight' is no input role; use one of data, param, aux$"):
+    with pytest.raises(
+        GraphError, match=r"^'weight' is no input role; use one of data, param, aux$"
+    ):
         graph.add_input("v", "weight")
 
 

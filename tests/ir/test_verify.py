@@ -67,7 +67,10 @@ def test_window_is_short_in_long_graphs():
     [
         (lambda node: node.but(op=""), "it has no operator name"),
         (lambda node: node.but(types=()), "it has no outputs"),
-        (lambda node: node.but(inputs=(Value(0, -1),)), "its input 0 is output -1 of a node with 1"),
+        (
+            lambda node: node.but(inputs=(Value(0, -1),)),
+            "its input 0 is output -1 of a node with 1",
+        ),
         (lambda node: node.but(op="data"), "it is no input of the graph"),
     ],
 )

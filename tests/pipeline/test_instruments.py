@@ -103,10 +103,26 @@ def test_empty_arrays_and_scalars():
             np.array([[0, 1], [2, 1]], "float32"),
             "p changed a beyond rtol 0.001, atol 0.0001: 0 became 2 at [1, 0]",
         ),
-        (array(1.0), array(np.nan), "p changed a beyond rtol 0.001, atol 0.0001: 1 became nan at [0]"),
-        (array(np.nan), array(1.0), "p changed a beyond rtol 0.001, atol 0.0001: nan became 1 at [0]"),
-        (array(1.0), array(np.inf), "p changed a beyond rtol 0.001, atol 0.0001: 1 became inf at [0]"),
-        (array(np.inf), array(1.0), "p changed a beyond rtol 0.001, atol 0.0001: inf became 1 at [0]"),
+        (
+            array(1.0),
+            array(np.nan),
+            "p changed a beyond rtol 0.001, atol 0.0001: 1 became nan at [0]",
+        ),
+        (
+            array(np.nan),
+            array(1.0),
+            "p changed a beyond rtol 0.001, atol 0.0001: nan became 1 at [0]",
+        ),
+        (
+            array(1.0),
+            array(np.inf),
+            "p changed a beyond rtol 0.001, atol 0.0001: 1 became inf at [0]",
+        ),
+        (
+            array(np.inf),
+            array(1.0),
+            "p changed a beyond rtol 0.001, atol 0.0001: inf became 1 at [0]",
+        ),
         (
             array(np.inf),
             array(-np.inf),

@@ -186,7 +186,7 @@ def test_interrupts_are_not_swallowed(graph):
 
 def test_malformed_graphs_are_refused_before_any_pass(graph):
     graph.set_outputs([])
-    with pytest.raises(GraphError, match="^graph 'net' returns nothing$"):
+    with pytest.raises(GraphError, match=r"^graph 'net' returns nothing$"):
         run_passes(graph, [Does(raises)])
 
 
@@ -278,7 +278,7 @@ def test_training_checks_gradients_too(graph, mx):
 
 
 def test_a_numeric_check_needs_a_target(graph):
-    with pytest.raises(Exception, match="^a numeric check needs a target to run graphs on$"):
+    with pytest.raises(Exception, match=r"^a numeric check needs a target to run graphs on$"):
         run_passes(graph, [], instruments=[CheckNumerics(FEEDS)])
 
 
