@@ -21,6 +21,7 @@ PASSES = {
     "batch-norm-to-convolution": (
         "graphopt.passes.batch_norm_to_convolution:BatchNormToConvolution"
     ),
+    "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
 }
 
@@ -39,8 +40,9 @@ PIPELINES = {
     "none": "",
     "training": f"{_CLEAN},remove-identities,eliminate-common-subexpressions,eliminate-dead-code",
     "inference": (
-        f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,merge-parallel-gemm,simplify-algebra,"
-        "eliminate-common-subexpressions,eliminate-dead-code"
+        f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
+        "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
+        "eliminate-dead-code"
     ),
     "default": "inference",
 }

@@ -158,7 +158,12 @@ class Model:
         )
         params = {name: _on(array, ctx) for name, array in self.params.items()}
         lowered = lower(
-            result.graph, params, ctx, training=mode == "training", frozen=settings.frozen
+            result.graph,
+            params,
+            ctx,
+            training=mode == "training",
+            frozen=settings.frozen,
+            tune=not settings.precise,
         )
         return graph, result, lowered
 

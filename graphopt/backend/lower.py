@@ -18,11 +18,16 @@ from graphopt.backend.engines import (
 from graphopt.backend.freeze import freeze
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.symbol import constants, first_line, to_symbol
+from graphopt.backend.target import MXNetTarget
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, PARAM
+from graphopt.passes.select_gemm import SelectGemm
+from graphopt.pipeline.base import Settings
 from graphopt.pipeline.instruments import compare
+from graphopt.pipeline.manager import run_passes
+from graphopt.pipeline.remarks import RemarkKind
 
 #: Engine names as receipts show them.
 CACHED_OP = "CachedOp"
@@ -32,11 +37,15 @@ EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
 
 @dataclass
 class Choice:
-    """Which engine was picked, and what each candidate took (milliseconds a call, best of few)."""
+    """Which engine was picked, and what each candidate took (milliseconds a call, best of few).
+
+    ``failed`` tells why candidates were not taken, ``tuning`` what measuring changed in the graph.
+    """
 
     engine: str = ""
     measured_ms: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    tuning: list[str] = field(default_factory=list)
 
 
 class Lowered:
@@ -59,6 +68,7 @@ class Lowered:
         frozen: bool = True,
         engine: str = "auto",
         numpy: bool = False,
+        tune: bool = True,
     ) -> None:
         """Bind; see :func:`lower`."""
         mx = import_mxnet()
@@ -66,6 +76,8 @@ class Lowered:
         self.ctx = ctx or mx.cpu()
         self.training = training
         self.choice = Choice()
+        if frozen and tune and self.ctx.device_type == "cpu":
+            graph = self._tune(graph)
         self._wanted = engine
         self._frozen = frozen
         self._numpy = numpy
@@ -132,6 +144,13 @@ class Lowered:
     def _as_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         mx = import_mxnet()
         return {n: mx.nd.array(a, ctx=self.ctx, dtype=a.dtype) for n, a in arrays.items()}
+
+    def _tune(self, graph: Graph) -> Graph:
+        settings = Settings("inference", frozen=True)
+        result = run_passes(graph, (SelectGemm(),), settings, MXNetTarget())
+        done = [remark for remark in result.remarks if remark.kind is RemarkKind.PASSED]
+        self.choice.tuning = [f"{', '.join(r.nodes)}: {r.message}" for r in done]
+        return result.graph
 
     def _compute(self, once: Graph) -> list[Any]:
         engine = CachedOpEngine(to_symbol(once), ())
@@ -239,6 +258,7 @@ def lower(
     frozen: bool = True,
     engine: str = "auto",
     numpy: bool = False,
+    tune: bool = True,
 ) -> Lowered:
     """Make a graph callable.
 
@@ -251,6 +271,7 @@ def lower(
         frozen: compute what depends on parameters alone once, now.
         engine: ``auto`` measures at the first call; else the name of an engine.
         numpy: return ``mx.np`` arrays.
+        tune: let frozen graphs use the matrix products that are fastest on this machine.
 
     Raises:
         InputError: parameters are missing or misshapen; the message names them.
@@ -272,6 +293,7 @@ def lower(
         frozen=frozen and not training,
         engine=engine,
         numpy=numpy,
+        tune=tune,
     )
 
 

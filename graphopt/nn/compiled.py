@@ -124,6 +124,7 @@ class CompiledBlock:
             training=mode == "training",
             frozen=settings.frozen,
             numpy=isinstance(given[0], self._mx.np.ndarray),
+            tune=not settings.precise,
         )
         types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
         # Frozen graphs keep the values they were made from, whatever happens to the parameters.

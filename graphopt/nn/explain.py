@@ -40,6 +40,7 @@ def explain_result(original: Graph, result: Result, choice: Choice, title: str) 
     if choice.engine:
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
         lines.append(f"  runs on: {choice.engine}" + (f" (measured: {times})" if times else ""))
+    lines += [f"  measured and changed: {text}" for text in choice.tuning]
     for name, why in choice.failed.items():
         lines.append(f"  not on {name}: {why}")
     for receipt in receipts:

@@ -1,0 +1,183 @@
+"""The faster of MXNet's two matrix products for every large FullyConnected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from graphopt.analysis.effects import held_nodes
+from graphopt.analysis.frozen import frozen_nodes
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import Node, Value
+from graphopt.ir.types import TensorType
+from graphopt.pipeline.base import Mode, Pass, PassContext, Settings, Target
+
+#: What oneDNN computes while it stores the product, and would be a pass of its own behind ``dot``.
+_FUSED_BEHIND: Final = frozenset(
+    {"Activation", "LeakyReLU", "clip", "square", "sqrt", "exp", "abs", "relu", "sigmoid", "tanh"}
+)
+
+#: Rows, inputs, outputs, bias.
+Problem = tuple[int, int, int, bool]
+
+#: Measured milliseconds of both products; the machine does not change while a process runs.
+_MEASURED: Final[dict[Problem, tuple[float, float]]] = {}
+
+
+@dataclass(frozen=True)
+class SelectGemm(Pass):
+    """A large FullyConnected becomes ``dot`` where that was measured to be faster on this machine.
+
+    MXNet computes FullyConnected by oneDNN and ``dot`` by its OpenBLAS, and which is faster depends
+    on the processor and the shape. Each distinct shape of at least ``min_mega_macs`` million
+    multiplications is timed once in a process, and replaced where ``dot``, with its addition of the
+    bias, is at least ``min_gain`` times as fast. A product whose only reader is an activation
+    stays: oneDNN computes that in the same loop. Only for float32 on the CPU.
+
+    In no named pipeline, since its result depends on the machine: lowering runs it on frozen
+    graphs, and ``explain()`` tells what it chose.
+
+    Example::
+
+        // before
+        graph net(%x: f32[8,128,3072], param %w: f32[768,3072], param %b: f32[768]) {
+          %fc = FullyConnected(%x, %w, %b) {flatten=False, num_hidden=768} : f32[8,128,768]
+          return %fc
+        }
+        // after
+        graph net(%x: f32[8,128,3072], param %w: f32[768,3072], param %b: f32[768]) {
+          %fc_rows = Reshape(%x) {shape=(-1, 3072)} : f32[1024,3072]
+          %fc_dot = dot(%fc_rows, %w) {transpose_b=True} : f32[1024,768]
+          %fc_bias = Reshape(%b) {shape=(1, 768)} : f32[1,768]
+          %fc_sum = broadcast_add(%fc_dot, %fc_bias) : f32[1024,768]
+          %fc = Reshape(%fc_sum) {shape=(8, 128, 768)} : f32[8,128,768]
+          return %fc
+        }
+    """
+
+    name: ClassVar[str] = "select-gemm"
+    modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
+    needs_frozen: ClassVar[bool] = True
+
+    min_mega_macs: int = 100
+    min_gain: float = 1.05
+
+    def refusal(self, settings: Settings) -> str | None:
+        """Also on other devices, and where sums must keep their order."""
+        if settings.device != "cpu":
+            return f"it is about the CPU's matrix products, not the {settings.device}'s"
+        if settings.precise:
+            return "dot sums in another order, which precise=True does not allow"
+        return super().refusal(settings)
+
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Replace nodes in place; linear besides the measuring."""
+        if cx.target is None:
+            return graph
+        edited = graph.copy()
+        frozen, held = frozen_nodes(graph), held_nodes(graph)
+        for node in graph:
+            layer = _layer(graph, node, self.min_mega_macs)
+            if layer is None or node.id in frozen or node.id in held or _is_fused(graph, node):
+                continue
+            fully_connected, dot = _measure(layer.problem, cx.target)
+            if fully_connected < self.min_gain * dot:
+                cx.note(f"dot is no faster: {dot:.2f} ms for {fully_connected:.2f} ms", node)
+                continue
+            _replace(edited, layer)
+            cx.passed(f"dot takes {dot:.2f} ms, FullyConnected {fully_connected:.2f} ms", node)
+            cx.count("replaced")
+        return edited
+
+
+@dataclass(frozen=True)
+class _Layer:
+    node: Node
+    rows: int
+    inputs: int
+    outputs: int
+    data: Value
+    weight: Value
+    bias: Value | None
+
+    @property
+    def problem(self) -> Problem:
+        return self.rows, self.inputs, self.outputs, self.bias is not None
+
+
+def _layer(graph: Graph, node: Node, min_mega_macs: int) -> _Layer | None:
+    if node.op != "FullyConnected" or len(node.inputs) < 2:
+        return None
+    weight = graph.type_of(node.inputs[1])
+    size = graph.type_of(node.inputs[0]).size
+    if not node.type.is_static or node.type.dtype != "float32" or size is None:
+        return None
+    if weight.shape is None or None in weight.shape:
+        return None
+    outputs, inputs = (extent or 0 for extent in weight.shape)
+    rows = size // max(inputs, 1)
+    if rows * inputs * outputs < min_mega_macs * 1_000_000:
+        return None
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    return _Layer(node, rows, inputs, outputs, node.inputs[0], node.inputs[1], bias)
+
+
+def _is_fused(graph: Graph, node: Node) -> bool:
+    users = graph.users(node.out())
+    return len(users) == 1 and graph[users[0].node].op in _FUSED_BEHIND
+
+
+def _replace(graph: Graph, layer: _Layer) -> None:
+    node, origin = layer.node, layer.node.origin
+    name = node.name or "gemm"
+
+    def add(op: str, inputs: list[Value], columns: int, what: str, **attrs: object) -> Value:
+        label = graph.unique_name(f"{name}_{what}")
+        types = (TensorType("float32", (layer.rows, columns)),)
+        return graph.add(op, inputs, attrs, types, label, origin=origin).out()
+
+    rows = add("Reshape", [layer.data], layer.inputs, "rows", shape=(-1, layer.inputs))
+    product = add("dot", [rows, layer.weight], layer.outputs, "dot", transpose_b=True)
+    if layer.bias is not None:
+        product = add("broadcast_add", [product, _row(graph, layer)], layer.outputs, "sum")
+    attrs = type(node.attrs)({"shape": node.type.shape})
+    graph.update(node.but(op="Reshape", inputs=(product,), attrs=attrs))
+
+
+def _row(graph: Graph, layer: _Layer) -> Value:
+    """The bias as a matrix of one row, which ``broadcast_add`` needs."""
+    assert layer.bias is not None
+    shape = (1, layer.outputs)
+    label = graph.unique_name(f"{layer.node.name or 'gemm'}_bias")
+    types = (TensorType("float32", shape),)
+    attrs = {"shape": shape}
+    return graph.add("Reshape", [layer.bias], attrs, types, label, origin=layer.node.origin).out()
+
+
+def _measure(problem: Problem, target: Target) -> tuple[float, float]:
+    """Milliseconds of FullyConnected and of ``dot`` with its bias, timed in turns."""
+    if problem not in _MEASURED:
+        plain = _alone(problem)
+        other = plain.copy()
+        node = plain[plain.outputs[0].node]
+        layer = _layer(plain, node, 0)
+        assert layer is not None
+        _replace(other, layer)
+        times = [[target.time_ms(g) for g in (plain, other)] for _ in range(3)]
+        _MEASURED[problem] = min(t[0] for t in times), min(t[1] for t in times)
+    return _MEASURED[problem]
+
+
+def _alone(problem: Problem) -> Graph:
+    rows, inputs, outputs, has_bias = problem
+    graph = Graph("gemm")
+    sources = [
+        graph.add_input("x", "data", TensorType("float32", (rows, inputs))),
+        graph.add_input("w", "param", TensorType("float32", (outputs, inputs))),
+    ]
+    if has_bias:
+        sources.append(graph.add_input("b", "param", TensorType("float32", (outputs,))))
+    attrs = {"flatten": False, "no_bias": not has_bias, "num_hidden": outputs}
+    out = TensorType("float32", (rows, outputs))
+    graph.set_outputs([graph.add("FullyConnected", sources, attrs, (out,), "fc")])
+    return graph
