@@ -120,6 +120,7 @@ def inspect(
     pipeline: str | tuple[Pass, ...] = "default",
     *,
     mode: Mode = "inference",
+    frozen: bool | None = None,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
     run: bool = True,
     seconds: float = 1.0,
@@ -131,6 +132,7 @@ def inspect(
         graph: with static types, unless ``run`` is false.
         pipeline: text, a pipeline's name, or passes.
         mode: what has to stay the same; in training mode a run is forward and backward.
+        frozen: whether parameters never change; default: in inference, yes.
         feeds: values by input name, parameters included; drawn at random where absent.
         run: whether to run graphs, for times and errors.
         seconds: how long to time each graph beside the original.
@@ -147,9 +149,11 @@ def inspect(
         values = {**random_feeds(graph), **(feeds or {})}
     snapshots = Snapshots(step)
     checks: list[Instrument] = [CheckNumerics(values)] if run else []
-    result = run_pipeline(graph, pipeline, mode=mode, instruments=[*checks, snapshots])
+    frozen = mode == "inference" if frozen is None else frozen
+    around = [*checks, snapshots]
+    result = run_pipeline(graph, pipeline, mode=mode, frozen=frozen, instruments=around)
     race = Race(graph, values, training=mode == "training", seconds=seconds) if run else None
-    size = measure(graph, frozen=mode == "inference")
+    size = measure(graph, frozen=frozen)
     rows = [_row("(as lifted)", "", size, race.time(graph) if race else None)]
     steps = snapshots.steps(graph, result.receipts)
     for made in steps:

@@ -111,8 +111,16 @@ class Model:
         """Write an HTML report about the graph compiled last; returns the path."""
         from graphopt.api.reporting import write_report
 
-        original, result, _ = self._last()
-        return write_report(original, result, path, title=original.name)
+        original = self._last()[0]
+        mode = next(reversed(self._compiled))[0]
+        return write_report(
+            original,
+            self._config.pipeline(mode),
+            path,
+            mode=mode,
+            frozen=self._config.settings(mode).frozen,
+            title=original.name,
+        )
 
     def export(self, path: str | Path, epoch: int = 0) -> None:
         """Write the graph compiled last as ``path-symbol.json`` and ``path-<epoch>.params``.

@@ -128,12 +128,12 @@ class ExecutorEngine:
         else:
             source.copyto(target)
 
-    def _address(self, array: Any) -> int | None:
+    def _address(self, array: Any) -> int:
         """Where the elements are; brings them into plain order first."""
         base = self._mx.base
         address = ctypes.c_void_p()
         base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-        return address.value
+        return address.value or 0
 
 
 def _size(array: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -12,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import click
+
+from graphopt.api.jsonable import finite
 
 
 def say(text: str = "") -> None:
@@ -27,17 +28,6 @@ def note(text: str) -> None:
 def say_json(data: Any) -> None:
     """Write a JSON document; numbers JSON has no word for become null."""
     click.echo(json.dumps(finite(data), indent=2, allow_nan=False))
-
-
-def finite(data: Any) -> Any:
-    """The data with null for every float that JSON has no word for."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, dict):
-        return {str(key): finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [finite(value) for value in data]
-    return data
 
 
 def is_rich(stream: IO[str] | None = None) -> bool:

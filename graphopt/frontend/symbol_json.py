@@ -182,8 +182,10 @@ def _check_node(node: Any, number: int, count: int, source: str) -> None:
         if not isinstance(attrs, dict) or not all(isinstance(v, str) for v in attrs.values()):
             _fail(source, f"{label} has {key!r} that maps no names to texts")
         for name, text in attrs.items():
-            least, most = _LIMITS.get(name, (None, None))
-            if least is not None and _INT.fullmatch(text) and not least <= _clamped(text) <= most:
+            if name not in _LIMITS or not _INT.fullmatch(text):
+                continue
+            least, most = _LIMITS[name]
+            if not least <= _clamped(text) <= most:
                 _fail(source, f"{label} has {name}={text}, which is not in {least}..{most}")
 
 
@@ -206,7 +208,7 @@ def _is_reference(value: Any, count: int) -> bool:
 
 
 def _reads(node: dict[str, Any]) -> list[int]:
-    return [reference[0] for reference in node["inputs"]] + node["control_deps"]
+    return [*(reference[0] for reference in node["inputs"]), *node["control_deps"]]
 
 
 def _sort(document: dict[str, Any], source: str) -> None:

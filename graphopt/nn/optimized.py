@@ -106,7 +106,15 @@ class Optimized:
         if not entries:
             raise InputError(f"{describe(self)} has no compiled graph yet: call it once first")
         entry = entries[-1]
-        return write_report(entry.original, entry.result, path, title=_title(entry))
+        settings = self._graphopt_config.settings(entry.mode)
+        return write_report(
+            entry.original,
+            self._graphopt_config.pipeline(entry.mode),
+            path,
+            mode=entry.mode,
+            frozen=settings.frozen,
+            title=f"{entry.original.name}, {_title(entry)}",
+        )
 
     def reset(self) -> None:
         """Forget what was compiled: frozen parameters are read anew at the next call."""

@@ -70,9 +70,7 @@ def test_gradients_and_running_statistics_are_those_of_the_plain_net() -> None:
     plain, net = small_cnn(), small_cnn()
     x = image()
     plain(x), net(x)
-    for a, b in zip(
-        plain.collect_params().values(), net.collect_params().values(), strict=True
-    ):
+    for a, b in zip(plain.collect_params().values(), net.collect_params().values(), strict=True):
         b.set_data(a.data())
     fast = graphopt.optimize(net)
     want, got = gradients(plain, x), gradients(fast, x)
@@ -94,9 +92,7 @@ def test_the_view_is_the_users_net_in_all_but_its_call() -> None:
     assert fast.collect_params().keys() == net.collect_params().keys()
     assert all(
         a is b
-        for a, b in zip(
-            fast.collect_params().values(), net.collect_params().values(), strict=True
-        )
+        for a, b in zip(fast.collect_params().values(), net.collect_params().values(), strict=True)
     )
     assert fast[0] is net[0]
     assert fast.name == net.name
@@ -352,9 +348,7 @@ def test_two_calls_before_one_backward_and_gradients_that_add() -> None:
     plain, fast = (small_cnn() for _ in range(2))
     x, y = image(), image()
     plain(x), fast(x)
-    for a, b in zip(
-        plain.collect_params().values(), fast.collect_params().values(), strict=True
-    ):
+    for a, b in zip(plain.collect_params().values(), fast.collect_params().values(), strict=True):
         b.set_data(a.data())
     view = graphopt.optimize(fast)
     grads = []
@@ -451,7 +445,7 @@ def test_check_compares_on_the_first_calls_values() -> None:
 
 
 def test_uninitialized_net_says_so() -> None:
-    with pytest.raises(InputError, match="is not initialized: call .initialize"):
+    with pytest.raises(InputError, match=r"is not initialized: call \.initialize"):
         graphopt.optimize(nn.Dense(2))(mx.nd.ones((1, 2)))
 
 
@@ -497,3 +491,17 @@ def test_reports_before_the_first_call() -> None:
         fast.graph()
     with pytest.raises(InputError, match="call it once first"):
         fast.export("x")
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_report_is_one_html_page_with_every_pass(tmp_path, mode: str) -> None:
+    fast = graphopt.optimize(small_cnn(), mode=mode)
+    with pytest.raises(InputError, match="call it once first"):
+        fast.report(tmp_path / "r.html")
+    fast(image())
+    text = fast.report(tmp_path / "r.html").read_text()
+    assert "<html" in text
+    for receipt in next(iter(fast.receipts().values())):
+        assert receipt.pass_text in text
+    with pytest.raises(InputError, match="cannot write"):
+        fast.report(tmp_path / "none" / "r.html")

@@ -15,12 +15,9 @@ PASS = "batch-norm-to-convolution"
 
 def net(attrs: str = "", x: str = "f32[2,4,6,6]", tail: str = "return %r") -> Graph:
     names = "param %gamma: ?, param %beta: ?, aux %mean: ?, aux %var: ?"
+    act = '%r = Activation(%bn) {act_type="relu"}'
     body = f"%p = relu(%x) %bn = BatchNorm(%p, %gamma, %beta, %mean, %var) {{{attrs}}}"
-    return with_types(
-        parse(
-            f'graph g(%x: {x}, {names}) {{ {body} %r = Activation(%bn) {{act_type="relu"}} {tail} }}'
-        )
-    )
+    return with_types(parse(f"graph g(%x: {x}, {names}) {{ {body} {act} {tail} }}"))
 
 
 def test_example(example):
