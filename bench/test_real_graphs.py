@@ -16,8 +16,8 @@ import graphopt
 from bench import workloads
 from bench.report import Record
 from graphopt.analysis.metrics import measure
+from graphopt.backend.calibrate import calibrated_feeds
 from graphopt.backend.lower import CACHED_OP, lower
-from graphopt.backend.random_feeds import random_feeds
 from graphopt.compat import import_mxnet
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.frontend.symbol_json import read_symbol
@@ -95,7 +95,7 @@ def _check(
     assert graph == lifted
     result = benchmark.pedantic(lambda: graphopt.run(graph, strict=True), rounds=1)
     counters(f"real_graphs/{title}", result.graph, frozen=True)
-    feeds = random_feeds(graph)
+    feeds = calibrated_feeds(graph)
     data = {node.name: feeds[node.name] for node in graph.role(DATA) if node.name in feeds}
     params = {name: array for name, array in feeds.items() if name not in data}
     optimized = lower(result.graph, params, engine=ENGINES.get(title, "auto"))

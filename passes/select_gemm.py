@@ -37,6 +37,10 @@ class SelectGemm(Pass):
     In no named pipeline, since its result depends on the machine: lowering runs it on frozen
     graphs, and ``explain()`` tells what it chose.
 
+    Args:
+        min_mega_macs: millions of multiplications below which a layer is left alone.
+        min_gain: how many times as fast ``dot`` has to be.
+
     Example::
 
         // before

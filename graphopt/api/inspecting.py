@@ -144,9 +144,9 @@ def inspect(
     """
     values: dict[str, np.ndarray[Any, Any]] = {}
     if run:
-        from graphopt.backend.random_feeds import random_feeds
+        from graphopt.backend.calibrate import calibrated_feeds
 
-        values = {**random_feeds(graph), **(feeds or {})}
+        values = {**calibrated_feeds(graph), **(feeds or {})}
     snapshots = Snapshots(step)
     checks: list[Instrument] = [CheckNumerics(values)] if run else []
     frozen = mode == "inference" if frozen is None else frozen

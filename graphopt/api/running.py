@@ -60,9 +60,9 @@ def run(
     settings = Settings(mode, frozen, precise, strict, device)
     around = list(instruments)
     if check:
-        from graphopt.backend.random_feeds import random_feeds
+        from graphopt.backend.calibrate import calibrated_feeds
 
-        values = {**random_feeds(graph), **(feeds or {})}
+        values = {**calibrated_feeds(graph), **(feeds or {})}
         evaluate = _by_reference if check == "reference" else None
         around.append(CheckNumerics(values, evaluate=evaluate))
     return run_passes(graph, passes, settings, MXNetTarget(), around)

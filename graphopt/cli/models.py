@@ -114,10 +114,10 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[A
     Raises:
         InputError: a parameter is missing in the file, or has another shape.
     """
-    from graphopt.backend.random_feeds import random_feeds
+    from graphopt.backend.calibrate import calibrated_feeds
 
     require_types(model.graph)
-    drawn = random_feeds(model.graph, seed)
+    drawn = calibrated_feeds(model.graph, seed)
     if params is None:
         note(f"parameters and data are random (--seed {seed}); --params FILE gives real ones")
         return drawn

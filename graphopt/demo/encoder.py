@@ -25,7 +25,7 @@ class Attention(HybridBlock):
             self.value = nn.Dense(width, flatten=False, in_units=width, prefix="value_")
             self.mix = nn.Dense(width, flatten=False, in_units=width, prefix="mix_")
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Attend from every step to every step."""
         query, key, value = (
             self._split(F, layer(x)) for layer in (self.query, self.key, self.value)
@@ -35,7 +35,7 @@ class Attention(HybridBlock):
         by_head = F.reshape(mixed, shape=(-4, -1, self._heads, 0, 0))
         return self.mix(F.reshape(F.transpose(by_head, axes=(0, 2, 1, 3)), shape=(0, 0, -3)))
 
-    def _split(self, F: Any, x: Any) -> Any:  # noqa: N803
+    def _split(self, F: Any, x: Any) -> Any:
         """``(batch, length, width)`` to ``(batch * heads, length, width / heads)``."""
         by_head = F.reshape(x, shape=(0, 0, -4, self._heads, -1))
         return F.reshape(F.transpose(by_head, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
@@ -57,7 +57,7 @@ class EncoderLayer(HybridBlock):
             self.norm2 = nn.LayerNorm(in_channels=width, prefix="norm2_")
             self.dropout = nn.Dropout(dropout) if dropout else None
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Attention, then the feed-forward net."""
         x = self.norm1(x + self._drop(self.attention(x)))
         wide = self.widen(x)
@@ -89,6 +89,6 @@ class Encoder(HybridBlock):
                     EncoderLayer(width, heads, hidden, activation, dropout, prefix=f"layer{i}_")
                 )
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         """All layers, one after the other."""
         return self.layers(x)

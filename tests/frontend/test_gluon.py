@@ -1,4 +1,3 @@
-# ruff: noqa: N803 - hybrid_forward gets F
 """Tracing Gluon Blocks: what they return, what cannot be traced, and that nothing stays behind."""
 
 import numpy as np
