@@ -86,7 +86,8 @@ class Builder:
             attrs = attrs | {"__ctx_group__": self.one_of(["dev1", "dev2"])}
         if info(op).aliases and self.chance(5):
             op = self.one_of(info(op).aliases)
-        after = [self.one_of([v.node for v in self.shapes])] if self.chance(2) else []
+        earlier = [value.node for value in self.shapes if not self.graph[value.node].is_input]
+        after = [self.one_of(earlier)] if earlier and self.chance(2) else []
         types = [TensorType()] * len(shapes)
         node = self.graph.add(op, inputs, attrs, types, name, after=after)
         for value, shape in zip(node.values, shapes, strict=True):

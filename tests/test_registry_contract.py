@@ -123,7 +123,8 @@ def test_documentation(name: str) -> None:
     assert sys.modules[cls.__module__].__doc__
 
 
-@pytest.mark.parametrize("name", NAMES)
+# What select-gemm does depends on the machine; its own tests replace the clock.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "select-gemm"])
 def test_examples_hold(name: str) -> None:
     """An example of whole graphs is what the pass does."""
     cls = pass_class(name)

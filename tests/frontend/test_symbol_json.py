@@ -16,6 +16,7 @@ from graphopt.frontend.symbol_json import check_document, parse_symbol, read_sym
 from graphopt.ir.parser import parse
 from graphopt.ir.verify import verify
 from tests.frontend.documents import chain, current, middle, oldest
+from tests.places import REPOSITORY
 
 SHAPES = {"data": (1, 3, 8, 8)}
 
@@ -365,6 +366,7 @@ def test_the_process_survives():
         text=True,
         check=False,
         timeout=120,
+        cwd=REPOSITORY,
     )
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.splitlines() == [

@@ -8,6 +8,7 @@ import pytest
 
 from graphopt.ir.fingerprint import fingerprint, node_digests
 from graphopt.ir.parser import parse
+from tests.places import REPOSITORY
 
 TEXT = """
 graph g(%x: f32[2,3], param %w: f32[4,3]) {
@@ -33,6 +34,7 @@ def test_same_in_another_process():
             capture_output=True,
             text=True,
             check=True,
+            cwd=REPOSITORY,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
         assert found.stdout.strip() == expected
