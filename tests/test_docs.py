@@ -1,0 +1,39 @@
+"""Every Python block in the README and the docs runs; links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from graphopt.compat import import_mxnet
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "passes.md"),
+]
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def blocks(page: Path) -> list[str]:
+    return _BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def test_code_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_mxnet()
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {"__name__": f"docs_{page.stem.replace('-', '_')}"}
+    for number, code in enumerate(blocks(page)):
+        exec(compile(code, f"{page.name} block {number}", "exec", dont_inherit=True), scope)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in _LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
