@@ -76,21 +76,30 @@ def calibrated(symbol: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.nda
     in the third digit. As after training, each BatchNorm is to put out numbers around 1.
     """
     document = json.loads(symbol.tojson())
-    for node in document["nodes"]:
-        if node["op"] in ("BatchNorm", "BatchNorm_v1"):
-            node["attrs"] = node.get("attrs", {}) | {"momentum": "0.0", "use_global_stats": "False"}
-    found = run_symbol(import_mxnet().sym.load_json(json.dumps(document)), feeds, training=True)[1]
-    # A layer that sees one number a channel has no variance to go by.
-    known = {
-        name: array for name, array in found.items() if array.min() > 1e-3 or "var" not in name
-    }
-    return {**feeds, **known}
+    norms = [i for i, node in enumerate(document["nodes"]) if node["op"].startswith("BatchNorm")]
+    if not norms:
+        return dict(feeds)
+    for i in norms:
+        attrs = {"use_global_stats": "False", "output_mean_var": "True"}
+        document["nodes"][i]["attrs"] = document["nodes"][i].get("attrs", {}) | attrs
+    document["heads"] = [[i, output, 0] for i in norms for output in (1, 2)]
+    statistics = import_mxnet().sym.load_json(json.dumps(document))
+    needed = {name: feeds[name] for name in statistics.list_inputs()}
+    found = run_symbol(statistics, needed, training=True)
+    fitted = dict(feeds)
+    for number, i in enumerate(norms):
+        mean, inverse_deviation = found[2 * number : 2 * number + 2]
+        names = [document["nodes"][source]["name"] for source, *_ in document["nodes"][i]["inputs"]]
+        # A layer that sees one number a channel has no variance to go by.
+        if inverse_deviation.max() < 30:
+            fitted[names[3]], fitted[names[4]] = mean, inverse_deviation**-2
+    return fitted
 
 
 def run_symbol(
     symbol: Any, feeds: Mapping[str, np.ndarray], *, training: bool = False
-) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Outputs and auxiliary states after a run of MXNet's executor.
+) -> list[np.ndarray]:
+    """Outputs of MXNet's executor.
 
     Without its oneDNN fusions, on by default: they get some graphs with several outputs wrong.
     """
@@ -103,8 +112,7 @@ def run_symbol(
             grad_req="null",
             aux_states={name: arrays[name] for name in symbol.list_auxiliary_states()},
         )
-    outputs = [array.asnumpy() for array in executor.forward(is_train=training)]
-    return outputs, {name: array.asnumpy() for name, array in executor.aux_dict.items()}
+    return [array.asnumpy() for array in executor.forward(is_train=training)]
 
 
 def optimized_graph(graph: Graph, mode: Any = "inference") -> Graph:

@@ -80,6 +80,18 @@ def import_mxnet() -> ModuleType:
     Raises:
         MissingDependencyError: MXNet cannot be imported; the message says what to install.
     """
+    known = sys.modules.get("mxnet")
+    if known is not None and known is _checked:
+        return known
+    return _import_and_check()
+
+
+#: The module that passed the checks of :func:`import_mxnet`, which every call of a net makes.
+_checked: ModuleType | None = None
+
+
+def _import_and_check() -> ModuleType:
+    global _checked
     install_import_hook()
     try:
         if "mxnet" not in sys.modules:
@@ -94,6 +106,7 @@ def import_mxnet() -> ModuleType:
         raise MissingDependencyError(
             f"graphopt works with MXNet 1.9.1, but MXNet {version} is installed: {HOW_TO_INSTALL}"
         )
+    _checked = module
     return module
 
 

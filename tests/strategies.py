@@ -52,6 +52,8 @@ class Builder:
     shapes: dict[Value, Shape] = field(default_factory=dict)
     #: Values that no rounding has touched.
     exact: list[Value] = field(default_factory=list)
+    #: Values that some operator reads.
+    read: set[Value] = field(default_factory=set)
 
     def chance(self, percent: int) -> bool:
         """True for about ``percent`` of the examples; shrinks to False."""
@@ -90,17 +92,18 @@ class Builder:
         after = [self.one_of(earlier)] if earlier and self.chance(2) else []
         types = [TensorType()] * len(shapes)
         node = self.graph.add(op, inputs, attrs, types, name, after=after)
+        self.read.update(inputs)
         for value, shape in zip(node.values, shapes, strict=True):
             self.shapes[value] = shape
         return node.out()
 
     def pick(self, fits: Callable[[Shape], bool] = lambda shape: True) -> Value | None:
-        """A value whose shape fits, later ones more often; None if there is none."""
+        """A value whose shape fits, mostly one that nothing reads yet; None if there is none."""
         found = [value for value, shape in self.shapes.items() if fits(shape)]
         if not found:
             return None
-        recent = found[-4:][::-1]
-        return self.one_of(recent if self.chance(60) else found)
+        unread = [value for value in found if value not in self.read] or found
+        return self.one_of(found if self.chance(30) else unread[-3:][::-1])
 
     def need(self, fits: Callable[[Shape], bool], shape: Shape) -> Value:
         """Like ``pick``, with a new input of ``shape`` where nothing fits."""
@@ -262,8 +265,12 @@ def broadcast(b: Builder) -> None:
 
 
 def channelwise(b: Builder) -> None:
-    """Scale or shift per channel by a parameter, as folding passes look for it."""
-    x = b.need(lambda shape: len(shape) >= 2, (2, 3, 4, 4))
+    channel_scale(b)
+
+
+def channel_scale(b: Builder, x: Value | None = None) -> None:
+    """Scale or shift per channel by a parameter."""
+    x = x or b.need(lambda shape: len(shape) >= 2, (2, 3, 4, 4))
     shape = b.shapes[x]
     axis = 1 if b.chance(70) else len(shape) - 1
     one = tuple(extent if at == axis else 1 for at, extent in enumerate(shape))
@@ -549,7 +556,7 @@ def siblings(b: Builder) -> None:
     shape = b.shapes[x]
     flat = b.chance(60)
     made = []
-    for _ in range(b.draw(st.integers(2, 3))):
+    for _ in range(b.draw(st.integers(2, 4))):
         units, no_bias = b.one_of([1, 3, 4]), b.chance(50)
         if image:
             op, size = "Convolution", (units, shape[1], 1, 1)
@@ -568,6 +575,22 @@ def siblings(b: Builder) -> None:
         first = b.shapes[made[0]]
         joined = (*first[:axis], extent, *first[axis + 1 :])
         b.op("Concat", made, {"dim": axis, "num_args": len(made)}, [joined])
+
+
+def layer_and_affine(b: Builder) -> None:
+    """A layer, and scales and shifts in front of it or behind it: what folding passes look for."""
+    affine = [batch_norm, channel_scale, scale]
+    for _ in range(b.draw(st.integers(0, 1))):
+        b.one_of(affine)(b)
+    b.one_of([convolution, fully_connected])(b)
+    for _ in range(b.draw(st.integers(1, 3))):
+        b.one_of(affine)(b, list(b.shapes)[-1])
+
+
+def scale(b: Builder, x: Value | None = None) -> None:
+    x = x or b.pick()
+    op = b.one_of(["_mul_scalar", "_plus_scalar", "_rminus_scalar", "_div_scalar"])
+    b.op(op, [x], {"scalar": b.one_of([2.0, 0.5, -1.0])}, [b.shapes[x]])
 
 
 def is_image(shape: Shape) -> bool:
@@ -600,6 +623,8 @@ def convolution(b: Builder) -> None:
 
 
 def batch_norm(b: Builder, x: Value | None = None) -> None:
+    if x is not None and len(b.shapes[x]) not in (2, 4):
+        return
     x = x or b.need(lambda shape: len(shape) in (2, 4) and shape[0] > 1, (2, 3, 4, 4))
     shape = b.shapes[x]
     axis = 1 if b.chance(80) else len(shape) - 1
@@ -715,7 +740,7 @@ LAYOUT = [
 ]  # fmt: skip
 LAYERS = [
     fully_connected, convolution, batch_norm, pooling, layer_norm, dot, batch_dot, lookup, softmax,
-    reduction, upsample, pad, siblings,
+    reduction, upsample, pad, siblings, layer_and_affine,
 ]  # fmt: skip
 OTHERS = [creation, there_and_back, loss]
 EVERYTHING = [*POINTWISE, *LAYOUT, *LAYERS, *OTHERS]
@@ -725,7 +750,8 @@ THEMES = (
     [*LAYOUT, *POINTWISE[:4]],
     [*LAYERS, *POINTWISE],
     LAYERS,
-    [fully_connected, siblings, convolution, batch_norm, channelwise, scalar, flatten, activation],
+    [layer_and_affine, flatten, activation],
+    [siblings, concat, activation, split],
 )
 
 
@@ -742,14 +768,13 @@ def graphs(draw: Draw, *, max_ops: int = 8, dtype: str | None = None) -> Graph:
     if not operators:
         unary(b)
         operators = list(b.shapes)[-1:]
-    # Mostly what was made last, so that most of the graph is alive.
-    outputs = [operators[-1] if b.chance(80) else b.one_of(operators)]
-    outputs += [
-        b.one_of(operators[-3:] if b.chance(50) else operators)
-        for _ in range(b.draw(st.integers(0, 2)))
-    ]
+    # Mostly all that nothing reads, so that most of the graph is alive.
+    unread = [value for value in operators if value not in b.read][-4:]
+    outputs = unread if unread and b.chance(70) else [b.one_of(operators)]
+    if b.chance(20):
+        outputs = [*outputs, b.one_of(operators)]  # perhaps one that is there already
     if b.chance(5):
-        outputs.append(b.one_of(list(b.shapes)))  # perhaps an input itself
+        outputs = [*outputs, b.one_of(list(b.shapes))]  # perhaps an input itself
     b.graph.set_outputs(outputs)
     typed = with_types(b.graph)
     for value, shape in b.shapes.items():

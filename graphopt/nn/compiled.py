@@ -48,7 +48,11 @@ class CompiledBlock:
         self._config = config
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
-        self._mx = import_mxnet()
+        mx = self._mx = import_mxnet()
+        # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
+        self._flatten, self._regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
+        self._array = mx.nd.NDArray
+        self._is_recording, self._is_training = mx.autograd.is_recording, mx.autograd.is_training
 
     @property
     def entries(self) -> list[Entry]:
@@ -62,15 +66,14 @@ class CompiledBlock:
             UnsupportedError: the Block cannot be traced.
             InputError: a parameter is not initialized, or the inputs do not fit the Block.
         """
-        mx = self._mx
         try:
-            flat, layout = mx.gluon.block._flatten(list(args), "input")
+            flat, layout = self._flatten(list(args), "input")
         except ValueError as error:
             raise UnsupportedError(f"{describe(self._block)}: {error}") from None
         given = [array for array in flat if array is not None]
-        if not given or not all(isinstance(array, mx.nd.NDArray) for array in given):
+        if not given or not all(isinstance(array, self._array) for array in given):
             raise UnsupportedError(f"{describe(self._block)} was not called with NDArrays only")
-        differentiating = mx.autograd.is_recording() or mx.autograd.is_training()
+        differentiating = self._is_recording() or self._is_training()
         ctx = given[0].ctx
         key = (
             self._config.graph_mode(differentiating=differentiating),
@@ -78,10 +81,14 @@ class CompiledBlock:
             ctx,
             tuple((a.shape, a.dtype, a.stype) for a in given),
         )
-        entry = self._entries.get(key) or self._compile(key, args, given)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._compile(key, args, given)
+        else:
+            self._entries.move_to_end(key)
         self._refresh(entry, ctx)
         found = entry.lowered.run(dict(zip(entry.traced.names, given, strict=True)))
-        return mx.gluon.block._regroup(found, entry.traced.results)
+        return self._regroup(found, entry.traced.results)
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         with self._lock:
