@@ -32,6 +32,8 @@ QUICK_ZOO |= {"resnet18_v2", "squeezenet1_1"}
 QUICK_BYTES = 50_000
 HEAVY = {"fcn16s", "fcn8s", "vgg16_ucf101", "cifar10_vgg16_acc_0.8772035", "symbol_vgg-cpp"}
 
+RTOL, ATOL = 1e-3, 1e-4
+
 #: Where one call takes half a minute, engines are not tried in turn.
 ENGINES = {"mask_rcnn_resnet101_v1d_coco": CACHED_OP}
 
@@ -98,13 +100,30 @@ def _check(
     params = {name: array for name, array in feeds.items() if name not in data}
     optimized = lower(result.graph, params, engine=ENGINES.get(title, "auto"))
     found = optimized(**{name: data[name] for name in optimized.data})
-    expected = workloads.run_symbol(symbol, feeds)
-    error = compare(_named(expected), _named([a.asnumpy() for a in found]), 1e-3, 1e-4, "graphopt")
+    error, noise = _compare(symbol, feeds, list(data), [array.asnumpy() for array in found])
     before, after = measure(graph, frozen=True), measure(result.graph, frozen=True)
     seconds = {"lift s": lift_s, "passes s": sum(r.time_ms for r in result.receipts) / 1e3}
     sizes = {"nodes": before.nodes, "calls before": before.calls, "calls": after.calls}
-    record(Record(table, title, sizes | seconds | {"max error": error}))
+    record(Record(table, title, sizes | seconds | {"max error": error, "rounding": noise}))
 
 
-def _named(outputs: list[np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"output{i}": array for i, array in enumerate(outputs)}
+def _compare(
+    symbol: Any, feeds: Mapping[str, np.ndarray], data: list[str], found: list[np.ndarray]
+) -> tuple[float, float]:
+    """Largest error against MXNet's executor, and how far rounding alone moves the outputs.
+
+    Deep nets with random parameters amplify any difference, and a detector that sorts boxes by score
+    swaps some. So that much is allowed on top of the tolerance as data changed in its last bit moves
+    the output in MXNet itself, times four.
+    """
+    expected = workloads.run_symbol(symbol, feeds)
+    nudged = {
+        name: (feeds[name] * np.float32(1 + 1.2e-7)).astype(feeds[name].dtype) for name in data
+    }
+    moved = workloads.run_symbol(symbol, {**feeds, **nudged})
+    errors, noises = [0.0], [0.0]
+    for want, got, other in zip(expected, found, moved, strict=True):
+        noises.append(float(np.abs(want - other).max(initial=0.0)))
+        allowed = ATOL + 4 * noises[-1]
+        errors.append(compare({"output": want}, {"output": got}, RTOL, allowed, "graphopt"))
+    return max(errors), max(noises)

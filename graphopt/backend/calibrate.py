@@ -24,6 +24,8 @@ _NORMS = frozenset({"BatchNorm"})
 _SUMS = frozenset({"elemwise_add", "broadcast_add", "add_n"})
 _GATES = frozenset({"broadcast_mul", "elemwise_mul", "Dropout", "_copy"})
 _LEAST_VARIANCE = 0.05
+#: Values per channel below which their mean and variance say too little.
+_LEAST_SAMPLES = 16
 #: Scale of a residual branch.
 _BRANCH = 0.1
 
@@ -52,19 +54,23 @@ def calibrated_feeds(graph: Graph, seed: int = 0) -> Feeds:
         return feeds
     rng = np.random.default_rng(seed)
     for number, node in enumerate(norms):
-        mean, inverse_std = found[f"output{2 * number}"], found[f"output{2 * number + 1}"]
-        variance = 1 / np.square(inverse_std.astype(np.float64)) - float(
-            node.attrs.get("eps", 1e-3)
-        )
-        variance = np.nan_to_num(np.maximum(variance, _LEAST_VARIANCE), posinf=1.0)
-        names = [graph[value.node].name for value in node.inputs[3:5]]
-        spread = np.sqrt(variance) * 0.1
+        eps = float(node.attrs.get("eps", 1e-3))
+        mean = np.nan_to_num(found[f"output{2 * number}"].astype(np.float64))
+        inverse_std = found[f"output{2 * number + 1}"].astype(np.float64)
+        variance = np.nan_to_num(1 / np.square(inverse_std) - eps, posinf=1.0)
+        if (graph.type_of(node.inputs[0]).size or 0) < _LEAST_SAMPLES * mean.size:
+            # One sample is its own mean: the difference would be nothing but rounding.
+            variance = np.full_like(variance, np.mean(variance + np.square(mean)))
+            mean = np.zeros_like(mean)
+        variance = np.maximum(variance, _LEAST_VARIANCE)
+        spread = 0.1 * np.sqrt(variance)
         values = (
-            np.nan_to_num(mean) + spread * rng.standard_normal(mean.shape),
+            mean + spread * rng.standard_normal(mean.shape),
             variance * rng.uniform(0.8, 1.25, variance.shape),
         )
-        for name, value in zip(names, values, strict=True):
-            feeds[name] = value.astype(feeds[name].dtype)
+        for value, array in zip(node.inputs[3:5], values, strict=True):
+            name = graph[value.node].name
+            feeds[name] = array.astype(feeds[name].dtype)
     return feeds
 
 
