@@ -112,9 +112,9 @@ def _compare(
 ) -> tuple[float, float]:
     """Largest error against MXNet's executor, and how far rounding alone moves the outputs.
 
-    Deep nets with random parameters amplify any difference, and a detector that sorts boxes by score
-    swaps some. So that much is allowed on top of the tolerance as data changed in its last bit moves
-    the output in MXNet itself, times four.
+    Deep nets with random parameters amplify any difference, and a detector that sorts boxes by
+    score swaps some. So that much is allowed on top of the tolerance as data changed in its last
+    bit moves the output in MXNet itself, times four.
     """
     expected = workloads.run_symbol(symbol, feeds)
     nudged = {

@@ -71,8 +71,8 @@ def zoo_graph(name: str, batch: int = 1) -> Graph:
 def calibrated(symbol: Any, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The feeds, with statistics of BatchNorm that fit what flows through the net.
 
-    With statistics drawn at random activations grow from layer to layer, up to 1e7 in deep nets, and
-    a tolerance says little. As after training, each BatchNorm is to put out numbers around 1.
+    With statistics drawn at random activations grow from layer to layer, up to 1e7 in deep nets,
+    and a tolerance says little. As after training, each BatchNorm is to put out numbers around 1.
     """
     document = json.loads(symbol.tojson())
     norms = [i for i, node in enumerate(document["nodes"]) if node["op"].startswith("BatchNorm")]
