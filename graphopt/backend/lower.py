@@ -37,6 +37,8 @@ EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
 #: Calls shorter than this are timed several at once.
 _SHORT_S = 1e-3
 _BURST = 10
+#: Calls longer than this are timed once.
+_LONG_S = 1.0
 
 
 @dataclass
@@ -323,7 +325,10 @@ def _time(engine: Engine, known: Mapping[str, Any], least: int = 3, budget_s: fl
         return (time.perf_counter() - start) / calls
 
     with mx.autograd.pause(train_mode=False):
-        calls = _BURST if block(1) < _SHORT_S else 1
+        first = block(1)
+        if first > _LONG_S:
+            return first * 1e3
+        calls = _BURST if first < _SHORT_S else 1
         spent = best = block(calls)
         blocks = 1
         while blocks < least or (spent * calls < budget_s and blocks < 20):

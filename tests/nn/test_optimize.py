@@ -298,10 +298,11 @@ def test_a_hybrid_block_that_looks_at_values_is_taken_child_by_child() -> None:
         graphopt.optimize(net, strict=True)(x)
 
 
-def test_recurrent_layers_with_states() -> None:
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_recurrent_layers_with_states(mode: str) -> None:
     net = mx.gluon.rnn.LSTM(5, num_layers=2)
     net.initialize()
-    fast = graphopt.optimize(net)
+    fast = graphopt.optimize(net, mode=mode)
     x = mx.nd.random.normal(shape=(4, 2, 3))
     same(fast(x), net(x))
     states = net.begin_state(batch_size=2)
