@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,17 +40,15 @@ def test_cnn_inference(
     expected = infer(example, plain)
     error = relative_error(expected, infer(example, net))
     assert error < 1e-3
-    peer, notes = onnx_runtime(example, peers, expected)
     contenders: dict[str, Any] = {
         "graphopt": lambda: example.run(net),
         "plain": lambda: example.run(plain),
     }
-    if peer is not None:
-        contenders["onnxruntime"] = peer
+    others, notes = separate_processes(example, peers, expected)
     try:
-        medians = race(benchmark, contenders, rounds, quick)
+        medians = race(benchmark, contenders | others, rounds, quick)
     finally:
-        if peer is not None:
+        for peer in others.values():
             peer.close()
     if medians:
         record(
@@ -66,23 +63,38 @@ def test_cnn_inference(
         )
 
 
-def onnx_runtime(
+def separate_processes(
     example: Example, peers: Peers, expected: dict[str, np.ndarray]
-) -> tuple[Peer | None, tuple[str, ...]]:
-    """The exported net in ONNX Runtime, its outputs checked; or a note that tells why not."""
-    if not peers.has("export", "onnxruntime"):
-        return None, (peers.missing("export", "onnxruntime"),)
-    model: Path = peers.folder / f"{example.name}.onnx"
-    try:
-        peers.export(
-            *workloads.save_checkpoint(example, peers.folder), [example.calls[0][0].shape], model
-        )
-        inputs = workloads.save_inputs(example, peers.folder)
-        peer = peers.start("onnxruntime", model=str(model), inputs=inputs, threads=THREADS)
-        check_peer(peer, peers, expected)
-    except PeerError as error:
-        return None, (f"no ONNX Runtime for {example.name}: {error}",)
-    return peer, ()
+) -> tuple[dict[str, Peer], tuple[str, ...]]:
+    """Plain MXNet in a process of its own, and ONNX Runtime; notes tell why one is missing.
+
+    "plain" in this process gains by what graphopt does to its threads; "plain alone" does not.
+    """
+    if not peers.has("mxnet"):
+        return {}, (peers.missing("mxnet"),)
+    found: dict[str, Peer] = {}
+    notes: list[str] = []
+    symbol, params = workloads.save_checkpoint(example, peers.folder)
+    inputs = workloads.save_inputs(example, peers.folder)
+    model = peers.folder / f"{example.name}.onnx"
+
+    def plain_alone() -> Peer:
+        return peers.start("mxnet", symbol=str(symbol), params=str(params), inputs=inputs)
+
+    def onnx_runtime() -> Peer:
+        if not peers.has("export", "onnxruntime"):
+            raise PeerError(peers.missing("export", "onnxruntime"))
+        peers.export(symbol, params, [example.calls[0][0].shape], model)
+        return peers.start("onnxruntime", model=str(model), inputs=inputs, threads=THREADS)
+
+    for name, start in (("plain alone", plain_alone), ("onnxruntime", onnx_runtime)):
+        try:
+            peer = start()
+            check_peer(peer, peers, expected)
+            found[name] = peer
+        except PeerError as error:
+            notes.append(f"no {name} for {example.name}: {error}")
+    return found, tuple(notes)
 
 
 def check_peer(peer: Peer, peers: Peers, expected: dict[str, np.ndarray]) -> None:

@@ -145,4 +145,5 @@ def _pythons() -> dict[str, str]:
         for job, needed in JOBS.items():
             if has >= set(needed):
                 found.setdefault(job, python)
+    found["mxnet"] = sys.executable  # the same MXNet, numpy and Python as here
     return found
