@@ -12,7 +12,8 @@ from graphopt.ir.node import Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.base import Mode, Pass, PassContext, Settings, Target
 
-#: What oneDNN computes while it stores the product, and would be a pass of its own behind ``dot``.
+#: Activations. oneDNN computes some of them while it stores the product; behind ``dot`` each would
+#: be an operator of its own, which the measuring of the product alone does not see.
 _FUSED_BEHIND: Final = frozenset(
     {"Activation", "LeakyReLU", "clip", "square", "sqrt", "exp", "abs", "relu", "sigmoid", "tanh"}
 )
@@ -32,7 +33,7 @@ class SelectGemm(Pass):
     on the processor and the shape. Each distinct shape of at least ``min_mega_macs`` million
     multiplications is timed once in a process, and replaced where ``dot``, with its addition of the
     bias, is at least ``min_gain`` times as fast. A product whose only reader is an activation
-    stays: oneDNN computes that in the same loop. Only for float32 on the CPU.
+    stays: oneDNN may compute that in the same loop. Only for float32 on the CPU.
 
     In no named pipeline, since its result depends on the machine: lowering runs it on frozen
     graphs, and ``explain()`` tells what it chose.
