@@ -140,6 +140,7 @@ class MXNetFinder:
                     warnings.simplefilter("ignore", DeprecationWarning)
                     warnings.simplefilter("ignore", SyntaxWarning)
                     run(module)
+                register_kernels(module)
 
             # A finder makes a loader per call, so this changes one import; being a method of the
             # loader that was found, it leaves mxnet.__loader__ what everybody expects.
@@ -160,6 +161,18 @@ def prepare(module: ModuleType) -> None:
     if sys.version_info >= (3, 12) and importlib.util.find_spec("distutils") is None:
         _try_import("setuptools")
     preload_cuda()
+
+
+def register_kernels(module: ModuleType) -> None:
+    """Make MXNet know graphopt's operators, so that it loads Symbols that hold them.
+
+    Only where the bridge was built before: building it takes seconds, and is left to the first net
+    that is optimized.
+    """
+    if str(getattr(module, "__version__", "")).startswith("1.9."):
+        from graphopt.kernels.bridge import load_if_built
+
+        load_if_built(module)
 
 
 def _restore_numpy_names() -> None:

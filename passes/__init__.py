@@ -23,6 +23,8 @@ PASSES = {
     ),
     "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
+    "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
+    "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
 }
 
 ALIASES = {
@@ -35,14 +37,18 @@ _CLEAN = (
     "simplify-algebra,cancel-layout"
 )
 
+_FUSE = "fuse-reduction,fuse-pointwise"
+
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
 PIPELINES = {
     "none": "",
-    "training": f"{_CLEAN},remove-identities,eliminate-common-subexpressions,eliminate-dead-code",
+    "training": (
+        f"{_CLEAN},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,{_FUSE}"
+    ),
     "inference": (
         f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
         "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
-        "eliminate-dead-code"
+        f"eliminate-dead-code,{_FUSE}"
     ),
     "default": "inference",
 }

@@ -26,11 +26,11 @@ NAMES = list(PASSES)
 
 #: Nothing in it can be done better.
 PLAIN = """
-graph plain(%x: f32[2,3], %y: f32[2,3]) {
-  %a = tanh(%x) : f32[2,3]
-  %b = elemwise_mul(%a, %y) : f32[2,3]
-  %c = softmax(%b) : f32[2,3]
-  return %c, %a
+graph plain(%x: f32[2,3], %y: i32[2]) {
+  %a = sort(%x) : f32[2,3]
+  %b = batch_take(%a, %y) : f32[2]
+  %c = reverse(%a) {axis=(0,)} : f32[2,3]
+  return %c, %b
 }"""
 
 #: Something for every pass.
@@ -130,9 +130,9 @@ def test_examples_hold(name: str) -> None:
     cls = pass_class(name)
     assert cls.__doc__
     example = textwrap.dedent(cls.__doc__.partition("Example::")[2])
-    graphs = re.findall(r"^[ ]*graph .*?^[ ]*}$", example, re.MULTILINE | re.DOTALL)
+    graphs = list(re.finditer(r"^([ ]*)graph .*?^\1}$", example, re.MULTILINE | re.DOTALL))
     if len(graphs) == 2:
-        before, after = (parse(textwrap.dedent(text)) for text in graphs)
+        before, after = (parse(textwrap.dedent(found[0])) for found in graphs)
         assert run(name, before) == after
 
 

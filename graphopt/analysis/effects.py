@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONSTANT, Node, NodeId, Value
+from graphopt.ir.node import AUX, CONSTANT, FUSED, Node, NodeId, Value
 from graphopt.ir.ops import info
 
 
 def is_pure(node: Node, *, training: bool) -> bool:
     """Whether a node only computes its outputs, and the same ones whenever its inputs are equal.
 
-    Nodes with nested graphs or control dependencies are not pure: somebody meant their order.
+    Nodes with nested graphs (but fused regions) or control dependencies are not pure: somebody
+    meant their order.
     """
     if node.is_input or node.op == CONSTANT:
         return True
-    return (
-        not node.graphs and not node.after and info(node.op, node.attrs).is_pure(training=training)
-    )
+    if node.after or (node.graphs and node.op != FUSED):
+        return False
+    return info(node.op, node.attrs).is_pure(training=training)
 
 
 def held_nodes(graph: Graph) -> frozenset[NodeId]:

@@ -19,10 +19,12 @@ from graphopt.backend.freeze import freeze
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.target import MXNetTarget
+from graphopt.backend.unfuse import follows_anchor, is_fused, unfuse
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, DATA, PARAM
+from graphopt.ir.node import AUX, DATA, FUSED, PARAM
+from graphopt.kernels.library import prepare
 from graphopt.passes.select_gemm import SelectGemm
 from graphopt.pipeline.base import Settings
 from graphopt.pipeline.instruments import compare
@@ -33,6 +35,8 @@ from graphopt.pipeline.remarks import RemarkKind
 CACHED_OP = "CachedOp"
 CACHED_OP_ONEDNN = "CachedOp + oneDNN subgraphs"
 EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
+#: What engines are called that run graphopt's fused kernels.
+KERNELS = " + kernels"
 
 #: Calls shorter than this are timed several at once.
 _SHORT_S = 1e-3
@@ -98,6 +102,7 @@ class Lowered:
             if split.once is not None:
                 self._fixed |= dict(zip(split.names, self._compute(split.once), strict=True))
         self._per_call = per_call
+        prepare((str(node.attrs["spec"]) for node in graph if node.op == FUSED), gradients=training)
         self._symbol = to_symbol(per_call)
         self.data = tuple(node.name for node in per_call.role(DATA))
         self._inputs: list[str] = self._symbol.list_inputs()
@@ -233,22 +238,39 @@ class Lowered:
         return chosen
 
     def _candidates(self, arrays: Mapping[str, Any]) -> dict[str, Callable[[], Engine]]:
-        plain: dict[str, Callable[[], Engine]] = {
-            CACHED_OP: lambda: CachedOpEngine(self._typed(self._symbol), self.data, CACHED_OP)
-        }
+        graph = self._per_call
+        has_kernels = is_fused(graph)
         if not self._frozen or self.ctx.device_type != "cpu":
-            return plain
-        return plain | {
-            CACHED_OP_ONEDNN: lambda: CachedOpEngine(
-                self._typed(rewritten_symbol(self._per_call)), self.data, CACHED_OP_ONEDNN
+            name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
+            return {name: lambda: self._cached_op(self._symbol, name)}
+        if not has_kernels:
+            return self._plain_candidates(graph, arrays)
+        # Kernels for all but activations that oneDNN computes with the product before them.
+        mixed = unfuse(graph, follows_anchor)
+        return self._plain_candidates(unfuse(graph), arrays) | {
+            CACHED_OP + KERNELS: lambda: self._cached_op(self._symbol, CACHED_OP + KERNELS),
+            EXECUTOR_ONEDNN + KERNELS: lambda: self._executor(
+                mixed, arrays, EXECUTOR_ONEDNN + KERNELS
             ),
-            EXECUTOR_ONEDNN: lambda: self._executor(arrays),
         }
 
-    def _executor(self, arrays: Mapping[str, Any]) -> Engine:
-        symbol = self._typed(to_symbol(guard(self._per_call)))
+    def _plain_candidates(
+        self, graph: Graph, arrays: Mapping[str, Any]
+    ) -> dict[str, Callable[[], Engine]]:
+        symbol = self._symbol if graph is self._per_call else to_symbol(graph)
+        return {
+            CACHED_OP: lambda: self._cached_op(symbol, CACHED_OP),
+            CACHED_OP_ONEDNN: lambda: self._cached_op(rewritten_symbol(graph), CACHED_OP_ONEDNN),
+            EXECUTOR_ONEDNN: lambda: self._executor(graph, arrays, EXECUTOR_ONEDNN),
+        }
+
+    def _cached_op(self, symbol: Any, name: str) -> Engine:
+        return CachedOpEngine(self._typed(symbol), self.data, name)
+
+    def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
+        symbol = self._typed(to_symbol(guard(graph)))
         values = [arrays[name] for name in symbol.list_inputs()]
-        return ExecutorEngine(symbol, values, self.data, self.ctx, EXECUTOR_ONEDNN)
+        return ExecutorEngine(symbol, values, self.data, self.ctx, name)
 
     def _typed(self, symbol: Any) -> Any:
         """The symbol as MXNet's numpy kind, where the outputs are to be ``mx.np`` arrays."""

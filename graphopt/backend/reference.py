@@ -11,7 +11,9 @@ from graphopt.backend import reference_ops
 from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, Node, Value
+from graphopt.ir.node import CONSTANT, FUSED, Node, Value
+from graphopt.kernels.interpret import evaluate
+from graphopt.kernels.spec import parse
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -44,7 +46,7 @@ def supports(graph: Graph) -> bool:
     """Whether every operator of the graph is in the reference table."""
     return all(
         node.is_input
-        or node.op == CONSTANT
+        or node.op in (CONSTANT, FUSED)
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -67,4 +69,6 @@ def _node(
     if node.op == CONSTANT:
         return [constant_array(node)]
     inputs = [values[value] for value in node.inputs]
+    if node.op == FUSED:
+        return evaluate(parse(node.attrs["spec"]), inputs)
     return reference_ops.evaluate(node.op, inputs, node.attrs, training=training)

@@ -11,7 +11,8 @@ from graphopt.errors import GraphError
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, Node, NodeId
+from graphopt.ir.node import CONSTANT, FUSED, Node, NodeId
+from graphopt.kernels import bridge
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +30,11 @@ def to_symbol(graph: Graph) -> Any:
 
     Raises:
         GraphError: MXNet does not accept it; the message is MXNet's first line.
+        MissingDependencyError: it holds fused nodes, and they cannot run here.
     """
     mx = import_mxnet()
+    if any(node.op == FUSED for node in graph):
+        bridge.load(mx)
     handle = ctypes.c_void_p()
     text = to_json(graph).encode()
     try:
@@ -107,6 +111,6 @@ def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[st
     if node.after:
         # Inputs are there from the start; MXNet has no gradient for one that is only waited for.
         entry["control_deps"] = [index[before] for before in node.after if before not in inputs]
-    if node.graphs:
+    if node.graphs and node.op != FUSED:  # its spec says all
         entry["subgraphs"] = [_document(nested) for nested in node.graphs]
     return entry

@@ -16,6 +16,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA
+from graphopt.kernels import bridge
 
 _GRADIENT_DTYPES = ("float16", "float32", "float64")
 
@@ -57,6 +58,12 @@ class MXNetTarget:
             raise GraphoptError(
                 f"MXNet cannot run graph {graph.name!r}: {first_line(error)}"
             ) from None
+
+    def why_no_kernels(self, device: str) -> str | None:
+        """Why fused kernels cannot run on ``device`` here, or ``None`` if they can."""
+        if device != "cpu":
+            return "kernels run on CPUs only so far"
+        return bridge.why_not(import_mxnet())
 
     def time_ms(self, graph: Graph, calls: int = 3) -> float:
         """Milliseconds of one call on random values: the best of a few, after one to warm up."""

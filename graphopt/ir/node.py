@@ -22,6 +22,10 @@ ROLES: Final = (DATA, PARAM, AUX)
 #: A small tensor that is part of the graph; attrs: ``dtype``, ``shape``, ``data`` (base64).
 CONSTANT: Final = "constant"
 
+#: A region that one kernel computes; attrs: ``spec``, its printed KernelSpec. Its nested graph, if
+#: it has one, is the region in MXNet's operators.
+FUSED: Final = "graphopt_fused"
+
 
 class Value(NamedTuple):
     """One output of one node: what flows along an edge."""

@@ -40,6 +40,9 @@ class Target(Protocol):
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Run the graph; outputs as ``output0`` ..., with ``gradients`` also ``grad:<input>``."""
 
+    def why_no_kernels(self, device: str) -> str | None:
+        """Why fused kernels cannot run on ``device``, or ``None`` if they can."""
+
     def time_ms(self, graph: Graph) -> float:
         """Milliseconds of one call on random values, once warm: the best of a few."""
 

@@ -52,7 +52,7 @@ OPTIONS = st.fixed_dictionaries(
     {},
     optional={
         "count": st.integers(),
-        "rate": st.floats(allow_nan=False),
+        "rate": st.floats(allow_nan=False, allow_infinity=False),
         "loud": st.booleans(),
         "title": st.text(),
         "sizes": st.lists(st.integers(), max_size=3).map(tuple),

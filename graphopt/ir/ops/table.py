@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from graphopt.ir.ops import arrays, neural, numpy_like, opaque, pointwise, sampling, vision
+from graphopt.ir.ops import arrays, fused, neural, numpy_like, opaque, pointwise, sampling, vision
 from graphopt.ir.ops.aliases import read_aliases
 from graphopt.ir.ops.facts import UNKNOWN, OpInfo
 from graphopt.ir.ops.narrow import RULES, Attributes
 
-_TOPICS = (pointwise, arrays, neural, vision, sampling, numpy_like, opaque)
+_TOPICS = (pointwise, arrays, neural, vision, sampling, numpy_like, opaque, fused)
 
 
 def _build() -> dict[str, OpInfo]:

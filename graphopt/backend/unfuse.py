@@ -1,0 +1,65 @@
+"""Fused regions put back into MXNet's operators, where those turn out faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import FUSED, Node, Value
+from graphopt.ir.ops import canonical
+
+#: What oneDNN computes an activation with, in one call.
+_ANCHORS = frozenset({"FullyConnected", "Convolution"})
+_ACTIVATIONS = frozenset({"Activation", "LeakyReLU", "clip", "relu", "sigmoid", "tanh"})
+
+
+def is_fused(graph: Graph) -> bool:
+    """Whether the graph has regions that can be put back."""
+    return any(_region(node) is not None for node in graph)
+
+
+def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: True) -> Graph:
+    """A copy in which fused nodes are MXNet's operators again, those that ``which`` chooses."""
+    plain = graph.copy()
+    for node in graph:
+        body = _region(node)
+        if body is None or not which(graph, node):
+            continue
+        now = plain[node.id]
+        new: dict[Value, Value] = {
+            inner.out(): value for inner, value in zip(body.inputs, now.inputs, strict=True)
+        }
+        for inner in body:
+            if inner.is_input:
+                continue
+            copy = plain.add(
+                inner.op,
+                [new[value] for value in inner.inputs],
+                inner.attrs,
+                inner.types,
+                inner.name,
+                origin=inner.origin,
+            )
+            new |= {inner.out(i): copy.out(i) for i in range(len(inner.types))}
+        for index, value in enumerate(body.outputs):
+            plain.replace_uses(now.out(index), new[value])
+        plain.erase(node.id)
+    return plain
+
+
+def follows_anchor(graph: Graph, node: Node) -> bool:
+    """Whether a region is nothing but an activation behind a matrix product or convolution."""
+    body = _region(node)
+    if body is None or len(node.inputs) != 1:
+        return False
+    inner = [n for n in body if not n.is_input]
+    source = graph[node.inputs[0].node]
+    return (
+        len(inner) == 1
+        and canonical(inner[0].op) in _ACTIVATIONS
+        and canonical(source.op) in _ANCHORS
+    )
+
+
+def _region(node: Node) -> Graph | None:
+    return node.graphs[0] if node.op == FUSED and node.graphs else None

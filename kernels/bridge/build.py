@@ -1,0 +1,125 @@
+"""Builds the bridge with the C++ compiler at hand, against the headers of the installed MXNet."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from graphopt.errors import MissingDependencyError
+from graphopt.kernels.cache import folder, write_atomically
+
+SOURCE = Path(__file__).with_name("operators.cc")
+_COMPILERS = ("g++", "c++", "clang++")
+_SECONDS = 300
+#: A std::function that passes an argument by value, as GCC 4.8's do; newer ones pass a reference.
+_BY_VALUE = re.compile(
+    rb"_ZNSt17_Function_handlerIFvPN4dmlc3anyEE[^\0]*9_M_invokeERKSt9_Any_dataS[0-9A-Z]*_\0"
+)
+_NEW_STRINGS = b"_ZN4nnvm2Op3GetERKNSt7__cxx1112basic_string"
+
+
+def library(mxnet: Path) -> Path:
+    """The bridge for the MXNet in folder ``mxnet``, built first if need be.
+
+    It is kept in the cache folder; a wheel built where MXNet was installed brings its own.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler, or it fails; the message says what to do.
+    """
+    found = find(mxnet)
+    if found is None:
+        found = _kept(mxnet)
+        write_atomically(found, build(mxnet))
+    return found
+
+
+def find(mxnet: Path) -> Path | None:
+    """The bridge for the MXNet in folder ``mxnet`` if it is built already."""
+    shipped = SOURCE.with_name(f"bridge-{_key(mxnet)}.so")
+    return next((path for path in (shipped, _kept(mxnet)) if path.exists()), None)
+
+
+def _kept(mxnet: Path) -> Path:
+    return folder() / "bridge" / f"bridge-{_key(mxnet)}.so"
+
+
+def build(mxnet: Path) -> bytes:
+    """Compile and link; returns the shared library.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler, or it fails.
+    """
+    compiler = _compiler()
+    include, binary = mxnet / "include", mxnet / "libmxnet.so"
+    if not (include / "nnvm" / "op.h").exists():
+        raise MissingDependencyError(
+            f"graphopt's fused kernels need MXNet's C++ headers, which {mxnet} does not have;"
+            " reinstall MXNet 1.9.1 from PyPI"
+        )
+    target = folder() / "bridge" / f"building-{os.getpid()}.so"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # fmt: off
+    command = [
+        compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-fno-access-control",
+        "-fvisibility=hidden", "-w", *_abi(binary),
+        "-DMSHADOW_USE_CUDA=0", "-DMSHADOW_USE_CBLAS=0", "-DMSHADOW_USE_MKL=0",
+        "-DMSHADOW_USE_F16C=0", f"-I{include}", str(SOURCE), "-o", str(target),
+        f"-L{mxnet}", "-l:libmxnet.so", f"-Wl,-rpath,{mxnet}",
+    ]
+    # fmt: on
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+        if done.returncode != 0:
+            raise MissingDependencyError(
+                f"{compiler} cannot build graphopt's fused kernels: {_first_error(done.stderr)}"
+            )
+        return target.read_bytes()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MissingDependencyError(
+            f"{compiler} cannot build graphopt's fused kernels: {error}"
+        ) from error
+    finally:
+        target.unlink(missing_ok=True)
+
+
+def _compiler() -> str:
+    wanted = os.environ.get("CXX", "").split()
+    candidates = (*wanted[:1], *_COMPILERS)
+    found = next(filter(None, map(shutil.which, candidates)), None)
+    if found is None:
+        raise MissingDependencyError(
+            "graphopt's fused kernels need a C++ compiler, and none is installed (on Debian and"
+            " Ubuntu: apt install g++), or name one in the environment variable CXX"
+        )
+    return found
+
+
+def _abi(binary: Path) -> list[str]:
+    """How the library was compiled, which the bridge has to follow."""
+    with binary.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        legacy = _BY_VALUE.search(data) is not None
+        new_strings = data.find(_NEW_STRINGS) >= 0
+    return [f"-DGRAPHOPT_LEGACY_ABI={int(legacy)}", f"-D_GLIBCXX_USE_CXX11_ABI={int(new_strings)}"]
+
+
+def _key(mxnet: Path) -> str:
+    """Names what the library depends on: our source, this MXNet and where it lies."""
+    binary = (mxnet / "libmxnet.so").stat()
+    parts = [str(mxnet), str(binary.st_size), str(int(binary.st_mtime)), sys.platform]
+    digest = hashlib.sha256("\n".join(parts).encode())
+    digest.update(SOURCE.read_bytes())
+    digest.update(Path(__file__).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _first_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")

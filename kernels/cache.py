@@ -1,0 +1,149 @@
+"""Where compiled kernels are kept: one file each, in a folder that processes share.
+
+A file is written under another name and then renamed, so that nobody ever sees half of one, and
+carries a checksum, so that a damaged one is compiled again. A folder that cannot be written to
+costs nothing but time: kernels are then compiled in every process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_MAGIC = b"graphopt kernel 1\n"
+_DIGEST = 32
+#: Bytes of all kernels together, above which those unused for longest go.
+MAX_BYTES = 256 << 20
+
+
+def folder() -> Path:
+    """The cache folder: ``GRAPHOPT_CACHE_DIR``, else the platform's.
+
+    Where it cannot be written to, a folder for this process alone.
+    """
+    wanted = os.environ.get("GRAPHOPT_CACHE_DIR")
+    return _usable(wanted)
+
+
+@cache
+def _usable(wanted: str | None) -> Path:
+    if wanted:
+        path = Path(wanted).expanduser()
+    else:
+        import platformdirs
+
+        path = Path(platformdirs.user_cache_dir("graphopt"))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError:
+        private = Path(tempfile.mkdtemp(prefix="graphopt-"))
+        import atexit
+
+        atexit.register(_remove, private, os.getpid())
+        return private
+
+
+def _remove(path: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a child that was forked
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Make ``path`` a file with ``data``, whatever other processes do at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load(key: str) -> bytes | None:
+    """What was stored under ``key``; ``None`` if there is nothing, or it is damaged."""
+    path = _path(key)
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    head, rest = raw[: len(_MAGIC)], raw[len(_MAGIC) :]
+    digest, data = rest[:_DIGEST], rest[_DIGEST:]
+    if head != _MAGIC or hashlib.sha256(data).digest() != digest:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # used now
+    return data
+
+
+def store(key: str, data: bytes) -> None:
+    """Keep ``data`` under ``key``; nothing happens where the folder does not allow it."""
+    raw = _MAGIC + hashlib.sha256(data).digest() + data
+    with contextlib.suppress(OSError):
+        write_atomically(_path(key), raw)
+        _trim()
+
+
+def key_of(*parts: str) -> str:
+    """The name of an entry that depends on ``parts``."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What the cache holds."""
+
+    folder: Path
+    kernels: int
+    bridges: int
+    nbytes: int
+
+
+def info() -> Info:
+    """Count the entries."""
+    kernels = list(_files("kernels", "*.o"))
+    bridges = list(_files("bridge", "*.so"))
+    total = sum(size for _, size, _ in (*kernels, *bridges))
+    return Info(folder(), len(kernels), len(bridges), total)
+
+
+def clear() -> Info:
+    """Remove all entries; returns what there was."""
+    before = info()
+    for name in ("kernels", "bridge"):
+        shutil.rmtree(before.folder / name, ignore_errors=True)
+    return before
+
+
+def _path(key: str) -> Path:
+    return folder() / "kernels" / f"{key}.o"
+
+
+def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
+    for path in sorted((folder() / name).glob(pattern)):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            yield path, found.st_size, found.st_mtime
+
+
+def _trim() -> None:
+    files = list(_files("kernels", "*.o"))
+    excess = sum(size for _, size, _ in files) - MAX_BYTES
+    for path, size, _ in sorted(files, key=lambda entry: entry[2]):
+        if excess <= 0:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+            excess -= size

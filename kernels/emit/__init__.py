@@ -1,0 +1,1 @@
+"""From a KernelSpec to the source of a kernel."""

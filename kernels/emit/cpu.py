@@ -1,0 +1,173 @@
+"""Spec -> Python source of a CPU kernel, for numba.
+
+The kernel walks ``m`` rows of ``n`` elements::
+
+    kernel(pointers, strides, m, n, scratch)
+
+``pointers`` has the address of each operand, inputs first, ``strides`` how many elements lie
+between two rows of it (0 where it is broadcast or summed over rows). Elements of a row are
+adjacent. The bridge cuts the iteration space into such tiles. Outputs that are summed over are
+added to.
+
+The source calls functions named after instructions; :mod:`graphopt.kernels.cpu` defines them.
+"""
+
+from __future__ import annotations
+
+from graphopt.kernels.emit.schedule import Loop, Schedule, schedule
+from graphopt.kernels.spec import Arg, KernelSpec
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
+
+#: Bytes of an element of each storage dtype.
+ITEM_SIZE = {
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int32": 4,
+    "int64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+def emit_cpu(spec: KernelSpec) -> tuple[str, int]:
+    """Source of the function ``kernel`` and the scratch rows it needs, of ``n`` elements each.
+
+    Args:
+        spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
+    """
+    plan = schedule(spec)
+    return _Emitter(spec, plan).source(), len(plan.scratch)
+
+
+def storage(spec: KernelSpec) -> list[str]:
+    """The dtype in memory of each operand; sums are kept in what the kernel computes in."""
+    inputs = [operand.dtype for operand in spec.inputs]
+    return inputs + [
+        spec.dtype if spec.summed(result) else result.operand.dtype for result in spec.outputs
+    ]
+
+
+class _Emitter:
+    def __init__(self, spec: KernelSpec, plan: Schedule) -> None:
+        self.spec, self.plan = spec, plan
+        self.first = len(spec.inputs)
+        self.row_axis = spec.rank - 1
+        self.literals: dict[str, str] = {}
+        self.lines: list[str] = []
+
+    def source(self) -> str:
+        body = self._capture(self._rows)
+        head = ["def kernel(pointers, strides, m, n, scratch):"]
+        for number, dtype in enumerate(storage(self.spec)):
+            size = ITEM_SIZE[dtype]
+            head.append(f"    base{number} = pointers[{number}]")
+            head.append(f"    step{number} = strides[{number}] * {size}")
+        head += [f"    {name} = number({value})" for value, name in self.literals.items()]
+        head.append("    length = number(n)")
+        return "\n".join([*head, *body, ""])
+
+    def _capture(self, write: object) -> list[str]:
+        before, self.lines = self.lines, []
+        write()  # type: ignore[operator]
+        found, self.lines = self.lines, before
+        return found
+
+    def _line(self, indent: int, text: str) -> None:
+        self.lines.append("    " * indent + text)
+
+    def _rows(self) -> None:
+        self._line(1, "for i in range(m):")
+        for number in range(self.first + len(self.spec.outputs)):
+            self._line(2, f"at{number} = base{number} + i * step{number}")
+        for slot in self.plan.scratch.values():
+            self._line(2, f"keep{slot} = scratch + {slot} * n * {ITEM_SIZE[self.spec.dtype]}")
+        for at, loop in enumerate(self.plan.loops):
+            self._row_values(self.plan.before[at])
+            self._loop(loop)
+        for values in self.plan.before[len(self.plan.loops) :]:
+            self._row_values(values)
+        for place in self.plan.row_stores:
+            self._store_row(place)
+
+    def _row_values(self, values: list[int]) -> None:
+        for number in values:
+            self._compute(2, number, "0")
+
+    def _loop(self, loop: Loop) -> None:
+        for number in loop.reductions:
+            op = self.spec.body[number - self.first].op
+            self._line(2, f"v{number} = number({_START[op]})")
+        for place in loop.sums:
+            self._line(2, f"sum{place} = number(0.0)")
+        self._line(2, "for j in range(n):")
+        for number in loop.reads:
+            self._line(3, f"v{number} = load_kept(keep{self.plan.scratch[number]}, j)")
+        for number in loop.values:
+            self._compute(3, number, "j")
+        for number in loop.keeps:
+            self._line(3, f"store_kept(keep{self.plan.scratch[number]}, j, v{number})")
+        for number in loop.reductions:
+            step = self.spec.body[number - self.first]
+            self._line(3, f"v{number} = {step.op}(v{number}, {self._arg(step.args[0])})")
+        for place in loop.sums:
+            value = self.spec.outputs[place].value
+            self._line(3, f"sum{place} = reduce_sum(sum{place}, v{value})")
+        for place in loop.stores:
+            self._store_element(place)
+        if not (loop.values or loop.reads or loop.stores):
+            self._line(3, "pass")
+        for place in loop.sums:
+            self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _compute(self, indent: int, number: int, index: str) -> None:
+        if number < self.first:
+            self._line(indent, f"v{number} = load{number}(at{number}, {index})")
+            return
+        step = self.spec.body[number - self.first]
+        args = [self._arg(arg) for arg in step.args]
+        self._line(indent, f"v{number} = {self._expression(step.op, args)}")
+
+    def _expression(self, op: str, args: list[str]) -> str:
+        if op in _INFIX:
+            return f"{args[0]} {_INFIX[op]} {args[1]}"
+        # A reduction gets here only if its operand is the same all along the row.
+        alike = {
+            "extent": "length",
+            "reduce_sum": f"{args[0]} * length" if args else "",
+            "reduce_max": args[0] if args else "",
+            "reduce_min": args[0] if args else "",
+            "reduce_prod": f"pow_({args[0]}, length)" if args else "",
+            "neg": f"-{args[0]}" if args else "",
+            "square": f"{args[0]} * {args[0]}" if args else "",
+            "stop": args[0] if args else "",
+            "literal": args[0] if args else "",
+            "scale_gradient": args[0] if args else "",
+        }
+        return alike.get(op) or f"{op}_({', '.join(args)})"
+
+    def _arg(self, arg: Arg) -> str:
+        if isinstance(arg, int):
+            return f"v{arg}"
+        # By their text: 0.0 and -0.0 are equal.
+        return self.literals.setdefault(repr(float(arg)), f"c{len(self.literals)}")
+
+    def _store_element(self, place: int) -> None:
+        result = self.spec.outputs[place]
+        adds = bool(self.spec.summed(result))
+        self._line(3, self._store(place, "j", f"v{result.value}", adds=adds))
+
+    def _store_row(self, place: int) -> None:
+        result = self.spec.outputs[place]
+        summed = self.spec.summed(result)
+        value = f"v{result.value}" + (" * length" if self.row_axis in summed else "")
+        self._line(2, self._store(place, "0", value, adds=bool(summed)))
+
+    def _store(self, place: int, index: str, value: str, *, adds: bool) -> str:
+        number = self.first + place
+        if adds:
+            value = f"load{number}(at{number}, {index}) + {value}"
+        return f"store{number}(at{number}, {index}, {value})"

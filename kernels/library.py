@@ -1,0 +1,144 @@
+"""Compiled kernels of this process: from the disk if they are there, else compiled and kept."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from graphopt.kernels import cache as disk
+from graphopt.kernels.expand import collapse, expand
+from graphopt.kernels.gradient import differentiate
+from graphopt.kernels.spec import KernelSpec, parse
+
+#: Part of every key: raise it when emitted code changes its meaning or its arguments.
+CODE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel in memory: where it is and how many scratch rows it wants."""
+
+    address: int
+    scratch_rows: int
+
+
+@dataclass
+class Statistics:
+    """How the kernels of this process came to be."""
+
+    compiled: int = 0
+    loaded: int = 0
+
+
+STATISTICS = Statistics()
+
+_kernels: dict[str, Kernel] = {}
+_lock = threading.RLock()
+_engines: list[Any] = []  # they own the code
+
+
+def kernel(text: str, *, backward: bool) -> Kernel:
+    """The compiled kernel of a spec, or of its gradients.
+
+    Raises:
+        GraphoptError: the text is no spec, or what it says cannot be compiled.
+    """
+    spec = parse(text)
+    if backward:
+        gradient = differentiate(spec).spec
+        if gradient is None:
+            raise ValueError("the kernel has no gradient")
+        spec = gradient
+    return _kernel(collapse(expand(spec)).spec)
+
+
+def prepare(texts: Iterable[str], *, gradients: bool) -> None:
+    """Have the kernels of specs ready, and with ``gradients`` those of their gradients.
+
+    Else a kernel is made when it first runs.
+    """
+    for text in dict.fromkeys(texts):
+        kernel(text, backward=False)
+        if gradients and differentiate(parse(text)).spec is not None:
+            kernel(text, backward=True)
+
+
+def _kernel(spec: KernelSpec) -> Kernel:
+    key = str(spec)
+    with _lock:
+        if key not in _kernels:
+            _kernels[key] = _make(spec)
+        return _kernels[key]
+
+
+def _make(spec: KernelSpec) -> Kernel:
+    name = disk.key_of(str(spec), *_environment())
+    stored = disk.load(name)
+    if stored is None:
+        from graphopt.kernels.cpu import compile_object
+
+        code, scratch = compile_object(spec)
+        disk.store(name, struct.pack("<q", scratch) + code)
+        STATISTICS.compiled += 1
+    else:
+        (scratch,), code = struct.unpack("<q", stored[:8]), stored[8:]
+        STATISTICS.loaded += 1
+    return Kernel(_link(code), scratch)
+
+
+def _link(code: bytes) -> int:
+    """Load an object file; returns the address of its kernel."""
+    import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
+    # An engine of its own for each: the kernels all have one name.
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return int(engine.get_function_address("graphopt_kernel"))
+
+
+def _machine() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()  # numba does it too, but may not be there
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="default",
+        jit=True,
+    )
+
+
+@cache
+def _environment() -> tuple[str, ...]:
+    """What compiled code depends on besides the spec."""
+    from importlib.metadata import version
+
+    import llvmlite.binding as llvm
+
+    return (
+        str(CODE_VERSION),
+        version("numba"),
+        version("llvmlite"),
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+        _sources(),
+    )
+
+
+def _sources() -> str:
+    """A digest of the code that emits kernels, so that an edited graphopt recompiles them."""
+    from pathlib import Path
+
+    here = Path(__file__).parent
+    files = [here / "cpu.py", here / "expand.py", here / "instructions.py"]
+    files += sorted((here / "emit").glob("*.py")) + sorted((here / "vecmath").glob("*.py"))
+    return disk.key_of(*(file.read_text() for file in files))

@@ -1,0 +1,82 @@
+"""What the bridge has to know of a spec, as numbers.
+
+In order: inputs, outputs, axes, groups of axes, whether rows must stay whole, bytes of the compute
+dtype, picoseconds an element; the group of each axis; and for every operand, inputs first: MXNet's
+type code, whether it is summed over, the source and index (of backward operands), dimensions, and
+the axis of each, -1 for one of extent 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphopt.ir.types import DTYPES
+from graphopt.kernels.expand import collapse, expand
+from graphopt.kernels.gradient import Gradient, differentiate
+from graphopt.kernels.instructions import INSTRUCTIONS
+from graphopt.kernels.spec import KernelSpec, Operand
+
+HEAD, INPUT, OUTPUT = 0, 1, 2
+
+#: Of one element: a unit of instruction cost, and a read or write, on one core.
+_PS_PER_COST = 15
+_PS_PER_OPERAND = 150
+
+
+def forward_plan(spec: KernelSpec) -> list[int]:
+    """The numbers of the forward kernel."""
+    inputs = [(INPUT, n) for n in range(len(spec.inputs))]
+    return _numbers(spec, inputs, list(range(len(spec.outputs))))
+
+
+def backward_plan(spec: KernelSpec) -> list[int]:
+    """The numbers of the kernel of the gradients of ``spec``."""
+    gradient = differentiate(spec)
+    if gradient.spec is None:
+        return [0, 0, 0, 0, 0, 4, 0]
+    return _numbers(gradient.spec, sources(gradient), list(gradient.wrt))
+
+
+def sources(gradient: Gradient) -> list[tuple[int, int]]:
+    """What each input of a backward kernel is: head gradient, forward input, or forward output."""
+    return [
+        *((HEAD, n) for n in gradient.heads),
+        *((INPUT, n) for n in gradient.inputs),
+        *((OUTPUT, n) for n in gradient.outputs),
+    ]
+
+
+def picoseconds(spec: KernelSpec) -> int:
+    """A rough cost of one element of the iteration space."""
+    work = sum(INSTRUCTIONS[step.op].cost for step in expand(spec).body)
+    operands = len(spec.inputs) + len(spec.outputs)
+    return int(_PS_PER_COST * work + _PS_PER_OPERAND * operands)
+
+
+def _numbers(
+    spec: KernelSpec, sources: Sequence[tuple[int, int]], targets: Sequence[int]
+) -> list[int]:
+    collapsed = collapse(spec)
+    item = DTYPES[spec.dtype][1]
+    numbers = [
+        len(spec.inputs),
+        len(spec.outputs),
+        spec.rank,
+        collapsed.spec.rank,
+        int(spec.inner > 0),
+        item,
+        picoseconds(spec),
+        *collapsed.group,
+    ]
+    for operand, (source, index) in zip(spec.inputs, sources, strict=True):
+        numbers += _operand(operand, adds=False, source=source, index=index)
+    for result, index in zip(spec.outputs, targets, strict=True):
+        numbers += _operand(
+            result.operand, adds=bool(spec.summed(result)), source=OUTPUT, index=index
+        )
+    return numbers
+
+
+def _operand(operand: Operand, *, adds: bool, source: int, index: int) -> list[int]:
+    axes = [-1 if axis is None else axis for axis in operand.axes]
+    return [DTYPES[operand.dtype][2], int(adds), source, index, len(axes), *axes]

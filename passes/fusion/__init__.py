@@ -1,0 +1,1 @@
+"""Fusion of operators into generated kernels."""

@@ -1,0 +1,310 @@
+"""What fuse-pointwise and fuse-reduction share: find regions, weigh them, make them nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from graphopt.analysis.effects import held_nodes, written_values
+from graphopt.analysis.frozen import frozen_nodes
+from graphopt.errors import GraphoptError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, FUSED, Node, NodeId, Value
+from graphopt.ir.ops import canonical
+from graphopt.kernels.expand import collapse
+from graphopt.kernels.instructions import INSTRUCTIONS
+from graphopt.kernels.spec import KernelSpec
+from graphopt.passes.fusion.groups import Groups
+from graphopt.passes.fusion.translate import POINTWISE, ROWS, region_spec
+from graphopt.pipeline.base import PassContext
+from graphopt.rewrite.edit import MAX_ORIGIN
+
+#: A lone operator that costs less than this an element is as fast in MXNet.
+_WORTH_ALONE = 8.0
+#: Operators that MXNet computes on oneDNN's blocked layout, which a kernel would have undone.
+_BLOCKED_POINTWISE = frozenset({"relu", "Activation", "LeakyReLU", "elemwise_add", "add_n"})
+_BLOCKED_ANCHORS = frozenset(
+    {"Convolution", "Deconvolution", "BatchNorm", "Pooling", "LRN", "Concat"}
+)
+#: Bounds on a kernel: more operands than this do not stay in registers.
+_MAX_MEMBERS = 64
+_MAX_OPERANDS = 24
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What the members of a region agree on."""
+
+    shape: Shape
+    inner: int  # 0: no reduction seen yet
+    is_double: bool
+
+
+@dataclass
+class _Found:
+    groups: Groups
+    spaces: dict[NodeId, Space]
+
+
+def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
+    """Replace regions by fused nodes.
+
+    Args:
+        graph: with static types.
+        cx: for settings and remarks.
+        rows: regions around reductions; else pointwise ones only.
+    """
+    why = None if cx.target is None else cx.target.why_no_kernels(cx.settings.device)
+    if why is not None:
+        cx.missed(f"no operator was fused: {why}")
+        return graph
+    candidates = _candidates(graph, cx, rows=rows)
+    if not candidates:
+        return graph
+    found = _grow(graph, candidates)
+    position = {node.id: at for at, node in enumerate(graph.topological())}
+    regions = {found.groups.find(n) for n in candidates}
+    fused = graph.copy()
+    done = 0
+    for region in sorted(regions, key=lambda group: position[group]):
+        members = sorted(found.groups.members(region), key=position.__getitem__)
+        nodes = [graph[n] for n in members]
+        if rows and not any(canonical(node.op) in ROWS for node in nodes):
+            continue
+        done += _try(graph, fused, nodes, cx)
+    if not done:
+        return graph
+    cx.count("kernels", done)
+    return fused
+
+
+def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Space]:
+    """Nodes that a kernel can compute, and over what space."""
+    held = held_nodes(graph)
+    written = written_values(graph, training=cx.training)
+    frozen = frozen_nodes(graph) if cx.settings.frozen else frozenset()
+    found: dict[NodeId, Space] = {}
+    refused: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], Node] = {}
+    for node in graph:
+        op = canonical(node.op)
+        if node.is_input or (op not in POINTWISE and op not in ROWS):
+            continue
+        if node.id in frozen or node.id in held or node.after:
+            continue
+        if op in ROWS and not rows:
+            continue
+        why = _refusal(graph, node, op, written)
+        if why is not None:
+            refused[op, why] += 1
+            examples.setdefault((op, why), node)
+            continue
+        found[node.id] = _space(graph, node, op)
+    for (op, why), count in refused.items():
+        times = "" if count == 1 else f" ({count} of them)"
+        cx.missed(f"{op} is not fused: {why}{times}", examples[op, why])
+    return found
+
+
+def _refusal(graph: Graph, node: Node, op: str, written: frozenset[Value]) -> str | None:
+    types = [graph.type_of(value) for value in node.inputs] + [node.type]
+    if not all(found.is_static for found in types):
+        return "its shape or dtype is not known"
+    if len(node.inputs) >= _MAX_OPERANDS:
+        return f"it has more than {_MAX_OPERANDS - 1} inputs"
+    if any(value in written for value in node.inputs):
+        return "it reads a state that another operator writes"
+    entry = ROWS[op] if op in ROWS else POINTWISE[op]
+    return entry.check(node, graph)
+
+
+def _space(graph: Graph, node: Node, op: str) -> Space:
+    is_double = any(graph.type_of(v).dtype == "float64" for v in node.inputs)
+    if op in ROWS:
+        return Space(_shape(graph, node.inputs[0]), ROWS[op].inner(node, graph), is_double)
+    return Space(_shape(graph, node.out()), 0, is_double or node.type.dtype == "float64")
+
+
+def _shape(graph: Graph, value: Value) -> Shape:
+    shape = graph.type_of(value).shape
+    assert shape is not None
+    return tuple(extent or 0 for extent in shape)
+
+
+def _grow(graph: Graph, candidates: dict[NodeId, Space]) -> _Found:
+    """Merge every candidate with those it reads, where that is possible."""
+    groups = Groups(graph)
+    spaces = dict(candidates)
+    for node in graph.topological():
+        if node.id not in candidates:
+            continue
+        for value in node.inputs:
+            if value.node not in candidates or value.index != 0:
+                continue
+            mine, other = groups.find(node.id), groups.find(value.node)
+            if mine == other:
+                continue
+            joined = _joined(graph, value, spaces[mine], spaces[other])
+            size = len(groups.members(mine)) + len(groups.members(other))
+            if joined is None or size > _MAX_MEMBERS or not groups.can_merge(mine, other):
+                continue
+            spaces[groups.merge(mine, other)] = joined
+    return _Found(groups, spaces)
+
+
+def _joined(graph: Graph, value: Value, reader: Space, source: Space) -> Space | None:
+    """The space of two regions together, if they fit; the first reads ``value`` of the second."""
+    if reader.is_double != source.is_double:
+        return None
+    if reader.inner and source.inner and reader.inner != source.inner:
+        return None
+    inner = reader.inner or source.inner
+    if reader.shape == source.shape:
+        return Space(reader.shape, inner, reader.is_double)
+    # A value per row, computed from a reduction's result.
+    if source.inner and reader.shape in _row_shapes(source) and not reader.inner:
+        return source
+    return None
+
+
+def _row_shapes(space: Space) -> tuple[Shape, ...]:
+    """Shapes of one value per row: reduced axes kept with extent 1, or dropped."""
+    outer = space.shape[: len(space.shape) - space.inner]
+    return (outer + (1,) * space.inner, outer)
+
+
+def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> bool:
+    """Make one region a node of ``fused``, unless that is not possible or not worth it."""
+    inputs, outputs = _boundary(graph, nodes)
+    if not outputs:
+        return False
+    if len(inputs) + len(outputs) > _MAX_OPERANDS:
+        cx.missed(f"{len(nodes)} operators have {len(inputs)} inputs together", nodes[-1])
+        return False
+    try:
+        spec = region_spec(graph, nodes, inputs, outputs)
+        spec = replace(spec, precise=cx.settings.precise)
+        collapse(spec)
+        _check_extents(spec)
+    except GraphoptError as error:
+        cx.missed(f"{_ops(nodes)} are not fused: {error}", nodes[-1])
+        return False
+    why = _not_worth(graph, nodes, spec, cx)
+    if why is not None:
+        if len(nodes) > 1:
+            cx.missed(f"{_ops(nodes)} are not fused: {why}", nodes[-1])
+        return False
+    _replace(graph, fused, nodes, inputs, outputs, spec)
+    saved = sum(graph.type_of(n.out()).nbytes or 0 for n in nodes if n.out() not in outputs)
+    cx.count("operators", len(nodes))
+    kernel = "one kernel" + (f", {saved / 1e6:.3g} MB are no longer written" if saved else "")
+    cx.passed(f"{_ops(nodes)} became {kernel}", nodes[-1])
+    return True
+
+
+def _check_extents(spec: KernelSpec) -> None:
+    """Raise where an extent stands in an attribute only: the kernel would not know it."""
+    known = frozenset(axis for operand in spec.inputs for axis in operand.covers)
+    if len(known) < spec.rank:
+        raise GraphoptError("the shape of the result is in none of the inputs")
+
+
+def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
+    """Values a region reads from outside, and its own that are read outside."""
+    inside = {node.id for node in nodes}
+    inputs = dict.fromkeys(v for node in nodes for v in node.inputs if v.node not in inside)
+    outputs = [
+        node.out()
+        for node in nodes
+        if graph.is_output(node.out()) or any(u.node not in inside for u in graph.users(node.out()))
+    ]
+    return list(inputs), outputs
+
+
+def _not_worth(
+    graph: Graph, nodes: Sequence[Node], spec: KernelSpec, cx: PassContext
+) -> str | None:
+    """Why a region is better left to MXNet."""
+    if len(nodes) == 1 and sum(INSTRUCTIONS[step.op].cost for step in spec.body) < _WORTH_ALONE:
+        return "MXNet computes it as fast"
+    if cx.settings.device == "cpu" and all(_is_blocked(node) for node in nodes):
+        for value in (*(v for n in nodes for v in n.inputs), *(n.out() for n in nodes)):
+            around = [graph[value.node], *(graph[use.node] for use in graph.users(value))]
+            rank = graph.type_of(value).rank or 0
+            if rank >= 4 and any(canonical(n.op) in _BLOCKED_ANCHORS for n in around):
+                return "beside a convolution MXNet computes it on oneDNN's blocked layout"
+    return None
+
+
+def _is_blocked(node: Node) -> bool:
+    op = canonical(node.op)
+    if op in ("Activation", "LeakyReLU"):
+        return node.attrs.get("act_type", "leaky") in ("relu", "leaky")
+    return op in _BLOCKED_POINTWISE
+
+
+def _replace(
+    graph: Graph,
+    fused: Graph,
+    nodes: Sequence[Node],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    spec: KernelSpec,
+) -> None:
+    last = nodes[-1]
+    origin = list(dict.fromkeys(name for n in nodes for name in (n.origin or (n.name,)) if name))
+    # The region may read another one that is fused already: by what its readers read by now.
+    now = _current(fused, nodes, inputs)
+    made = fused.add(
+        FUSED,
+        [now[value] for value in inputs],
+        {"spec": str(spec)},
+        [graph.type_of(value) for value in outputs],
+        fused.unique_name(f"{last.name or last.op}_fused"),
+        graphs=[_body(graph, nodes, inputs, outputs)],
+        origin=origin[:MAX_ORIGIN],
+    )
+    for index, value in enumerate(outputs):
+        fused.replace_uses(value, made.out(index))
+    for node in reversed(nodes):
+        fused.erase(node.id)
+
+
+def _current(fused: Graph, nodes: Sequence[Node], inputs: Sequence[Value]) -> dict[Value, Value]:
+    wanted = set(inputs)
+    return {
+        before: after
+        for node in nodes
+        for before, after in zip(node.inputs, fused[node.id].inputs, strict=True)
+        if before in wanted
+    }
+
+
+def _body(
+    graph: Graph, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
+) -> Graph:
+    """The operators of a region as a graph of their own, to be told and to be put back."""
+    body = Graph("region")
+    new: dict[Value, Value] = {}
+    for number, value in enumerate(inputs):
+        new[value] = body.add_input(f"in{number}", DATA, graph.type_of(value)).out()
+    for node in nodes:
+        copy = body.add(
+            node.op,
+            [new[value] for value in node.inputs],
+            node.attrs,
+            node.types,
+            node.name,
+            origin=node.origin,
+        )
+        new |= {node.out(i): copy.out(i) for i in range(len(node.types))}
+    body.set_outputs(new[value] for value in outputs)
+    return body
+
+
+def _ops(nodes: Sequence[Node]) -> str:
+    counts = Counter(canonical(node.op) for node in nodes)
+    return ", ".join(f"{n} {op}" if n > 1 else op for op, n in counts.items())

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphopt.backend.infer import with_types
+from graphopt.backend.symbol import to_symbol
+from graphopt.backend.target import MXNetTarget
+from graphopt.backend.unfuse import unfuse
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import FUSED
+from graphopt.ir.parser import parse
+from graphopt.pipeline.manager import Result
+from graphopt.testing import assert_equivalent, run_pass
+from tests.places import REPOSITORY
+
+
+def net(body: str, inputs: str = "%x: f32[8,4], %y: f32[8,4], %w: f32[4], %z: f32[1,4]") -> Graph:
+    return with_types(parse(f"graph g({inputs}) {{ {body} }}"))
+
+
+def fuse(graph: Graph, **settings: object) -> Result:
+    result = run_pass(graph, "fuse-pointwise", target=MXNetTarget(), **settings)
+    assert_equivalent(graph, result.graph, training=settings.get("mode") == "training")
+    return result
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph if not node.is_input]
+
+
+def remarks(result: Result) -> str:
+    return "\n".join(str(remark) for remark in result.remarks)
+
+
+CHAIN = """%a = broadcast_mul(%x, %w)
+           %b = tanh(%a)
+           %c = elemwise_add(%b, %y)
+           return %c"""
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_chain_is_one_kernel(mode: str) -> None:
+    result = fuse(net(CHAIN), mode=mode)
+    assert ops(result.graph) == [FUSED]
+    (node,) = [n for n in result.graph if n.op == FUSED]
+    assert node.attrs["spec"] == (
+        "f32[a,b] (f32[a,b], f32[b], f32[a,b])"
+        " { %3 = mul %0 %1; %4 = tanh %3; %5 = add %4 %2; return %5:f32[a,b] }"
+    )
+    assert "became one kernel, 0.000256 MB are no longer written" in remarks(result)
+
+
+def test_values_that_others_read_are_outputs() -> None:
+    result = fuse(net("%a = tanh(%x) %b = relu(%a) %d = dot(%b, %w) return %a, %d"))
+    (node,) = [n for n in result.graph if n.op == FUSED]
+    assert len(node.types) == 2
+    assert ops(result.graph) == [FUSED, "dot"]
+
+
+def test_no_cycle_is_made() -> None:
+    # `reverse` lies on a path between what reads it and what it reads.
+    graph = net("%a = tanh(%x) %s = reverse(%a) {axis=(0,)} %b = elemwise_mul(%a, %s) return %b")
+    assert ops(fuse(graph).graph) == [FUSED, "reverse", "elemwise_mul"]
+
+
+def test_no_cycle_is_made_of_two_regions() -> None:
+    graph = net(
+        """%a = tanh(%x) %b = exp(%y)
+           %sa = reverse(%a) {axis=(0,)} %sb = reverse(%b) {axis=(0,)}
+           %c = elemwise_mul(%a, %sb) %d = elemwise_mul(%b, %sa)
+           return %c, %d"""
+    )
+    fuse(graph)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ('%d = Dropout(%x) {mode="always"} %a = tanh(%d) return %a', None),
+        ("%a = _plus_scalar(%x) {scalar=1} return %a", None),
+        ("%a = broadcast_to(%z) {shape=(8, 4)} %b = exp(%a) return %b", "in none of the inputs"),
+    ],
+)
+def test_refusals(body: str, why: str | None) -> None:
+    graph = net(body)
+    result = run_pass(graph, "fuse-pointwise", target=MXNetTarget())
+    if why is not None:
+        assert why in remarks(result)
+    assert "Dropout" not in str([n.graphs for n in result.graph])
+
+
+def test_a_lone_cheap_operator_stays() -> None:
+    graph = net("%a = elemwise_add(%x, %y) return %a")
+    assert fuse(graph).graph.is_unchanged_from(graph)
+
+
+def test_shapes_have_to_be_known() -> None:
+    graph = parse("graph g(%x: f32[?,4]) { %a = tanh(%x) : f32[?,4] return %a }")
+    result = run_pass(graph, "fuse-pointwise", target=MXNetTarget())
+    assert "its shape or dtype is not known" in remarks(result)
+    assert result.graph.is_unchanged_from(graph)
+
+
+def test_beside_convolutions_sums_and_relus_stay() -> None:
+    graph = net(
+        """%c = Convolution(%x, %k) {kernel=(1, 1), num_filter=2, no_bias=True}
+           %r = relu(%c) %s = elemwise_add(%r, %x) return %s""",
+        "%x: f32[1,2,4,4], param %k: f32[2,2,1,1]",
+    )
+    result = fuse(graph)
+    assert result.graph.is_unchanged_from(graph)
+    assert "blocked layout" in remarks(result)
+
+
+def test_what_parameters_alone_decide_is_left_to_be_computed_once() -> None:
+    graph = net(
+        "%a = exp(%w) %b = elemwise_mul(%a, %x) %c = tanh(%b) return %c",
+        "%x: f32[4], param %w: f32[4]",
+    )
+    assert ops(fuse(graph, frozen=True).graph) == ["exp", FUSED]
+    assert ops(fuse(graph).graph) == [FUSED]
+
+
+def test_states_that_are_written_are_not_read_elsewhere() -> None:
+    graph = net(
+        """%n = BatchNorm(%x, %g, %b, %mm, %mv)
+           %t = exp(%mm) return %n, %t""",
+        "%x: f32[2,3], param %g: f32[3], param %b: f32[3], aux %mm: f32[3], aux %mv: f32[3]",
+    )
+    result = run_pass(graph, "fuse-pointwise", target=MXNetTarget(), mode="training")
+    assert "it reads a state that another operator writes" in remarks(result)
+
+
+def test_precise_kernels_say_so() -> None:
+    (node,) = [n for n in fuse(net(CHAIN), precise=True).graph if n.op == FUSED]
+    assert str(node.attrs["spec"]).startswith("precise f32[a,b]")
+
+
+def test_without_a_compiler_nothing_is_fused() -> None:
+    class Bare(MXNetTarget):
+        def why_no_kernels(self, device: str) -> str | None:
+            return "there is no C++ compiler"
+
+    graph = net(CHAIN)
+    result = run_pass(graph, "fuse-pointwise", target=Bare())
+    assert result.graph.is_unchanged_from(graph)
+    assert "no operator was fused: there is no C++ compiler" in remarks(result)
+
+
+def test_gpus_are_refused() -> None:
+    graph = net(CHAIN)
+    result = run_pass(graph, "fuse-pointwise", target=MXNetTarget(), device="gpu")
+    assert "kernels run on CPUs only so far" in remarks(result)
+
+
+def test_unfusing_gives_back_the_operators() -> None:
+    graph = net(CHAIN)
+    assert ops(unfuse(fuse(graph).graph)) == ["broadcast_mul", "tanh", "elemwise_add"]
+    assert_equivalent(graph, unfuse(fuse(graph).graph), training=True)
+
+
+def test_a_saved_symbol_runs_in_another_process(tmp_path: Path) -> None:
+    graph = fuse(net(CHAIN)).graph
+    symbol = to_symbol(graph)
+    symbol.save(str(tmp_path / "net-symbol.json"))
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.normal(size=(8, 4)), "y": rng.normal(size=(8, 4)), "w": rng.normal(size=4)}
+    feeds = {name: array.astype("float32") for name, array in feeds.items()}
+    np.savez(tmp_path / "in.npz", **feeds)
+    code = """
+import sys, numpy as np
+import graphopt
+import mxnet as mx
+folder = sys.argv[1]
+feeds = {k: mx.nd.array(v) for k, v in np.load(folder + "/in.npz").items()}
+symbol = mx.sym.load(folder + "/net-symbol.json")
+made = symbol.bind(mx.cpu(), feeds).forward()[0].asnumpy()
+np.save(folder + "/out.npy", made)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=REPOSITORY)
+    (want,) = MXNetTarget().evaluate(net(CHAIN), feeds).values()
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), want, rtol=1e-5, atol=1e-6)
+
+
+def symbol_of(spec: str, inputs: list[str]) -> Any:
+    from graphopt.compat import import_mxnet
+    from graphopt.kernels import bridge
+
+    mx = import_mxnet()
+    bridge.load(mx)
+    nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in inputs]
+    reads = [[i, 0, 0] for i in range(len(inputs))]
+    nodes.append({"op": FUSED, "name": "f", "attrs": {"spec": spec}, "inputs": reads})
+    return mx.sym.load_json(
+        json.dumps(
+            {
+                "nodes": nodes,
+                "arg_nodes": list(range(len(inputs))),
+                "heads": [[len(inputs), 0, 0]],
+                "attrs": {"mxnet_version": ["int", 10901]},
+            }
+        )
+    )
+
+
+def test_errors_of_a_kernel_are_mxnets_with_the_node(tmp_path: Path) -> None:
+    from graphopt.compat import import_mxnet
+
+    mx = import_mxnet()
+    spec = "f32[a] (f32[a], f32[a]) { %2 = add %0 %1; return %2:f32[a] }"
+    symbol = symbol_of(spec, ["x", "y"])
+    with pytest.raises(mx.MXNetError, match="of node f has extent 4 on axis 0"):
+        symbol.infer_shape(x=(3,), y=(4,))
+    with pytest.raises(mx.MXNetError, match="no kernel spec"):
+        symbol_of("nonsense", ["x"]).infer_shape(x=(3,))
+    with pytest.raises(mx.MXNetError, match="type code 1"):
+        symbol.infer_type(x="float64")

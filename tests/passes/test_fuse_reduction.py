@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from graphopt.backend.infer import with_types
+from graphopt.backend.target import MXNetTarget
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import FUSED
+from graphopt.ir.parser import parse
+from graphopt.pipeline.manager import Result
+from graphopt.testing import assert_equivalent, run_pass
+
+
+def net(body: str, inputs: str = "%x: f32[8,4,6], %y: f32[8,4,6], %g: f32[6], %b: f32[6]") -> Graph:
+    return with_types(parse(f"graph g({inputs}) {{ {body} }}"))
+
+
+def fuse(graph: Graph, pipeline: str = "fuse-reduction", **settings: object) -> Result:
+    result = run_pass(graph, pipeline, target=MXNetTarget(), **settings)
+    assert_equivalent(graph, result.graph, training=settings.get("mode") == "training")
+    return result
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph if not node.is_input]
+
+
+def remarks(result: Result) -> str:
+    return "\n".join(str(remark) for remark in result.remarks)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%s = elemwise_add(%x, %y) %n = LayerNorm(%s, %g, %b) return %n",
+        "%s = _mul_scalar(%x) {scalar=0.125} %p = softmax(%s) %q = elemwise_mul(%p, %y) return %q",
+        "%p = log_softmax(%x) %q = elemwise_mul(%p, %y) %r = sum(%q) {axis=-1} return %r",
+        """%m = mean(%x) {axis=-1, keepdims=True} %c = broadcast_sub(%x, %m) %s = square(%c)
+           %v = mean(%s) {axis=-1, keepdims=True} %e = _plus_scalar(%v) {scalar=1e-5}
+           %r = rsqrt(%e) %n = broadcast_mul(%c, %r) %k = broadcast_mul(%n, %g) return %k""",
+        "%s = square(%x) %r = sum(%s) {axis=(1, 2)} return %r",
+        "%n = L2Normalization(%x) return %n",
+        "%t = tanh(%x) %m = max(%t) {axis=(0, 1, 2)} return %m, %t",
+    ],
+)
+def test_one_kernel(body: str, mode: str) -> None:
+    assert ops(fuse(net(body), mode=mode).graph) == [FUSED]
+
+
+def test_attention_scores() -> None:
+    graph = net(
+        """%s = batch_dot(%x, %y) {transpose_b=True} %t = _mul_scalar(%s) {scalar=0.4}
+           %m = broadcast_add(%t, %k) %p = softmax(%m) %o = batch_dot(%p, %y) return %o""",
+        "%x: f32[8,4,6], %y: f32[8,4,6], %k: f32[8,1,4]",
+    )
+    assert ops(fuse(graph, mode="training").graph) == ["batch_dot", FUSED, "batch_dot"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("%s = softmax(%x) {axis=1} return %s", "reduces axes (1,), not the last ones"),
+        ("%s = sum(%x) {axis=0} return %s", "not the last ones"),
+    ],
+)
+def test_refusals(body: str, why: str) -> None:
+    graph = net(body)
+    result = fuse(graph)
+    assert result.graph.is_unchanged_from(graph)
+    assert why in remarks(result)
+
+
+def test_regions_without_a_reduction_are_left() -> None:
+    graph = net("%a = tanh(%x) %c = elemwise_mul(%a, %y) return %c")
+    assert fuse(graph).graph.is_unchanged_from(graph)
+    assert ops(fuse(graph, "fuse-reduction,fuse-pointwise").graph) == [FUSED]
+
+
+def test_rows_of_different_length_are_two_kernels() -> None:
+    graph = net(
+        "%p = softmax(%x) %r = sum(%p) {axis=(1, 2), keepdims=True} %c = broadcast_mul(%r, %y)"
+        " return %c"
+    )
+    result = fuse(graph)
+    assert [op for op in ops(result.graph) if op == FUSED] == [FUSED, FUSED]
+
+
+def test_precise_graphs_keep_mxnets_order_of_addition() -> None:
+    graph = net("%p = softmax(%x) return %p")
+    result = fuse(graph, precise=True)
+    assert result.graph.is_unchanged_from(graph)
+    assert "another order" in remarks(result)
