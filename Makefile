@@ -43,7 +43,8 @@ $(STAMP): pyproject.toml setup.py
 	  "$$found" -m venv --clear $(VENV); \
 	fi; \
 	echo "installing graphopt[$(EXTRAS)] into $(VENV); the first time this takes some minutes"; \
-	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -e '.[$(EXTRAS)]'
+	PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -e '.[$(EXTRAS)]'; \
+	$(BIN)/python -m graphopt.kernels.bridge.build || true  # it says what does not work without
 	@touch $@
 
 demo: $(STAMP) ## Optimize the built-in models and show what each pass did

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,10 @@ from pathlib import Path
 
 _MAGIC = b"graphopt kernel 1\n"
 _DIGEST = 32
+#: What files are called: entries, and what a process has begun to write.
+_KERNELS, _BRIDGES, _UNFINISHED = "*.o", "bridge-*.so", ".new-*"
+#: Seconds after which nobody goes on writing a file.
+_ABANDONED = 3600
 #: Bytes of all kernels together, above which those unused for longest go.
 MAX_BYTES = 256 << 20
 
@@ -28,18 +33,31 @@ def folder() -> Path:
 
     Where it cannot be written to, a folder for this process alone.
     """
-    wanted = os.environ.get("GRAPHOPT_CACHE_DIR")
-    return _usable(wanted)
+    return _usable(wanted())
+
+
+def wanted() -> Path:
+    """The folder that was asked for, whether or not it can be written to."""
+    return _wanted(os.environ.get("GRAPHOPT_CACHE_DIR"))
+
+
+def is_kept() -> bool:
+    """Whether what is stored outlives this process."""
+    return folder() == wanted()
 
 
 @cache
-def _usable(wanted: str | None) -> Path:
-    if wanted:
-        path = Path(wanted).expanduser()
-    else:
-        import platformdirs
+def _wanted(named: str | None) -> Path:
+    if named:
+        # Absolute from here on: the process may go to another folder.
+        return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111 - raises for no ~user
+    import platformdirs
 
-        path = Path(platformdirs.user_cache_dir("graphopt"))
+    return Path(platformdirs.user_cache_dir("graphopt"))
+
+
+@cache
+def _usable(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -113,8 +131,8 @@ class Info:
 
 def info() -> Info:
     """Count the entries."""
-    kernels = list(_files("kernels", "*.o"))
-    bridges = list(_files("bridge", "*.so"))
+    kernels = list(_files("kernels", _KERNELS))
+    bridges = list(_files("bridge", _BRIDGES))
     total = sum(size for _, size, _ in (*kernels, *bridges))
     return Info(folder(), len(kernels), len(bridges), total)
 
@@ -122,8 +140,18 @@ def info() -> Info:
 def clear() -> Info:
     """Remove all entries; returns what there was."""
     before = info()
-    for name in ("kernels", "bridge"):
-        shutil.rmtree(before.folder / name, ignore_errors=True)
+    # File by file, never a folder with all that is in it: a user may have named any folder at all,
+    # such as this project's, which has a folder `kernels` of its own.
+    for name, patterns in {
+        "kernels": (_KERNELS, _UNFINISHED),
+        "bridge": (_BRIDGES, _UNFINISHED, "building-*.so"),
+    }.items():
+        for pattern in patterns:
+            for path, _, _ in _files(name, pattern):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        with contextlib.suppress(OSError):  # not empty, or not there
+            (before.folder / name).rmdir()
     return before
 
 
@@ -139,7 +167,11 @@ def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
 
 
 def _trim() -> None:
-    files = list(_files("kernels", "*.o"))
+    for path, _, written in list(_files("kernels", _UNFINISHED)):  # by processes that were killed
+        if written < time.time() - _ABANDONED:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    files = list(_files("kernels", _KERNELS))
     excess = sum(size for _, size, _ in files) - MAX_BYTES
     for path, size, _ in sorted(files, key=lambda entry: entry[2]):
         if excess <= 0:

@@ -24,7 +24,6 @@ from graphopt.kernels.spec import KernelSpec
 from graphopt.kernels.vecmath import function as vecmath
 from graphopt.kernels.vecmath.intrinsics import (
     Value,
-    call,
     copysign,
     fabs,
     kernel_function,
@@ -302,19 +301,23 @@ def _any_order(operation: str) -> Callable[[Value, Value], Value]:
     return combine
 
 
-def _larger(x: Value, y: Value) -> Value:
-    return call("llvm.maximum", x, y)
+def _extreme(name: str) -> Callable[[Value, Value], Value]:
+    """llvm.maximum or llvm.minimum: NaN goes through, either of two zeros may come out."""
 
+    def combine(x: Value, y: Value) -> Value:
+        kind = x.ir.type
+        signature = ir.FunctionType(kind, [kind, kind])
+        function = x.builder.module.declare_intrinsic(name, (kind,), signature)
+        return Value(x.builder, x.builder.call(function, [x.ir, y.ir], fastmath=("nsz",)))
 
-def _smaller(x: Value, y: Value) -> Value:
-    return call("llvm.minimum", x, y)
+    return combine
 
 
 _REDUCERS = {
     "reduce_sum": _any_order("fadd"),
     "reduce_prod": _any_order("fmul"),
-    "reduce_max": _larger,
-    "reduce_min": _smaller,
+    "reduce_max": _extreme("llvm.maximum"),
+    "reduce_min": _extreme("llvm.minimum"),
 }
 
 

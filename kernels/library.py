@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import struct
 import threading
 from collections.abc import Iterable
@@ -38,7 +40,15 @@ STATISTICS = Statistics()
 
 _kernels: dict[str, Kernel] = {}
 _lock = threading.RLock()
-_engines: list[Any] = []  # they own the code
+
+
+def _unlock() -> None:
+    """In a forked child: the thread that held the lock is no more."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def kernel(text: str, *, backward: bool) -> Kernel:
@@ -98,7 +108,9 @@ def _link(code: bytes) -> int:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _engines.append(engine)
+    # It owns the code, which MXNet's threads may run for as long as there is a process: not even
+    # the end of the interpreter may take it away.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
     return int(engine.get_function_address("graphopt_kernel"))
 
 

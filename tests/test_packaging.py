@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import email
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -89,6 +90,33 @@ def test_wheel_holds_every_module_once_and_the_type_marker(wheel: zipfile.ZipFil
     assert sorted(name for name in wheel.namelist() if name.endswith(".py")) == expected
     assert "graphopt/py.typed" in wheel.namelist()
     assert {"graphopt/passes/__init__.py", "graphopt/kernels/__init__.py"} <= set(expected)
+
+
+def test_wheel_holds_the_bridge(wheel: zipfile.ZipFile) -> None:
+    names = [name for name in wheel.namelist() if name.startswith("graphopt/kernels/bridge/")]
+    assert "graphopt/kernels/bridge/operators.cc" in names
+    libraries = [name for name in names if name.endswith(".so")]
+    # Built where MXNet and a compiler are at hand, and only then does the wheel name a platform.
+    tag = Path(wheel.filename or "").stem.split("-", 2)[2]
+    if importlib.util.find_spec("mxnet") and any(map(shutil.which, ("g++", "c++", "clang++"))):
+        assert len(libraries) == 1
+        assert tag.startswith("py3-none-linux")
+    else:
+        assert libraries == []
+        assert tag == "py3-none-any"
+
+
+def test_unpacked_wheel_brings_the_bridge_it_loads(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    if not any(name.endswith(".so") for name in wheel.namelist()):
+        pytest.skip("there is no MXNet or no compiler to build the bridge with")
+    wheel.extractall(tmp_path)
+    code = (
+        "from graphopt.kernels.bridge import build; mxnet = build.installed();"
+        "print(build.find(mxnet))"
+    )
+    done = run_python("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).parent == tmp_path / "graphopt" / "kernels" / "bridge"
 
 
 def test_wheel_metadata_names_command_extras_and_python(wheel: zipfile.ZipFile) -> None:

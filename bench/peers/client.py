@@ -24,6 +24,7 @@ JOBS = {
     "export": ("mxnet", "onnx"),
     "onnxruntime": ("onnxruntime",),
     "torch_encoder": ("torch",),
+    "torch_expression": ("torch",),
 }
 
 

@@ -88,15 +88,29 @@ class TorchEncoder:
         self._heads, self._layers = request["heads"], request["layers"]
         self._relu = request["activation"] == "relu"
         weights = numpy.load(request["weights"])
-        self._w = {name: torch.from_numpy(weights[name]) for name in weights.files}
+        self._w = {name: torch.from_numpy(weights[name]) for name in sorted(weights.files)}
         self._x = torch.from_numpy(numpy.load(request["inputs"][0]))
+        self._head = None
+        if request.get("head"):
+            self._head = torch.from_numpy(numpy.load(request["head"]))
+            for weight in self._w.values():
+                weight.requires_grad_()
+        self._run = torch.compile(self._net) if request.get("compiled") else self._net
 
     def __call__(self) -> list:
-        with self._torch.inference_mode():
-            x = self._x
-            for number in range(self._layers):
-                x = self._layer(x, f"encoder_layer{number}_")
-            return [x.numpy()]
+        if self._head is None:
+            with self._torch.inference_mode():
+                return [self._run(self._x).numpy()]
+        for weight in self._w.values():
+            weight.grad = None
+        y = self._run(self._x)
+        y.backward(self._head)
+        return [y.detach().numpy(), *(weight.grad.numpy() for weight in self._w.values())]
+
+    def _net(self, x):
+        for number in range(self._layers):
+            x = self._layer(x, f"encoder_layer{number}_")
+        return x
 
     def _layer(self, x, at: str):
         nn = self._torch.nn.functional
@@ -121,7 +135,51 @@ class TorchEncoder:
         return self._torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
 
 
-KINDS = {"mxnet": MXNet, "onnxruntime": OnnxRuntime, "torch_encoder": TorchEncoder}
+class TorchExpression:
+    """An expression of bench/kernels.py in PyTorch, eager or compiled, perhaps with backward."""
+
+    def __init__(self, request: dict) -> None:
+        import numpy
+        import torch
+
+        torch.set_num_threads(request["threads"])
+        nn = torch.nn.functional
+        functions = {
+            "chain": lambda x, w: (
+                torch.tanh(x * w + 1.5) * torch.sigmoid(x) + torch.exp(-x * x) * 0.5
+            ),
+            "layer_norm": lambda x, g, b: nn.layer_norm(x, g.shape, g, b, 1e-5),
+            "softmax": lambda x: torch.softmax(x, -1),
+            "log_softmax": lambda x: torch.log_softmax(x, -1),
+            "gelu": nn.gelu,
+            "masked_softmax": lambda x, m: torch.softmax(torch.where(m != 0, x, -1e9), -1),
+        }
+        function = functions[request["name"]]
+        self._torch = torch
+        self._function = torch.compile(function, dynamic=False) if request["compiled"] else function
+        self._arrays = [torch.from_numpy(numpy.load(path)) for path in request["arrays"]]
+        self._head = torch.from_numpy(numpy.load(request["head"]))
+        self._learned = self._arrays[: request["learned"]] if request["backward"] else []
+        for array in self._learned:
+            array.requires_grad_()
+
+    def __call__(self) -> list:
+        if not self._learned:
+            with self._torch.inference_mode():
+                return [self._function(*self._arrays).numpy()]
+        for array in self._learned:
+            array.grad = None
+        y = self._function(*self._arrays)
+        y.backward(self._head)
+        return [y.detach().numpy(), *(array.grad.numpy() for array in self._learned)]
+
+
+KINDS = {
+    "mxnet": MXNet,
+    "onnxruntime": OnnxRuntime,
+    "torch_encoder": TorchEncoder,
+    "torch_expression": TorchExpression,
+}
 
 
 class Server:

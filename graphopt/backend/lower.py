@@ -16,6 +16,7 @@ from graphopt.backend.engines import (
     ExecutorEngine,
 )
 from graphopt.backend.freeze import freeze
+from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.target import MXNetTarget
@@ -82,6 +83,7 @@ class Lowered:
     ) -> None:
         """Bind; see :func:`lower`."""
         mx = import_mxnet()
+        keep_freed_memory()
         self.graph = graph
         self.ctx = ctx or mx.cpu()
         self.training = training

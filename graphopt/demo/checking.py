@@ -16,7 +16,7 @@ Arrays = dict[str, Array]
 
 #: Gradients smaller than this part of the net's largest are compared with it, not with themselves:
 #: some are zero but for rounding, such as that of a bias in front of BatchNorm.
-NEGLIGIBLE = 1e-4
+NEGLIGIBLE = 1e-3
 
 
 def infer(example: Example, net: Any) -> Arrays:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ _COMPILE = ctypes.CFUNCTYPE(
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
 _failure: str | None = None
+_pending: set[tuple[bytes, int]] = set()  # kernels that MXNet knows and has not asked for yet
 _keep: list[Any] = []  # ctypes callbacks must outlive the library that calls them
 
 _PROBE = (
@@ -36,6 +39,8 @@ def load(mxnet: Any) -> ctypes.CDLL:
         MissingDependencyError: the bridge cannot be built for this MXNet; the message says why.
     """
     global _loaded, _failure
+    if _loaded is not None:  # without the lock, which a fork may have caught in another's hands
+        return _loaded
     with _lock:
         if _loaded is None:
             if _failure is not None:
@@ -68,15 +73,7 @@ def why_not(mxnet: Any) -> str | None:
 
 
 def _load(mxnet: Any) -> ctypes.CDLL:
-    from graphopt.kernels.bridge.build import library
-
-    path = library(Path(mxnet.__file__).parent)
-    try:
-        bridge = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise MissingDependencyError(
-            f"graphopt's fused kernels cannot be loaded into this MXNet: {error}"
-        ) from error
+    bridge = _open(Path(mxnet.__file__).parent)
     bridge.graphopt_register.restype = ctypes.c_char_p
     bridge.graphopt_error.restype = ctypes.c_char_p
     if not _layout_fits(mxnet, bridge):
@@ -91,7 +88,37 @@ def _load(mxnet: Any) -> ctypes.CDLL:
         raise MissingDependencyError(
             f"MXNet does not take graphopt's operators: {message.decode()}"
         )
+    os.register_at_fork(before=partial(_finish, mxnet))
     return bridge
+
+
+def _finish(mxnet: Any) -> None:
+    """Let nothing be under way that may compile a kernel.
+
+    A fork stops MXNet's threads and waits for them, all the while holding Python's lock, and one
+    that compiles a kernel waits for that lock. An error that an array was to bring is told here, as
+    MXNet tells each one once.
+    """
+    if _pending:
+        mxnet.nd.waitall()
+
+
+def _open(mxnet: Path) -> ctypes.CDLL:
+    """The bridge, built if need be; one that is damaged is built again."""
+    from graphopt.kernels.bridge.build import discard, library
+
+    try:
+        path = library(mxnet)
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            if not discard(path):
+                raise
+            return ctypes.CDLL(str(library(mxnet)))
+    except OSError as error:  # of the disk, too
+        raise MissingDependencyError(
+            f"graphopt's fused kernels cannot be loaded into this MXNet: {error}"
+        ) from error
 
 
 def _layout_fits(mxnet: Any, bridge: ctypes.CDLL) -> bool:
@@ -111,13 +138,19 @@ def _describer(bridge: ctypes.CDLL) -> Any:
             if len(numbers) > capacity:
                 raise GraphoptError(f"a kernel with {len(spec.inputs)} inputs is too large")
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
-            bridge.graphopt_set_error(str(error).encode())
+            bridge.graphopt_set_error(_told(error))
             return 0
         for place, number in enumerate(numbers):
             out[place] = number
+        _pending.add((text, backward))
         return len(numbers)
 
     return describe
+
+
+def _told(error: Exception) -> bytes:
+    kind = "" if isinstance(error, GraphoptError) else f"{type(error).__name__}: "
+    return f"{kind}{error}".encode(errors="replace")
 
 
 def _compiler(bridge: ctypes.CDLL) -> Any:
@@ -128,9 +161,10 @@ def _compiler(bridge: ctypes.CDLL) -> Any:
         try:
             found = kernel(text.decode(), backward=bool(backward))
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
-            bridge.graphopt_set_error(str(error).encode())
+            bridge.graphopt_set_error(_told(error))
             return 0
         scratch_rows[0] = found.scratch_rows
+        _pending.discard((text, backward))
         return found.address
 
     return compile_

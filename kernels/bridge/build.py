@@ -41,8 +41,22 @@ def library(mxnet: Path) -> Path:
 
 def find(mxnet: Path) -> Path | None:
     """The bridge for the MXNet in folder ``mxnet`` if it is built already."""
-    shipped = SOURCE.with_name(f"bridge-{_key(mxnet)}.so")
-    return next((path for path in (shipped, _kept(mxnet)) if path.exists()), None)
+    return next((path for path in (_shipped(mxnet), _kept(mxnet)) if path.exists()), None)
+
+
+def discard(path: Path) -> bool:
+    """Remove a bridge that cannot be loaded, to be built anew; whether that was possible."""
+    if path.parent == SOURCE.parent:  # it came with the wheel: not ours to remove
+        return False
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _shipped(mxnet: Path) -> Path:
+    return SOURCE.with_name(f"bridge-{_key(mxnet)}.so")
 
 
 def _kept(mxnet: Path) -> Path:
@@ -63,7 +77,6 @@ def build(mxnet: Path) -> bytes:
             " reinstall MXNet 1.9.1 from PyPI"
         )
     target = folder() / "bridge" / f"building-{os.getpid()}.so"
-    target.parent.mkdir(parents=True, exist_ok=True)
     # fmt: off
     command = [
         compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-fno-access-control",
@@ -74,6 +87,7 @@ def build(mxnet: Path) -> bytes:
     ]
     # fmt: on
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
@@ -88,6 +102,47 @@ def build(mxnet: Path) -> bytes:
         ) from error
     finally:
         target.unlink(missing_ok=True)
+
+
+def build_beside() -> bool:
+    """Build the bridge for the MXNet at hand beside its source, as wheels bring it.
+
+    Returns whether there is an MXNet to build it for.
+
+    Raises:
+        MissingDependencyError: there is no C++ compiler, or it fails.
+    """
+    mxnet = installed()
+    if mxnet is None:
+        return False
+    write_atomically(_shipped(mxnet), build(mxnet))
+    return True
+
+
+def installed() -> Path | None:
+    """The folder of the MXNet that this Python would import; nothing is imported."""
+    from importlib.util import find_spec
+
+    spec = find_spec("mxnet")
+    places = (spec.submodule_search_locations if spec else None) or ()
+    found = (Path(place) for place in places)
+    return next((place for place in found if (place / "libmxnet.so").exists()), None)
+
+
+def main() -> int:
+    """Have the bridge ready, so that no user waits for it; says what will not work without it."""
+    mxnet = installed()
+    try:
+        if mxnet is None:
+            why = "MXNet is not installed here"
+        else:
+            path = library(mxnet)
+            sys.stdout.write(f"graphopt's fused kernels are ready: {path}\n")
+            return 0
+    except (MissingDependencyError, OSError) as error:
+        why = str(error)
+    sys.stderr.write(f"{why}; until then graphopt works, but leaves operators unfused\n")
+    return 1
 
 
 def _compiler() -> str:
@@ -123,3 +178,7 @@ def _key(mxnet: Path) -> str:
 def _first_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

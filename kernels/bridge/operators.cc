@@ -160,13 +160,18 @@ Plan* FindPlan(const NodeAttrs& attrs, bool backward) {
   // Not under the lock: Python may run other threads, which may get here too.
   Plan* made = MakePlan(found->second, backward);
   std::lock_guard<std::mutex> lock(plans_mutex);
-  return plans[backward].emplace(found->second, made).first->second;
+  auto [place, is_new] = plans[backward].emplace(found->second, made);
+  if (!is_new) delete made;
+  return place->second;
 }
 
 Function Ready(Plan* plan) {
   Function function = plan->function.load(std::memory_order_acquire);
   if (function) return function;
-  // Two threads may compile the same kernel; the cache makes the second one cheap.
+  // Nobody holds Python's lock here, so whoever compiles can get it.
+  std::lock_guard<std::mutex> lock(plan->compiling);
+  function = plan->function.load(std::memory_order_acquire);
+  if (function) return function;
   int64_t rows = 0;
   int64_t address = compile(plan->spec.c_str(), plan->backward, &rows);
   if (!address) Fail(python_error);
@@ -183,11 +188,15 @@ constexpr int64_t kTileElements = 16384;  // a few times the level-1 cache
 constexpr int64_t kMaxSlots = 32;         // partial sums; fixed, so that threads change no bit
 constexpr double kParallelNs = 12000;     // work below this is done by one thread
 
+constexpr int64_t kMaxKept = 16 << 20;
+
 int64_t Align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Memory of the calling thread that is kept from call to call. */
+/* Memory of the calling thread, kept from call to call unless it is much. */
 char* Arena(int64_t bytes) {
   static thread_local std::vector<char> memory;
+  if (static_cast<int64_t>(memory.size()) > std::max(bytes + 64, kMaxKept))
+    std::vector<char>().swap(memory);
   if (static_cast<int64_t>(memory.size()) < bytes + 64) memory.resize(bytes + 64);
   auto address = reinterpret_cast<uintptr_t>(memory.data());
   return reinterpret_cast<char*>((address + 63) / 64 * 64);

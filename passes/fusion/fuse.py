@@ -93,7 +93,8 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
         op = canonical(node.op)
         if node.is_input or (op not in POINTWISE and op not in ROWS):
             continue
-        if node.id in frozen or node.id in held or node.after:
+        # What has no inputs is a literal of the kernel, which is better than to be computed once.
+        if (node.id in frozen and node.inputs) or node.id in held or node.after:
             continue
         if op in ROWS and not rows:
             continue

@@ -433,6 +433,9 @@ POINTWISE: Final[dict[str, Pointwise]] = {
     **{name: Pointwise(_op("where"), _check_where) for name in ("where", "_npi_where")},
     # Not _npi_where_lscalar and _npi_where_rscalar: MXNet sends their gradient to the elements that
     # were not chosen.
+    "_full": Pointwise(lambda emit, args, attrs: _number(attrs, "value", 0.0), _types),
+    "_ones": Pointwise(_constant(1.0), _types),
+    "_zeros": Pointwise(_constant(0.0), _types),
     "ones_like": Pointwise(_constant(1.0), _types),
     "zeros_like": Pointwise(_constant(0.0), _types),
     "softsign": Pointwise(_softsign, _types),

@@ -57,6 +57,17 @@ def test_attention_scores() -> None:
     assert ops(fuse(graph, mode="training").graph) == ["batch_dot", FUSED, "batch_dot"]
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_constants_are_literals(frozen: bool) -> None:
+    graph = net(
+        """%f = _full() {shape=(8, 4, 6), value=-1e9, dtype="float32"} %w = where(%y, %x, %f)
+           %p = softmax(%w) return %p"""
+    )
+    result = fuse(graph, frozen=frozen)
+    (node,) = [node for node in result.graph if not node.is_input]
+    assert "where %0 %1 -1000000000.0" in str(node.attrs["spec"])
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [

@@ -1,0 +1,53 @@
+"""Prints, as JSON, the seconds of the encoder's first calls in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from bench import workloads
+
+
+def main() -> None:
+    """Arguments: plain or graphopt; inference or training; small or full."""
+    who, mode, size = sys.argv[1:]
+    start = time.perf_counter()
+    import graphopt
+    from graphopt.compat import import_mxnet
+    from graphopt.demo import models
+    from graphopt.demo.checking import train_step
+
+    mx = import_mxnet()
+    shape = workloads.SMALL_ENCODER if size == "small" else workloads.ENCODER
+    example = models.encoder(**shape)
+    imported = time.perf_counter() - start
+    if who == "plain":
+        net = example.as_plain()
+    else:
+        net = graphopt.optimize(example.net, mode="auto" if mode == "training" else mode)
+    run = (lambda: train_step(example, net)) if mode == "training" else lambda: example.run(net)
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        run()
+        mx.nd.waitall()
+        times.append(time.perf_counter() - start)
+    from graphopt.kernels.library import STATISTICS
+
+    first, second = times
+    print(
+        json.dumps(
+            {
+                "import": imported,
+                "first": first,
+                "second": second,
+                "compiled": STATISTICS.compiled,
+                "loaded": STATISTICS.loaded,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

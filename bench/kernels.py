@@ -1,0 +1,80 @@
+"""Expressions that kernels are timed on, in MXNet; bench/peers/server.py has them in PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+
+#: name -> rows and columns of the full-size arrays
+SHAPES = {
+    "chain": (4000, 1000),
+    "layer_norm": (4096, 768),
+    "softmax": (4096, 768),
+    "log_softmax": (4096, 768),
+    "gelu": (4096, 768),
+    "masked_softmax": (4096, 768),
+}
+#: Inputs that a gradient is taken by; the first is full-size, the others are rows.
+LEARNED = {"chain": 2, "layer_norm": 3}
+
+
+@dataclass(frozen=True)
+class Expression:
+    """One expression and its inputs.
+
+    Attributes:
+        arrays: x, then rows (weights) or a mask of x's shape.
+        head: the gradient of the result.
+        learned: how many of the arrays get a gradient.
+    """
+
+    name: str
+    arrays: list[np.ndarray]
+    head: np.ndarray
+    learned: int
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """What forward, and forward with backward, read and write at least."""
+        full = [a.nbytes for a in self.arrays if a.shape == self.head.shape]
+        forward = sum(full) + self.head.nbytes
+        return forward, forward + sum(full) + 2 * self.head.nbytes
+
+
+def expression(name: str, *, small: bool = False) -> Expression:
+    """The expression of that name, on random values."""
+    shape = (64, 48) if small else SHAPES[name]
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype("float32")]
+    if name == "masked_softmax":
+        arrays.append((rng.random(shape) < 0.7).astype("float32"))
+    arrays += [rng.normal(size=shape[1]).astype("float32") for _ in range(LEARNED.get(name, 1) - 1)]
+    head = rng.normal(size=shape).astype("float32")
+    return Expression(name, arrays, head, LEARNED.get(name, 1))
+
+
+def block(name: str) -> Any:
+    """The expression as a HybridBlock of its arrays."""
+    mx = import_mxnet()
+
+    class Net(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def hybrid_forward(self, F: Any, x: Any, *rest: Any) -> Any:
+            return _MXNET[name](F, x, *rest)
+
+    return Net()
+
+
+_MXNET: dict[str, Any] = {
+    "chain": lambda F, x, w: (
+        F.tanh(F.broadcast_mul(x, w) + 1.5) * F.sigmoid(x) + F.exp(-x * x) * 0.5
+    ),
+    "layer_norm": lambda F, x, g, b: F.LayerNorm(x, g, b),
+    "softmax": lambda F, x: F.softmax(x),
+    "log_softmax": lambda F, x: F.log_softmax(x),
+    "gelu": lambda F, x: F.LeakyReLU(x, act_type="gelu"),
+    "masked_softmax": lambda F, x, mask: F.softmax(F.where(mask, x, F.ones_like(x) * -1e9)),
+}

@@ -1,0 +1,65 @@
+"""``graphopt cache``: the compiled kernels that are kept on disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from graphopt.cli.console import note, say, say_json
+from graphopt.cli.verb import verb
+from graphopt.errors import GraphoptError
+
+if TYPE_CHECKING:
+    from graphopt.kernels.cache import Info
+
+
+@verb
+@click.argument("action", type=click.Choice(["info", "clear"]))
+def command(action: str, as_json: bool) -> None:
+    """Show what compiled kernels take on disk, or remove them.
+
+    `info` tells where they are kept, how many there are and how large; `clear` removes them.
+    Programs that run now keep theirs, and what is missing later is compiled again.
+
+    The folder is the user's cache folder, or what the environment variable GRAPHOPT_CACHE_DIR
+    names.
+    """
+    from graphopt.kernels import cache
+
+    if not cache.is_kept():
+        note(f"{cache.wanted()} cannot be written to: every process compiles its own kernels")
+    found = cache.info() if action == "info" else cache.clear()
+    if action == "clear":
+        _check_removed(cache.info())
+    if as_json:
+        say_json(
+            {
+                "action": action,
+                "folder": str(cache.wanted()),
+                "kernels": found.kernels,
+                "bridges": found.bridges,
+                "bytes": found.nbytes,
+            }
+        )
+    elif action == "info":
+        say(f"folder   {cache.wanted()}")
+        say(f"kernels  {found.kernels}")
+        say(f"bridges  {found.bridges}")
+        say(f"size     {_size(found.nbytes)}")
+    else:
+        kernels = f"{found.kernels} kernel{'' if found.kernels == 1 else 's'}"
+        bridges = f"{found.bridges} bridge{'' if found.bridges == 1 else 's'}"
+        say(f"removed {kernels} and {bridges}, {_size(found.nbytes)}, from {cache.wanted()}")
+
+
+def _check_removed(left: Info) -> None:
+    if left.kernels or left.bridges:
+        raise GraphoptError(
+            f"{left.kernels} kernels and {left.bridges} bridges in {left.folder} could not be"
+            " removed; see who owns the files"
+        )
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"

@@ -1,0 +1,118 @@
+"""``graphopt cache``: what it counts and removes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graphopt.kernels import cache
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder with two kernels and a bridge."""
+    place = tmp_path / "cache"
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(place))
+    cache.store("one", bytes(1000))
+    cache.store("two", bytes(2000))
+    cache.write_atomically(place / "bridge" / "bridge-0.so", bytes(100_000))
+    return place
+
+
+def test_info(graphopt, folder):
+    ran = graphopt("cache", "info")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == f"folder   {folder}\nkernels  2\nbridges  1\nsize     0.1 MB\n"
+
+
+def test_clear_tells_what_it_removes(graphopt, folder):
+    ran = graphopt("cache", "clear")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == f"removed 2 kernels and 1 bridge, 0.1 MB, from {folder}\n"
+    assert list(folder.rglob("*")) == []
+    assert graphopt("cache", "clear").out == (
+        f"removed 0 kernels and 0 bridges, 0.0 MB, from {folder}\n"
+    )
+
+
+@pytest.mark.parametrize("action", ["info", "clear"])
+def test_json(graphopt, folder, action):
+    ran = graphopt("cache", action, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) or 103_100
+    assert json.loads(ran.out) == {
+        "action": action,
+        "folder": str(folder),
+        "kernels": 2,
+        "bridges": 1,
+        "bytes": size,
+    }
+
+
+def test_clear_removes_what_killed_processes_left(graphopt, folder):
+    (folder / "kernels" / ".new-abc").write_bytes(b"half")
+    (folder / "bridge" / "building-17.so").write_bytes(b"half")
+    assert "bridges  1\n" in graphopt("cache", "info").out
+    assert graphopt("cache", "clear").code == 0
+    assert list(folder.rglob("*")) == []
+
+
+def test_clear_removes_nothing_of_others(graphopt, folder):
+    # Such as in a checkout of this project, which has a folder of that name.
+    (folder / "kernels" / "emit").mkdir()
+    (folder / "kernels" / "spec.py").write_text("")
+    (folder / "notes.txt").write_text("")
+    assert graphopt("cache", "clear").code == 0
+    left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    assert left == ["kernels", "kernels/emit", "kernels/spec.py", "notes.txt"]
+
+
+def test_files_that_cannot_be_removed(graphopt, folder, monkeypatch):
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    ran = graphopt("cache", "clear")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == (
+        f"graphopt: error: 2 kernels and 1 bridges in {folder} could not be removed; see who owns"
+        " the files\n"
+    )
+
+
+@pytest.mark.parametrize("action", ["info", "clear"])
+def test_a_folder_that_cannot_be_written_to(graphopt, tmp_path, monkeypatch, action):
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(file))
+    ran = graphopt("cache", action)
+    assert ran.code == 0
+    assert ran.err == f"{file} cannot be written to: every process compiles its own kernels\n"
+    assert str(file) in ran.out
+    assert file.read_text() == "in the way"
+
+
+@pytest.mark.parametrize("argv", [["cache"], ["cache", "sweep"]])
+def test_wrong_usage(graphopt, argv):
+    ran = graphopt(*argv)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("graphopt cache: error: ")
+
+
+def test_it_imports_neither_mxnet_nor_numba(folder):
+    code = (
+        "import sys; from graphopt.cli.main import main; code = main(['cache', 'info'])\n"
+        "found = {'mxnet', 'numba', 'llvmlite', 'numpy'} & set(sys.modules)\n"
+        "assert not found, found; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "kernels  2\n" in done.stdout

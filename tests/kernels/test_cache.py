@@ -1,0 +1,390 @@
+"""Compiled kernels on disk: shared by processes, whole or not there, never in the way."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from graphopt.errors import MissingDependencyError
+from graphopt.kernels import bridge, cache, library
+from graphopt.kernels.bridge import build
+from tests.places import REPOSITORY
+
+SPEC = "f32[a] (f32[a]) { %1 = tanh %0; %2 = mul %1 %0; return %2:f32[a] }"
+
+#: Runs the kernel as a user's process would, and tells how it came by it.
+RUN = f"""
+import json, sys
+import numpy as np
+from graphopt.kernels import library
+from graphopt.kernels.run import run
+from graphopt.kernels.spec import parse
+x = np.linspace(-2, 2, 1000, dtype="float32")
+(y,) = run(parse({SPEC!r}), [x])
+np.testing.assert_allclose(y, np.tanh(x) * x, rtol=1e-5, atol=1e-6)
+print(json.dumps(vars(library.STATISTICS) | {{"numba": "numba" in sys.modules}}))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and a process that has compiled nothing yet."""
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_kernels", {})
+    monkeypatch.setattr(library, "STATISTICS", library.Statistics())
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def with_bridge(tmp_path: Path) -> Path:
+    """A cache folder without kernels, but with the bridge, which takes seconds to build."""
+    mxnet = build.installed()
+    assert mxnet is not None
+    made = build.library(mxnet)
+    place = tmp_path / "cache"
+    (place / "bridge").mkdir(parents=True)
+    shutil.copy(made, place / "bridge" / made.name)
+    return place
+
+
+def start(place: Path, code: str = RUN) -> subprocess.Popen[str]:
+    env = {**os.environ, "GRAPHOPT_CACHE_DIR": str(place), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=REPOSITORY,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def entries(place: Path) -> list[Path]:
+    return sorted((place / "kernels").glob("*.o"))
+
+
+def make() -> tuple[int, int]:
+    """Get the kernel as a new process would; returns how often it was compiled and loaded."""
+    library._kernels.clear()
+    before = library.STATISTICS.compiled, library.STATISTICS.loaded
+    assert library.kernel(SPEC, backward=False).address
+    return library.STATISTICS.compiled - before[0], library.STATISTICS.loaded - before[1]
+
+
+def test_entries_come_back_as_they_were(folder: Path) -> None:
+    for data in (b"", b"x", bytes(range(256)) * 999):
+        cache.store("key", data)
+        assert cache.load("key") == data
+    assert cache.load("other") is None
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["key.o"]
+    assert cache.info() == cache.Info(folder, 1, 0, (folder / "kernels/key.o").stat().st_size)
+
+
+def test_kernels_are_compiled_once(folder: Path) -> None:
+    assert make() == (1, 0)
+    assert make() == (0, 1)
+    assert len(entries(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"",
+        lambda raw: raw[:10],
+        lambda raw: raw[:-1],
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: raw + b"\0",
+        lambda raw: raw[:500] + bytes([raw[500] ^ 1]) + raw[501:],
+        lambda raw: b"graphopt kernel 0\n" + raw[18:],
+        lambda raw: bytes(len(raw)),
+    ],
+    ids=["empty", "no head", "short", "half", "long", "a bit", "another version", "zeros"],
+)
+def test_damaged_entries_are_compiled_again(folder: Path, damage: Any) -> None:
+    make()
+    (path,) = entries(folder)
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert make() == (1, 0)
+    assert len(path.read_bytes()) == len(whole)
+    assert make() == (0, 1)
+
+
+def test_an_entry_that_cannot_be_read_is_compiled_again(folder: Path) -> None:
+    make()
+    (path,) = entries(folder)
+    path.unlink()
+    path.mkdir()
+    assert make() == (1, 0)
+
+
+def test_a_folder_that_is_none_costs_time_only(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", "~no-such-user-anywhere/x"):
+        monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(place))
+        if Path(place).is_absolute():
+            assert not cache.is_kept()
+            assert cache.folder() != Path(place)
+        else:
+            monkeypatch.chdir(tmp_path)
+            assert cache.folder().is_dir()
+        assert make() == (1, 0)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_folder_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.tempfile, "TemporaryFile", refuse)
+        private = cache.folder()
+    assert private != folder
+    assert make() == (1, 0)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_full_disk_costs_time_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(cache, "write_atomically", refuse)
+    assert make() == (1, 0)
+    assert make() == (1, 0)
+    assert entries(folder) == []
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "x"
+    cache.write_atomically(path, b"before")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        with pytest.raises(OSError, match="no space"):
+            cache.write_atomically(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(folder.iterdir()) == [path]
+
+
+def test_a_relative_folder_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", "here")
+    cache.store("key", b"data")
+    monkeypatch.chdir("/")
+    assert cache.load("key") == b"data"
+    assert cache.folder() == tmp_path / "here"
+
+
+def test_the_largest_size_holds_and_the_oldest_go(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_700_000_000
+    for number in range(6):
+        cache.store(f"k{number}", bytes(1000))
+        os.utime(folder / "kernels" / f"k{number}.o", (now + number, now + number))
+    assert cache.load("k0") is not None  # now the youngest
+    monkeypatch.setattr(cache, "MAX_BYTES", 4500)
+    cache.store("new", bytes(1000))
+    assert sorted(path.stem for path in entries(folder)) == ["k0", "k4", "k5", "new"]
+    assert cache.info().nbytes <= 4500
+
+
+def test_what_killed_processes_left_goes_when_it_is_old(folder: Path) -> None:
+    cache.store("key", b"data")
+    for name, age in ((".new-old", 1_700_000_000), (".new-young", None)):
+        path = folder / "kernels" / name
+        path.write_bytes(b"half")
+        if age is not None:
+            os.utime(path, (age, age))
+    cache.store("other", b"data")
+    names = {path.name for path in (folder / "kernels").iterdir()}
+    assert names == {"key.o", "other.o", ".new-young"}
+
+
+def test_keys_depend_on_what_code_depends_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make()
+    real = library._environment()
+    for place in range(len(real)):
+        other = (*real[:place], real[place] + "+other", *real[place + 1 :])
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "_environment", lambda other=other: other)
+            assert make() == (1, 0)
+            assert make() == (0, 1)
+    assert make() == (0, 1)
+    assert len(entries(folder)) == 1 + len(real)
+
+
+def test_the_environment_names_cpu_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    compute = library._environment.__wrapped__
+    real = compute()
+    assert metadata.version("numba") in real
+    assert llvm.get_host_cpu_name() in real
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "i386")
+    assert compute() != real
+    monkeypatch.undo()
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0")
+    assert compute() != real
+    monkeypatch.undo()
+    monkeypatch.setattr(llvm, "get_host_cpu_features", dict_of_none)
+    assert compute() != real
+
+
+def dict_of_none() -> Any:
+    return llvm.FeatureMap()
+
+
+def test_two_processes_at_once_and_one_that_comes_later(with_bridge: Path) -> None:
+    first, second = start(with_bridge), start(with_bridge)
+    for process in (first, second):
+        found = told(process)
+        assert found["compiled"] + found["loaded"] == 1
+    assert [path.suffix for path in (with_bridge / "kernels").iterdir()] == [".o"]
+    assert told(start(with_bridge)) == {"compiled": 0, "loaded": 1, "numba": False}
+
+
+KILLED_COMPILING = """
+import time
+from graphopt.kernels import cpu
+def compile_object(spec):
+    print("compiling", flush=True)
+    time.sleep(100)
+cpu.compile_object = compile_object
+"""
+KILLED_WRITING = """
+import time
+from pathlib import Path
+def replace(path, target):
+    print("writing", flush=True)
+    time.sleep(100)
+Path.replace = replace
+"""
+
+
+@pytest.mark.parametrize("when", [KILLED_COMPILING, KILLED_WRITING], ids=["compiling", "writing"])
+def test_a_process_that_is_killed_leaves_nothing_by_halves(with_bridge: Path, when: str) -> None:
+    with start(with_bridge, when + RUN) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() in ("compiling", "writing")
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert entries(with_bridge) == []
+    assert told(start(with_bridge))["compiled"] == 1
+    (path,) = entries(with_bridge)
+    assert path.stat().st_size > 500
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x7fELF", bytes(1000)], ids=["empty", "short", "zeros"])
+def test_a_damaged_bridge_is_built_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, damaged: bytes
+) -> None:
+    mxnet = build.installed()
+    assert mxnet is not None
+    with monkeypatch.context() as patch:
+        patch.delenv("GRAPHOPT_CACHE_DIR")
+        good = build.library(mxnet).read_bytes()
+    kept = build._kept(mxnet)
+    builds: list[Path] = []
+
+    def rebuild(of: Path) -> bytes:
+        builds.append(of)
+        return good
+
+    monkeypatch.setattr(build, "build", rebuild)
+    cache.write_atomically(kept, damaged)
+    assert bridge._open(mxnet).graphopt_run
+    assert kept.read_bytes() == good
+    assert builds == [mxnet]
+
+
+def test_a_bridge_that_cannot_be_kept_is_a_reason_not_a_crash(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    mxnet = build.installed()
+    assert mxnet is not None
+    monkeypatch.setattr(build, "build", lambda of: b"")
+    monkeypatch.setattr(build, "write_atomically", refuse)
+    with pytest.raises(MissingDependencyError, match="no space left on device"):
+        bridge._open(mxnet)
+
+
+def test_building_ahead_says_what_it_did(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "build", lambda of: b"library")
+    assert build.main() == 0
+    assert "fused kernels are ready: " in capsys.readouterr().out
+    assert [path.read_bytes() for path in (folder / "bridge").iterdir()] == [b"library"]
+
+
+def test_building_ahead_says_what_does_not_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert build.main() == 1
+    said = capsys.readouterr().err
+    assert "need a C++ compiler" in said
+    assert "until then graphopt works, but leaves operators unfused" in said
+    monkeypatch.setattr(build, "installed", lambda: None)
+    assert build.main() == 1
+    assert capsys.readouterr().err.startswith("MXNet is not installed here; until then")
+
+
+def test_results_are_those_of_a_kernel_just_compiled(folder: Path) -> None:
+    import ctypes
+
+    def call(address: int) -> Any:
+        x, y = np.linspace(-3, 3, 64, dtype="float32"), np.zeros(64, "float32")
+        signature = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 3)
+        result, caught = ctypes.c_int64(), ctypes.c_void_p()
+        pointers = (ctypes.c_int64 * 2)(x.ctypes.data, y.ctypes.data)
+        strides = (ctypes.c_int64 * 2)()
+        signature(address)(
+            ctypes.addressof(result),
+            ctypes.addressof(caught),
+            ctypes.addressof(pointers),
+            ctypes.addressof(strides),
+            1,
+            64,
+            0,
+        )
+        return y
+
+    compiled = call(library.kernel(SPEC, backward=False).address)
+    library._kernels.clear()
+    loaded = call(library.kernel(SPEC, backward=False).address)
+    assert (library.STATISTICS.compiled, library.STATISTICS.loaded) == (1, 1)
+    np.testing.assert_array_equal(loaded, compiled)
