@@ -23,6 +23,10 @@ for _library in ("OMP", "OPENBLAS", "MKL", "NUMBA"):
     os.environ[f"{_library}_NUM_THREADS"] = str(THREADS)
 
 
+# Engines are chosen anew: what an earlier run measured may come from a busy machine.
+os.environ["GRAPHOPT_REMEMBER"] = "0"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("graphopt")
     group.addoption(

@@ -22,6 +22,8 @@ _MAGIC = b"graphopt kernel 1\n"
 _DIGEST = 32
 #: What files are called: entries, and what a process has begun to write.
 _KERNELS, _BRIDGES, _UNFINISHED = "*.o", "bridge-*.so", ".new-*"
+#: What entries are: folder and ending of their files.
+OBJECTS, MEASUREMENTS = ("kernels", ".o"), ("measurements", ".json")
 #: Seconds after which nobody goes on writing a file.
 _ABANDONED = 3600
 #: Bytes of all kernels together, above which those unused for longest go.
@@ -88,9 +90,9 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
-def load(key: str) -> bytes | None:
+def load(key: str, kind: tuple[str, str] = OBJECTS) -> bytes | None:
     """What was stored under ``key``; ``None`` if there is nothing, or it is damaged."""
-    path = _path(key)
+    path = _path(key, kind)
     try:
         raw = path.read_bytes()
     except OSError:
@@ -106,11 +108,11 @@ def load(key: str) -> bytes | None:
     return data
 
 
-def store(key: str, data: bytes) -> None:
+def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
     """Keep ``data`` under ``key``; nothing happens where the folder does not allow it."""
     raw = _MAGIC + hashlib.sha256(data).digest() + data
     with contextlib.suppress(OSError):
-        write_atomically(_path(key), raw)
+        write_atomically(_path(key, kind), raw)
         _trim()
 
 
@@ -144,6 +146,7 @@ def clear() -> Info:
     # such as this project's, which has a folder `kernels` of its own.
     for name, patterns in {
         "kernels": (_KERNELS, _UNFINISHED),
+        "measurements": ("*.json", _UNFINISHED),
         "bridge": (_BRIDGES, _UNFINISHED, "building-*.so"),
     }.items():
         for pattern in patterns:
@@ -155,8 +158,9 @@ def clear() -> Info:
     return before
 
 
-def _path(key: str) -> Path:
-    return folder() / "kernels" / f"{key}.o"
+def _path(key: str, kind: tuple[str, str]) -> Path:
+    name, ending = kind
+    return folder() / name / f"{key}{ending}"
 
 
 def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:

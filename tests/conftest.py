@@ -22,6 +22,12 @@ settings.register_profile("dev", **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run measured must not decide what a test sees."""
+    monkeypatch.setattr("graphopt.backend.measured.ENABLED", False)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("needs an NVIDIA GPU that MXNet can use")

@@ -16,6 +16,7 @@ from graphopt.backend.engines import (
     ExecutorEngine,
 )
 from graphopt.backend.freeze import freeze
+from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.symbol import constants, first_line, to_symbol
@@ -23,6 +24,7 @@ from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import follows_anchor, is_fused, unfuse
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
+from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, FUSED, PARAM
 from graphopt.kernels.library import prepare
@@ -43,20 +45,24 @@ KERNELS = " + kernels"
 _SHORT_S = 1e-3
 _BURST = 10
 #: Calls longer than this are timed once.
-_LONG_S = 1.0
+_LONG_S = 0.5
+#: Engines that take this many times the best one's time are not timed again.
+_HOPELESS = 1.5
 
 
 @dataclass
 class Choice:
     """Which engine was picked, and what each candidate took (milliseconds a call, best of few).
 
-    ``failed`` tells why candidates were not taken, ``tuning`` what measuring changed in the graph.
+    ``failed`` tells why candidates were not taken, ``tuning`` what measuring changed in the graph,
+    ``is_remembered`` whether an earlier process measured it.
     """
 
     engine: str = ""
     measured_ms: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     tuning: list[str] = field(default_factory=list)
+    is_remembered: bool = False
 
 
 class Lowered:
@@ -216,6 +222,9 @@ class Lowered:
             raise InputError(f"engine {self._wanted!r} is none of auto, {', '.join(candidates)}")
         if self._wanted != "auto":
             candidates = {self._wanted: candidates[self._wanted]}
+        measured = self._remembered(candidates)
+        if measured is not None:
+            candidates = {measured: candidates[measured]}
         engines: dict[str, Engine] = {}
         expected: dict[str, np.ndarray[Any, Any]] = {}
         for name, make in candidates.items():
@@ -226,7 +235,8 @@ class Lowered:
                     expected = expected or found
                     # MXNet's oneDNN rewrites compute wrong values for some graphs.
                     compare(expected, found, where=name)
-                    self.choice.measured_ms[name] = _time(engine, arrays)
+                    best = min(self.choice.measured_ms.values(), default=float("inf"))
+                    self.choice.measured_ms[name] = _time(engine, arrays, best)
                 engines[name] = engine
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self.choice.failed[name] = first_line(error)
@@ -235,9 +245,26 @@ class Lowered:
             raise GraphoptError(f"MXNet cannot run graph {self.graph.name!r}: {reasons}")
         times = self.choice.measured_ms
         self.choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
+        if len(candidates) > 1:
+            remember(self._key(), {"engine": self.choice.engine, "measured_ms": times})
         chosen = engines[self.choice.engine]
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
+
+    def _key(self) -> tuple[str, ...]:
+        """What the choice of an engine depends on, besides the machine."""
+        return ("engine", fingerprint(self._per_call), str(self.ctx))
+
+    def _remembered(self, candidates: Mapping[str, object]) -> str | None:
+        """The engine an earlier process chose, by comparing and timing, for an equal graph."""
+        if len(candidates) < 2:
+            return None
+        known = remembered(self._key())
+        if known is None or known["engine"] not in candidates:
+            return None
+        self.choice.measured_ms = dict(known["measured_ms"])
+        self.choice.is_remembered = True
+        return str(known["engine"])
 
     def _candidates(self, arrays: Mapping[str, Any]) -> dict[str, Callable[[], Engine]]:
         graph = self._per_call
@@ -333,8 +360,15 @@ def _fits(shape: tuple[int, ...], want: Sequence[int | None]) -> bool:
     )
 
 
-def _time(engine: Engine, known: Mapping[str, Any], least: int = 3, budget_s: float = 0.3) -> float:
-    """Best time of a call in milliseconds: at least ``least`` blocks, more while time is left.
+def _time(
+    engine: Engine,
+    known: Mapping[str, Any],
+    best_so_far_ms: float = float("inf"),
+    budget_s: float = 0.3,
+) -> float:
+    """Best time of a call in milliseconds: one block, and more while time is left.
+
+    One that takes much longer than the best so far is not given another chance.
 
     Short calls are made several at once before the results are waited for, as a net that calls a
     small child for every node does: an engine that returns before it is done gains by that.
@@ -350,12 +384,12 @@ def _time(engine: Engine, known: Mapping[str, Any], least: int = 3, budget_s: fl
 
     with mx.autograd.pause(train_mode=False):
         first = block(1)
-        if first > _LONG_S:
+        if first > _LONG_S or first * 1e3 > _HOPELESS * best_so_far_ms:
             return first * 1e3
         calls = _BURST if first < _SHORT_S else 1
         spent = best = block(calls)
         blocks = 1
-        while blocks < least or (spent * calls < budget_s and blocks < 20):
+        while spent * calls < budget_s and blocks < 20:
             took = block(calls)
             best, spent, blocks = min(best, took), spent + took, blocks + 1
     return best * 1e3

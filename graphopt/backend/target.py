@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphopt.backend.engines import CachedOpEngine, quiet_binding
 from graphopt.backend.infer import Types, infer_types
+from graphopt.backend.measured import once
 from graphopt.backend.random_feeds import random_feeds
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.compat import import_mxnet
@@ -64,6 +65,10 @@ class MXNetTarget:
         if device != "cpu":
             return "kernels run on CPUs only so far"
         return bridge.why_not(import_mxnet())
+
+    def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
+        """See :mod:`graphopt.backend.measured`."""
+        return once(parts, measure)
 
     def time_ms(self, graph: Graph, calls: int = 3) -> float:
         """Milliseconds of one call on random values: the best of a few, after one to warm up."""

@@ -39,7 +39,8 @@ def explain_result(original: Graph, result: Result, choice: Choice, title: str) 
         lines.append(f"  operator calls {first.calls} -> {last.calls}")
     if choice.engine:
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
-        lines.append(f"  runs on: {choice.engine}" + (f" (measured: {times})" if times else ""))
+        how = "measured earlier" if choice.is_remembered else "measured"
+        lines.append(f"  runs on: {choice.engine}" + (f" ({how}: {times})" if times else ""))
     lines += [f"  measured and changed: {text}" for text in choice.tuning]
     for name, why in choice.failed.items():
         lines.append(f"  not on {name}: {why}")

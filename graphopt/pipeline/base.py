@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -42,6 +42,9 @@ class Target(Protocol):
 
     def why_no_kernels(self, device: str) -> str | None:
         """Why fused kernels cannot run on ``device``, or ``None`` if they can."""
+
+    def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
+        """``measure()``, or what it gave on this machine before; ``parts`` say what it is about."""
 
     def time_ms(self, graph: Graph) -> float:
         """Milliseconds of one call on random values, once warm: the best of a few."""

@@ -1,0 +1,56 @@
+"""Measurements that later processes on this machine need not make again.
+
+What was measured depends on the graph, the processor, the number of threads and the versions; all
+of that is in the key. ``graphopt cache clear`` forgets everything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.kernels import cache as disk
+
+#: Off where every measurement is to be made anew.
+ENABLED = os.environ.get("GRAPHOPT_REMEMBER", "1") != "0"
+
+
+def remembered(parts: Sequence[str]) -> Any:
+    """What was kept for ``parts``, or ``None``."""
+    if not ENABLED:
+        return None
+    data = disk.load(_key(parts), disk.MEASUREMENTS)
+    return None if data is None else json.loads(data)
+
+
+def remember(parts: Sequence[str], value: Any) -> None:
+    """Keep a value that JSON can hold."""
+    if ENABLED:
+        disk.store(_key(parts), json.dumps(value).encode(), disk.MEASUREMENTS)
+
+
+def once(parts: Sequence[str], measure: Callable[[], Any]) -> Any:
+    """What was kept for ``parts``; measured and kept if there is nothing."""
+    found = remembered(parts)
+    if found is None:
+        found = measure()
+        remember(parts, found)
+    return found
+
+
+def _key(parts: Sequence[str]) -> str:
+    return disk.key_of(*_machine(), os.environ.get("OMP_NUM_THREADS", ""), *parts)
+
+
+@cache
+def _machine() -> tuple[str, ...]:
+    import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
+    from graphopt import __version__
+
+    cores = len(os.sched_getaffinity(0))
+    return (import_mxnet().__version__, __version__, llvm.get_host_cpu_name(), str(cores))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from graphopt.backend import measured
+from graphopt.backend.infer import with_types
+from graphopt.backend.lower import CACHED_OP, lower
+from graphopt.ir.parser import parse
+from graphopt.kernels import cache
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measured, "ENABLED", True)
+    return tmp_path
+
+
+def test_measured_once(kept: Path) -> None:
+    made = []
+
+    def measure() -> list[float]:
+        made.append(1)
+        return [1.5, 2.5]
+
+    assert measured.once(("a", "b"), measure) == [1.5, 2.5]
+    assert measured.once(("a", "b"), measure) == [1.5, 2.5]
+    assert measured.once(("a", "c"), measure) == [1.5, 2.5]
+    assert len(made) == 2
+    cache.clear()
+    measured.once(("a", "b"), measure)
+    assert len(made) == 3
+
+
+def test_threads_are_part_of_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured.remember(("a",), 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert measured.remembered(("a",)) is None
+
+
+def test_a_damaged_entry_is_forgotten(kept: Path) -> None:
+    measured.remember(("a",), 1)
+    (file,) = (kept / "measurements").glob("*.json")
+    file.write_bytes(b"nonsense")
+    assert measured.remembered(("a",)) is None
+
+
+def test_engines_are_measured_once(kept: Path) -> None:
+    graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) %b = dot(%a, %x) {transpose_b=True} return %b }"))
+    x = np.ones((8, 4), "float32")
+    first = lower(graph)
+    want = first(x)[0].asnumpy()
+    assert len(first.choice.measured_ms) > 1
+    assert not first.choice.is_remembered
+    again = lower(graph)
+    np.testing.assert_array_equal(again(x)[0].asnumpy(), want)
+    assert again.choice.is_remembered
+    assert again.choice.engine == first.choice.engine
+    assert again.choice.measured_ms == first.choice.measured_ms
+
+
+def test_an_engine_that_is_gone_is_measured_anew(kept: Path) -> None:
+    graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) return %a }"))
+    lowered = lower(graph)
+    measured.remember(lowered._key(), {"engine": "steam", "measured_ms": {}})
+    lowered(np.ones((8, 4), "float32"))
+    assert not lowered.choice.is_remembered
+    assert CACHED_OP in lowered.choice.measured_ms
