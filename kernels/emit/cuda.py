@@ -1,0 +1,489 @@
+"""Spec -> Python source of a CUDA kernel, for numba.
+
+There are two forms. Where no element depends on another, the *flat* one walks the iteration space
+in strides of the whole grid::
+
+    kernel(p0, ..., e0, ...)
+
+Else *teams*, each a warp or a block, walk rows, that is runs along the last axis::
+
+    kernel(p0, ..., e0, ..., slots, per, segments, reach)
+
+Team ``t`` has rows ``slot * per`` to ``(slot + 1) * per`` for ``slot = t // segments``, and of each
+of them the segment ``t % segments`` of ``reach`` elements. Reductions need whole rows: one segment.
+
+``p0, ...`` are the operands, inputs first, and ``e0, ...`` the extents. An output that is summed
+over has parts, one for each slot and segment that adds to it (:func:`parts`): the kernel writes, or
+adds to zeroed, parts, and a second kernel adds them up. No atomics: results repeat bit by bit.
+
+Elements come in chunks of ``width`` along the last axis, read and written at once. With ``chunks``
+a thread keeps that many of a row in registers, at the same columns of every row, so that it
+computes each value once and holds sums over rows; without, it walks the row once per reduction.
+
+The source calls functions named after instructions; :mod:`graphopt.kernels.cuda` defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from graphopt.kernels.emit.schedule import Loop, schedule
+from graphopt.kernels.spec import Arg, KernelSpec
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
+
+
+def is_flat(spec: KernelSpec) -> bool:
+    """Whether no element of a collapsed spec depends on another."""
+    return not spec.inner and not any(spec.summed(result) for result in spec.outputs)
+
+
+def parts(spec: KernelSpec, place: int) -> tuple[bool, bool]:
+    """Whether output ``place``, summed over, has a part for each slot, and for each segment."""
+    result = spec.outputs[place]
+    row_axis = spec.rank - 1
+    return bool(spec.summed(result) - {row_axis}), row_axis not in result.operand.covers
+
+
+def in_registers(spec: KernelSpec, place: int, chunks: int) -> bool:
+    """Whether a team writes its part of a summed output once, or adds to it in every row."""
+    result = spec.outputs[place]
+    row_axis = spec.rank - 1
+    return result.operand.covers <= {row_axis} and (
+        row_axis not in result.operand.covers or chunks > 0
+    )
+
+
+def emit_cuda(spec: KernelSpec, width: int = 1, chunks: int = 0) -> str:
+    """Source of the function ``kernel`` and of the functions over teams that it calls.
+
+    Args:
+        spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
+        width: elements read and written at once; it divides the last extent.
+        chunks: how many times ``width`` elements of a row each thread keeps; 0 for rows of any
+            length. Of no effect on the flat form.
+    """
+    if is_flat(spec):
+        return _Flat(spec, width).source()
+    return _Rows(spec, width, chunks).source()
+
+
+class _Emitter:
+    """What both forms share: values in ``width`` copies, operands, expressions."""
+
+    def __init__(self, spec: KernelSpec, width: int) -> None:
+        self.spec, self.width = spec, width
+        self.first = len(spec.inputs)
+        self.row_axis = spec.rank - 1
+        self.operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
+        self.along = [self.row_axis in axes for axes in spec.varies]
+        self.literals: dict[str, str] = {}
+        self.lines: list[str] = []
+
+    def _line(self, indent: int, text: str) -> None:
+        self.lines.append("    " * indent + text)
+
+    def _assembled(self, extra: Iterable[str], write: Callable[[], None]) -> str:
+        names = [f"p{n}" for n in range(len(self.operands))]
+        names += [f"e{axis}" for axis in range(self.spec.rank)]
+        write()
+        literals = [f"    {name} = number({text})" for text, name in self.literals.items()]
+        return "\n".join(
+            [f"def kernel({', '.join([*names, *extra])}):", *literals, *self.lines, ""]
+        )
+
+    def _arg(self, arg: Arg, suffix: str = "") -> str:
+        if isinstance(arg, int):
+            return f"v{arg}{suffix}" if self.along[arg] else f"v{arg}"
+        # By their text: 0.0 and -0.0 are equal.
+        return self.literals.setdefault(repr(float(arg)), f"c{len(self.literals)}")
+
+    def _expression(self, op: str, args: list[str]) -> str:
+        if op in _INFIX and (op == "div" or not self.spec.precise):
+            return f"{args[0]} {_INFIX[op]} {args[1]}"
+        if op == "square":
+            return self._expression("mul", [args[0], args[0]])
+        # A reduction gets here only if its operand is the same all along the row.
+        alike = {
+            "extent": "length",
+            "reduce_sum": f"{args[0]} * length" if args else "",
+            "reduce_max": args[0] if args else "",
+            "reduce_min": args[0] if args else "",
+            "reduce_prod": f"pow_({args[0]}, length)" if args else "",
+            "neg": f"-{args[0]}" if args else "",
+            "stop": args[0] if args else "",
+            "literal": args[0] if args else "",
+            "scale_gradient": args[0] if args else "",
+        }
+        return alike.get(op) or f"{op}_({', '.join(args)})"
+
+    def _compute(self, indent: int, number: int, suffixes: Iterable[str]) -> None:
+        """An instruction, once for each element."""
+        step = self.spec.body[number - self.first]
+        for suffix in suffixes if self.along[number] else [""]:
+            args = [self._arg(arg, suffix) for arg in step.args]
+            self._line(indent, f"v{number}{suffix} = {self._expression(step.op, args)}")
+
+    def _load(self, indent: int, number: int, at: str, names: list[str]) -> None:
+        """Read one element, or as many as there are names."""
+        if len(names) == 1:
+            self._line(indent, f"{names[0]} = load{number}(p{number}, {at})")
+        else:
+            self._line(indent, f"{', '.join(names)} = loads{number}(p{number}, {at})")
+
+    def _store(self, indent: int, place: int, at: str, values: list[str]) -> None:
+        number = self.first + place
+        name = "store" if len(values) == 1 else "stores"
+        self._line(indent, f"{name}{number}(p{number}, {at}, {', '.join(values)})")
+
+    def _split(self, indent: int, index: str, axes: int) -> None:
+        """``x0, x1, ...``: the coordinates along the first axes of an index into all of them."""
+        rest = index
+        for axis in range(axes - 1, 0, -1):
+            self._line(indent, f"q{axis} = quotient({rest}, e{axis})")
+            self._line(indent, f"x{axis} = {rest} - q{axis} * e{axis}")
+            rest = f"q{axis}"
+        if axes:
+            self._line(indent, f"x0 = {rest}")
+
+    def _offset(self, number: int, axes: int) -> str:
+        """Where an operand is at coordinates ``x`` along the first axes, 0 along the others."""
+        text = "0"
+        for axis in sorted(self.operands[number].covers):
+            if axis < axes:
+                text = f"x{axis}" if text == "0" else f"({text} * e{axis} + x{axis})"
+            elif text != "0":
+                text = f"({text} * e{axis})"
+        return text
+
+    def _needs(self, targets: Iterable[int], *, elements: bool) -> list[int]:
+        """What has to be known for ``targets``, operands first; ``elements`` of a row, or all."""
+        found: set[int] = set()
+        pending = list(targets)
+        while pending:
+            number = pending.pop()
+            if number in found or (elements and not self.along[number]):
+                continue
+            found.add(number)
+            if number >= self.first:
+                args = self.spec.body[number - self.first].args
+                pending += [a for a in args if isinstance(a, int)]
+        return sorted(found)
+
+
+class _Flat(_Emitter):
+    def source(self) -> str:
+        return self._assembled([], self._loop)
+
+    def _loop(self) -> None:
+        rank, width = self.spec.rank, self.width
+        self._line(1, "total = " + (" * ".join(f"e{axis}" for axis in range(rank)) or "1"))
+        self._line(1, f"i = thread_number() * {width}")
+        self._line(1, f"stride = thread_count() * {width}")
+        self._line(1, "while i < total:")
+        self._split(2, "i", rank)
+        suffixes = [f"_{k}" for k in range(width)]
+        needed = self._needs((r.value for r in self.spec.outputs), elements=False)
+        for number in needed:
+            if number >= self.first:
+                self._compute(2, number, suffixes)
+                continue
+            names = [f"v{number}{s}" for s in suffixes] if self.along[number] else [f"v{number}"]
+            whole = self.operands[number].covers == frozenset(range(rank))
+            at = "i" if whole and rank else self._offset(number, rank)
+            self._load(2, number, at, names)
+        for place, result in enumerate(self.spec.outputs):
+            # Nothing is summed over: every output covers the whole space.
+            self._store(2, place, "i" if rank else "0", self._elements(result.value, suffixes))
+        self._line(2, "i += stride")
+
+    def _elements(self, value: int, suffixes: list[str]) -> list[str]:
+        return [self._arg(value, suffix) for suffix in suffixes]
+
+
+class _Rows(_Emitter):
+    def __init__(self, spec: KernelSpec, width: int, chunks: int) -> None:
+        super().__init__(spec, width)
+        self.chunks = chunks
+        self.plan = schedule(spec)
+        self.held: set[int] = set()  # values of the row that are in registers
+
+    def source(self) -> str:
+        used = {step.op for step in self.spec.body if step.op in _START} | {"reduce_sum"}
+        kernel = self._assembled(["slots", "per", "segments", "reach"], self._teams)
+        return "\n\n".join([*(_team_function(op) for op in sorted(used)), kernel])
+
+    def _teams(self) -> None:
+        self._line(1, f"n = e{self.row_axis}")
+        outer = " * ".join(f"e{axis}" for axis in range(self.row_axis))
+        self._line(1, f"m = {outer or '1'}")
+        self._line(1, "length = number(n)")
+        self._line(1, "team = team_number()")
+        self._line(1, "slot = quotient(team, segments)")
+        self._line(1, "segment = team - slot * segments")
+        self._line(1, "begin = segment * reach")
+        self._line(1, "end = begin + reach if begin + reach < n else n")
+        self._line(1, "part = number(end - begin)")
+        self._line(1, "lane = lane_number()")
+        self._line(1, "lanes = lane_count()")
+        for c in range(self.chunks):
+            self._line(1, f"j{c} = begin + (lane + {c} * lanes) * {self.width}")
+            self._line(1, f"active{c} = j{c} < end")
+        for place in self._summed():
+            number = self.first + place
+            self._line(1, f"base{number} = {self._part(place)}")
+            if in_registers(self.spec, place, self.chunks):
+                for name in self._sums(place):
+                    self._line(1, f"{name} = number(0.0)")
+        # Teams are whole warps: none of their threads skips a shuffle that others wait in.
+        self._line(1, "if slot < slots:")
+        self._line(2, "r = slot * per")
+        self._line(2, "last = r + per if r + per < m else m")
+        self._line(2, "while r < last:")
+        self._row()
+        self._line(3, "r += 1")
+        for place in self._summed():
+            if in_registers(self.spec, place, self.chunks):
+                self._store_sums(place)
+
+    def _summed(self) -> list[int]:
+        return [p for p, result in enumerate(self.spec.outputs) if self.spec.summed(result)]
+
+    def _part(self, place: int) -> str:
+        """Where the part of a summed output begins that this team adds to."""
+        by_slot, by_segment = parts(self.spec, place)
+        index = {
+            (False, False): "0",
+            (False, True): "segment",
+            (True, False): "slot",
+            (True, True): "team",
+        }[by_slot, by_segment]
+        covers = sorted(self.spec.outputs[place].operand.covers)
+        return " * ".join([index, *(f"e{axis}" for axis in covers)])
+
+    def _sums(self, place: int) -> list[str]:
+        """Registers with the part of a summed output that this thread holds."""
+        if self.row_axis not in self.spec.outputs[place].operand.covers:
+            return [f"sum{place}"]
+        return [f"sum{place}_{k}" for k in range(self.chunks * self.width)]
+
+    def _store_sums(self, place: int) -> None:
+        number = self.first + place
+        result = self.spec.outputs[place]
+        if self.row_axis in result.operand.covers:
+            for c in range(self.chunks):
+                self._line(2, f"if active{c}:")
+                names = [f"sum{place}{s}" for s in self._suffixes(c)]
+                self._store(3, place, f"base{number} + j{c}", names)
+            return
+        if self.plan_kind(place) == "sum":
+            self._line(2, f"sum{place} = team_reduce_sum(sum{place})")
+        self._line(2, "if lane == 0:")
+        self._store(3, place, f"base{number}", [f"sum{place}"])
+
+    def plan_kind(self, place: int) -> str:
+        """How an output is stored: per element, per row, or as the sum of a row."""
+        if place in self.plan.row_stores:
+            return "row"
+        summing = any(place in loop.sums for loop in self.plan.loops)
+        return "sum" if summing else "element"
+
+    def _suffixes(self, chunk: int) -> list[str]:
+        return [f"_{chunk * self.width + k}" for k in range(self.width)]
+
+    def _row(self) -> None:
+        self._split(3, "r", self.row_axis)
+        for number in range(len(self.operands)):
+            self._line(3, f"at{number} = {self._offset(number, self.row_axis)}")
+        for place in self._summed():
+            number = self.first + place
+            self._line(3, f"at{number} = base{number} + at{number}")
+        self.held = set()
+        for at, loop in enumerate(self.plan.loops):
+            self._row_values(self.plan.before[at])
+            if self.chunks:
+                self._registers(loop)
+            else:
+                self._walk(loop)
+        for values in self.plan.before[len(self.plan.loops) :]:
+            self._row_values(values)
+        for place in self.plan.row_stores:
+            self._store_row(place)
+
+    def _row_values(self, values: list[int]) -> None:
+        for number in values:
+            if number < self.first:
+                self._load(3, number, f"at{number}", [f"v{number}"])
+            else:
+                self._compute(3, number, [""])
+
+    def _targets(self, loop: Loop) -> list[int]:
+        sources = [self.spec.body[number - self.first].args[0] for number in loop.reductions]
+        places = [*loop.stores, *loop.sums]
+        outputs = [self.spec.outputs[place].value for place in places]
+        return [*(s for s in sources if isinstance(s, int)), *outputs]
+
+    def _starts(self, loop: Loop) -> None:
+        for number in loop.reductions:
+            op = self.spec.body[number - self.first].op
+            self._line(3, f"v{number} = number({_START[op]})")
+        for place in loop.sums:
+            if not in_registers(self.spec, place, self.chunks):
+                self._line(3, f"sum{place} = number(0.0)")
+
+    def _finishes(self, loop: Loop) -> None:
+        for number in loop.reductions:
+            op = self.spec.body[number - self.first].op
+            self._line(3, f"v{number} = team_{op}(v{number})")
+        for place in loop.sums:
+            if not in_registers(self.spec, place, self.chunks):
+                self._line(3, f"sum{place} = team_reduce_sum(sum{place})")
+                self._add_by_one(place, f"sum{place}")
+
+    def _registers(self, loop: Loop) -> None:
+        """A loop over a row that lies in registers: straight code."""
+        needed = [n for n in self._needs(self._targets(loop), elements=True) if n not in self.held]
+        self.held |= set(needed)
+        for number in needed:
+            if number < self.first:
+                self._load_chunks(number)
+        for number in needed:
+            if number >= self.first:
+                self._compute(3, number, [s for c in range(self.chunks) for s in self._suffixes(c)])
+        self._starts(loop)
+        for c in range(self.chunks):
+            if loop.reductions or loop.sums or loop.stores:
+                self._line(3, f"if active{c}:")
+                self._consume(4, loop, self._suffixes(c), f"j{c}")
+        self._finishes(loop)
+
+    def _load_chunks(self, number: int) -> None:
+        for c in range(self.chunks):
+            names = [f"v{number}{s}" for s in self._suffixes(c)]
+            for name in names:
+                self._line(3, f"{name} = number(0.0)")
+            self._line(3, f"if active{c}:")
+            self._load(4, number, f"at{number} + j{c}", names)
+
+    def _walk(self, loop: Loop) -> None:
+        self._starts(loop)
+        suffixes = [f"_{k}" for k in range(self.width)]
+        self._line(3, f"j = begin + lane * {self.width}")
+        self._line(3, "while j < end:")
+        for number in self._needs(self._targets(loop), elements=True):
+            if number >= self.first:
+                self._compute(4, number, suffixes)
+            else:
+                self._load(4, number, f"at{number} + j", [f"v{number}{s}" for s in suffixes])
+        self._consume(4, loop, suffixes, "j")
+        self._line(4, f"j += lanes * {self.width}")
+        self._finishes(loop)
+
+    def _consume(self, indent: int, loop: Loop, suffixes: list[str], index: str) -> None:
+        """What a loop does with a chunk of values that are known."""
+        for number in loop.reductions:
+            step = self.spec.body[number - self.first]
+            for suffix in suffixes:
+                value = self._arg(step.args[0], suffix)
+                self._line(indent, f"v{number} = {step.op}(v{number}, {value})")
+        for place in loop.sums:
+            summand = self.spec.outputs[place].value
+            for suffix in suffixes:
+                self._line(indent, f"sum{place} = sum{place} + {self._arg(summand, suffix)}")
+        for place in loop.stores:
+            self._store_element(indent, place, suffixes, index)
+
+    def _store_element(self, indent: int, place: int, suffixes: list[str], index: str) -> None:
+        result = self.spec.outputs[place]
+        values = [self._arg(result.value, suffix) for suffix in suffixes]
+        number = self.first + place
+        at = f"at{number} + {index}"
+        if not self.spec.summed(result):
+            self._store(indent, place, at, values)
+        elif in_registers(self.spec, place, self.chunks):
+            for suffix, value in zip(suffixes, values, strict=True):
+                self._line(indent, f"sum{place}{suffix} = sum{place}{suffix} + {value}")
+        else:
+            # Always the same thread of the same team: nobody else adds to these.
+            names = [f"old{k}" for k in range(len(values))]
+            self._load(indent, number, at, names)
+            added = [f"{name} + {value}" for name, value in zip(names, values, strict=True)]
+            self._store(indent, place, at, added)
+
+    def _store_row(self, place: int) -> None:
+        result = self.spec.outputs[place]
+        summed = self.spec.summed(result)
+        number = self.first + place
+        value = self._arg(result.value) + (" * part" if self.row_axis in summed else "")
+        if not summed:
+            self._line(3, "if lane == 0:")
+            self._store(4, place, f"at{number}", [value])
+        elif in_registers(self.spec, place, self.chunks):
+            self._line(3, f"sum{place} = sum{place} + {value}")
+        else:
+            self._add_by_one(place, value)
+
+    def _add_by_one(self, place: int, value: str) -> None:
+        number = self.first + place
+        self._line(3, "if lane == 0:")
+        self._store(4, place, f"at{number}", [f"load{number}(p{number}, at{number}) + {value}"])
+
+
+def _team_function(op: str) -> str:
+    """Source of ``team_OP``, which combines the values of a team's threads and tells all of them.
+
+    Lanes swap in pairs: both of a pair combine the same two values, so all end with the same bits.
+    """
+    shuffles = [f"    v = {op}(v, shuffle(v, {mask}))" for mask in (16, 8, 4, 2, 1)]
+    return "\n".join(
+        [
+            f"def team_{op}(v):",
+            *shuffles,
+            "    if IS_BLOCK:",
+            "        kept = shared_by_warps()",
+            "        lane = cuda.threadIdx.x",
+            "        if lane % 32 == 0:",
+            "            kept[lane // 32] = v",
+            "        cuda.syncthreads()",
+            "        v = kept[0]",
+            "        for k in range(1, cuda.blockDim.x // 32):",
+            f"            v = {op}(v, kept[k])",
+            "        cuda.syncthreads()  # before the next reduction writes there",
+            "    return v",
+            "",
+        ]
+    )
+
+
+def emit_finish() -> str:
+    """Source of ``finish``, which adds up parts, and ``fill``, which zeroes them."""
+    return _FINISH
+
+
+_FINISH = """\
+def finish(parts, out, count, size):
+    kept = shared_by_threads()
+    column = cuda.threadIdx.x
+    y = cuda.threadIdx.y
+    i = wide(cuda.blockIdx.x) * 32 + column
+    total = number(0.0)
+    if i < size:
+        k = wide(y)
+        while k < count:
+            total = total + load0(parts, k * size + i)
+            k += cuda.blockDim.y
+    kept[y * 32 + column] = total
+    cuda.syncthreads()
+    if y == 0 and i < size:
+        for k in range(1, cuda.blockDim.y):
+            total = total + kept[k * 32 + column]
+        store1(out, i, total)
+
+
+def fill(parts, size):
+    i = thread_number()
+    while i < size:
+        store0(parts, i, number(0.0))
+        i += thread_count()
+"""

@@ -1,0 +1,283 @@
+"""CUDA kernels in numba's simulator; tests/kernels/test_cuda.py runs this file by itself.
+
+The simulator has to be chosen before numba is imported, so these tests need a process of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba.cuda", reason="there is no numba.cuda")
+
+from numba import config
+
+if not config.ENABLE_CUDASIM:
+    pytest.skip("for numba's simulator of CUDA", allow_module_level=True)
+
+from graphopt.errors import InputError
+from graphopt.kernels import cuda
+from graphopt.kernels.gradient import differentiate
+from graphopt.kernels.interpret import evaluate
+from graphopt.kernels.spec import KernelSpec, parse
+from tests.kernels.test_cuda import SPECS
+
+
+@pytest.fixture(autouse=True)
+def quick_switches() -> Iterator[None]:
+    """The simulator waits for its threads by asking over and over: let them run meanwhile."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def noise(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def assert_near(got: Any, want: Any, dtype: str, what: str = "") -> None:
+    """Equal up to the roundings of a sum of terms as large as the largest result."""
+    tolerance = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-13}.get(dtype, 0)
+    assert got.shape == want.shape, what
+    both = [np.asarray(x, "float64") for x in (got, want)]
+    np.testing.assert_array_equal(*map(np.isnan, both), err_msg=what)
+    scale = 1 + np.max(np.abs(both[1]), initial=0, where=np.isfinite(both[1]))
+    np.testing.assert_allclose(*both, rtol=10 * tolerance, atol=tolerance * scale, err_msg=what)
+
+
+def outputs(spec: KernelSpec, arrays: Any, **options: Any) -> list[Any]:
+    return [np.asarray(array.copy_to_host()) for array in cuda.run(spec, arrays, **options)]
+
+
+def check(spec: KernelSpec, inputs: Any, extents: Any = None, tolerance: str | None = None) -> None:
+    """Forward and backward kernels compute what the spec means."""
+    want = evaluate(spec, inputs, extents, dtype="float64")
+    got = outputs(spec, inputs, extents=extents)
+    for g, w in zip(got, want, strict=True):
+        assert_near(g, w, tolerance or str(g.dtype), f"value of {spec}")
+    found = differentiate(spec)
+    if found.spec is None:
+        return
+    heads = [noise(*w.shape, dtype=str(g.dtype), seed=7) for w, g in zip(want, got, strict=True)]
+    operands = [
+        *(heads[i] for i in found.heads),
+        *(inputs[i] for i in found.inputs),
+        *(got[i] for i in found.outputs),
+    ]
+    slopes = evaluate(found.spec, operands, extents, dtype="float64")
+    gradients = outputs(spec, operands, backward=True, extents=extents)
+    for g, w in zip(gradients, slopes, strict=True):
+        assert_near(g, w, tolerance or str(g.dtype), f"gradient of {spec}")
+
+
+def inputs_of(spec: KernelSpec, space: tuple[int, ...]) -> list[Any]:
+    shapes = [tuple(1 if a is None else space[a] for a in x.axes) for x in spec.inputs]
+    return [
+        noise(*shape, seed=i).astype(x.dtype)
+        for i, (shape, x) in enumerate(zip(shapes, spec.inputs, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("shape", [(3, 33), (2, 140)], ids=str)
+def test_models(name: str, shape: tuple[int, int]) -> None:
+    spec = parse(SPECS[name])
+    check(spec, inputs_of(spec, shape))
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (9, 7)], ids=str)
+@pytest.mark.parametrize("name", ["layer norm", "masked softmax"])
+def test_short_rows(name: str, shape: tuple[int, int]) -> None:
+    spec = parse(SPECS[name])
+    check(spec, inputs_of(spec, shape))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (70, 7), (70, 32)], ids=str)
+def test_many_elements(shape: tuple[int, int]) -> None:
+    spec = parse(SPECS["chain"])
+    check(spec, inputs_of(spec, shape))
+
+
+@pytest.mark.parametrize("name", ["layer norm", "log_softmax"])
+@pytest.mark.parametrize("columns", [516, 1030], ids=["block holds row", "row is walked"])
+def test_long_rows(name: str, columns: int) -> None:
+    spec = parse(SPECS[name])
+    check(spec, inputs_of(spec, (2, columns)))
+
+
+@pytest.mark.parametrize("rows", [3])
+def test_rows_without_elements(rows: int) -> None:
+    spec = parse(SPECS["layer norm"])
+    for shape in ((0, 8), (rows, 0)):
+        arrays = inputs_of(spec, shape)
+        (got,) = outputs(spec, arrays)
+        assert got.shape == shape
+        heads = [np.empty(shape, "float32"), *arrays, got]
+        found = differentiate(spec)
+        assert found.spec is not None
+        operands = [heads[0], *(arrays[i] for i in found.inputs), *(got for _ in found.outputs)]
+        _, by_scale, by_shift = outputs(spec, operands, backward=True)
+        assert not by_scale.any()
+        assert not by_shift.any()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[a,b,c] (f32[a,1,c], f32[b,1], f32[a,b,c]) { %3 = mul %0 %1; %4 = mul %3 %2;"
+        " return %4:f32[a,b,c] }",
+        "f32[a,b,c,d] (f32[a,1,c,1], f32[1,b,1,d], f32[d]) { %3 = mul %0 %1; %4 = add %3 %2;"
+        " %5 = sin %4; return %5:f32[a,b,c,d] }",
+        "f32[a,b,c|d] (f32[a,1,c,d], f32[b,1,1], f32[d]) { %3 = mul %0 %1; %4 = mul %3 %2;"
+        " %5 = softmax %4; %6 = reduce_sum %4; return %5:f32[a,b,c,d], %6:f32[a,b,c] }",
+        "f32[a] (f32[a], f32[1], f32[]) { %3 = mul %0 %1; %4 = add %3 %2; return %4:f32[a] }",
+        "f32[|a,b] (f32[a,b]) { %1 = log_softmax %0; %2 = reduce_max %0; return %1:f32[a,b],"
+        " %2:f32[] }",
+        "f32[] (f32[]) { %1 = tanh %0; return %1:f32[] }",
+        "f32[a|b] (f32[a,b], f32[a,1]) { %2 = sub %0 %1; %3 = reduce_sum %2; %4 = extent;"
+        " %5 = div %3 %4; %6 = exp %5; %7 = mul %6 %0; return %7:f32[a,b], %5:f32[a,1] }",
+    ],
+)
+def test_broadcasting(text: str) -> None:
+    spec = parse(text)
+    space = (3, 4, 2, 5)[: spec.rank] if not spec.inner else (2, 1, 2, 5)[: spec.rank]
+    check(spec, inputs_of(spec, space), space)
+
+
+@pytest.mark.parametrize("space", [(2, 300), (5, 16)], ids=str)
+@pytest.mark.parametrize(
+    "outs",
+    [
+        "f32[]",
+        "f32[a]",
+        "f32[b]",
+        "f32[a,b]",
+        "f32[a,1]",
+        "f32[1,b]",
+        "f32[a,b], %2:f32[b]",
+        "f32[a], %2:f32[b], %2:f32[]",
+    ],
+)
+def test_sums(outs: str, space: tuple[int, int]) -> None:
+    spec = parse(f"f32[a,b] (f32[a,b], f32[b]) {{ %2 = mul %0 %1; return %2:{outs} }}")
+    arrays = inputs_of(spec, space)
+    got = outputs(spec, arrays)
+    for g, w in zip(got, evaluate(spec, arrays, dtype="float64"), strict=True):
+        assert_near(g, w, "float32")
+    for again, g in zip(outputs(spec, arrays), got, strict=True):
+        np.testing.assert_array_equal(again, g)
+
+
+def test_sums_of_rows() -> None:
+    spec = parse(
+        "f32[a,b|c] (f32[a,b,c], f32[c]) { %2 = mul %0 %1; %3 = reduce_max %2; %4 = exp %2;"
+        " return %3:f32[a], %4:f32[b,c], %4:f32[c], %3:f32[], %3:f32[b,1], %4:f32[a,b,c] }"
+    )
+    arrays = inputs_of(spec, (2, 3, 40))
+    for g, w in zip(outputs(spec, arrays), evaluate(spec, arrays, dtype="float64"), strict=True):
+        assert_near(g, w, "float32")
+
+
+def test_choosing_and_comparing() -> None:
+    spec = parse(
+        "f32[a,b] (f32[a,b], f32[b], i32[a,b], b1[a,b]) { %4 = gt %0 %1; %5 = and %4 %3;"
+        " %6 = xor %2 %5; %7 = where %6 %0 %1; %8 = max %7 0.25; %9 = not %4; %10 = or %9 %2;"
+        " return %8:f32[a,b], %4:b1[a,b], %10:i32[a,b], %6:u8[a,b], %2:i64[a,b], %2:i8[a,b] }"
+    )
+    whole = np.arange(6 * 20, dtype="int32").reshape(6, 20) % 5 - 2
+    inputs = [noise(6, 20), noise(20, seed=1), whole, whole > 0]
+    for g, w in zip(outputs(spec, inputs), evaluate(spec, inputs), strict=True):
+        assert g.dtype == w.dtype
+        np.testing.assert_array_equal(g, w)
+
+
+@pytest.mark.parametrize("stored", ["f16", "f32", "f64"])
+@pytest.mark.parametrize("compute", ["f32", "f64"])
+@pytest.mark.parametrize("columns", [7, 32])
+def test_storage(stored: str, compute: str, columns: int) -> None:
+    spec = parse(
+        f"{compute}[a,b] ({stored}[a,b], {stored}[b], i32[a,b], u8[b]) {{ %4 = mul %0 %1;"
+        f" %5 = where %2 %4 %0; %6 = add %5 %3; return %6:{stored}[a,b] }}"
+    )
+    condition = np.arange(11 * columns, dtype="int32").reshape(11, columns) % 3 - 1
+    small = np.arange(columns, dtype="uint8") + 200
+    dtype = spec.inputs[0].dtype
+    inputs = [noise(11, columns, dtype=dtype), noise(columns, dtype=dtype), condition, small]
+    check(spec, inputs, tolerance="float16" if stored == "f16" else "float32")
+
+
+def test_float64_rows() -> None:
+    check(
+        parse("f64[a|b] (f64[a,b]) { %1 = softmax %0; return %1:f64[a,b] }"),
+        [noise(2, 70, dtype="float64")],
+    )
+
+
+def test_special_values() -> None:
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38], "float32")
+    rows = np.stack([special, special[::-1], np.roll(special, 3)])
+    for op in ("relu", "abs", "exp", "tanh", "sigmoid", "softplus", "rint", "recip", "sqrt"):
+        spec = parse(f"f32[a,b] (f32[a,b]) {{ %1 = {op} %0; return %1:f32[a,b] }}")
+        (got,) = outputs(spec, [rows])
+        np.testing.assert_allclose(got, evaluate(spec, [rows])[0], rtol=1e-6, err_msg=op)
+    (got,) = outputs(parse("f32[a] (f32[a]) { %1 = sign %0; return %1:f32[a] }"), [special])
+    np.testing.assert_array_equal(got, [0, 0, 1, -1, np.nan, 1, -1, 1])
+    for op in ("reduce_max", "reduce_sum", "softmax"):
+        out = "f32[a,b]" if op == "softmax" else "f32[a]"
+        spec = parse(f"f32[a|b] (f32[a,b]) {{ %1 = {op} %0; return %1:{out} }}")
+        for array in (rows, rows[:, :2], rows[:, 2:4], np.tile(rows[:2], (1, 5))):
+            (got,) = outputs(spec, [np.ascontiguousarray(array)])
+            np.testing.assert_allclose(got, evaluate(spec, [array])[0], rtol=1e-6, err_msg=op)
+    for op in ("max", "min", "mod"):
+        spec = parse(f"f32[a,b] (f32[a,b], f32[a,b]) {{ %2 = {op} %0 %1; return %2:f32[a,b] }}")
+        pair = [*np.broadcast_arrays(special[:, None], special)]
+        if op == "mod":
+            pair = [*np.broadcast_arrays(np.arange(-4.0, 5.0)[:, None] * 1.7, np.arange(-3.0, 4))]
+        pair = [np.ascontiguousarray(x, "float32") for x in pair]
+        np.testing.assert_allclose(outputs(spec, pair)[0], evaluate(spec, pair)[0], err_msg=op)
+
+
+def test_unary_instructions() -> None:
+    one = "arccos arcsin arctanh erf arctan arcsinh cbrt ceil floor trunc round half log1p expm1"
+    positive = "arccosh log log2 log10 rsqrt rcbrt gamma gammaln sinh cosh tan"
+    inside = np.linspace(-0.9, 0.9, 24, dtype="float32")
+    for ops, x in ((one.split(), inside), (positive.split(), np.abs(inside) + 1.5)):
+        steps = "; ".join(f"%{i} = {op} %0" for i, op in enumerate(ops, 1))
+        outs = ", ".join(f"%{i}:f32[a]" for i in range(1, 1 + len(ops)))
+        spec = parse(f"f32[a] (f32[a]) {{ {steps}; return {outs} }}")
+        for op, g, w in zip(ops, outputs(spec, [x]), evaluate(spec, [x]), strict=True):
+            np.testing.assert_allclose(g, w, rtol=2e-6, err_msg=op)
+
+
+def test_precise() -> None:
+    spec = parse("precise " + SPECS["chain"])
+    arrays = inputs_of(spec, (5, 12))
+    np.testing.assert_allclose(outputs(spec, arrays)[0], evaluate(spec, arrays)[0], rtol=2e-6)
+
+
+def test_outputs_are_written_to() -> None:
+    spec = parse(SPECS["layer norm"])
+    arrays = inputs_of(spec, (2, 24))
+    out = cuda.cuda.to_device(np.full((2, 24), np.nan, "float32"))
+    (got,) = cuda.run(spec, arrays, outputs=[out])
+    assert got is out
+    assert np.isfinite(out.copy_to_host()).all()
+
+
+def test_arrays_that_do_not_fit() -> None:
+    spec = parse(SPECS["chain"])
+    with pytest.raises(InputError, match="reads 2 inputs, not 1"):
+        cuda.run(spec, [noise(3, 4)])
+    with pytest.raises(InputError, match="5 is not 4"):
+        cuda.run(spec, [noise(3, 4), noise(5)])
+    with pytest.raises(InputError, match=r"is not f32\[b\]"):
+        cuda.run(spec, [noise(3, 4), noise(4, dtype="float64")])
+    with pytest.raises(InputError, match="not C-contiguous"):
+        cuda.run(spec, [noise(4, 3).T, noise(4)])
+    with pytest.raises(InputError, match="no gradient"):
+        cuda.run(parse("f32[a] (i32[a]) { return %0:f32[a] }"), [noise(3)], backward=True)

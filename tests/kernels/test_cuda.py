@@ -1,0 +1,145 @@
+"""CUDA kernels: what they compute, by numba's simulator, and the PTX they become, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphopt.kernels.spec import parse
+
+SPECS = {
+    "chain": "f32[a,b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = add %2 1.5; %4 = tanh %3;"
+    " %5 = sigmoid %0; %6 = mul %4 %5; %7 = square %0; %8 = neg %7; %9 = exp %8;"
+    " %10 = mul %9 0.5; %11 = add %6 %10; return %11:f32[a,b] }",
+    "layer norm": "f32[a|b] (f32[a,b], f32[b], f32[b]) { %3 = normalize %0 1e-05; %4 = mul %3 %1;"
+    " %5 = add %4 %2; return %5:f32[a,b] }",
+    "softmax": "f32[a|b] (f32[a,b]) { %1 = softmax %0; return %1:f32[a,b] }",
+    "log_softmax": "f32[a|b] (f32[a,b]) { %1 = log_softmax %0; return %1:f32[a,b] }",
+    "gelu": "f32[a,b] (f32[a,b]) { %1 = mul %0 0.7071067811865476; %2 = erf %1; %3 = add %2 1.0;"
+    " %4 = mul %0 0.5; %5 = mul %4 %3; return %5:f32[a,b] }",
+    "masked softmax": "f32[a|b] (f32[a,b], b1[a,b]) { %2 = where %1 %0 -10000.0;"
+    " %3 = softmax %2; return %3:f32[a,b] }",
+}
+
+ROOT = Path(__file__).parents[2]
+ROWS = ["layer norm", "softmax", "log_softmax", "masked softmax"]
+
+
+def test_in_the_simulator() -> None:
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
+        pytest.skip("this process simulates CUDA already: run tests/kernels/cuda_cases.py")
+    cases = Path(__file__).with_name("cuda_cases.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if re.search(r"^SKIPPED .*there is no numba.cuda", done.stdout, re.MULTILINE):
+        pytest.skip("numba has no numba.cuda here, nor its simulator")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@cache
+def why_no_ptx() -> str:
+    """Why numba cannot compile for GPUs here; empty if it can."""
+    from graphopt.errors import GraphoptError
+
+    try:
+        from graphopt.kernels.cuda import compile_ptx
+
+        compile_ptx(parse("f32[a] (f32[a]) { %1 = neg %0; return %1:f32[a] }"))
+    except (ImportError, GraphoptError) as error:
+        return f"numba cannot compile for CUDA; the extra [cuda] brings what it takes: {error}"
+    return ""
+
+
+@pytest.fixture
+def compile_ptx() -> Any:
+    reason = why_no_ptx()
+    if reason:
+        pytest.skip(reason)
+    from graphopt.kernels.cuda import compile_ptx
+
+    return compile_ptx
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 6), (9, 0)], ids=str)
+def test_ptx(capability: tuple[int, int], compile_ptx: Any) -> None:
+    # NVVM takes its time: all kernels for one kind of GPU, two for the others.
+    names = SPECS if capability == (8, 0) else ("chain", "softmax")
+    for name in names:
+        ptx = compile_ptx(parse(SPECS[name]), capability)
+        assert f".target sm_{capability[0]}{capability[1]}" in ptx
+        assert re.search(r"ld\.global(\.nc)?\.v4\.f32", ptx), name
+        assert "st.global.v4.f32" in ptx, name
+        assert ("shfl.sync" in ptx) == (name in ROWS), name
+        # Nothing is left to call, and nothing lies in memory that should be in registers.
+        assert not re.search(r"\bcall\b|\.local\b", ptx), name
+
+
+@pytest.mark.parametrize("name", ["chain", "layer norm", "softmax"])
+def test_ptx_of_gradients(name: str, compile_ptx: Any) -> None:
+    ptx = compile_ptx(parse(SPECS[name]), (9, 0), backward=True)
+    assert re.search(r"ld\.global(\.nc)?\.v4\.f32", ptx)
+    assert "st.global.v4.f32" in ptx
+    assert ("shfl.sync" in ptx) == (name in ROWS)
+    assert "atom." not in ptx
+    assert "red." not in ptx
+
+
+def test_ptx_of_forms(compile_ptx: Any) -> None:
+    from graphopt.kernels.cuda import Form
+
+    spec = parse(SPECS["layer norm"])
+    for form in (Form(4, 2, block=True), Form(4, 0, block=True), Form(1, 2), Form(1, 0)):
+        ptx = compile_ptx(spec, (8, 0), backward=form.block, form=form)
+        assert ("v4.f32" in ptx) == (form.width == 4)
+        assert ("bar.sync" in ptx) == form.block
+
+
+def test_ptx_of_storage(compile_ptx: Any) -> None:
+    text = "f32[a,b] (f16[a,b], f16[b]) { %2 = mul %0 %1; %3 = half %2; return %3:f16[a,b] }"
+    ptx = compile_ptx(parse(text))
+    assert re.search(r"ld\.global\.v4\.(b|u)32", ptx)  # eight at once
+    assert re.search(r"st\.global\.v4\.(b|u)32", ptx)
+    text = (
+        "f64[a,b] (f64[a,b], i64[b], u8[a,b], b1[a,b], i8[b]) { %5 = mul %0 %1; %6 = add %2 %4;"
+        " %7 = where %3 %5 %6; return %7:f64[a,b], %7:i32[a,b], %7:u8[a,b], %3:b1[a,b] }"
+    )
+    assert "ld.global.v2.f64" in compile_ptx(parse(text))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_ptx_of_every_instruction(dtype: str, compile_ptx: Any) -> None:
+    from graphopt.kernels.cuda import Form
+    from graphopt.kernels.instructions import INSTRUCTIONS, Kind
+
+    steps, outs = [], []
+    for op, info in INSTRUCTIONS.items():
+        if info.kind is Kind.MAP and op != "literal":
+            args = " ".join(f"%{n}" for n in range(info.arity))
+            steps.append(f"%{3 + len(steps)} = {op} {args}")
+            outs.append(f"%{2 + len(steps)}:{dtype}[a]")
+    inputs = ", ".join([f"{dtype}[a]"] * 3)
+    text = f"{dtype}[a] ({inputs}) {{ {'; '.join(steps)}; return {', '.join(outs)} }}"
+    assert "st.global" in compile_ptx(parse(text), form=Form())
+
+
+def test_precise_kernels_fuse_nothing(compile_ptx: Any) -> None:
+    text = "f32[a] (f32[a], f32[a], f32[a]) { %3 = mul %0 %1; %4 = sub %3 %2; return %4:f32[a] }"
+    # Without .rn, the driver may fuse them.
+    assert re.search(r"mul\.f32|fma\.rn\.f32", compile_ptx(parse(text)))
+    precise = compile_ptx(parse("precise " + text))
+    assert "mul.rn.f32" in precise
+    assert not re.search(r"\b(mul|add|sub)\.f32|fma\.rn\.f32", precise)
