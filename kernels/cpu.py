@@ -149,6 +149,7 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
         scope[f"load{number}"] = _loader(stored, dtype, place, scopes)
         scope[f"store{number}"] = _storer(stored, dtype, place, scopes)
     last = len(spec.outputs) + 1
+    scope["prefetch"] = _prefetch()
     scope["load_kept"] = _loader(dtype, dtype, last, last + 1)
     scope["store_kept"] = _storer(dtype, dtype, last, last + 1)
     for step in spec.body:
@@ -361,6 +362,25 @@ def _mark(instruction: Any, builder: Any, place: int, count: int) -> None:
     scope, others = _scopes(builder.module, place, count)
     instruction.set_metadata("alias.scope", scope)
     instruction.set_metadata("noalias", others)
+
+
+@cache
+def _prefetch() -> Any:
+    """A hint that memory will be read; of any address, as it never faults."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        signature = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), signature)
+        address = builder.inttoptr(builder.add(args[0], args[1]), pointer)
+        builder.call(function, [address, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    @intrinsic
+    def prefetch(_context, address, offset):  # type: ignore[no-untyped-def]
+        return types.void(types.int64, types.int64), generate
+
+    return prefetch
 
 
 @cache

@@ -49,7 +49,11 @@ def test_a_damaged_entry_is_forgotten(kept: Path) -> None:
 
 
 def test_engines_are_measured_once(kept: Path) -> None:
-    graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) %b = dot(%a, %x) {transpose_b=True} return %b }"))
+    graph = with_types(
+        parse(
+            "graph g(%x: f32[8,4]) { %a = tanh(%x) %b = dot(%a, %x) {transpose_b=True} return %b }"
+        )
+    )
     x = np.ones((8, 4), "float32")
     first = lower(graph)
     want = first(x)[0].asnumpy()
