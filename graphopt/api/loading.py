@@ -122,8 +122,13 @@ class Model:
             title=original.name,
         )
 
-    def export(self, path: str | Path, epoch: int = 0) -> None:
+    def export(self, path: str | Path, epoch: int = 0, *, kernels: bool = False) -> None:
         """Write the graph compiled last as ``path-symbol.json`` and ``path-<epoch>.params``.
+
+        Args:
+            path: prefix of the files.
+            epoch: a number for the name of the parameters.
+            kernels: keep fused kernels; such files load in processes that imported graphopt.
 
         Raises:
             InputError: the model was not called yet.
@@ -131,7 +136,7 @@ class Model:
         from graphopt.nn.exporting import write
 
         lowered = self._last()[2]
-        write(str(path), epoch, lowered.symbol, lowered.parameters())
+        write(str(path), epoch, lowered.exported(kernels=kernels), lowered.parameters())
 
     def _last(self) -> tuple[Graph, Result, Lowered]:
         if not self._compiled:

@@ -56,9 +56,11 @@ class CachedOpEngine:
             ("static_shape", True),
         ]
         self._op = mx.nd.CachedOp(symbol, flags)
+        self._release_threads = _thread_releaser()
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
+        self._release_threads()
         found = self._op(*arrays, *self._spare)
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]

@@ -146,6 +146,10 @@ class Lowered:
         """The MXNet Symbol that runs, before engine-specific rewrites."""
         return self._symbol
 
+    def exported(self, *, kernels: bool) -> Any:
+        """The Symbol to save: with fused nodes, or with the MXNet operators they stand for."""
+        return self._symbol if kernels else to_symbol(unfuse(self._per_call))
+
     def parameters(self) -> dict[str, Any]:
         """The arrays the symbol reads besides data: parameters, folded values, constants."""
         return {n: self._fixed_value(n) for n in self._inputs if n not in self.data}
@@ -275,8 +279,12 @@ class Lowered:
         if not has_kernels:
             return self._plain_candidates(graph, arrays)
         # Kernels for all but activations that oneDNN computes with the product before them.
-        mixed = unfuse(graph, follows_anchor)
-        return self._plain_candidates(unfuse(graph), arrays) | {
+        mixed, plain = unfuse(graph, follows_anchor), unfuse(graph)
+        others = self._plain_candidates(plain, arrays)
+        if not any(node.op == "Convolution" for node in plain):
+            # Then activations are all that oneDNN's subgraphs fuse, and `mixed` has those.
+            others = {CACHED_OP: others[CACHED_OP]}
+        return others | {
             CACHED_OP + KERNELS: lambda: self._cached_op(self._symbol, CACHED_OP + KERNELS),
             EXECUTOR_ONEDNN + KERNELS: lambda: self._executor(
                 mixed, arrays, EXECUTOR_ONEDNN + KERNELS

@@ -10,7 +10,7 @@ from graphopt.errors import InputError
 from graphopt.frontend.gluon import describe
 
 
-def export(block: Any, path: str, epoch: int) -> None:
+def export(block: Any, path: str, epoch: int, *, kernels: bool = False) -> None:
     """Write ``path-symbol.json`` and ``path-<epoch>.params``; see ``Optimized.export``."""
     state = block.graphopt_state
     if state.fallback is not None:
@@ -20,7 +20,8 @@ def export(block: Any, path: str, epoch: int) -> None:
         raise InputError(f"{describe(block)} cannot be exported yet: call it once first")
     entry = entries[-1]
     if state.config.mode == "inference":
-        write(path, epoch, entry.lowered.symbol, entry.lowered.parameters())
+        symbol = entry.lowered.exported(kernels=kernels)
+        write(path, epoch, symbol, entry.lowered.parameters())
     else:
         params = block.collect_params()
         names = entry.traced.symbol.list_inputs()

@@ -134,18 +134,33 @@ class Optimized:
         if self._graphopt_config.mode == "inference":
             self.reset()
 
-    def export(self, path: str | Path, epoch: int = 0, remove_amp_cast: bool = True) -> None:
+    def export(
+        self,
+        path: str | Path,
+        epoch: int = 0,
+        remove_amp_cast: bool = True,
+        *,
+        kernels: bool = False,
+    ) -> None:
         """Write ``path-symbol.json`` and ``path-<epoch>.params``, which plain MXNet loads.
 
         With ``mode="inference"`` the optimized graph is written, with its folded parameters and for
         the input types of the last call; otherwise the Block's own graph, as Gluon would.
+
+        Args:
+            path: prefix of the files.
+            epoch: a number for the name of the parameters.
+            remove_amp_cast: has no effect; for compatibility with Gluon.
+            kernels: keep fused kernels in an inference graph. Such files load in processes that
+                imported graphopt; without it plain MXNet loads them, and ``graphopt.load`` fuses
+                anew.
 
         Raises:
             InputError: the Block was not called yet, or was taken child by child.
         """
         from graphopt.nn.exporting import export
 
-        export(self, str(path), epoch)
+        export(self, str(path), epoch, kernels=kernels)
 
     def __repr__(self) -> str:
         return f"Optimized[{super().__repr__()}]"

@@ -412,9 +412,10 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
   char* added = arena + partial_bytes;
   char* own = added + add_bytes;
 
+  std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    int thread = omp_get_thread_num(), team = omp_get_num_threads();
+    int thread = omp_get_thread_num();
     char* scratch = own + thread * thread_bytes;
     std::vector<Target> targets(n_out);
     for (size_t i = 0; i < n_out; ++i) {
@@ -424,8 +425,8 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
                         : add_at[i] >= 0 ? added + add_at[i]
                                          : static_cast<char*>(outputs[i]->dptr_);
     }
-    int64_t from = slots * thread / team, to = slots * (thread + 1) / team;
-    for (int64_t slot = from; slot < to; ++slot) {
+    // Whoever is awake takes the next slot: waking a thread can take as long as its share of work.
+    for (int64_t slot; (slot = next.fetch_add(1, std::memory_order_relaxed)) < slots;) {
       if (any_sums) {
         std::memset(arena + slot * sum_bytes, 0, sum_bytes);
         for (size_t i = 0; i < n_out; ++i)

@@ -560,7 +560,7 @@ def test_an_exported_net_runs_where_graphopt_was_imported(tmp_path: Path) -> Non
     x = data(5, 4)
     want = fast(x).asnumpy()
     assert is_fused(fast)
-    fast.export(str(tmp_path / "net"))
+    fast.export(str(tmp_path / "net"), kernels=True)
     assert FUSED in (tmp_path / "net-symbol.json").read_text()
     np.save(tmp_path / "x.npy", x.asnumpy())
     code = """
@@ -577,6 +577,18 @@ for name in ("out", "again"):
     python(code, tmp_path)
     for name in ("out", "again"):
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), want, rtol=1e-5, atol=1e-6)
+
+
+def test_by_default_plain_mxnet_loads_what_is_exported(tmp_path: Path) -> None:
+    fast = graphopt.optimize(gate(), mode="inference")
+    x = data(5, 4)
+    want = fast(x).asnumpy()
+    assert is_fused(fast)
+    prefix = str(tmp_path / "net")
+    fast.export(prefix)
+    assert FUSED not in (tmp_path / "net-symbol.json").read_text()
+    again = mx.gluon.SymbolBlock.imports(f"{prefix}-symbol.json", ["data"], f"{prefix}-0000.params")
+    np.testing.assert_allclose(again(x).asnumpy(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_a_symbol_that_is_copied_and_saved_stays_what_it_is() -> None:
