@@ -579,6 +579,7 @@ for name in ("out", "again"):
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
 def test_by_default_plain_mxnet_loads_what_is_exported(tmp_path: Path) -> None:
     fast = graphopt.optimize(gate(), mode="inference")
     x = data(5, 4)
