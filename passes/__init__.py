@@ -23,6 +23,7 @@ PASSES = {
     ),
     "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
+    "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
 }
@@ -37,7 +38,7 @@ _CLEAN = (
     "simplify-algebra,cancel-layout"
 )
 
-_FUSE = "fuse-reduction,fuse-pointwise"
+_FUSE = "parallelize-batch-dot,fuse-reduction,fuse-pointwise"
 
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
 PIPELINES = {

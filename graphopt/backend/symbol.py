@@ -11,7 +11,7 @@ from graphopt.errors import GraphError
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, FUSED, Node, NodeId
+from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, Node, NodeId
 from graphopt.kernels import bridge
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def to_symbol(graph: Graph) -> Any:
         MissingDependencyError: it holds fused nodes, and they cannot run here.
     """
     mx = import_mxnet()
-    if any(node.op == FUSED for node in graph):
+    if any(node.op in (FUSED, PARALLEL_BATCH_DOT) for node in graph):
         bridge.load(mx)
     handle = ctypes.c_void_p()
     text = to_json(graph).encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import FUSED, Node, Value
+from graphopt.ir.node import FUSED, PARALLEL_BATCH_DOT, Node, Value
 from graphopt.ir.ops import canonical
 
 #: What oneDNN computes an activation with, in one call.
@@ -14,14 +14,16 @@ _ACTIVATIONS = frozenset({"Activation", "LeakyReLU", "clip", "relu", "sigmoid", 
 
 
 def is_fused(graph: Graph) -> bool:
-    """Whether the graph has regions that can be put back."""
-    return any(_region(node) is not None for node in graph)
+    """Whether the graph has operators of ours that MXNet's can take the place of."""
+    return any(_region(node) is not None or node.op == PARALLEL_BATCH_DOT for node in graph)
 
 
 def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: True) -> Graph:
-    """A copy in which fused nodes are MXNet's operators again, those that ``which`` chooses."""
+    """A copy in which nodes of ours are MXNet's operators again, those that ``which`` chooses."""
     plain = graph.copy()
     for node in graph:
+        if node.op == PARALLEL_BATCH_DOT and which(graph, node):
+            plain.update(plain[node.id].but(op="batch_dot"))
         body = _region(node)
         if body is None or not which(graph, node):
             continue

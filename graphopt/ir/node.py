@@ -26,6 +26,9 @@ CONSTANT: Final = "constant"
 #: it has one, is the region in MXNet's operators.
 FUSED: Final = "graphopt_fused"
 
+#: MXNet's batch_dot with a thread for every product.
+PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
+
 
 class Value(NamedTuple):
     """One output of one node: what flows along an edge."""

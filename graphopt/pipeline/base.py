@@ -43,6 +43,9 @@ class Target(Protocol):
     def why_no_kernels(self, device: str) -> str | None:
         """Why fused kernels cannot run on ``device``, or ``None`` if they can."""
 
+    def why_no_products(self, device: str) -> str | None:
+        """Why matrix products of our own cannot run on ``device``, or ``None`` if they can."""
+
     def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
         """``measure()``, or what it gave on this machine before; ``parts`` say what it is about."""
 

@@ -1,7 +1,7 @@
 /*
- * The operators graphopt_fused and _backward_graphopt_fused, registered with MXNet.
+ * The operators graphopt_fused, _backward_graphopt_fused and graphopt_batch_dot, registered with MXNet.
  *
- * An operator's attribute `spec` says what it computes. Python turns a spec into a plan (what the
+ * A fused operator's attribute `spec` says what it computes. Python turns a spec into a plan (what the
  * operands are) and a compiled kernel (which walks tiles of rows); this file cuts the iteration
  * space into tiles, shares them among OpenMP threads and honours MXNet's write requests. Nothing of
  * Python runs in a call, once a kernel is compiled.
@@ -256,10 +256,10 @@ void Measure(Space* space) {
            std::to_string(operand.axes.size()) + ", in kernel " + plan.spec);
     for (int d = 0; d < shape.ndim(); ++d) {
       int axis = operand.axes[d];
-      int64_t& extent = axis < 0 ? axes[0] : axes[axis];
-      if (axis < 0 ? shape[d] != 1 : (extent >= 0 && extent != shape[d]))
+      bool fits = axis < 0 ? shape[d] == 1 : axes[axis] < 0 || axes[axis] == shape[d];
+      if (!fits)
         Fail("operand " + std::to_string(i) + " does not fit the others in kernel " + plan.spec);
-      if (axis >= 0) extent = shape[d];
+      if (axis >= 0) axes[axis] = shape[d];
     }
   }
   space->extents.assign(std::max(plan.groups, 1), 1);
@@ -566,6 +566,94 @@ std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEnt
 }
 
 // ---------------------------------------------------------------------------------------------
+// graphopt_batch_dot: many small matrix products, a thread each
+//
+// MXNet's batch_dot computes one product after the other and has all threads share each of them. For
+// matrices as small as attention's, they wait for each other longer than they compute.
+
+enum { kRowMajor = 101, kNoTrans = 111, kTrans = 112 };
+using Sgemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+                       const float* a, int lda, const float* b, int ldb, float beta, float* c,
+                       int ldc);
+Sgemm sgemm = nullptr;
+
+bool Flag(const NodeAttrs& attrs, const char* key) {
+  auto found = attrs.dict.find(key);
+  return found != attrs.dict.end() && (found->second == "True" || found->second == "1" ||
+                                       found->second == "true");
+}
+
+bool BatchDotShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  const mxnet::TShape &a = (*in)[0], &b = (*in)[1];
+  if (!mxnet::shape_is_known(a) || !mxnet::shape_is_known(b)) return false;
+  bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
+  if (a.ndim() != 3 || b.ndim() != 3 || a[0] != b[0] || a[ta ? 1 : 2] != b[tb ? 2 : 1])
+    Fail("the inputs of node " + attrs.name + " are no matrices that can be multiplied");
+  mxnet::TShape shape(3, 0);
+  shape[0] = a[0];
+  shape[1] = a[ta ? 2 : 1];
+  shape[2] = b[tb ? 1 : 2];
+  (*out)[0] = shape;
+  return true;
+}
+
+bool BatchDotType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  for (int& type : *in) {
+    if (type == -1) type = mshadow::kFloat32;
+    if (type != mshadow::kFloat32) Fail("node " + attrs.name + " multiplies float32 only");
+  }
+  (*out)[0] = mshadow::kFloat32;
+  return true;
+}
+
+void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
+              const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  if (requests[0] == mxnet::kNullOp) return;
+  if (!sgemm) Fail("there is no BLAS library for node " + attrs.name);
+  bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
+  const mxnet::TShape &a = inputs[0].shape_, &b = inputs[1].shape_, &c = outputs[0].shape_;
+  const int64_t batch = c[0], m = c[1], n = c[2], k = a[ta ? 1 : 2];
+  const float beta = requests[0] == mxnet::kAddTo ? 1.0f : 0.0f;
+  auto x = static_cast<const float*>(inputs[0].dptr_);
+  auto y = static_cast<const float*>(inputs[1].dptr_);
+  auto z = static_cast<float*>(outputs[0].dptr_);
+  if (m == 0 || n == 0) return;
+  double nanoseconds = 0.02 * batch * m * n * k;
+  int threads = Threads(nanoseconds, batch);
+  std::atomic<int64_t> next{0};
+  // Inside a parallel region OpenBLAS uses the calling thread only.
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < batch;)
+    sgemm(kRowMajor, ta ? kTrans : kNoTrans, tb ? kTrans : kNoTrans, m, n, k, 1.0f,
+          x + i * m * k, a[2], y + i * k * n, b[2], beta, z + i * m * n, n);
+}
+
+NodeEntry MakeBatchDot(const std::string& name, const NodeEntry& a, const NodeEntry& b, bool ta,
+                       bool tb) {
+  const nnvm::Op* op = nnvm::Op::Get("graphopt_batch_dot");
+  const char* keys[] = {"transpose_a", "transpose_b"};
+  const char* values[] = {ta ? "True" : "False", tb ? "True" : "False"};
+  SymbolHandle handle = nullptr;
+  if (MXSymbolCreateAtomicSymbol(const_cast<nnvm::Op*>(op), 2, keys, values, &handle) != 0)
+    Fail("cannot make node " + name + ": " + MXGetLastError());
+  ObjectPtr made = (*static_cast<std::vector<NodeEntry>*>(handle))[0].node;
+  MXSymbolFree(handle);
+  LegacyNode& node = View(made);
+  node.name = name;
+  node.inputs = {a, b};
+  return NodeEntry(made, 0, 0);
+}
+
+std::vector<NodeEntry> BatchDotGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
+  const NodeAttrs& attrs = node->attrs;
+  bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
+  const NodeEntry &a = View(node).inputs[0], &b = View(node).inputs[1], &g = heads[0];
+  std::string left = attrs.name + "_backward_lhs", right = attrs.name + "_backward_rhs";
+  return {ta ? MakeBatchDot(left, b, g, tb, true) : MakeBatchDot(left, g, b, false, !tb),
+          tb ? MakeBatchDot(right, g, a, true, ta) : MakeBatchDot(right, a, g, !ta, false)};
+}
+
+// ---------------------------------------------------------------------------------------------
 // Registration
 
 /* One attribute of one operator, handed to the callback of nnvm::Op::UpdateAttrMap. */
@@ -607,6 +695,12 @@ void Register() {
   backward.get_num_outputs = LegacyFunction(&NumInputs);
   SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&Backward));
+  nnvm::Op& batch_dot = registry->__REGISTER_OR_GET__("graphopt_batch_dot");
+  batch_dot.set_num_inputs(2).set_num_outputs(1);
+  SetAttribute<mxnet::FInferShape>(batch_dot, "FInferShape", LegacyFunction(&BatchDotShape));
+  SetAttribute<nnvm::FInferType>(batch_dot, "FInferType", LegacyFunction(&BatchDotType));
+  SetAttribute<mxnet::FCompute>(batch_dot, "FCompute<cpu>", LegacyFunction(&BatchDot));
+  SetAttribute<nnvm::FGradient>(batch_dot, "FGradient", LegacyFunction(&BatchDotGradient));
 }
 
 }  // namespace graphopt
@@ -641,6 +735,11 @@ const char* graphopt_register(graphopt::DescribeCallback describe,
     message = error.what();
     return message.c_str();
   }
+}
+
+/* Which single-precision matrix product to use: that of the BLAS library MXNet brought. */
+void graphopt_use_sgemm(void* function) {
+  graphopt::sgemm = reinterpret_cast<graphopt::Sgemm>(function);
 }
 
 /* Called from within a callback that fails: why. */

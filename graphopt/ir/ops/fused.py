@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from graphopt.ir.ops.facts import Kind, OpInfo
+from graphopt.ir.ops.facts import Gradient, Kind, OpInfo
 
-OPERATORS = (OpInfo("graphopt_fused", Kind.OPAQUE, pure=True),)
+OPERATORS = (
+    OpInfo("graphopt_fused", Kind.OPAQUE, pure=True),
+    OpInfo("graphopt_batch_dot", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
+)
