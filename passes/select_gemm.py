@@ -7,9 +7,10 @@ from typing import ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.analysis.frozen import frozen_nodes
+from graphopt.ir.attrs import EMPTY
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
-from graphopt.ir.types import TensorType
+from graphopt.ir.types import Shape, TensorType
 from graphopt.pipeline.base import Mode, Pass, PassContext, Settings, Target
 
 #: Activations. oneDNN computes some of them while it stores the product; behind ``dot`` each would
@@ -53,9 +54,9 @@ class SelectGemm(Pass):
         graph net(%x: f32[8,128,3072], param %w: f32[768,3072], param %b: f32[768]) {
           %fc_rows = Reshape(%x) {shape=(-1, 3072)} : f32[1024,3072]
           %fc_dot = dot(%fc_rows, %w) {transpose_b=True} : f32[1024,768]
-          %fc_bias = Reshape(%b) {shape=(1, 768)} : f32[1,768]
-          %fc_sum = broadcast_add(%fc_dot, %fc_bias) : f32[1024,768]
-          %fc = Reshape(%fc_sum) {shape=(8, 128, 768)} : f32[8,128,768]
+          %fc_shaped = Reshape(%fc_dot) {shape=(8, 128, 768)} : f32[8,128,768]
+          %fc_bias = Reshape(%b) {shape=(1, 1, 768)} : f32[1,1,768]
+          %fc = broadcast_add(%fc_shaped, %fc_bias) : f32[8,128,768]
           return %fc
         }
     """
@@ -135,28 +136,27 @@ def _is_fused(graph: Graph, node: Node) -> bool:
 def _replace(graph: Graph, layer: _Layer) -> None:
     node, origin = layer.node, layer.node.origin
     name = node.name or "gemm"
+    shape = node.type.shape
+    assert shape is not None
 
-    def add(op: str, inputs: list[Value], columns: int, what: str, **attrs: object) -> Value:
+    def add(op: str, inputs: list[Value], made: Shape, what: str, **attrs: object) -> Value:
         label = graph.unique_name(f"{name}_{what}")
-        types = (TensorType("float32", (layer.rows, columns)),)
+        types = (TensorType("float32", made),)
         return graph.add(op, inputs, attrs, types, label, origin=origin).out()
 
-    rows = add("Reshape", [layer.data], layer.inputs, "rows", shape=(-1, layer.inputs))
-    product = add("dot", [rows, layer.weight], layer.outputs, "dot", transpose_b=True)
-    if layer.bias is not None:
-        product = add("broadcast_add", [product, _row(graph, layer)], layer.outputs, "sum")
-    attrs = type(node.attrs)({"shape": node.type.shape})
-    graph.update(node.but(op="Reshape", inputs=(product,), attrs=attrs))
-
-
-def _row(graph: Graph, layer: _Layer) -> Value:
-    """The bias as a matrix of one row, which ``broadcast_add`` needs."""
-    assert layer.bias is not None
-    shape = (1, layer.outputs)
-    label = graph.unique_name(f"{layer.node.name or 'gemm'}_bias")
-    types = (TensorType("float32", shape),)
-    attrs = {"shape": shape}
-    return graph.add("Reshape", [layer.bias], attrs, types, label, origin=layer.node.origin).out()
+    flat = (layer.rows, layer.inputs)
+    rows = add("Reshape", [layer.data], flat, "rows", shape=(-1, layer.inputs))
+    flat = (layer.rows, layer.outputs)
+    product = add("dot", [rows, layer.weight], flat, "dot", transpose_b=True)
+    if layer.bias is None:
+        attrs = type(node.attrs)({"shape": shape})
+        graph.update(node.but(op="Reshape", inputs=(product,), attrs=attrs))
+        return
+    # The bias comes last, in the result's shape: what reads the result may be fused with it.
+    shaped = add("Reshape", [product], shape, "shaped", shape=shape)
+    row = (*(1 for _ in shape[1:]), layer.outputs)
+    bias = add("Reshape", [layer.bias], row, "bias", shape=row)
+    graph.update(node.but(op="broadcast_add", inputs=(shaped, bias), attrs=EMPTY))
 
 
 def _measure(problem: Problem, target: Target) -> tuple[float, float]:

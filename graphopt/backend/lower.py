@@ -28,8 +28,10 @@ from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, FUSED, PARAM
 from graphopt.kernels.library import prepare
+from graphopt.passes.fuse_pointwise import FusePointwise
+from graphopt.passes.fuse_reduction import FuseReduction
 from graphopt.passes.select_gemm import SelectGemm
-from graphopt.pipeline.base import Settings
+from graphopt.pipeline.base import Pass, Settings
 from graphopt.pipeline.instruments import compare
 from graphopt.pipeline.manager import run_passes
 from graphopt.pipeline.remarks import RemarkKind
@@ -170,8 +172,20 @@ class Lowered:
 
     def _tune(self, graph: Graph) -> Graph:
         settings = Settings("inference", frozen=True)
-        result = run_passes(graph, (SelectGemm(),), settings, MXNetTarget())
-        done = [remark for remark in result.remarks if remark.kind is RemarkKind.PASSED]
+        passes: tuple[Pass, ...] = (SelectGemm(),)
+        start = graph
+        if any(node.op == FUSED for node in graph):
+            # Regions grow anew, as a product without its bias leaves that to them.
+            passes += (FuseReduction(), FusePointwise())
+            start = unfuse(graph, lambda _graph, node: node.op == FUSED)
+        result = run_passes(start, passes, settings, MXNetTarget())
+        done = [
+            remark
+            for remark in result.remarks
+            if remark.kind is RemarkKind.PASSED and remark.pass_name == SelectGemm.name
+        ]
+        if not done:
+            return graph
         self.choice.tuning = [f"{', '.join(r.nodes)}: {r.message}" for r in done]
         return result.graph
 

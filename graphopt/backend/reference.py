@@ -11,7 +11,7 @@ from graphopt.backend import reference_ops
 from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, FUSED, Node, Value
+from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, Node, Value
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import parse
 
@@ -46,7 +46,7 @@ def supports(graph: Graph) -> bool:
     """Whether every operator of the graph is in the reference table."""
     return all(
         node.is_input
-        or node.op in (CONSTANT, FUSED)
+        or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT)
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -71,4 +71,5 @@ def _node(
     inputs = [values[value] for value in node.inputs]
     if node.op == FUSED:
         return evaluate(parse(node.attrs["spec"]), inputs)
-    return reference_ops.evaluate(node.op, inputs, node.attrs, training=training)
+    op = "batch_dot" if node.op == PARALLEL_BATCH_DOT else node.op
+    return reference_ops.evaluate(op, inputs, node.attrs, training=training)

@@ -130,7 +130,6 @@ TABLE: Table = {
     "_linalg_gemm2": _gemm,
     "_linalg_syrk": _syrk,
     "batch_dot": _batch_dot,
-    "graphopt_batch_dot": _batch_dot,
     "dot": _dot,
     "linalg_gemm": _gemm,
     "linalg_gemm2": _gemm,
