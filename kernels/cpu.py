@@ -20,6 +20,8 @@ from numba.extending import intrinsic
 
 from graphopt.errors import GraphoptError
 from graphopt.kernels.emit.cpu import emit_cpu, storage
+from graphopt.kernels.library import SYMBOL
+from graphopt.kernels.machine import target_machine
 from graphopt.kernels.spec import KernelSpec
 from graphopt.kernels.vecmath import function as vecmath
 from graphopt.kernels.vecmath.intrinsics import (
@@ -30,9 +32,6 @@ from graphopt.kernels.vecmath.intrinsics import (
     select,
     trunc,
 )
-
-#: The name of the function in every object file.
-SYMBOL = "graphopt_kernel"
 
 _NUMBA = {"float32": types.float32, "float64": types.float64}
 _IR = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
@@ -88,21 +87,7 @@ def compile_object(spec: KernelSpec) -> tuple[bytes, int]:
     source, scratch = emit_cpu(spec)
     text = _to_ir(source, spec)
     machine = target_machine()
-    module = llvm.parse_assembly(text)
-    return bytes(machine.emit_object(module)), scratch
-
-
-@cache
-def target_machine() -> Any:
-    """LLVM's code generator for this CPU."""
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
-    )
+    return bytes(machine.emit_object(llvm.parse_assembly(text))), scratch
 
 
 def _to_ir(source: str, spec: KernelSpec) -> str:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from graphopt.kernels import cache as disk
 from graphopt.kernels.expand import collapse, expand
@@ -18,6 +17,8 @@ from graphopt.kernels.spec import KernelSpec, parse
 
 #: Part of every key: raise it when emitted code changes its meaning or its arguments.
 CODE_VERSION = 1
+#: The name of the function in every object file.
+SYMBOL = "graphopt_kernel"
 
 
 @dataclass(frozen=True)
@@ -104,29 +105,17 @@ def _link(code: bytes) -> int:
     """Load an object file; returns the address of its kernel."""
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
+    from graphopt.kernels.machine import target_machine
+
+    machine = target_machine()
     # An engine of its own for each: the kernels all have one name.
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     # It owns the code, which MXNet's threads may run for as long as there is a process: not even
     # the end of the interpreter may take it away.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
-    return int(engine.get_function_address("graphopt_kernel"))
-
-
-def _machine() -> Any:
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()  # numba does it too, but may not be there
-    llvm.initialize_native_asmprinter()
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        reloc="pic",
-        codemodel="default",
-        jit=True,
-    )
+    return int(engine.get_function_address(SYMBOL))
 
 
 @cache
@@ -134,14 +123,13 @@ def _environment() -> tuple[str, ...]:
     """What compiled code depends on besides the spec."""
     from importlib.metadata import version
 
-    import llvmlite.binding as llvm
+    from graphopt.kernels.machine import processor
 
     return (
         str(CODE_VERSION),
         version("numba"),
         version("llvmlite"),
-        llvm.get_host_cpu_name(),
-        llvm.get_host_cpu_features().flatten(),
+        *processor(),
         _sources(),
     )
 
@@ -151,6 +139,6 @@ def _sources() -> str:
     from pathlib import Path
 
     here = Path(__file__).parent
-    files = [here / "cpu.py", here / "expand.py", here / "instructions.py"]
+    files = [here / name for name in ("cpu.py", "expand.py", "instructions.py", "machine.py")]
     files += sorted((here / "emit").glob("*.py")) + sorted((here / "vecmath").glob("*.py"))
     return disk.key_of(*(file.read_text() for file in files))

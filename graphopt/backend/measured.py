@@ -48,9 +48,8 @@ def _key(parts: Sequence[str]) -> str:
 
 @cache
 def _machine() -> tuple[str, ...]:
-    import llvmlite.binding as llvm  # type: ignore[import-untyped]
-
     from graphopt import __version__
+    from graphopt.kernels.machine import processor
 
     cores = len(os.sched_getaffinity(0))
-    return (import_mxnet().__version__, __version__, llvm.get_host_cpu_name(), str(cores))
+    return (import_mxnet().__version__, __version__, *processor(), str(cores))

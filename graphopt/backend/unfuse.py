@@ -7,6 +7,7 @@ from collections.abc import Callable
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import FUSED, PARALLEL_BATCH_DOT, Node, Value
 from graphopt.ir.ops import canonical
+from graphopt.rewrite.substitute import transplant
 
 #: What oneDNN computes an activation with, in one call.
 _ANCHORS = frozenset({"FullyConnected", "Convolution"})
@@ -32,17 +33,8 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
             inner.out(): value for inner, value in zip(body.inputs, now.inputs, strict=True)
         }
         for inner in body:
-            if inner.is_input:
-                continue
-            copy = plain.add(
-                inner.op,
-                [new[value] for value in inner.inputs],
-                inner.attrs,
-                inner.types,
-                inner.name,
-                origin=inner.origin,
-            )
-            new |= {inner.out(i): copy.out(i) for i in range(len(inner.types))}
+            if not inner.is_input:
+                transplant(plain, inner, new)
         for index, value in enumerate(body.outputs):
             plain.replace_uses(now.out(index), new[value])
         plain.erase(node.id)

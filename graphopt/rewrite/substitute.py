@@ -18,6 +18,13 @@ def substitute(graph: Graph, node: Node, new: Mapping[Value, Value]) -> Node:
     return node if inputs == node.inputs else graph.update(node.but(inputs=inputs))
 
 
+def transplant(target: Graph, node: Node, new: dict[Value, Value]) -> None:
+    """Copy a node of another graph; ``new`` has its inputs here, and gets its outputs."""
+    inputs = [new[value] for value in node.inputs]
+    copy = target.add(node.op, inputs, node.attrs, node.types, node.name, origin=node.origin)
+    new |= {node.out(i): copy.out(i) for i in range(len(node.types))}
+
+
 def substitute_outputs(graph: Graph, new: Mapping[Value, Value]) -> None:
     """Make the graph return ``new[value]`` for every ``value`` in ``new``."""
     outputs = tuple(new.get(value, value) for value in graph.outputs)

@@ -19,6 +19,7 @@ from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.translate import POINTWISE, ROWS, region_spec
 from graphopt.pipeline.base import PassContext
 from graphopt.rewrite.edit import MAX_ORIGIN
+from graphopt.rewrite.substitute import transplant
 
 #: A lone operator that costs less than this an element is as fast in MXNet.
 _WORTH_ALONE = 8.0
@@ -116,6 +117,9 @@ def _refusal(graph: Graph, node: Node, op: str, written: frozenset[Value]) -> st
         return "its shape or dtype is not known"
     if len(node.inputs) >= _MAX_OPERANDS:
         return f"it has more than {_MAX_OPERANDS - 1} inputs"
+    if op in INSTRUCTIONS and INSTRUCTIONS[op].gradient is None:
+        # MXNet derives the backward graph at once, at inference too.
+        return "kernels have no derivative of it"
     if any(value in written for value in node.inputs):
         return "it reads a state that another operator writes"
     entry = ROWS[op] if op in ROWS else POINTWISE[op]
@@ -293,15 +297,7 @@ def _body(
     for number, value in enumerate(inputs):
         new[value] = body.add_input(f"in{number}", DATA, graph.type_of(value)).out()
     for node in nodes:
-        copy = body.add(
-            node.op,
-            [new[value] for value in node.inputs],
-            node.attrs,
-            node.types,
-            node.name,
-            origin=node.origin,
-        )
-        new |= {node.out(i): copy.out(i) for i in range(len(node.types))}
+        transplant(body, node, new)
     body.set_outputs(new[value] for value in outputs)
     return body
 

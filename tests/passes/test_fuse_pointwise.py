@@ -96,6 +96,19 @@ def test_refusals(body: str, why: str | None) -> None:
     assert "Dropout" not in str([n.graphs for n in result.graph])
 
 
+def test_what_has_no_derivative_stays() -> None:
+    graph = net("%a = gamma(%x) %b = tanh(%a) %c = elemwise_mul(%b, %y) return %c")
+    result = run_pass(graph, "fuse-pointwise", target=MXNetTarget())
+    assert ops(result.graph) == ["gamma", FUSED]
+    assert "gamma is not fused: kernels have no derivative of it" in remarks(result)
+    feeds = {name: np.full((8, 4), 1.5, "float32") for name in "xy"}
+    for before, after in zip(
+        *(MXNetTarget().evaluate(g, feeds, gradients=True).values() for g in (graph, result.graph)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(after, before, rtol=1e-5)
+
+
 def test_a_lone_cheap_operator_stays() -> None:
     graph = net("%a = elemwise_add(%x, %y) return %a")
     assert fuse(graph).graph.is_unchanged_from(graph)
