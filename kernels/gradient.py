@@ -55,8 +55,16 @@ def is_differentiable(spec: KernelSpec) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def differentiate(spec: KernelSpec) -> Gradient:
+def differentiate(
+    spec: KernelSpec, heads: int | None = None, read_cost: float = _READ_COST
+) -> Gradient:
     """The kernel for the gradients of ``spec`` by its floating-point inputs.
+
+    Args:
+        spec: the forward kernel.
+        heads: how many outputs, from the first, have a gradient; default: all. The others are there
+            to be read.
+        read_cost: of one element of an array, in the unit of instruction costs.
 
     Raises:
         GraphoptError: an instruction has no derivative.
@@ -64,27 +72,27 @@ def differentiate(spec: KernelSpec) -> Gradient:
     for step in spec.body:
         if INSTRUCTIONS[step.op].gradient is None:
             raise GraphoptError(f"the kernel instruction {step.op} has no derivative")
-    full = _backward(spec)
+    count, inputs = len(spec.outputs), len(spec.inputs)
+    full = _backward(spec, count if heads is None else heads)
     if full is None:
         return Gradient(None, (), (), (), ())
     best, wrt = full
-    heads, inputs = len(spec.outputs), len(spec.inputs)
-    for number in range(heads):
+    for number in range(count):
         # Input positions: heads, forward inputs, forward outputs.
         other = _reading_output(spec, best, number)
-        if _cost(other) < _cost(best):
+        if _cost(other, read_cost) < _cost(best, read_cost):
             best = other
     kept, places = without_unused_inputs(best)
     return Gradient(
         kept,
-        tuple(p for p in places if p < heads),
-        tuple(p - heads for p in places if heads <= p < heads + inputs),
-        tuple(p - heads - inputs for p in places if p >= heads + inputs),
+        tuple(p for p in places if p < count),
+        tuple(p - count for p in places if count <= p < count + inputs),
+        tuple(p - count - inputs for p in places if p >= count + inputs),
         wrt,
     )
 
 
-def _backward(spec: KernelSpec) -> tuple[KernelSpec, tuple[int, ...]] | None:
+def _backward(spec: KernelSpec, with_head: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
     """Gradients from heads, forward inputs and forward outputs, in this order of inputs."""
     emit = Builder(spec.dtype, spec.rank, spec.inner, precise=spec.precise)
     heads = [emit.input(result.operand) for result in spec.outputs]
@@ -93,7 +101,7 @@ def _backward(spec: KernelSpec) -> tuple[KernelSpec, tuple[int, ...]] | None:
         emit.input(result.operand)
     for step in spec.body:
         values.append(emit(step.op, *_mapped(step, values)))
-    adjoints = _adjoints(spec, emit, heads, values)
+    adjoints = _adjoints(spec, emit, heads[:with_head], values)
     wrt = [n for n, operand in enumerate(spec.inputs) if operand.dtype in _FLOATS]
     wrt = [n for n in wrt if adjoints[n] is not None]
     if not wrt:
@@ -121,7 +129,7 @@ def _adjoints(
         before = adjoints[number]
         adjoints[number] = contribution if before is None else emit("add", before, contribution)
 
-    for head, result in zip(heads, spec.outputs, strict=True):
+    for head, result in zip(heads, spec.outputs, strict=False):
         if result.operand.dtype in _FLOATS:
             has_inner = bool(result.operand.covers & spec.inner_axes) or not spec.inner
             if is_row[result.value] and has_inner:
@@ -185,18 +193,20 @@ def _find(forward: KernelSpec, backward: KernelSpec, value: int) -> int | None:
     offset = len(backward.inputs)
     for number, step in enumerate(backward.body):
         known.setdefault(step, offset + number)
+    # What is read already is computed no more.
+    read = {r.value: heads + inputs + n for n, r in enumerate(forward.outputs)}
     place: list[Arg | None] = [heads + n for n in range(inputs)]
-    for step in forward.body:
+    for number, step in enumerate(forward.body, inputs):
         args = [place[a] if isinstance(a, int) else a for a in step.args]
-        if any(a is None for a in args):
-            place.append(None)
-            continue
-        place.append(known.get(Instruction(step.op, tuple(a for a in args if a is not None))))
-    found = place[value]
-    return found if isinstance(found, int) else None
+        found = None
+        if all(a is not None for a in args):
+            found = known.get(Instruction(step.op, tuple(a for a in args if a is not None)))
+        place.append(read.get(number) if found is None and number != value else found)
+    target = place[value]
+    return target if isinstance(target, int) else None
 
 
-def _cost(spec: KernelSpec) -> float:
+def _cost(spec: KernelSpec, read_cost: float) -> float:
     """Of one element: reads of arrays that vary along the rows, and instructions on them."""
     space = frozenset(range(spec.rank))
     inner = spec.inner_axes or space
@@ -206,4 +216,4 @@ def _cost(spec: KernelSpec) -> float:
         touched = (spec.varies[a] for a in (number, *step.args) if isinstance(a, int))
         if any(axes & inner for axes in touched):
             work += INSTRUCTIONS[step.op].cost
-    return work + _READ_COST * reads
+    return work + read_cost * reads

@@ -24,6 +24,7 @@ PASSES = {
     "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
+    "import-rnn": "graphopt.passes.import_rnn:ImportRnn",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
 }
@@ -38,7 +39,7 @@ _CLEAN = (
     "simplify-algebra,cancel-layout"
 )
 
-_FUSE = "parallelize-batch-dot,fuse-reduction,fuse-pointwise"
+_FUSE = "import-rnn,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
 
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
 PIPELINES = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONSTANT, FUSED, Node, NodeId, Value
+from graphopt.ir.node import AUX, CONSTANT, WITH_SPEC, Node, NodeId, Value
 from graphopt.ir.ops import info
 
 
@@ -15,7 +15,7 @@ def is_pure(node: Node, *, training: bool) -> bool:
     """
     if node.is_input or node.op == CONSTANT:
         return True
-    if node.after or (node.graphs and node.op != FUSED):
+    if node.after or (node.graphs and node.op not in WITH_SPEC):
         return False
     return info(node.op, node.attrs).is_pure(training=training)
 

@@ -6,7 +6,7 @@ In a frozen graph these are computed once, when it is lowered, and cost nothing 
 from __future__ import annotations
 
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONSTANT, FUSED, PARAM, NodeId
+from graphopt.ir.node import AUX, CONSTANT, PARAM, WITH_SPEC, NodeId
 from graphopt.ir.ops import info
 
 
@@ -22,7 +22,7 @@ def frozen_nodes(graph: Graph) -> frozenset[NodeId]:
                 frozen.add(node.id)
         elif node.op == CONSTANT or (
             info(node.op, node.attrs).pure
-            and (not node.graphs or node.op == FUSED)
+            and (not node.graphs or node.op in WITH_SPEC)
             and not node.after
             and all(value.node in frozen for value in node.inputs)
         ):

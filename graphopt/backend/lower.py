@@ -19,6 +19,7 @@ from graphopt.backend.freeze import freeze
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
+from graphopt.backend.recurrence import with_stash
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import follows_anchor, is_fused, unfuse
@@ -113,7 +114,7 @@ class Lowered:
                 self._fixed |= dict(zip(split.names, self._compute(split.once), strict=True))
         self._per_call = per_call
         prepare((str(node.attrs["spec"]) for node in graph if node.op == FUSED), gradients=training)
-        self._symbol = to_symbol(per_call)
+        self._symbol = to_symbol(with_stash(per_call) if training else per_call)
         self.data = tuple(node.name for node in per_call.role(DATA))
         self._inputs: list[str] = self._symbol.list_inputs()
         self._read = set(self._inputs)

@@ -11,8 +11,10 @@ from graphopt.backend import reference_ops
 from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, Node, Value
+from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, Node, Value
 from graphopt.kernels.interpret import evaluate
+from graphopt.kernels.recurrence import interpret as recurrence
+from graphopt.kernels.recurrence.spec import parse as parse_recurrence
 from graphopt.kernels.spec import parse
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -46,7 +48,7 @@ def supports(graph: Graph) -> bool:
     """Whether every operator of the graph is in the reference table."""
     return all(
         node.is_input
-        or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT)
+        or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE)
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -71,5 +73,8 @@ def _node(
     inputs = [values[value] for value in node.inputs]
     if node.op == FUSED:
         return evaluate(parse(node.attrs["spec"]), inputs)
+    if node.op == RECURRENCE:
+        flags = {key: bool(node.attrs.get(key)) for key in ("reverse", "lengths", "batch_major")}
+        return recurrence.run(parse_recurrence(node.attrs["spec"]), inputs, **flags)
     op = "batch_dot" if node.op == PARALLEL_BATCH_DOT else node.op
     return reference_ops.evaluate(op, inputs, node.attrs, training=training)

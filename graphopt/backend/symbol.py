@@ -11,7 +11,7 @@ from graphopt.errors import GraphError
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, Node, NodeId
+from graphopt.ir.node import CONSTANT, PARALLEL_BATCH_DOT, WITH_SPEC, Node, NodeId
 from graphopt.kernels import bridge
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def to_symbol(graph: Graph) -> Any:
         MissingDependencyError: it holds fused nodes, and they cannot run here.
     """
     mx = import_mxnet()
-    if any(node.op in (FUSED, PARALLEL_BATCH_DOT) for node in graph):
+    if any(node.op in WITH_SPEC or node.op == PARALLEL_BATCH_DOT for node in graph):
         bridge.load(mx)
     handle = ctypes.c_void_p()
     text = to_json(graph).encode()
@@ -111,6 +111,6 @@ def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[st
     if node.after:
         # Inputs are there from the start; MXNet has no gradient for one that is only waited for.
         entry["control_deps"] = [index[before] for before in node.after if before not in inputs]
-    if node.graphs and node.op != FUSED:  # its spec says all
+    if node.graphs and node.op not in WITH_SPEC:  # its spec says all
         entry["subgraphs"] = [_document(nested) for nested in node.graphs]
     return entry

@@ -26,6 +26,14 @@ CONSTANT: Final = "constant"
 #: it has one, is the region in MXNet's operators.
 FUSED: Final = "graphopt_fused"
 
+#: A recurrence over the steps of sequences; attrs: ``spec``, the printed RecurrenceSpec of a step,
+#: ``reverse``, ``lengths``, ``batch_major``, ``stash`` (see kernels/bridge/recurrence_operator.h).
+#: Its nested graphs are the step in MXNet's operators and, if it has a second one, the whole.
+RECURRENCE: Final = "graphopt_recurrence"
+
+#: Operators whose spec says all: their nested graphs are there to be read and to be put back.
+WITH_SPEC: Final = frozenset({FUSED, RECURRENCE})
+
 #: MXNet's batch_dot with a thread for every product.
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
 

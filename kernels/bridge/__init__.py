@@ -152,23 +152,49 @@ def _layout_fits(mxnet: Any, bridge: ctypes.CDLL) -> bool:
 def _describer(bridge: ctypes.CDLL) -> Any:
     @_DESCRIBE
     def describe(text: bytes, backward: int, out: Any, capacity: int) -> int:
-        from graphopt.kernels.plan import backward_plan, forward_plan
-        from graphopt.kernels.spec import parse
-
         try:
-            spec = parse(text.decode())
-            numbers = backward_plan(spec) if backward else forward_plan(spec)
+            if text.startswith(b"recurrence "):
+                numbers = _recurrence_numbers(text, backward)
+            else:
+                numbers = _kernel_numbers(text, backward)
+                _pending.add((text, backward))
             if len(numbers) > capacity:
-                raise GraphoptError(f"a kernel with {len(spec.inputs)} inputs is too large")
+                raise GraphoptError(f"too large for a kernel: {text[:200].decode()}")
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
             bridge.graphopt_set_error(_told(error))
             return 0
         for place, number in enumerate(numbers):
             out[place] = number
-        _pending.add((text, backward))
         return len(numbers)
 
     return describe
+
+
+def _kernel_numbers(text: bytes, backward: int) -> list[int]:
+    from graphopt.kernels.plan import backward_plan, forward_plan
+    from graphopt.kernels.spec import parse
+
+    spec = parse(text.decode())
+    return backward_plan(spec) if backward else forward_plan(spec)
+
+
+def _recurrence_numbers(text: bytes, mode: int) -> list[int]:
+    from graphopt.kernels.recurrence import encode
+    from graphopt.kernels.recurrence.spec import parse
+
+    spec, kind, lengths = parse(text.decode()), mode % 4, mode >= 4
+    programs = {(text, m + 4 * lengths) for m in (encode.INFERENCE, encode.TRAINING)}
+    if kind == encode.SIGNATURE:
+        _pending.update(programs)  # what will be asked for when it first runs
+        return encode.signature(spec, lengths=lengths)
+    numbers = encode.program(spec, kind, lengths=lengths)
+    if kind == encode.BACKWARD:
+        _pending.discard((text, mode))
+    else:
+        _pending.difference_update(programs)
+        if kind == encode.TRAINING:
+            _pending.add((text, encode.BACKWARD + 4 * lengths))
+    return numbers
 
 
 def _told(error: Exception) -> bytes:

@@ -9,12 +9,21 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from graphopt.errors import MissingDependencyError
 from graphopt.kernels.cache import folder, write_atomically
 
-SOURCE = Path(__file__).with_name("operators.cc")
+HERE = Path(__file__).parent
+#: What is compiled, each file by a process of its own.
+SOURCES = ("operators.cc", "recurrence.cc", "matrix.cc")
+_INSTRUCTIONS = {
+    "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
+    "avx2": ["-mavx2", "-mfma"],
+    "base": [],
+}
 _COMPILERS = ("g++", "c++", "clang++")
 _SECONDS = 300
 #: A std::function that passes an argument by value, as GCC 4.8's do; newer ones pass a reference.
@@ -46,7 +55,7 @@ def find(mxnet: Path) -> Path | None:
 
 def discard(path: Path) -> bool:
     """Remove a bridge that cannot be loaded, to be built anew; whether that was possible."""
-    if path.parent == SOURCE.parent:  # it came with the wheel: not ours to remove
+    if path.parent == HERE:  # it came with the wheel: not ours to remove
         return False
     try:
         path.unlink(missing_ok=True)
@@ -56,7 +65,7 @@ def discard(path: Path) -> bool:
 
 
 def _shipped(mxnet: Path) -> Path:
-    return SOURCE.with_name(f"bridge-{_key(mxnet)}.so")
+    return HERE / f"bridge-{_key(mxnet)}.so"
 
 
 def _kept(mxnet: Path) -> Path:
@@ -76,32 +85,57 @@ def build(mxnet: Path) -> bytes:
             f"graphopt's fused kernels need MXNet's C++ headers, which {mxnet} does not have;"
             " reinstall MXNet 1.9.1 from PyPI"
         )
-    target = folder() / "bridge" / f"building-{os.getpid()}.so"
     # fmt: off
-    command = [
-        compiler, "-O2", "-std=c++17", "-shared", "-fPIC", "-fopenmp", "-fno-access-control",
-        "-fvisibility=hidden", "-w", *_abi(binary),
-        "-DMSHADOW_USE_CUDA=0", "-DMSHADOW_USE_CBLAS=0", "-DMSHADOW_USE_MKL=0",
-        "-DMSHADOW_USE_F16C=0", f"-I{include}", str(SOURCE), "-o", str(target),
-        f"-L{mxnet}", "-l:libmxnet.so", f"-Wl,-rpath,{mxnet}",
+    common = [
+        compiler, "-std=c++17", "-fPIC", "-fopenmp", "-fno-access-control", "-fvisibility=hidden",
+        "-w", *_abi(binary), "-DMSHADOW_USE_CUDA=0", "-DMSHADOW_USE_CBLAS=0",
+        "-DMSHADOW_USE_MKL=0", "-DMSHADOW_USE_F16C=0", f"-I{include}",
     ]
+    link = ["-shared", f"-L{mxnet}", "-l:libmxnet.so", f"-Wl,-rpath,{mxnet}"]
     # fmt: on
+    place = folder() / "bridge"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
-        if done.returncode != 0:
-            raise MissingDependencyError(
-                f"{compiler} cannot build graphopt's fused kernels: {_first_error(done.stderr)}"
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="building-", dir=place) as work:
+            target = Path(work) / "bridge.so"
+            objects = [Path(work) / f"{source}.o" for source in SOURCES]
+            _run(
+                [
+                    [*common, *_speed(source), "-c", str(HERE / source), "-o", str(made)]
+                    for source, made in zip(SOURCES, objects, strict=True)
+                ]
             )
-        return target.read_bytes()
+            _run([[*common, *map(str, objects), *link, "-o", str(target)]])
+            return target.read_bytes()
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingDependencyError(
             f"{compiler} cannot build graphopt's fused kernels: {error}"
         ) from error
+
+
+def _speed(source: str) -> list[str]:
+    """Options for a file: only the products are worth, and stand, the processor's own."""
+    return ["-O3", *_INSTRUCTIONS[instructions()]] if source == "matrix.cc" else ["-O2"]
+
+
+def _run(commands: list[list[str]]) -> None:
+    """Run compilers side by side."""
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    try:
+        for command, process in zip(commands, running, strict=True):
+            _, told = process.communicate(timeout=_SECONDS)
+            if process.returncode != 0:
+                raise MissingDependencyError(
+                    f"{command[0]} cannot build graphopt's fused kernels: {_first_error(told)}"
+                )
     finally:
-        target.unlink(missing_ok=True)
+        for process in running:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
 
 def build_beside() -> bool:
@@ -165,13 +199,27 @@ def _abi(binary: Path) -> list[str]:
     return [f"-DGRAPHOPT_LEGACY_ABI={int(legacy)}", f"-D_GLIBCXX_USE_CXX11_ABI={int(new_strings)}"]
 
 
+@cache
+def instructions() -> str:
+    """The widest vector instructions of this processor that the compiler is told to use."""
+    try:
+        found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    flags = set(found[1].split()) if found else set()
+    if {"avx512f", "avx512dq", "avx512vl", "fma"} <= flags:
+        return "avx512"
+    return "avx2" if {"avx2", "fma"} <= flags else "base"
+
+
 def _key(mxnet: Path) -> str:
     """Names what the library depends on: our source, this MXNet and where it lies."""
     binary = (mxnet / "libmxnet.so").stat()
     parts = [str(mxnet), str(binary.st_size), str(int(binary.st_mtime)), sys.platform]
+    parts.append(instructions())
     digest = hashlib.sha256("\n".join(parts).encode())
-    digest.update(SOURCE.read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    for file in (*sorted(HERE.glob("*.h")), *(HERE / name for name in SOURCES), Path(__file__)):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -1,0 +1,44 @@
+"""Operators of the bridge called by name: MXNet's Python side knows only those it was built with."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.ir.attrs import to_mxnet
+from graphopt.kernels import bridge
+
+
+@cache
+def _handle(op: str) -> int:
+    mx = import_mxnet()
+    bridge.load(mx)
+    handle = ctypes.c_void_p()
+    mx.base.check_call(
+        mx.base._LIB.NNGetOpHandle(mx.base.c_str(op), ctypes.byref(handle))
+    )
+    assert handle.value is not None
+    return handle.value
+
+
+def invoke(op: str, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Any]:
+    """Run an operator on NDArrays; recorded by ``mx.autograd`` as any other.
+
+    Raises:
+        MissingDependencyError: the bridge cannot be built or loaded.
+        MXNetError: MXNet or the operator refuses the arrays.
+    """
+    mx = import_mxnet()
+    found = mx.ndarray._internal._imperative_invoke(
+        _handle(op),
+        list(arrays),
+        list(attrs),
+        [to_mxnet(value) for value in attrs.values()],
+        None,
+        False,
+        True,
+    )
+    return found if isinstance(found, list) else [found]

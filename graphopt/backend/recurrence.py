@@ -1,0 +1,15 @@
+"""Recurrences on their way to MXNet."""
+
+from __future__ import annotations
+
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import RECURRENCE
+
+
+def with_stash(graph: Graph) -> Graph:
+    """A copy whose recurrences keep what backward needs; without it, backward computes it again."""
+    kept = graph.copy()
+    for node in graph:
+        if node.op == RECURRENCE:
+            kept.update(node.but(attrs=node.attrs.set(stash=True)))
+    return kept

@@ -1,0 +1,116 @@
+/*
+ * MXNet's graph structures as its wheel was compiled.
+ *
+ * The MXNet wheel was built by GCC 4.8. Two things have changed in the ABI since, and this file
+ * speaks the old form of both: how std::function passes arguments by value (LegacyFunction), and the
+ * size of std::unordered_map, which moves the members of nnvm::Node (LegacyNode). Compile with
+ * -fno-access-control: nnvm keeps what is needed here private.
+ */
+#pragma once
+
+#include <dmlc/any.h>
+#include <mxnet/c_api.h>
+#include <mxnet/op_attr_types.h>
+#include <nnvm/op.h>
+#include <nnvm/op_attr_types.h>
+
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace graphopt {
+
+using mxnet::OpReqType;
+using mxnet::TBlob;
+using nnvm::NodeAttrs;
+using nnvm::NodeEntry;
+using nnvm::ObjectPtr;
+
+[[noreturn]] void Fail(const std::string& what) { throw dmlc::Error("graphopt: " + what); }
+
+template <typename R, typename... Args>
+R CallByValue(const std::_Any_data& data, Args... args) {
+  return (*data._M_access<R (*)(Args...)>())(args...);
+}
+
+/* A std::function that code built by GCC 4.8 can call: arguments travel by value. */
+template <typename R, typename... Args>
+std::function<R(Args...)> LegacyFunction(R (*function)(Args...)) {
+  std::function<R(Args...)> made = function;
+#if GRAPHOPT_LEGACY_ABI
+  R (*invoker)(const std::_Any_data&, Args...) = &CallByValue<R, Args...>;
+  std::memcpy(&made._M_invoker, &invoker, sizeof(invoker));
+#endif
+  return made;
+}
+
+/* nnvm::Node as MXNet sees it. */
+struct LegacyNode {
+#if GRAPHOPT_LEGACY_ABI
+  static constexpr size_t kMapSize = 48;
+#else
+  static constexpr size_t kMapSize = sizeof(std::unordered_map<std::string, std::string>);
+#endif
+  const nnvm::Op* op;
+  std::string name;
+  char dict[kMapSize];
+  dmlc::any parsed;
+  std::vector<std::shared_ptr<nnvm::Symbol>> subgraphs;
+  std::vector<NodeEntry> inputs;
+  std::vector<ObjectPtr> control_deps;
+};
+
+LegacyNode& View(const ObjectPtr& node) { return *reinterpret_cast<LegacyNode*>(node.get()); }
+
+/* A node of `op` as MXNet makes it, which so has MXNet's layout. */
+ObjectPtr MakeNode(const char* op, const std::string& name,
+                   const std::vector<std::pair<std::string, std::string>>& attrs) {
+  std::vector<const char*> keys, values;
+  for (const auto& [key, value] : attrs) {
+    keys.push_back(key.c_str());
+    values.push_back(value.c_str());
+  }
+  SymbolHandle handle = nullptr;
+  if (MXSymbolCreateAtomicSymbol(const_cast<nnvm::Op*>(nnvm::Op::Get(op)), keys.size(), keys.data(),
+                                 values.data(), &handle) != 0)
+    Fail("cannot make node " + name + ": " + MXGetLastError());
+  ObjectPtr made = (*static_cast<std::vector<NodeEntry>*>(handle))[0].node;  // all a Symbol has
+  MXSymbolFree(handle);
+  View(made).name = name;
+  return made;
+}
+
+/* One attribute of one operator, handed to the callback of nnvm::Op::UpdateAttrMap. */
+template <typename Value>
+struct Pending {
+  static const nnvm::Op* op;
+  static const Value* value;
+  static void Store(dmlc::any* map) {
+    // Every attribute used here exists already, so the map is MXNet's own.
+    auto& table = *static_cast<nnvm::OpMap<Value>*>(map->data_.pheap);
+    if (table.data_.size() <= op->index_)
+      table.data_.resize(op->index_ + 1, std::make_pair(Value(), 0));
+    table.data_[op->index_] = std::make_pair(*value, 10);
+  }
+};
+template <typename Value> const nnvm::Op* Pending<Value>::op = nullptr;
+template <typename Value> const Value* Pending<Value>::value = nullptr;
+
+template <typename Value>
+void SetAttribute(const nnvm::Op& op, const char* name, const Value& value) {
+  if (nnvm::Op::GetAttrMap(name) == nullptr) Fail(std::string("MXNet has no attribute ") + name);
+  Pending<Value>::op = &op;
+  Pending<Value>::value = &value;
+  nnvm::Op::UpdateAttrMap(name, LegacyFunction(&Pending<Value>::Store));
+}
+
+/* Whether a boolean attribute of a node is set. */
+bool Flag(const NodeAttrs& attrs, const char* key) {
+  auto found = attrs.dict.find(key);
+  return found != attrs.dict.end() && (found->second == "True" || found->second == "1" ||
+                                       found->second == "true");
+}
+
+}  // namespace graphopt

@@ -1,0 +1,38 @@
+/*
+ * Matrix products for small batches, over weights that were packed beforehand.
+ *
+ * A BLAS library packs the weights again in every call, which for the few rows of a recurrence's step
+ * costs as much as the product. Here a recurrence packs them once and uses them in every step.
+ */
+#pragma once
+
+#include <cstdint>
+
+namespace graphopt {
+
+/* Some rows of two row-major matrices, for the sum of their outer products. */
+template <typename T>
+struct Segment {
+  const T* left;
+  const T* right;
+  int64_t left_stride, right_stride, rows;
+};
+
+template <typename T>
+struct Products {
+  /* Elements that `Pack` writes for k x n. */
+  int64_t (*packed_size)(int64_t k, int64_t n);
+  /* packed = the k x n matrix whose element (p, j) is at b[p * row_stride + j * column_stride]. */
+  void (*pack)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, T* packed);
+  /* c = a times packed (m x k times k x n), added to c where `adds`. */
+  void (*multiply)(const T* a, int64_t a_stride, const T* packed, int64_t m, int64_t k, int64_t n,
+                   T* c, int64_t c_stride, bool adds);
+  /* c (m x n, adjacent rows) += the sum over all segments' rows of left^T right. */
+  void (*outer)(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c,
+                int64_t c_stride);
+};
+
+template <typename T>
+const Products<T>& AllProducts();
+
+}  // namespace graphopt

@@ -1,0 +1,509 @@
+#include "recurrence.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <numeric>
+
+#include "matrix.h"
+
+namespace graphopt {
+
+Program ReadProgram(const int64_t* at) {
+  Program program;
+  program.is_double = *at++;
+  program.backward = *at++;
+  program.stash_width = *at++;
+  for (int64_t n = *at++; n > 0; --n) {
+    program.sequence_widths.push_back(*at++);
+    program.sequence_is_written.push_back(*at++);
+  }
+  for (int64_t n = *at++; n > 0; --n) {
+    program.states.push_back({at[0], at[1], at[2], at[3]});
+    at += 4;
+  }
+  for (int64_t n = *at++; n > 0; --n) {
+    program.matrix_rows.push_back(*at++);
+    program.matrix_columns.push_back(*at++);
+  }
+  for (int64_t n = *at++; n > 0; --n) program.vector_widths.push_back(*at++);
+  for (int64_t n = *at++; n > 0; --n) program.scratch_widths.push_back(*at++);
+  for (int64_t n = *at++; n > 0; --n) program.ring_widths.push_back(*at++);
+  for (int64_t n = *at++; n > 0; --n) {
+    program.packs.push_back({at[0], at[1] != 0, at[2], at[3], at[4], at[5]});
+    at += 6;
+  }
+  for (int64_t n = *at++; n > 0; --n) {
+    program.kernels.push_back({reinterpret_cast<KernelFunction>(at[0]), at[1]});
+    at += 2;
+  }
+  for (int64_t n = *at++; n > 0; --n) {
+    Step step{at[0], at[1], at[2], at[3], at[4] != 0, at[5], at[6], {}};
+    int64_t spots = at[7];
+    at += 8;
+    for (; spots > 0; --spots, at += 3) step.spots.push_back({at[0], at[1], at[2]});
+    program.steps.push_back(step);
+  }
+  return program;
+}
+
+namespace {
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kCacheBytes = 512 << 10;  // weights below this stay in the level-2 cache
+constexpr int64_t kSmallChunk = 32;         // rows; enough for full register tiles
+constexpr int64_t kMultiple = 8;
+constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
+constexpr int64_t kMaxRing = 32;
+constexpr int64_t kPartialBytes = 256 << 20;
+
+/* Memory of the calling thread, kept from call to call. */
+class Arena {
+ public:
+  char* Reserve(int64_t bytes) {
+    if (bytes + kLine > size_) {
+      memory_.reset();
+      memory_.reset(new char[bytes + kLine]);
+      size_ = bytes + kLine;
+    }
+    auto address = reinterpret_cast<uintptr_t>(memory_.get());
+    return reinterpret_cast<char*>((address + kLine - 1) / kLine * kLine);
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  int64_t size_ = 0;
+};
+
+template <typename T>
+struct Located {
+  T* at;
+  int64_t stride;
+};
+
+/* What all chunks of a call share. */
+template <typename T>
+struct Shared {
+  const Program& program;
+  const RecurrenceCall& call;
+  const Products<T>& products;
+  int64_t rows_per_chunk = 0, ring = 1;
+  std::vector<int64_t> order, lengths;  // of the sorted batch
+  std::vector<const T*> packs;
+  std::vector<int64_t> matrix_at, vector_at;  // in a unit's partial gradients
+  int64_t partial_size = 0;
+};
+
+/* One chunk on its way through the steps. */
+template <typename T>
+class Walk {
+ public:
+  explicit Walk(const Shared<T>& shared) : s_(shared), p_(shared.program), c_(shared.call) {
+    static thread_local Arena arena;
+    int64_t rows = s_.rows_per_chunk;
+    std::vector<std::pair<T**, int64_t>> wanted;
+    auto want = [&](std::vector<T*>* group, size_t count) { group->assign(count, nullptr); };
+    size_t n_states = p_.states.size();
+    want(&initial_, n_states);
+    want(&turns_[0], n_states);
+    want(&turns_[1], n_states);
+    want(&carry_[0], n_states);
+    want(&carry_[1], n_states);
+    want(&scratch_, p_.scratch_widths.size());
+    want(&rings_, p_.ring_widths.size());
+    want(&gathered_, p_.sequence_widths.size());
+    for (size_t i = 0; i < n_states; ++i) {
+      int64_t size = rows * p_.states[i].width;
+      wanted.emplace_back(&initial_[i], size);
+      for (int turn = 0; turn < 2; ++turn) {
+        if (p_.states[i].home == kPingPong && !p_.backward)
+          wanted.emplace_back(&turns_[turn][i], size);
+        if (p_.backward) wanted.emplace_back(&carry_[turn][i], size);
+      }
+    }
+    for (size_t i = 0; i < scratch_.size(); ++i)
+      wanted.emplace_back(&scratch_[i], rows * p_.scratch_widths[i]);
+    for (size_t i = 0; i < rings_.size(); ++i)
+      wanted.emplace_back(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
+    for (size_t i = 0; i < gathered_.size(); ++i)
+      if (c_.lengths) wanted.emplace_back(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
+    int64_t dummy = 0, kernel = 0;
+    for (const Step& step : p_.steps) {
+      dummy = std::max(dummy, step.width);
+      if (step.code == kKernel)
+        kernel = std::max(kernel, step.width * p_.kernels[step.which].scratch_rows);
+    }
+    wanted.emplace_back(&nowhere_, dummy);
+    wanted.emplace_back(&kernel_scratch_, kernel);
+    int64_t total = 0;
+    for (auto& [place, size] : wanted) total += (size * sizeof(T) + kLine - 1) / kLine * kLine;
+    char* at = arena.Reserve(total);
+    for (auto& [place, size] : wanted) {
+      *place = reinterpret_cast<T*>(at);
+      at += (size * sizeof(T) + kLine - 1) / kLine * kLine;
+    }
+    size_t operands = 1;
+    for (const Step& step : p_.steps) operands = std::max(operands, step.spots.size());
+    pointers_.resize(operands);
+    strides_.resize(operands);
+    segments_.resize(p_.steps.size());
+  }
+
+  /* Rows `first` to `first + count` of the sorted batch; gradients are added to `partial`. */
+  void Run(int64_t first, int64_t count, T* partial) {
+    first_ = first;
+    count_ = count;
+    partial_ = partial;
+    int64_t steps = s_.lengths[first];
+    Begin();
+    if (p_.backward) {
+      for (step_ = steps; step_-- > 0;) {
+        One();
+        if (step_ == 0 || ++kept_ == s_.ring) Flush();
+      }
+    } else {
+      for (step_ = 0; step_ < steps; ++step_) {
+        One();
+        Leave(step_);
+        if (++kept_ == s_.ring) kept_ = 0;
+      }
+    }
+    End();
+  }
+
+ private:
+  int64_t Live(int64_t step) const {
+    if (!c_.lengths) return step < c_.steps ? count_ : 0;
+    int64_t live = count_;
+    while (live > 0 && s_.lengths[first_ + live - 1] <= step) --live;
+    return live;
+  }
+
+  int64_t Time(int64_t row, int64_t step) const {
+    return c_.reverse ? s_.lengths[first_ + row] - 1 - step : step;
+  }
+
+  void CopyRows(const void* from, T* to, int64_t width) {
+    for (int64_t r = 0; r < count_; ++r)
+      if (from)
+        std::memcpy(to + r * width, static_cast<const T*>(from) + s_.order[first_ + r] * width,
+                    width * sizeof(T));
+      else
+        std::memset(to + r * width, 0, width * sizeof(T));
+  }
+
+  void Begin() {
+    kept_ = 0;
+    for (size_t i = 0; i < p_.states.size(); ++i) {
+      int64_t width = p_.states[i].width;
+      if (!p_.backward) {
+        CopyRows(c_.first[i], initial_[i], width);
+        continue;
+      }
+      CopyRows(c_.initial[i], initial_[i], width);
+      for (auto& carry : carry_) CopyRows(c_.first[i], carry[i], width);
+    }
+    if (!c_.lengths) return;
+    for (size_t i = 0; i < p_.sequence_widths.size(); ++i)
+      if (p_.sequence_is_written[i] && c_.sequences[i].data) ClearEnds(c_.sequences[i], i);
+  }
+
+  /* Zeros behind the end of every sequence. */
+  void ClearEnds(const SequenceArray& array, size_t i) {
+    for (int64_t r = 0; r < count_; ++r)
+      for (int64_t t = s_.lengths[first_ + r]; t < c_.steps; ++t)
+        std::memset(static_cast<T*>(array.data) + t * array.step_stride +
+                        s_.order[first_ + r] * array.row_stride,
+                    0, p_.sequence_widths[i] * sizeof(T));
+  }
+
+  /* Rows whose last step was `step` hand over their states. */
+  void Leave(int64_t step) {
+    int64_t before = Live(step), after = Live(step + 1);
+    for (size_t i = 0; i < p_.states.size() && after < before; ++i) {
+      if (!c_.last[i]) continue;
+      Located<T> from = NextState(i, 0);
+      int64_t width = p_.states[i].width;
+      for (int64_t r = after; r < before; ++r)
+        std::memcpy(static_cast<T*>(c_.last[i]) + s_.order[first_ + r] * width,
+                    from.at + r * from.stride, width * sizeof(T));
+    }
+  }
+
+  void End() {
+    for (size_t i = 0; i < p_.states.size(); ++i) {
+      if (!c_.last[i]) continue;
+      int64_t width = p_.states[i].width;
+      for (int64_t r = 0; r < count_; ++r) {
+        if (!p_.backward && s_.lengths[first_ + r] > 0) continue;
+        const T* from = p_.backward ? carry_[0][i] : initial_[i];
+        std::memcpy(static_cast<T*>(c_.last[i]) + s_.order[first_ + r] * width, from + r * width,
+                    width * sizeof(T));
+      }
+    }
+  }
+
+  T* RingSlot(T* base, int64_t width) { return base + kept_ * s_.rows_per_chunk * width; }
+
+  void Gather(bool written) {
+    for (size_t i = 0; i < p_.sequence_widths.size(); ++i) {
+      const SequenceArray& array = c_.sequences[i];
+      if (p_.sequence_is_written[i] != written || !array.data) continue;
+      int64_t width = p_.sequence_widths[i];
+      T* local = RingSlot(gathered_[i], width);
+      for (int64_t r = 0; r < live_; ++r) {
+        T* outside = static_cast<T*>(array.data) + Time(r, step_) * array.step_stride +
+                     s_.order[first_ + r] * array.row_stride;
+        std::memcpy(written ? outside : local + r * width, written ? local + r * width : outside,
+                    width * sizeof(T));
+      }
+    }
+  }
+
+  Located<T> SequenceAt(int64_t i, int64_t step, int64_t offset) {
+    const SequenceArray& array = c_.sequences[i];
+    if (!array.data) return {nullptr, 0};
+    if (c_.lengths)
+      return {RingSlot(gathered_[i], p_.sequence_widths[i]) + offset, p_.sequence_widths[i]};
+    return {static_cast<T*>(array.data) + Time(0, step) * array.step_stride +
+                first_ * array.row_stride + offset,
+            array.row_stride};
+  }
+
+  Located<T> StashAt(int64_t step, int64_t offset) {
+    return {static_cast<T*>(c_.stash) + (step * c_.batch + first_) * p_.stash_width + offset,
+            p_.stash_width};
+  }
+
+  Located<T> StateAfter(int64_t i, int64_t step, int64_t offset) {
+    const StateOf& state = p_.states[i];
+    if (state.home == kFixed) return {initial_[i] + offset, state.width};
+    if (state.home == kInStash) return StashAt(step, state.offset + offset);
+    if (state.home == kInSequence) return SequenceAt(state.index, step, state.offset + offset);
+    return {turns_[step & 1][i] + offset, state.width};
+  }
+
+  Located<T> NextState(int64_t i, int64_t offset) { return StateAfter(i, step_, offset); }
+
+  Located<T> Locate(const Spot& spot) {
+    int64_t i = spot.index, offset = spot.offset;
+    switch (spot.place) {
+      case kSequence: return SequenceAt(i, step_, offset);
+      case kPrevious:
+        if (step_ == 0) return {initial_[i] + offset, p_.states[i].width};
+        return StateAfter(i, step_ - 1, offset);
+      case kNext: return NextState(i, offset);
+      case kStash: return StashAt(step_, offset);
+      case kScratch: return {scratch_[i] + offset, p_.scratch_widths[i]};
+      case kRing: return {RingSlot(rings_[i], p_.ring_widths[i]) + offset, p_.ring_widths[i]};
+      case kVector: return {const_cast<T*>(static_cast<const T*>(c_.vectors[i])) + offset, 0};
+      case kVectorSum:
+        if (!c_.vector_gradients[i]) return {nullptr, 0};
+        return {partial_ + s_.vector_at[i] + offset, 0};
+      case kCarryIn: return {carry_[(step_ + 1) & 1][i] + offset, p_.states[i].width};
+      default: return {carry_[step_ & 1][i] + offset, p_.states[i].width};
+    }
+  }
+
+  void One() {
+    live_ = Live(step_);
+    if (c_.lengths) Gather(false);
+    for (size_t n = 0; n < p_.steps.size(); ++n) Execute(p_.steps[n], n);
+    if (c_.lengths) Gather(true);
+  }
+
+  void Execute(const Step& step, size_t number) {
+    if (step.code == kKernel) return Call(step);
+    if (step.code == kOuter) return Note(step, number);
+    Located<T> to = Locate(step.spots[0]);
+    if (!to.at) return;
+    if (step.code == kZero) {
+      for (int64_t r = 0; r < live_; ++r)
+        std::memset(to.at + r * to.stride, 0, step.width * sizeof(T));
+      return;
+    }
+    Located<T> from = Locate(step.spots[1]);
+    if (step.code == kProduct) {
+      s_.products.multiply(from.at, from.stride, s_.packs[step.which], live_, step.depth, step.width,
+                           to.at, to.stride, step.adds);
+      return;
+    }
+    for (int64_t r = 0; r < live_; ++r) {
+      T* row = to.at + r * to.stride;
+      const T* other = from.at + r * from.stride;
+      if (step.code == kCopy)
+        std::memcpy(row, other, step.width * sizeof(T));
+      else
+        for (int64_t j = 0; j < step.width; ++j) row[j] += other[j];
+    }
+  }
+
+  void Call(const Step& step) {
+    for (size_t i = 0; i < step.spots.size(); ++i) {
+      Located<T> found = Locate(step.spots[i]);
+      if (!found.at) found = {nowhere_, 0};
+      pointers_[i] = reinterpret_cast<int64_t>(found.at);
+      strides_[i] = found.stride;
+    }
+    void* exception = nullptr;
+    char result[16];
+    p_.kernels[step.which].function(result, &exception, pointers_.data(), strides_.data(), live_,
+                                    step.width, reinterpret_cast<int64_t>(kernel_scratch_));
+  }
+
+  /* Operands of a matrix's gradient, to be multiplied when there are enough of them. */
+  void Note(const Step& step, size_t number) {
+    if (!c_.matrix_gradients[step.which]) return;
+    Located<T> left = Locate(step.spots[0]), right = Locate(step.spots[1]);
+    segments_[number].push_back({left.at, right.at, left.stride, right.stride, live_});
+  }
+
+  void Flush() {
+    for (size_t n = 0; n < p_.steps.size(); ++n) {
+      const Step& step = p_.steps[n];
+      if (step.code != kOuter || segments_[n].empty()) continue;
+      int64_t columns = p_.matrix_columns[step.which];
+      s_.products.outer(segments_[n].data(), segments_[n].size(), step.width, step.depth,
+                        partial_ + s_.matrix_at[step.which] + step.row * columns + step.column,
+                        columns);
+      segments_[n].clear();
+    }
+    kept_ = 0;
+  }
+
+  const Shared<T>& s_;
+  const Program& p_;
+  const RecurrenceCall& c_;
+  std::vector<T*> initial_, turns_[2], carry_[2], scratch_, rings_, gathered_;
+  T* nowhere_ = nullptr;
+  T* kernel_scratch_ = nullptr;
+  std::vector<int64_t> pointers_, strides_;
+  std::vector<std::vector<Segment<T>>> segments_;
+  int64_t first_ = 0, count_ = 0, step_ = 0, live_ = 0, kept_ = 0;
+  T* partial_ = nullptr;
+};
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+template <typename T>
+void Sort(Shared<T>* shared) {
+  const RecurrenceCall& call = shared->call;
+  shared->order.resize(call.batch);
+  std::iota(shared->order.begin(), shared->order.end(), 0);
+  if (call.lengths)
+    std::stable_sort(shared->order.begin(), shared->order.end(), [&](int64_t a, int64_t b) {
+      return call.lengths[a] > call.lengths[b];
+    });
+  for (int64_t row : shared->order)
+    shared->lengths.push_back(call.lengths ? call.lengths[row] : call.steps);
+}
+
+/* Packs the weights; `memory` keeps them. */
+template <typename T>
+void PackAll(Shared<T>* shared, std::vector<T>* memory) {
+  const Program& program = shared->program;
+  std::vector<int64_t> at;
+  int64_t size = 0;
+  for (const PackOf& pack : program.packs) {
+    at.push_back(size);
+    size += RoundUp(shared->products.packed_size(pack.depth, pack.width), kLine);
+  }
+  memory->resize(size + kLine);
+  for (size_t i = 0; i < at.size(); ++i) {
+    const PackOf& pack = program.packs[i];
+    int64_t columns = program.matrix_columns[pack.matrix];
+    auto matrix = static_cast<const T*>(shared->call.matrices[pack.matrix]);
+    T* to = memory->data() + at[i];
+    shared->products.pack(matrix + pack.row * columns + pack.column,
+                          pack.transposed ? columns : 1, pack.transposed ? 1 : columns, pack.depth,
+                          pack.width, to);
+    shared->packs.push_back(to);
+  }
+}
+
+template <typename T>
+void Divide(Shared<T>* shared, int64_t packed_bytes) {
+  const RecurrenceCall& call = shared->call;
+  int64_t share = RoundUp((call.batch + call.threads - 1) / call.threads, kMultiple);
+  bool fits = packed_bytes <= kCacheBytes;
+  shared->rows_per_chunk = std::max<int64_t>(fits ? std::min(share, kSmallChunk) : share, 1);
+  if (!shared->program.backward) return;
+  shared->ring = std::min(kMaxRing, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
+}
+
+/* Adds what all units found, in their order. */
+template <typename T>
+void Collect(const Shared<T>& shared, const std::vector<T>& partials, int64_t units) {
+  const Program& program = shared.program;
+  auto add = [&](void* gradient, int64_t at, int64_t size) {
+    if (!gradient) return;
+    auto to = static_cast<T*>(gradient);
+    const T* from = partials.data() + at;
+#pragma omp parallel for num_threads(shared.call.threads) if (size > 65536)
+    for (int64_t block = 0; block < size; block += 4096) {
+      int64_t end = std::min(size, block + 4096);
+      for (int64_t i = block; i < end; ++i) to[i] = from[i];
+      for (int64_t u = 1; u < units; ++u)
+        for (int64_t i = block; i < end; ++i) to[i] += from[u * shared.partial_size + i];
+    }
+  };
+  for (size_t i = 0; i < program.matrix_rows.size(); ++i)
+    add(shared.call.matrix_gradients[i], shared.matrix_at[i],
+        program.matrix_rows[i] * program.matrix_columns[i]);
+  for (size_t i = 0; i < program.vector_widths.size(); ++i)
+    add(shared.call.vector_gradients[i], shared.vector_at[i], program.vector_widths[i]);
+}
+
+template <typename T>
+void RunAs(const Program& program, const RecurrenceCall& call) {
+  Shared<T> shared{program, call, AllProducts<T>()};
+  Sort(&shared);
+  std::vector<T> packed;
+  PackAll(&shared, &packed);
+  Divide(&shared, packed.size() * sizeof(T));
+  int64_t chunks = (call.batch + shared.rows_per_chunk - 1) / shared.rows_per_chunk;
+  int64_t units = chunks;
+  std::vector<T> partials;
+  if (program.backward) {
+    for (size_t i = 0; i < program.matrix_rows.size(); ++i) {
+      shared.matrix_at.push_back(shared.partial_size);
+      shared.partial_size += RoundUp(program.matrix_rows[i] * program.matrix_columns[i], kLine);
+    }
+    for (int64_t width : program.vector_widths) {
+      shared.vector_at.push_back(shared.partial_size);
+      shared.partial_size += RoundUp(width, kLine);
+    }
+    int64_t bytes = std::max<int64_t>(1, shared.partial_size * sizeof(T));
+    units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads,
+                                                                    kPartialBytes / bytes)));
+    partials.assign(std::max<int64_t>(units, 1) * shared.partial_size, T(0));
+  }
+  std::atomic<int64_t> next{0};
+  int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    Walk<T> walk(shared);
+    for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
+      T* partial = program.backward ? partials.data() + unit * shared.partial_size : nullptr;
+      for (int64_t chunk = unit; chunk < chunks; chunk += units) {
+        int64_t first = chunk * shared.rows_per_chunk;
+        walk.Run(first, std::min(shared.rows_per_chunk, call.batch - first), partial);
+      }
+    }
+  }
+  if (program.backward) Collect(shared, partials, units);
+}
+
+}  // namespace
+
+void RunRecurrence(const Program& program, const RecurrenceCall& call) {
+  if (program.is_double)
+    RunAs<double>(program, call);
+  else
+    RunAs<float>(program, call);
+}
+
+}  // namespace graphopt

@@ -1,0 +1,107 @@
+/*
+ * Runs a recurrence: a small program per step, over the rows of a batch, step after step.
+ *
+ * Rows do not depend on each other. A few of them, a chunk, go through all steps before the next few
+ * do: what a step needs stays in the cache, and threads that take different chunks never wait for
+ * each other. Sequences of different lengths are sorted, longest first, so that those that have ended
+ * are at the end of a chunk and cost nothing.
+ */
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace graphopt {
+
+/* Where an operand of an instruction lies; see graphopt/kernels/recurrence/program.py. */
+enum Place {
+  kSequence = 0,     // what has a row for every step, at this step
+  kPrevious = 1,     // a state before this step
+  kNext = 2,         // a state after it
+  kStash = 3,        // what forward keeps for backward
+  kScratch = 4,      // a buffer of this step
+  kRing = 5,         // a buffer that lives until the gradients of matrices are added up
+  kVector = 6,       // a row that is the same in all steps and for the whole batch
+  kVectorSum = 7,    // the gradient of one
+  kCarryIn = 8,      // the gradient of a state after this step
+  kCarryOut = 9,     // the gradient of a state before it
+};
+
+struct Spot {
+  int64_t place, index, offset;
+};
+
+enum Code { kProduct = 0, kKernel = 1, kCopy = 2, kAdd = 3, kZero = 4, kOuter = 5 };
+
+struct Step {
+  int64_t code;
+  int64_t which;          // product: a pack; kernel: a kernel; outer: a matrix
+  int64_t width, depth;   // columns; of products: how many are summed
+  bool adds;
+  int64_t row, column;    // outer: where in the matrix
+  std::vector<Spot> spots;  // what is written first, then what is read; of kernels in their order
+};
+
+/* A part of a matrix, packed for products with it. */
+struct PackOf {
+  int64_t matrix;
+  bool transposed;  // rows of the part are summed over, not columns
+  int64_t row, column, depth, width;
+};
+
+/* Where a state lies after a step. */
+enum Home { kPingPong = 0, kInStash = 1, kInSequence = 2, kFixed = 3 };
+
+struct StateOf {
+  int64_t width, home, index, offset;
+};
+
+using KernelFunction = int (*)(void* result, void** exception, const int64_t* pointers,
+                               const int64_t* strides, int64_t rows, int64_t length,
+                               int64_t scratch);
+
+struct KernelOf {
+  KernelFunction function;
+  int64_t scratch_rows;
+};
+
+struct Program {
+  bool is_double = false;
+  bool backward = false;
+  int64_t stash_width = 0;
+  std::vector<int64_t> sequence_widths, vector_widths;
+  std::vector<bool> sequence_is_written;
+  std::vector<int64_t> matrix_rows, matrix_columns;
+  std::vector<int64_t> scratch_widths, ring_widths;
+  std::vector<StateOf> states;
+  std::vector<PackOf> packs;
+  std::vector<KernelOf> kernels;
+  std::vector<Step> steps;
+};
+
+/* Reads what Python wrote; see graphopt/kernels/recurrence/program.py. */
+Program ReadProgram(const int64_t* numbers);
+
+/* An array with a row of adjacent elements for every step and sequence of the batch. */
+struct SequenceArray {
+  void* data = nullptr;  // null: it is not wanted
+  int64_t step_stride = 0, row_stride = 0;  // in elements
+};
+
+struct RecurrenceCall {
+  int64_t steps = 0, batch = 0;
+  bool reverse = false;
+  const int64_t* lengths = nullptr;  // null: all have `steps`
+  std::vector<SequenceArray> sequences;
+  std::vector<const void*> first;    // forward: initial states; backward: gradients of final ones
+  std::vector<void*> last;           // forward: final states; backward: gradients of initial ones
+  std::vector<const void*> initial;  // backward: initial states
+  void* stash = nullptr;
+  std::vector<const void*> matrices, vectors;
+  std::vector<void*> matrix_gradients, vector_gradients;  // null: not wanted
+  int threads = 1;
+};
+
+void RunRecurrence(const Program& program, const RecurrenceCall& call);
+
+}  // namespace graphopt

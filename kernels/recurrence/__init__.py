@@ -1,0 +1,1 @@
+"""Recurrences: one small program applied step after step, to all sequences of a batch."""

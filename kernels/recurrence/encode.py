@@ -1,0 +1,52 @@
+"""What the bridge asks about a recurrence, answered in numbers."""
+
+from __future__ import annotations
+
+from graphopt.ir.types import DTYPES
+from graphopt.kernels.recurrence.program import Program, backward, forward, plan
+from graphopt.kernels.recurrence.spec import RecurrenceSpec
+
+#: What is asked for; kernels/bridge/recurrence_operator.h has the same list.
+SIGNATURE, INFERENCE, TRAINING, BACKWARD = range(4)
+
+
+def signature(spec: RecurrenceSpec, *, lengths: bool) -> list[int]:
+    """What the operator's inputs and outputs are.
+
+    In order: MXNet's type code, columns of the stash, whether backward reads the emitted sequences;
+    and for sequences, states, matrices (rows, then columns), vectors and emitted sequences how many
+    there are and how many columns each has.
+    """
+    agreed = plan(spec, lengths=lengths, training=True)
+    found = [DTYPES[spec.dtype][2], agreed.stash_width, int(agreed.reads_outputs)]
+    tables = (
+        spec.sequences,
+        spec.states,
+        [rows for rows, _ in spec.matrices],
+        [columns for _, columns in spec.matrices],
+        spec.vectors,
+        [ref.width for ref in spec.emit],
+    )
+    for table in tables:
+        found += [len(table), *table]
+    return found
+
+
+def program(spec: RecurrenceSpec, kind: int, *, lengths: bool) -> list[int]:
+    """The program of a step, its kernels compiled.
+
+    Raises:
+        GraphoptError: a kernel cannot be compiled.
+    """
+    if kind == BACKWARD:
+        return _numbers(backward(spec, lengths=lengths))
+    return _numbers(forward(spec, lengths=lengths, training=kind == TRAINING))
+
+
+def _numbers(found: Program) -> list[int]:
+    from graphopt.kernels.library import kernel
+
+    compiled = [kernel(str(spec), backward=False) for spec in found.kernels]
+    addresses = [n for made in compiled for n in (made.address, made.scratch_rows)]
+    tables, codes = found.numbers()
+    return [*tables, len(compiled), *addresses, *codes]

@@ -1,0 +1,104 @@
+"""Recurrences step by step in numpy: the oracle of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphopt.kernels.interpret import evaluate
+from graphopt.kernels.recurrence.spec import Map, Product, RecurrenceSpec, Ref
+
+Array = np.ndarray[Any, Any]
+
+
+def run(
+    spec: RecurrenceSpec,
+    inputs: Sequence[Array],
+    *,
+    reverse: bool = False,
+    lengths: bool = False,
+    batch_major: bool = False,
+) -> list[Array]:
+    """Apply the steps.
+
+    Args:
+        spec: what a step computes.
+        inputs: sequences (steps, batch, columns), states (batch, columns), matrices, vectors, and
+            with ``lengths`` the number of steps of each sequence.
+        reverse: from the last step of each sequence to its first.
+        lengths: whether sequences have lengths of their own; outputs behind the end are zero.
+        batch_major: whether sequences are (batch, steps, columns).
+
+    Returns:
+        The emitted sequences and the final states.
+    """
+    given = iter(inputs)
+    axes = (1, 0, 2) if batch_major else (0, 1, 2)
+    sequences = [next(given).transpose(axes) for _ in spec.sequences]
+    states = [np.array(next(given)) for _ in spec.states]
+    matrices = [next(given) for _ in spec.matrices]
+    vectors = [next(given) for _ in spec.vectors]
+    steps, batch = sequences[0].shape[:2]
+    ends = np.asarray(next(given), dtype=int) if lengths else np.full(batch, steps)
+    emitted = [np.zeros((steps, batch, ref.width), sequences[0].dtype) for ref in spec.emit]
+    rows = np.arange(batch)
+    for step in range(steps):
+        live = step < ends
+        times = np.where(live, ends - 1 - step if reverse else step, 0)
+        found = _step(spec, [x[times, rows] for x in sequences], states, matrices, vectors)
+        after = [_read(spec, ref, found) for ref in spec.next]
+        for out, ref in zip(emitted, spec.emit, strict=True):
+            out[times[live], rows[live]] = _read(spec, ref, found)[live]
+        states = [
+            np.where(live[:, None], new, old) for new, old in zip(after, states, strict=True)
+        ]
+    return [out.transpose(axes) for out in emitted] + states
+
+
+def _step(
+    spec: RecurrenceSpec,
+    rows: Sequence[Array],
+    states: Sequence[Array],
+    matrices: Sequence[Array],
+    vectors: Sequence[Array],
+) -> dict[tuple[str, int], Array]:
+    found: dict[tuple[str, int], Array] = {}
+    for kind, arrays in (("x", rows), ("s", states), ("v", vectors)):
+        found |= {(kind, index): array for index, array in enumerate(arrays)}
+    for first, step in spec.numbered():
+        if isinstance(step, Product):
+            found["t", first] = _product(spec, step, found, matrices)
+            continue
+        made = evaluate(step.kernel, _operands(spec, step, found))
+        shape = (len(rows[0]), -1)
+        for n, array in enumerate(made):
+            found["t", first + n] = array.reshape(shape)
+    return found
+
+
+def _operands(
+    spec: RecurrenceSpec, step: Map, found: dict[tuple[str, int], Array]
+) -> list[Array]:
+    return [_read(spec, ref, found) for ref in step.sources]
+
+
+def _product(
+    spec: RecurrenceSpec,
+    step: Product,
+    found: dict[tuple[str, int], Array],
+    matrices: Sequence[Array],
+) -> Array:
+    total: Any = 0
+    for term in step.terms:
+        part = term.part
+        matrix = matrices[part.matrix][
+            part.row : part.row + part.rows, part.column : part.column + part.columns
+        ]
+        total = total + _read(spec, term.source, found) @ (matrix.T if term.transposed else matrix)
+    return np.asarray(total)
+
+
+def _read(spec: RecurrenceSpec, ref: Ref, found: dict[tuple[str, int], Array]) -> Array:
+    return found[ref.key][..., ref.start : ref.end]

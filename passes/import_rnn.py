@@ -1,0 +1,298 @@
+"""MXNet's RNN operator as recurrences, which kernels of our own compute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from graphopt.analysis.effects import held_nodes
+from graphopt.errors import GraphoptError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, Node, Value
+from graphopt.ir.types import TensorType
+from graphopt.passes.recurrence.body import Body, translate
+from graphopt.passes.recurrence.build import Chain, add_recurrence
+from graphopt.passes.recurrence.cells import GATES, Cell, body_of
+from graphopt.pipeline.base import Pass, PassContext
+
+
+@dataclass(frozen=True)
+class ImportRnn(Pass):
+    """``RNN`` becomes one recurrence for each layer and direction.
+
+    A recurrence runs in a kernel generated from its step: threads take sequences of the batch and
+    walk through all steps without waiting for each other, weights are packed once for all steps, and
+    sequences end where they end. Layers, directions, projection, dropout between layers, initial and
+    final states and ``use_sequence_length``, which MXNet refuses on the CPU, are carried over.
+
+    Args:
+        measure: time both on this machine, and keep the faster.
+
+    Example::
+
+        // before
+        graph net(%x: f32[7,4,8], param %p: f32[160], %h: f32[1,4,8]) {
+          %r = RNN(%x, %p, %h) {mode="rnn_tanh", num_layers=1, state_size=8} : f32[7,4,8]
+          return %r
+        }
+    """
+
+    name: ClassVar[str] = "import-rnn"
+
+    measure: bool = True
+
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Replace nodes one by one; linear."""
+        found = [node for node in graph if node.op == "RNN"]
+        why = self._refusal(cx) if found else None
+        if why is not None:
+            cx.missed(f"RNN stays: {why}", found[0])
+            return graph
+        edited = graph.copy()
+        held = held_nodes(graph)
+        done = 0
+        for node in found:
+            try:
+                if node.id in held or node.after:
+                    raise GraphoptError("other nodes are ordered around it")
+                layers = _Layers(graph, node)
+                faster = self._is_faster(graph, node, layers, cx)
+            except GraphoptError as error:
+                cx.missed(f"RNN stays: {error}", node)
+                continue
+            if not faster:
+                continue
+            with edited.edit():
+                layers.write(edited, training=cx.training)
+            done += 1
+            cx.count("recurrences", len(layers.cells))
+        return edited if done else graph
+
+    def _refusal(self, cx: PassContext) -> str | None:
+        if cx.settings.precise:
+            return "its sums would be rounded in another order"
+        return None if cx.target is None else cx.target.why_no_kernels(cx.settings.device)
+
+    def _is_faster(self, graph: Graph, node: Node, layers: _Layers, cx: PassContext) -> bool:
+        """Measure both, where there is something to run them on; says which it was."""
+        many = f"{len(layers.cells)} recurrences" if len(layers.cells) > 1 else "a recurrence"
+        if layers.has_lengths:
+            cx.passed(f"became {many} over sequences of different lengths", node)
+            return True
+        if cx.target is None or not self.measure:
+            cx.passed(f"became {many}", node)
+            return True
+        plain = _alone(graph, node)
+        ours = plain.copy()
+        (alone,) = (other for other in ours if other.op == "RNN")
+        _Layers(ours, alone).write(ours, training=cx.training)
+        target, training = cx.target, cx.training
+        timed = target.measured_once(
+            ("rnn", str(plain), str(training)),
+            lambda: [target.time_ms(g, training=training) for g in (plain, ours)],
+        )
+        theirs, mine = timed
+        told = f"{mine:.3g} ms, MXNet's operator {theirs:.3g} ms"
+        if mine > theirs:
+            cx.missed(f"RNN stays, as it is faster: as {many} it takes {told}", node)
+            return False
+        cx.passed(f"became {many}: {told}", node)
+        return True
+
+
+def _alone(graph: Graph, node: Node) -> Graph:
+    """The node as a graph of its own."""
+    alone = Graph("rnn")
+    reads = [
+        alone.add_input(f"in{n}", DATA, graph.type_of(value)) for n, value in enumerate(node.inputs)
+    ]
+    made = alone.add(node.op, reads, node.attrs, node.types, "rnn")
+    alone.set_outputs(made.values)
+    return alone
+
+
+class _Layers:
+    """An RNN node taken apart: a cell for each layer and direction, and its parameters."""
+
+    def __init__(self, graph: Graph, node: Node) -> None:
+        self.graph, self.node = graph, node
+        attrs = node.attrs
+        self.mode = str(attrs.get("mode"))
+        if self.mode not in GATES:
+            raise GraphoptError(f"mode={self.mode!r} is not known")
+        if any(attrs.get(key) is not None for key in ("lstm_state_clip_min", "lstm_state_clip_max")):
+            raise GraphoptError("its cell state is clipped")
+        types = [graph.type_of(value) for value in node.inputs]
+        if not all(found.is_static for found in types):
+            raise GraphoptError("a shape or dtype is not known")
+        self.dtype = str(types[0].dtype)
+        if self.dtype not in ("float32", "float64"):
+            raise GraphoptError(f"it computes in {self.dtype}")
+        steps, batch, inputs = (int(extent or 0) for extent in types[0].shape or ())
+        if not steps or not batch:
+            raise GraphoptError("it has no steps or no sequences")
+        self.units = int(attrs["state_size"])
+        self.layers = int(attrs["num_layers"])
+        self.directions = 2 if _flag(node, "bidirectional") else 1
+        self.projected = int(attrs.get("projection_size") or 0)
+        self.dropout = float(attrs.get("p") or 0)
+        n_states = 2 if self.mode == "lstm" else 1
+        self.states = list(node.inputs[2 : 2 + n_states])
+        self.has_lengths = _flag(node, "use_sequence_length")
+        lengths = node.inputs[2 + n_states] if self.has_lengths else None
+        self.chain = Chain(steps, batch, lengths=lengths)
+        self.cells = []
+        width = inputs
+        for _ in range(self.layers):
+            self.cells += [Cell(self.mode, width, self.units, self.projected)] * self.directions
+            width = (self.projected or self.units) * self.directions
+        self.bodies: dict[Cell, tuple[Graph, Body]] = {}
+        for cell in dict.fromkeys(self.cells):
+            step = body_of(cell, batch, self.dtype)
+            self.bodies[cell] = (step, translate(step, 1, len(cell.states)))
+
+    def write(self, graph: Graph, *, training: bool) -> None:
+        """Put the recurrences into ``graph``, which has the node, in its place."""
+        node = graph[self.node.id]
+        writer = _Writer(graph, node, self)
+        parameters = writer.parameters()
+        x = node.inputs[0]
+        finals: list[list[Value]] = []
+        for layer in range(self.layers):
+            if layer and self.dropout and training:
+                x = writer.dropout(x, self.dropout)
+            outputs = []
+            for direction in range(self.directions):
+                number = layer * self.directions + direction
+                made = writer.recurrence(number, x, parameters[number], reverse=bool(direction))
+                outputs.append(made.out())
+                finals.append([made.out(1 + n) for n in range(len(self.states))])
+            x = outputs[0] if len(outputs) == 1 else writer.concat(outputs, 2)
+        graph.replace_uses(node.out(), x)
+        for n in range(1, len(node.types)):
+            value = node.out(n)
+            if graph.users(value) or graph.is_output(value):
+                parts = [writer.stacked(final[n - 1]) for final in finals]
+                graph.replace_uses(value, parts[0] if len(parts) == 1 else writer.concat(parts, 0))
+        graph.erase(node.id)
+
+
+class _Writer:
+    """Adds nodes in the place of an RNN node."""
+
+    def __init__(self, graph: Graph, node: Node, layers: _Layers) -> None:
+        self.graph, self.node, self.layers = graph, node, layers
+        self.base = node.name or "rnn"
+
+    def _op(
+        self, op: str, inputs: Sequence[Value], extents: Sequence[int], what: str, **attrs: object
+    ) -> Value:
+        made = self.graph.add(
+            op,
+            inputs,
+            attrs,  # type: ignore[arg-type]
+            [TensorType(self.layers.dtype, tuple(extents))],
+            self.graph.unique_name(f"{self.base}_{what}"),
+            origin=self.node.origin or (self.node.name,),
+        )
+        return made.out()
+
+    def parameters(self) -> list[dict[str, Value]]:
+        """For each cell its parameters, cut out of the vector or, if they were joined, as they are."""
+        cells = self.layers.cells
+        wanted = [
+            (number, name, shape)
+            for kind in ("weight", "bias")
+            for number, cell in enumerate(cells)
+            for name, shape in cell.parameters.items()
+            if name.endswith(kind)
+        ]
+        joined = self._joined([shape for _, _, shape in wanted])
+        found: list[dict[str, Value]] = [{} for _ in cells]
+        at = 0
+        for place, (number, name, shape) in enumerate(wanted):
+            size = shape[0] * (shape[1] if len(shape) > 1 else 1)
+            if joined is not None:
+                found[number][name] = joined[place]
+            else:
+                found[number][name] = self._cut(self.node.inputs[1], at, size, shape, name)
+            at += size
+        return found
+
+    def _joined(self, shapes: Sequence[tuple[int, ...]]) -> list[Value] | None:
+        """The parameters themselves, where the vector is nothing but these laid side by side."""
+        graph = self.graph
+        source = graph[self.node.inputs[1].node]
+        if source.op not in ("_rnn_param_concat", "Concat") or len(source.inputs) != len(shapes):
+            return None
+        found = []
+        for value, shape in zip(source.inputs, shapes, strict=True):
+            node = graph[value.node]
+            if graph.type_of(value).shape == shape:
+                found.append(value)
+            elif node.op == "Reshape" and graph.type_of(node.inputs[0]).shape == shape:
+                found.append(node.inputs[0])
+            else:
+                return None
+        return found
+
+    def _cut(self, vector: Value, at: int, size: int, shape: tuple[int, ...], what: str) -> Value:
+        part = self._op(
+            "slice_axis", [vector], (size,), f"{what}_part", axis=0, begin=at, end=at + size
+        )
+        if len(shape) == 1:
+            return part
+        return self._op("Reshape", [part], shape, what, shape=shape)
+
+    def state(self, value: Value, number: int) -> Value:
+        """The state of one cell, (batch, columns), of all cells' states."""
+        shape = self.graph.type_of(value).shape or ()
+        count, batch, width = (int(extent or 0) for extent in shape)
+        if count > 1:
+            value = self._op(
+                "slice_axis",
+                [value],
+                (1, batch, width),
+                f"state{number}",
+                axis=0,
+                begin=number,
+                end=number + 1,
+            )
+        return self._op("Reshape", [value], (batch, width), "state", shape=(-3, -2))
+
+    def recurrence(
+        self, number: int, x: Value, parameters: dict[str, Value], *, reverse: bool
+    ) -> Node:
+        cell = self.layers.cells[number]
+        step, body = self.layers.bodies[cell]
+        states = [self.state(value, number) for value in self.layers.states]
+        chain = replace(self.layers.chain, reverse=reverse)
+        return add_recurrence(
+            self.graph,
+            step,
+            body,
+            chain,
+            [x, *states, *(parameters[name] for name in cell.parameters)],
+            name=self.graph.unique_name(self.base if len(self.layers.cells) == 1 else f"{self.base}_{number}"),
+            origin=self.node.origin or (self.node.name,),
+        )
+
+    def dropout(self, x: Value, p: float) -> Value:
+        shape = [int(extent or 0) for extent in self.graph.type_of(x).shape or ()]
+        return self._op("Dropout", [x], shape, "dropout", p=p)
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        shapes = [[int(e or 0) for e in self.graph.type_of(v).shape or ()] for v in values]
+        shape = list(shapes[0])
+        shape[axis] = sum(s[axis] for s in shapes)
+        return self._op("Concat", values, shape, "concat", dim=axis, num_args=len(values))
+
+    def stacked(self, state: Value) -> Value:
+        """A final state with an axis for the cells."""
+        shape = [int(extent or 0) for extent in self.graph.type_of(state).shape or ()]
+        return self._op("expand_dims", [state], [1, *shape], "final", axis=0)
+
+
+def _flag(node: Node, key: str) -> bool:
+    return node.attrs.get(key) in (True, 1, "True", "true", "1")

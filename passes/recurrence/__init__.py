@@ -1,0 +1,1 @@
+"""What the passes on recurrences share."""
