@@ -32,10 +32,13 @@ class ImportRnn(Pass):
     Example::
 
         // before
-        graph net(%x: f32[7,4,8], param %p: f32[160], %h: f32[1,4,8]) {
-          %r = RNN(%x, %p, %h) {mode="rnn_tanh", num_layers=1, state_size=8} : f32[7,4,8]
-          return %r
-        }
+        %y = RNN(%x, %all, %h) {mode="rnn_tanh", num_layers=1, state_size=8}
+        // after: %wx, %wh, %bx and %bh were joined in %all
+        %h_row = Reshape(%h) {shape=(-3, -2)}
+        %b = elemwise_add(%bx, %bh)
+        %y = graphopt_recurrence(%x, %h_row, %wx, %wh, %b) {spec="recurrence f32 (8) (8)
+          (8x8, 8x8) (8) ;; 8 = x0 @ m0' + s0 @ m1' ;; 8 = v0 t0 -> f32[a,b] (f32[b], f32[a,b])
+          { %2 = add %1 %0; %3 = tanh %2; return %3:f32[a,b] } ;; next t1 ;; emit t1"}
     """
 
     name: ClassVar[str] = "import-rnn"

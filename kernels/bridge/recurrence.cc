@@ -309,8 +309,33 @@ class Walk {
   void One() {
     live_ = Live(step_);
     if (c_.lengths) Gather(false);
-    for (size_t n = 0; n < p_.steps.size(); ++n) Execute(p_.steps[n], n);
+    Ahead();
+    for (size_t n = 0; n < p_.steps.size(); ++n) {
+      Execute(p_.steps[n], n);
+      Fetch();
+    }
     if (c_.lengths) Gather(true);
+  }
+
+  /* Finds out what of the stash the next step reads or writes. */
+  void Ahead() {
+    int64_t next = p_.backward ? step_ - 1 : step_ + 1;
+    if (next < 0 || next >= s_.lengths[first_] || !c_.stash || !p_.stash_width) {
+      ahead_ = end_ = nullptr;
+      return;
+    }
+    ahead_ = reinterpret_cast<char*>(StashAt(next, 0).at);
+    end_ = ahead_ + Live(next) * p_.stash_width * sizeof(T);
+    part_ = (end_ - ahead_) / p_.steps.size() + kLine;
+  }
+
+  /* Brings a part of it near while products keep the processor busy. */
+  void Fetch() {
+    char* end = std::min(end_, ahead_ + part_);
+    if (p_.backward)
+      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 0, 2);
+    else
+      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 1, 2);
   }
 
   void Execute(const Step& step, size_t number) {
@@ -382,6 +407,8 @@ class Walk {
   std::vector<std::vector<Segment<T>>> segments_;
   int64_t first_ = 0, count_ = 0, step_ = 0, live_ = 0, kept_ = 0;
   T* partial_ = nullptr;
+  char *ahead_ = nullptr, *end_ = nullptr;
+  int64_t part_ = 0;
 };
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
