@@ -17,6 +17,9 @@ from graphopt.passes.recurrence.cells import GATES, Cell, body_of
 from graphopt.pipeline.base import Pass, PassContext
 
 
+_ZEROS = frozenset({"_zeros", "zeros_like"})
+
+
 @dataclass(frozen=True)
 class ImportRnn(Pass):
     """``RNN`` becomes one recurrence for each layer and direction.
@@ -269,8 +272,12 @@ class _Writer:
     ) -> Node:
         cell = self.layers.cells[number]
         step, body = self.layers.bodies[cell]
-        states = [self.state(value, number) for value in self.layers.states]
-        chain = replace(self.layers.chain, reverse=reverse)
+        zero = all(self.graph[v.node].op in _ZEROS for v in self.layers.states)
+        # Zeros need no array; the places of the inputs stay.
+        states = (
+            self.layers.states if zero else [self.state(v, number) for v in self.layers.states]
+        )
+        chain = replace(self.layers.chain, reverse=reverse, zero_states=zero)
         return add_recurrence(
             self.graph,
             step,

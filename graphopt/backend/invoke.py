@@ -42,3 +42,29 @@ def invoke(op: str, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Any
         True,
     )
     return found if isinstance(found, list) else [found]
+
+
+def compose(op: str, symbols: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+    """The Symbol of an operator applied to Symbols.
+
+    Raises:
+        MissingDependencyError: the bridge cannot be built or loaded.
+        MXNetError: MXNet refuses the attributes.
+    """
+    mx = import_mxnet()
+    base = mx.base
+    handle = base.SymbolHandle()
+    values = [to_mxnet(value) for value in attrs.values()]
+    base.check_call(
+        base._LIB.MXSymbolCreateAtomicSymbol(
+            ctypes.c_void_p(_handle(op)),
+            base.mx_uint(len(attrs)),
+            base.c_str_array(list(attrs)),
+            base.c_str_array(values),
+            ctypes.byref(handle),
+        )
+    )
+    made = mx.sym.Symbol(handle)
+    name = mx.name.NameManager._current.value.get(None, op)
+    made._compose(*symbols, name=name)
+    return made

@@ -17,6 +17,8 @@ from graphopt.kernels.recurrence import interpret as recurrence
 from graphopt.kernels.recurrence.spec import parse as parse_recurrence
 from graphopt.kernels.spec import parse
 
+_FLAGS = ("reverse", "lengths", "batch_major", "zero_states")
+
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -74,7 +76,7 @@ def _node(
     if node.op == FUSED:
         return evaluate(parse(node.attrs["spec"]), inputs)
     if node.op == RECURRENCE:
-        flags = {key: bool(node.attrs.get(key)) for key in ("reverse", "lengths", "batch_major")}
+        flags = {key: bool(node.attrs.get(key)) for key in _FLAGS}
         return recurrence.run(parse_recurrence(node.attrs["spec"]), inputs, **flags)
     op = "batch_dot" if node.op == PARALLEL_BATCH_DOT else node.op
     return reference_ops.evaluate(op, inputs, node.attrs, training=training)

@@ -3,7 +3,8 @@
  *
  * Attributes: `spec`, what a step computes; `reverse`, from the last step to the first; `lengths`, the
  * last input has the number of steps of each sequence; `batch_major`, sequences are (batch, steps,
- * columns), not (steps, batch, columns); `stash`, the last output is what backward needs.
+ * columns), not (steps, batch, columns); `zero_states`, the states are zeros at first and no inputs;
+ * `stash`, the last output is what backward needs.
  *
  * Inputs: sequences, states (batch, columns), matrices, vectors, lengths. Outputs: emitted sequences,
  * final states, the stash. Backward reads gradients of the first two, then the inputs, the emitted
@@ -27,10 +28,12 @@ struct Signature {
   int dtype = 0;
   std::vector<int64_t> sequences, states, matrix_rows, matrix_columns, vectors, emitted;
   int64_t stash_width = 0;
-  bool reads_outputs = false, has_lengths = false;
+  bool reads_outputs = false, has_lengths = false, zero_states = false;
+
+  size_t given_states() const { return zero_states ? 0 : states.size(); }
 
   size_t inputs() const {
-    return sequences.size() + states.size() + matrix_rows.size() + vectors.size() + has_lengths;
+    return sequences.size() + given_states() + matrix_rows.size() + vectors.size() + has_lengths;
   }
   size_t results() const { return emitted.size() + states.size(); }
   size_t backward_inputs() const {
@@ -39,7 +42,7 @@ struct Signature {
 };
 
 std::mutex recurrences_mutex;
-std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[2];
+std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[4];
 std::unordered_map<std::string, std::unique_ptr<Program>> programs[8];
 
 std::vector<int64_t> Told(const std::string& spec, int mode) {
@@ -71,13 +74,14 @@ const Kept& FindOrMake(std::unordered_map<std::string, std::unique_ptr<Kept>>* k
 }
 
 const Signature& SignatureOf(const NodeAttrs& attrs) {
-  bool lengths = Flag(attrs, "lengths");
+  bool lengths = Flag(attrs, "lengths"), zero_states = Flag(attrs, "zero_states");
   const std::string& spec = SpecOf(attrs);
-  return FindOrMake(&signatures[lengths], spec, [&] {
+  return FindOrMake(&signatures[lengths + 2 * zero_states], spec, [&] {
     std::vector<int64_t> numbers = Told(spec, kSignature + (lengths ? kWithLengths : 0));
     const int64_t* at = numbers.data();
     auto made = std::make_unique<Signature>();
     made->has_lengths = lengths;
+    made->zero_states = zero_states;
     made->dtype = *at++;
     made->stash_width = *at++;
     made->reads_outputs = *at++;
@@ -156,17 +160,15 @@ bool RecurrenceShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shap
     Agree(attrs, shape[batch_major ? 1 : 0], "steps", &extents.steps);
     Agree(attrs, shape[batch_major ? 0 : 1], "sequences", &extents.batch);
   }
-  for (size_t i = 0; i < signature.states.size(); ++i)
+  for (size_t i = 0; i < signature.given_states(); ++i)
     if ((*in)[at + i].ndim() == 2) Agree(attrs, (*in)[at + i][0], "sequences", &extents.batch);
   at = 0;
   for (int64_t width : signature.sequences) {
     Settle(attrs, at, SequenceShape(attrs, extents, width), &(*in)[at]);
     ++at;
   }
-  for (int64_t width : signature.states) {
-    Settle(attrs, at, Shaped({extents.batch, width}), &(*in)[at]);
-    ++at;
-  }
+  for (size_t i = 0; i < signature.given_states(); ++i, ++at)
+    Settle(attrs, at, Shaped({extents.batch, signature.states[i]}), &(*in)[at]);
   for (size_t i = 0; i < signature.matrix_rows.size(); ++i, ++at)
     Settle(attrs, at, Shaped({signature.matrix_rows[i], signature.matrix_columns[i]}), &(*in)[at]);
   for (int64_t width : signature.vectors) {
@@ -202,7 +204,7 @@ void ReadLengths(const TBlob& blob, const std::string& node, int64_t steps,
   for (size_t i = 0; i < lengths->size(); ++i) {
     double length = static_cast<double>(data[i]);
     if (!(length >= 0 && length <= steps) || length != std::floor(length))
-      Fail("node " + node + ": sequence " + std::to_string(i) + " has length " +
+      Fail((node.empty() ? std::string("recurrence") : "node " + node) + ": sequence " + std::to_string(i) + " has length " +
            std::to_string(length) + "; lengths are whole numbers from 0 to the number of steps, " +
            std::to_string(steps));
     (*lengths)[i] = static_cast<int64_t>(length);
@@ -250,7 +252,7 @@ class Results {
 struct Places {
   explicit Places(const Signature& s)
       : states(s.sequences.size()),
-        matrices(states + s.states.size()),
+        matrices(states + s.given_states()),
         vectors(matrices + s.matrix_rows.size()),
         lengths(vectors + s.vectors.size()) {}
   size_t states, matrices, vectors, lengths;
@@ -316,7 +318,7 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
     ++at;
   }
   for (size_t i = 0; i < signature.states.size(); ++i, ++at) {
-    call.first.push_back(inputs[places.states + i].dptr_);
+    call.first.push_back(signature.zero_states ? nullptr : inputs[places.states + i].dptr_);
     call.last.push_back(results.Add(outputs[at], requests[at]));
   }
   if (stash) call.stash = outputs[at].dptr_;
@@ -351,9 +353,9 @@ void RecurrenceBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
   for (size_t i = 0; i < signature.sequences.size(); ++i)
     call.sequences.push_back(AsSequence(attrs, gradient(i), extents, signature.sequences[i]));
   for (size_t i = 0; i < n_states; ++i) {
-    call.initial.push_back(forward[places.states + i].dptr_);
+    call.initial.push_back(signature.zero_states ? nullptr : forward[places.states + i].dptr_);
     call.first.push_back(heads[n_emitted + i].dptr_);
-    call.last.push_back(gradient(places.states + i));
+    call.last.push_back(signature.zero_states ? nullptr : gradient(places.states + i));
   }
   for (size_t i = 0; i < signature.matrix_rows.size(); ++i)
     call.matrix_gradients.push_back(gradient(places.matrices + i));
@@ -373,7 +375,7 @@ std::vector<NodeEntry> RecurrenceGradient(const ObjectPtr& node,
   const NodeAttrs& attrs = node->attrs;
   const Signature& signature = SignatureOf(attrs);
   std::vector<std::pair<std::string, std::string>> own;
-  for (const char* key : {"spec", "reverse", "lengths", "batch_major"}) {
+  for (const char* key : {"spec", "reverse", "lengths", "batch_major", "zero_states"}) {
     auto found = attrs.dict.find(key);
     if (found != attrs.dict.end()) own.emplace_back(key, found->second);
   }

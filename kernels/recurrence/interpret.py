@@ -20,6 +20,7 @@ def run(
     reverse: bool = False,
     lengths: bool = False,
     batch_major: bool = False,
+    zero_states: bool = False,
 ) -> list[Array]:
     """Apply the steps.
 
@@ -30,6 +31,7 @@ def run(
         reverse: from the last step of each sequence to its first.
         lengths: whether sequences have lengths of their own; outputs behind the end are zero.
         batch_major: whether sequences are (batch, steps, columns).
+        zero_states: whether the states are zeros at first, and no inputs.
 
     Returns:
         The emitted sequences and the final states.
@@ -37,10 +39,13 @@ def run(
     given = iter(inputs)
     axes = (1, 0, 2) if batch_major else (0, 1, 2)
     sequences = [next(given).transpose(axes) for _ in spec.sequences]
-    states = [np.array(next(given)) for _ in spec.states]
+    steps, batch = sequences[0].shape[:2]
+    states = [
+        np.zeros((batch, width), sequences[0].dtype) if zero_states else np.array(next(given))
+        for width in spec.states
+    ]
     matrices = [next(given) for _ in spec.matrices]
     vectors = [next(given) for _ in spec.vectors]
-    steps, batch = sequences[0].shape[:2]
     ends = np.asarray(next(given), dtype=int) if lengths else np.full(batch, steps)
     emitted = [np.zeros((steps, batch, ref.width), sequences[0].dtype) for ref in spec.emit]
     rows = np.arange(batch)

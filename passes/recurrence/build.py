@@ -21,6 +21,7 @@ class Chain:
         reverse: from the last step to the first.
         batch_major: sequences are (batch, steps, columns), not (steps, batch, columns).
         lengths: the number of steps of each sequence, (batch,), or ``None``.
+        zero_states: the states are zeros at first.
     """
 
     steps: int
@@ -28,6 +29,7 @@ class Chain:
     reverse: bool = False
     batch_major: bool = False
     lengths: Value | None = None
+    zero_states: bool = False
 
     def shape(self, width: int) -> tuple[int, int, int]:
         """Of a sequence."""
@@ -63,8 +65,8 @@ def add_recurrence(
         The node. Its outputs are the emitted sequences, then the final states.
     """
     spec = body.spec
-    first = len(spec.sequences) + len(spec.states)
-    reads = [*inputs[:first], *(inputs[n] for n in body.matrices)]
+    given = len(spec.sequences) + (0 if chain.zero_states else len(spec.states))
+    reads = [*inputs[:given], *(inputs[n] for n in body.matrices)]
     for number, group in enumerate(body.vectors):
         total = inputs[group[0]]
         for n in group[1:]:
@@ -82,6 +84,7 @@ def add_recurrence(
         "reverse": chain.reverse,
         "lengths": chain.lengths is not None,
         "batch_major": chain.batch_major,
+        "zero_states": chain.zero_states,
     }
     graphs = [step] if whole is None else [step, whole]
     return graph.add(RECURRENCE, reads, attrs, types, name, graphs=graphs, origin=origin)

@@ -1,0 +1,175 @@
+"""Gluon's recurrent layers, for sequences of any length, on the CPU too.
+
+They have the parameters of ``gluon.rnn``'s layers, under the same names: ``load_parameters`` and
+``save_parameters`` exchange weights in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphopt.backend.invoke import compose, invoke
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, UnsupportedError
+from graphopt.ir.node import RECURRENCE
+from graphopt.kernels import bridge
+from graphopt.passes.recurrence.body import Body, translate
+from graphopt.passes.recurrence.cells import Cell, body_of
+
+mx = import_mxnet()
+
+_LENGTH_DTYPES = ("float32", "float64", "int32", "int64")
+
+
+class _AnyLength:
+    """What is common to the layers; stands before Gluon's layer in the order of classes."""
+
+    def __call__(self, inputs: Any, states: Any = None, sequence_length: Any = None) -> Any:
+        """Run the layer; see Gluon's layer for inputs and states.
+
+        Args:
+            inputs: (steps, batch, columns), or (batch, steps, columns) with ``layout="NTC"``.
+            states: one (layers * directions, batch, columns) array a state; default: zeros.
+            sequence_length: (batch,) whole numbers from 0 to steps; outputs behind the end of a
+                sequence are zero, and final states are those at its end.
+
+        Returns:
+            The outputs, and with ``states`` the final states.
+
+        Raises:
+            InputError: the lengths have another size or dtype than they need.
+            MXNetError: a length is not between 0 and the number of steps (when results are read).
+        """
+        if sequence_length is not None and isinstance(inputs, mx.nd.NDArray):
+            _check_lengths(sequence_length, inputs.shape[self._layout.find("N")])  # type: ignore[attr-defined]
+        self._use_sequence_length = sequence_length is not None
+        return super().__call__(inputs, states, sequence_length)  # type: ignore[misc]
+
+    def infer_shape(self, inputs: Any, *_others: Any) -> None:
+        """Learn the number of input columns from an array."""
+        for name in ("l0_i2h_weight", "r0_i2h_weight")[: self._dir]:  # type: ignore[attr-defined]
+            parameter = getattr(self, name)
+            parameter.shape = (parameter.shape[0], inputs.shape[2])
+
+    def _forward_kernel(
+        self, F: Any, inputs: Any, states: Any, sequence_length: Any, **params: Any  # noqa: N803
+    ) -> Any:
+        if self._stays_with_mxnet(sequence_length):
+            return super()._forward_kernel(F, inputs, states, sequence_length, **params)  # type: ignore[misc]
+        return _Forward(self, F, params, sequence_length).run(inputs, states)
+
+    def _stays_with_mxnet(self, sequence_length: Any) -> bool:
+        """Whether MXNet's operator has to do: on GPUs, for other dtypes, clipped states."""
+        context = next(iter(self.collect_params().values())).list_ctx()[0]  # type: ignore[attr-defined]
+        clipped = self._lstm_state_clip_min is not None  # type: ignore[attr-defined]
+        why = None
+        if context.device_type != "cpu":
+            return True  # cuDNN knows lengths
+        if clipped or mx.util.is_np_array() or self._dtype not in ("float32", "float64"):  # type: ignore[attr-defined]
+            why = "it needs float32 or float64 NDArrays and states that are not clipped"
+        else:
+            why = bridge.why_not(mx)
+        if why is not None and sequence_length is not None:
+            raise UnsupportedError(f"{self.name}: no lengths of sequences here: {why}")  # type: ignore[attr-defined]
+        return why is not None
+
+
+class _Forward:
+    """One run of a layer, on arrays or on symbols."""
+
+    def __init__(self, layer: Any, F: Any, params: dict[str, Any], lengths: Any) -> None:  # noqa: N803
+        self.layer, self.F, self.params, self.lengths = layer, F, params, lengths
+        self.is_symbolic = F is not mx.nd
+
+    def run(self, x: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
+        layer, F = self.layer, self.F  # noqa: N806
+        finals: list[list[Any]] = []
+        for level in range(layer._num_layers):
+            if level and layer._dropout:
+                x = F.Dropout(x, p=layer._dropout)
+            outputs = []
+            for direction in range(layer._dir):
+                output, *final = self._cell(x, states, level, direction)
+                outputs.append(output)
+                finals.append(final)
+            x = outputs[0] if len(outputs) == 1 else F.concat(*outputs, dim=2)
+        stacked = [[F.expand_dims(final[n], axis=0) for final in finals] for n in range(len(states))]
+        return x, [s[0] if len(s) == 1 else F.concat(*s, dim=0) for s in stacked]
+
+    def _cell(self, x: Any, states: Sequence[Any], level: int, direction: int) -> list[Any]:
+        layer, F = self.layer, self.F  # noqa: N806
+        prefix = f"{'lr'[direction]}{level}_"
+        inputs = getattr(layer, f"{prefix}i2h_weight").shape[1]
+        if not inputs:
+            raise UnsupportedError(
+                f"{layer.name}: give input_size=, or call the net once before hybridize()"
+            )
+        cell = Cell(layer._mode, inputs, layer._hidden_size, layer._projection_size or 0)
+        body = _translated(cell, layer._dtype)
+        number = level * layer._dir + direction
+        own = [] if layer.skip_states else self._own(states, number)
+        learned = [self.params[prefix + name] for name in cell.parameters]
+        first = 1 + len(states)
+        reads = [x, *own, *(learned[n - first] for n in body.matrices)]
+        for group in body.vectors:
+            total = learned[group[0] - first]
+            for n in group[1:]:
+                total = F.elemwise_add(total, learned[n - first])
+            reads.append(total)
+        if self.lengths is not None:
+            reads.append(self.lengths)
+        attrs = {
+            "spec": str(body.spec),
+            "reverse": bool(direction),
+            "lengths": self.lengths is not None,
+            "batch_major": layer._layout == "NTC",
+            "zero_states": layer.skip_states,
+            "stash": mx.autograd.is_recording(),
+        }
+        run = compose if self.is_symbolic else invoke
+        return list(run(RECURRENCE, reads, attrs))[:first]
+
+    def _own(self, states: Sequence[Any], number: int) -> list[Any]:
+        """The states of one layer and direction."""
+        F = self.F  # noqa: N806
+        parts = [F.slice_axis(s, axis=0, begin=number, end=number + 1) for s in states]
+        return [part.reshape((-3, -2)) for part in parts]
+
+
+def _translated(cell: Cell, dtype: str) -> Body:
+    # The batch is not part of what a step computes.
+    return translate(body_of(cell, 2, dtype), 1, len(cell.states))
+
+
+def _check_lengths(lengths: Any, batch: int) -> None:
+    if not isinstance(lengths, mx.nd.NDArray):
+        raise InputError(f"sequence_length is a {type(lengths).__name__}, not an NDArray")
+    if lengths.shape != (batch,):
+        raise InputError(f"sequence_length has shape {lengths.shape}, the batch needs ({batch},)")
+    name = lengths.dtype.__name__
+    if name not in _LENGTH_DTYPES:
+        raise InputError(f"sequence_length is {name}, not one of {', '.join(_LENGTH_DTYPES)}")
+
+
+class LSTM(_AnyLength, mx.gluon.rnn.LSTM):  # type: ignore[misc]
+    """``gluon.rnn.LSTM`` with ``layer(inputs, states=None, sequence_length=None)``.
+
+    Hochreiter and Schmidhuber, Long Short-Term Memory (1997), with forget gates; arguments are
+    those of Gluon's layer.
+    """
+
+
+class GRU(_AnyLength, mx.gluon.rnn.GRU):  # type: ignore[misc]
+    """``gluon.rnn.GRU`` with ``layer(inputs, states=None, sequence_length=None)``.
+
+    Cho et al., Learning Phrase Representations using RNN Encoder-Decoder (2014), with the reset gate
+    behind the product, as in cuDNN; arguments are those of Gluon's layer.
+    """
+
+
+class RNN(_AnyLength, mx.gluon.rnn.RNN):  # type: ignore[misc]
+    """``gluon.rnn.RNN`` with ``layer(inputs, states=None, sequence_length=None)``.
+
+    Elman, Finding Structure in Time (1990), with tanh or relu; arguments are those of Gluon's layer.
+    """
