@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from graphopt.analysis.effects import held_nodes
@@ -12,10 +12,9 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import Body, translate
-from graphopt.passes.recurrence.build import Chain, add_recurrence
+from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
 from graphopt.passes.recurrence.cells import GATES, Cell, body_of
 from graphopt.pipeline.base import Pass, PassContext
-
 
 _ZEROS = frozenset({"_zeros", "zeros_like"})
 
@@ -25,9 +24,10 @@ class ImportRnn(Pass):
     """``RNN`` becomes one recurrence for each layer and direction.
 
     A recurrence runs in a kernel generated from its step: threads take sequences of the batch and
-    walk through all steps without waiting for each other, weights are packed once for all steps, and
-    sequences end where they end. Layers, directions, projection, dropout between layers, initial and
-    final states and ``use_sequence_length``, which MXNet refuses on the CPU, are carried over.
+    walk through all steps without waiting for each other, weights are packed once for all steps,
+    and sequences end where they end. Layers, directions, projection, dropout between layers,
+    initial and final states and ``use_sequence_length``, which MXNet refuses on the CPU, are
+    carried over.
 
     Args:
         measure: time both on this machine, and keep the faster.
@@ -72,7 +72,7 @@ class ImportRnn(Pass):
             with edited.edit():
                 layers.write(edited, training=cx.training)
             done += 1
-            cx.count("recurrences", len(layers.cells))
+            cx.count("recurrences", layers.layers)
         return edited if done else graph
 
     def _refusal(self, cx: PassContext) -> str | None:
@@ -82,7 +82,7 @@ class ImportRnn(Pass):
 
     def _is_faster(self, graph: Graph, node: Node, layers: _Layers, cx: PassContext) -> bool:
         """Measure both, where there is something to run them on; says which it was."""
-        many = f"{len(layers.cells)} recurrences" if len(layers.cells) > 1 else "a recurrence"
+        many = f"{layers.layers} recurrences" if layers.layers > 1 else "a recurrence"
         if layers.has_lengths:
             cx.passed(f"became {many} over sequences of different lengths", node)
             return True
@@ -127,7 +127,9 @@ class _Layers:
         self.mode = str(attrs.get("mode"))
         if self.mode not in GATES:
             raise GraphoptError(f"mode={self.mode!r} is not known")
-        if any(attrs.get(key) is not None for key in ("lstm_state_clip_min", "lstm_state_clip_max")):
+        if any(
+            attrs.get(key) is not None for key in ("lstm_state_clip_min", "lstm_state_clip_max")
+        ):
             raise GraphoptError("its cell state is clipped")
         types = [graph.type_of(value) for value in node.inputs]
         if not all(found.is_static for found in types):
@@ -165,16 +167,16 @@ class _Layers:
         parameters = writer.parameters()
         x = node.inputs[0]
         finals: list[list[Value]] = []
+        n_states, count = len(self.states), self.directions
         for layer in range(self.layers):
             if layer and self.dropout and training:
                 x = writer.dropout(x, self.dropout)
-            outputs = []
-            for direction in range(self.directions):
-                number = layer * self.directions + direction
-                made = writer.recurrence(number, x, parameters[number], reverse=bool(direction))
-                outputs.append(made.out())
-                finals.append([made.out(1 + n) for n in range(len(self.states))])
-            x = outputs[0] if len(outputs) == 1 else writer.concat(outputs, 2)
+            made = writer.recurrence(layer, x, parameters[layer * count : (layer + 1) * count])
+            x = made.out()
+            finals += [
+                [made.out(1 + direction * n_states + n) for n in range(n_states)]
+                for direction in range(count)
+            ]
         graph.replace_uses(node.out(), x)
         for n in range(1, len(node.types)):
             value = node.out(n)
@@ -197,7 +199,7 @@ class _Writer:
         made = self.graph.add(
             op,
             inputs,
-            attrs,  # type: ignore[arg-type]
+            attrs,
             [TensorType(self.layers.dtype, tuple(extents))],
             self.graph.unique_name(f"{self.base}_{what}"),
             origin=self.node.origin or (self.node.name,),
@@ -205,7 +207,7 @@ class _Writer:
         return made.out()
 
     def parameters(self) -> list[dict[str, Value]]:
-        """For each cell its parameters, cut out of the vector or, if they were joined, as they are."""
+        """For each cell its parameters: cut out of the vector, or as they were before joined."""
         cells = self.layers.cells
         wanted = [
             (number, name, shape)
@@ -267,24 +269,27 @@ class _Writer:
             )
         return self._op("Reshape", [value], (batch, width), "state", shape=(-3, -2))
 
-    def recurrence(
-        self, number: int, x: Value, parameters: dict[str, Value], *, reverse: bool
-    ) -> Node:
-        cell = self.layers.cells[number]
-        step, body = self.layers.bodies[cell]
-        zero = all(self.graph[v.node].op in _ZEROS for v in self.layers.states)
-        # Zeros need no array; the places of the inputs stay.
-        states = (
-            self.layers.states if zero else [self.state(v, number) for v in self.layers.states]
-        )
-        chain = replace(self.layers.chain, reverse=reverse, zero_states=zero)
+    def recurrence(self, layer: int, x: Value, parameters: Sequence[dict[str, Value]]) -> Node:
+        """One layer, in all its directions."""
+        layers = self.layers
+        cell = layers.cells[layer * layers.directions]
+        step, body = layers.bodies[cell]
+        zero = all(self.graph[value.node].op in _ZEROS for value in layers.states)
+        directions = []
+        for direction, own in enumerate(parameters):
+            number = layer * layers.directions + direction
+            states = [] if zero else [self.state(value, number) for value in layers.states]
+            places = {n: own[name] for n, name in enumerate(cell.parameters, 1 + len(cell.states))}
+            directions.append(Operands(states, places))
+        name = self.base if layers.layers == 1 else f"{self.base}_l{layer}"
         return add_recurrence(
             self.graph,
             step,
             body,
-            chain,
-            [x, *states, *(parameters[name] for name in cell.parameters)],
-            name=self.graph.unique_name(self.base if len(self.layers.cells) == 1 else f"{self.base}_{number}"),
+            layers.chain,
+            [x],
+            directions,
+            name=self.graph.unique_name(name),
             origin=self.node.origin or (self.node.name,),
         )
 

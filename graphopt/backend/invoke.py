@@ -1,4 +1,4 @@
-"""Operators of the bridge called by name: MXNet's Python side knows only those it was built with."""
+"""Operators of the bridge by name: MXNet's Python side knows only those it was built with."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def _handle(op: str) -> int:
     mx = import_mxnet()
     bridge.load(mx)
     handle = ctypes.c_void_p()
-    mx.base.check_call(
-        mx.base._LIB.NNGetOpHandle(mx.base.c_str(op), ctypes.byref(handle))
-    )
+    mx.base.check_call(mx.base._LIB.NNGetOpHandle(mx.base.c_str(op), ctypes.byref(handle)))
     assert handle.value is not None
     return handle.value
 

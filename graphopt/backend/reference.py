@@ -17,7 +17,7 @@ from graphopt.kernels.recurrence import interpret as recurrence
 from graphopt.kernels.recurrence.spec import parse as parse_recurrence
 from graphopt.kernels.spec import parse
 
-_FLAGS = ("reverse", "lengths", "batch_major", "zero_states")
+_FLAGS = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states")
 
 Arrays = list[np.ndarray[Any, Any]]
 

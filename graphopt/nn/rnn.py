@@ -53,7 +53,12 @@ class _AnyLength:
             parameter.shape = (parameter.shape[0], inputs.shape[2])
 
     def _forward_kernel(
-        self, F: Any, inputs: Any, states: Any, sequence_length: Any, **params: Any  # noqa: N803
+        self,
+        F: Any,
+        inputs: Any,
+        states: Any,
+        sequence_length: Any,
+        **params: Any,
     ) -> Any:
         if self._stays_with_mxnet(sequence_length):
             return super()._forward_kernel(F, inputs, states, sequence_length, **params)  # type: ignore[misc]
@@ -78,61 +83,73 @@ class _AnyLength:
 class _Forward:
     """One run of a layer, on arrays or on symbols."""
 
-    def __init__(self, layer: Any, F: Any, params: dict[str, Any], lengths: Any) -> None:  # noqa: N803
+    def __init__(self, layer: Any, F: Any, params: dict[str, Any], lengths: Any) -> None:
         self.layer, self.F, self.params, self.lengths = layer, F, params, lengths
         self.is_symbolic = F is not mx.nd
 
     def run(self, x: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
-        layer, F = self.layer, self.F  # noqa: N806
+        layer, F = self.layer, self.F
         finals: list[list[Any]] = []
         for level in range(layer._num_layers):
             if level and layer._dropout:
                 x = F.Dropout(x, p=layer._dropout)
-            outputs = []
-            for direction in range(layer._dir):
-                output, *final = self._cell(x, states, level, direction)
-                outputs.append(output)
-                finals.append(final)
-            x = outputs[0] if len(outputs) == 1 else F.concat(*outputs, dim=2)
-        stacked = [[F.expand_dims(final[n], axis=0) for final in finals] for n in range(len(states))]
+            x, *final = self._layer(x, states, level)
+            finals += [final[d * len(states) : (d + 1) * len(states)] for d in range(layer._dir)]
+        stacked = [
+            [F.expand_dims(final[n], axis=0) for final in finals] for n in range(len(states))
+        ]
         return x, [s[0] if len(s) == 1 else F.concat(*s, dim=0) for s in stacked]
 
-    def _cell(self, x: Any, states: Sequence[Any], level: int, direction: int) -> list[Any]:
-        layer, F = self.layer, self.F  # noqa: N806
-        prefix = f"{'lr'[direction]}{level}_"
-        inputs = getattr(layer, f"{prefix}i2h_weight").shape[1]
+    def _layer(self, x: Any, states: Sequence[Any], level: int) -> list[Any]:
+        """The output of a layer, and the final states of all its directions."""
+        layer = self.layer
+        inputs = getattr(layer, f"l{level}_i2h_weight").shape[1]
         if not inputs:
             raise UnsupportedError(
                 f"{layer.name}: give input_size=, or call the net once before hybridize()"
             )
         cell = Cell(layer._mode, inputs, layer._hidden_size, layer._projection_size or 0)
         body = _translated(cell, layer._dtype)
-        number = level * layer._dir + direction
-        own = [] if layer.skip_states else self._own(states, number)
-        learned = [self.params[prefix + name] for name in cell.parameters]
+        directions = range(layer._dir)
+        zero = self._starts_from_zero(states)
+        reads = [x]
+        for direction in () if zero else directions:
+            reads += self._own(states, level * layer._dir + direction)
+        learned = [
+            [self.params[f"{'lr'[d]}{level}_{name}"] for name in cell.parameters]
+            for d in directions
+        ]
         first = 1 + len(states)
-        reads = [x, *own, *(learned[n - first] for n in body.matrices)]
-        for group in body.vectors:
-            total = learned[group[0] - first]
-            for n in group[1:]:
-                total = F.elemwise_add(total, learned[n - first])
-            reads.append(total)
+        reads += [own[n - first] for own in learned for n in body.matrices]
+        reads += [self._sum([own[n - first] for n in g]) for own in learned for g in body.vectors]
         if self.lengths is not None:
             reads.append(self.lengths)
         attrs = {
             "spec": str(body.spec),
-            "reverse": bool(direction),
             "lengths": self.lengths is not None,
             "batch_major": layer._layout == "NTC",
-            "zero_states": layer.skip_states,
+            "bidirectional": layer._dir == 2,
+            "zero_states": zero,
             "stash": mx.autograd.is_recording(),
         }
         run = compose if self.is_symbolic else invoke
-        return list(run(RECURRENCE, reads, attrs))[:first]
+        return list(run(RECURRENCE, reads, attrs))[: 1 + len(states) * layer._dir]
+
+    def _starts_from_zero(self, states: Sequence[Any]) -> bool:
+        # A hybridized layer is given zeros as inputs, which MXNet wants to see used.
+        return self.layer.skip_states and not (
+            self.is_symbolic and any(state.list_arguments() for state in states)
+        )
+
+    def _sum(self, values: Sequence[Any]) -> Any:
+        total = values[0]
+        for value in values[1:]:
+            total = self.F.elemwise_add(total, value)
+        return total
 
     def _own(self, states: Sequence[Any], number: int) -> list[Any]:
         """The states of one layer and direction."""
-        F = self.F  # noqa: N806
+        F = self.F
         parts = [F.slice_axis(s, axis=0, begin=number, end=number + 1) for s in states]
         return [part.reshape((-3, -2)) for part in parts]
 
@@ -152,7 +169,7 @@ def _check_lengths(lengths: Any, batch: int) -> None:
         raise InputError(f"sequence_length is {name}, not one of {', '.join(_LENGTH_DTYPES)}")
 
 
-class LSTM(_AnyLength, mx.gluon.rnn.LSTM):  # type: ignore[misc]
+class LSTM(_AnyLength, mx.gluon.rnn.LSTM):  # type: ignore[name-defined]
     """``gluon.rnn.LSTM`` with ``layer(inputs, states=None, sequence_length=None)``.
 
     Hochreiter and Schmidhuber, Long Short-Term Memory (1997), with forget gates; arguments are
@@ -160,16 +177,17 @@ class LSTM(_AnyLength, mx.gluon.rnn.LSTM):  # type: ignore[misc]
     """
 
 
-class GRU(_AnyLength, mx.gluon.rnn.GRU):  # type: ignore[misc]
+class GRU(_AnyLength, mx.gluon.rnn.GRU):  # type: ignore[name-defined]
     """``gluon.rnn.GRU`` with ``layer(inputs, states=None, sequence_length=None)``.
 
-    Cho et al., Learning Phrase Representations using RNN Encoder-Decoder (2014), with the reset gate
-    behind the product, as in cuDNN; arguments are those of Gluon's layer.
+    Cho et al., Learning Phrase Representations using RNN Encoder-Decoder (2014), with the reset
+    gate behind the product, as in cuDNN; arguments are those of Gluon's layer.
     """
 
 
-class RNN(_AnyLength, mx.gluon.rnn.RNN):  # type: ignore[misc]
+class RNN(_AnyLength, mx.gluon.rnn.RNN):  # type: ignore[name-defined]
     """``gluon.rnn.RNN`` with ``layer(inputs, states=None, sequence_length=None)``.
 
-    Elman, Finding Structure in Time (1990), with tanh or relu; arguments are those of Gluon's layer.
+    Elman, Finding Structure in Time (1990), with tanh or relu; arguments are those of Gluon's
+    layer.
     """

@@ -3,11 +3,13 @@
  *
  * Attributes: `spec`, what a step computes; `reverse`, from the last step to the first; `lengths`, the
  * last input has the number of steps of each sequence; `batch_major`, sequences are (batch, steps,
- * columns), not (steps, batch, columns); `zero_states`, the states are zeros at first and no inputs;
+ * columns), not (steps, batch, columns); `bidirectional`, the same step with two sets of states,
+ * matrices and vectors, the second from the last step to the first: emitted columns of the two lie side
+ * by side; `zero_states`, the states are zeros at first and no inputs;
  * `stash`, the last output is what backward needs.
  *
- * Inputs: sequences, states (batch, columns), matrices, vectors, lengths. Outputs: emitted sequences,
- * final states, the stash. Backward reads gradients of the first two, then the inputs, the emitted
+ * Inputs: sequences, states (batch, columns), matrices, vectors, lengths; of the three in the middle
+ * first all of one direction, then of the other. Outputs: emitted sequences, final states, the stash. Backward reads gradients of the first two, then the inputs, the emitted
  * sequences if it needs them, and the stash.
  */
 #pragma once
@@ -29,20 +31,22 @@ struct Signature {
   std::vector<int64_t> sequences, states, matrix_rows, matrix_columns, vectors, emitted;
   int64_t stash_width = 0;
   bool reads_outputs = false, has_lengths = false, zero_states = false;
+  size_t directions = 1;
 
   size_t given_states() const { return zero_states ? 0 : states.size(); }
 
   size_t inputs() const {
-    return sequences.size() + given_states() + matrix_rows.size() + vectors.size() + has_lengths;
+    return sequences.size() +
+           directions * (given_states() + matrix_rows.size() + vectors.size()) + has_lengths;
   }
-  size_t results() const { return emitted.size() + states.size(); }
+  size_t results() const { return emitted.size() + directions * states.size(); }
   size_t backward_inputs() const {
     return results() + inputs() + (reads_outputs ? emitted.size() : 0) + 1;
   }
 };
 
 std::mutex recurrences_mutex;
-std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[4];
+std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[8];
 std::unordered_map<std::string, std::unique_ptr<Program>> programs[8];
 
 std::vector<int64_t> Told(const std::string& spec, int mode) {
@@ -75,13 +79,15 @@ const Kept& FindOrMake(std::unordered_map<std::string, std::unique_ptr<Kept>>* k
 
 const Signature& SignatureOf(const NodeAttrs& attrs) {
   bool lengths = Flag(attrs, "lengths"), zero_states = Flag(attrs, "zero_states");
+  bool bidirectional = Flag(attrs, "bidirectional");
   const std::string& spec = SpecOf(attrs);
-  return FindOrMake(&signatures[lengths + 2 * zero_states], spec, [&] {
+  return FindOrMake(&signatures[lengths + 2 * zero_states + 4 * bidirectional], spec, [&] {
     std::vector<int64_t> numbers = Told(spec, kSignature + (lengths ? kWithLengths : 0));
     const int64_t* at = numbers.data();
     auto made = std::make_unique<Signature>();
     made->has_lengths = lengths;
     made->zero_states = zero_states;
+    made->directions = bidirectional ? 2 : 1;
     made->dtype = *at++;
     made->stash_width = *at++;
     made->reads_outputs = *at++;
@@ -160,27 +166,33 @@ bool RecurrenceShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shap
     Agree(attrs, shape[batch_major ? 1 : 0], "steps", &extents.steps);
     Agree(attrs, shape[batch_major ? 0 : 1], "sequences", &extents.batch);
   }
-  for (size_t i = 0; i < signature.given_states(); ++i)
+  const size_t directions = signature.directions, n_states = signature.given_states();
+  for (size_t i = 0; i < directions * n_states; ++i)
     if ((*in)[at + i].ndim() == 2) Agree(attrs, (*in)[at + i][0], "sequences", &extents.batch);
   at = 0;
-  for (int64_t width : signature.sequences) {
-    Settle(attrs, at, SequenceShape(attrs, extents, width), &(*in)[at]);
+  auto settle = [&](const mxnet::TShape& shape) {
+    Settle(attrs, at, shape, &(*in)[at]);
     ++at;
-  }
-  for (size_t i = 0; i < signature.given_states(); ++i, ++at)
-    Settle(attrs, at, Shaped({extents.batch, signature.states[i]}), &(*in)[at]);
-  for (size_t i = 0; i < signature.matrix_rows.size(); ++i, ++at)
-    Settle(attrs, at, Shaped({signature.matrix_rows[i], signature.matrix_columns[i]}), &(*in)[at]);
-  for (int64_t width : signature.vectors) {
-    Settle(attrs, at, Shaped({width}), &(*in)[at]);
-    ++at;
-  }
-  if (signature.has_lengths) Settle(attrs, at, Shaped({extents.batch}), &(*in)[at]);
+  };
+  for (int64_t width : signature.sequences) settle(SequenceShape(attrs, extents, width));
+  for (size_t d = 0; d < directions; ++d)
+    for (size_t i = 0; i < n_states; ++i) settle(Shaped({extents.batch, signature.states[i]}));
+  for (size_t d = 0; d < directions; ++d)
+    for (size_t i = 0; i < signature.matrix_rows.size(); ++i)
+      settle(Shaped({signature.matrix_rows[i], signature.matrix_columns[i]}));
+  for (size_t d = 0; d < directions; ++d)
+    for (int64_t width : signature.vectors) settle(Shaped({width}));
+  if (signature.has_lengths) settle(Shaped({extents.batch}));
   at = 0;
-  for (int64_t width : signature.emitted) (*out)[at++] = SequenceShape(attrs, extents, width);
-  for (int64_t width : signature.states) (*out)[at++] = Shaped({extents.batch, width});
-  if (Flag(attrs, "stash"))
-    (*out)[at] = Shaped({extents.steps, extents.batch, std::max<int64_t>(signature.stash_width, 1)});
+  for (int64_t width : signature.emitted)
+    (*out)[at++] = SequenceShape(attrs, extents, directions * width);
+  for (size_t d = 0; d < directions; ++d)
+    for (int64_t width : signature.states) (*out)[at++] = Shaped({extents.batch, width});
+  if (Flag(attrs, "stash")) {
+    int64_t width = std::max<int64_t>(signature.stash_width, 1);
+    int64_t rows = extents.steps < 0 ? -1 : static_cast<int64_t>(directions) * extents.steps;
+    (*out)[at] = Shaped({rows, extents.batch, width});
+  }
   return extents.steps >= 0 && extents.batch >= 0;
 }
 
@@ -237,25 +249,38 @@ class Results {
   /* Adds what had to be added. */
   void Finish() {
     for (auto& [blob, memory] : added_) {
-      auto to = static_cast<char*>(blob->dptr_);
-      for (int64_t i = 0, n = blob->shape_.Size(); i < n; ++i)
-        Write(to, blob->type_flag_, i,
-              Read(to, blob->type_flag_, i) + Read(memory.data(), blob->type_flag_, i));
+      if (blob->type_flag_ == mshadow::kFloat32)
+        Sum<float>(*blob, memory);
+      else
+        Sum<double>(*blob, memory);
     }
   }
 
  private:
+  template <typename T>
+  static void Sum(const TBlob& blob, const std::vector<char>& memory) {
+    auto to = static_cast<T*>(blob.dptr_);
+    auto from = reinterpret_cast<const T*>(memory.data());
+    const int64_t size = blob.shape_.Size();
+    int threads = Threads(0.3 * size, size);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t i = 0; i < size; ++i) to[i] += from[i];
+  }
+
   std::vector<std::pair<const TBlob*, std::vector<char>>> added_;
 };
 
-/* Places of inputs among a node's inputs. */
+/* Places of one direction's inputs among a node's inputs, and of its final states. */
 struct Places {
-  explicit Places(const Signature& s)
-      : states(s.sequences.size()),
-        matrices(states + s.given_states()),
-        vectors(matrices + s.matrix_rows.size()),
-        lengths(vectors + s.vectors.size()) {}
-  size_t states, matrices, vectors, lengths;
+  Places(const Signature& s, size_t direction)
+      : states(s.sequences.size() + direction * s.given_states()),
+        matrices(s.sequences.size() + s.directions * s.given_states() +
+                 direction * s.matrix_rows.size()),
+        vectors(s.sequences.size() +
+                s.directions * (s.given_states() + s.matrix_rows.size()) +
+                direction * s.vectors.size()),
+        finals(s.emitted.size() + direction * s.states.size()) {}
+  size_t states, matrices, vectors, finals;
 };
 
 Extents ExtentsOf(const NodeAttrs& attrs, const TBlob& sequence) {
@@ -263,31 +288,69 @@ Extents ExtentsOf(const NodeAttrs& attrs, const TBlob& sequence) {
   return {sequence.shape_[batch_major ? 1 : 0], sequence.shape_[batch_major ? 0 : 1]};
 }
 
-SequenceArray AsSequence(const NodeAttrs& attrs, void* data, const Extents& extents, int64_t width) {
-  bool batch_major = Flag(attrs, "batch_major");
-  return {data, batch_major ? width : extents.batch * width,
-          batch_major ? extents.steps * width : width};
-}
-
-RecurrenceCall MakeCall(const NodeAttrs& attrs, const Signature& signature, const Extents& extents,
-                        const TBlob* inputs) {
+/* What a call in one direction needs of a node; `inputs` are those of the forward operator. */
+struct Direction {
+  const NodeAttrs& attrs;
+  const Signature& signature;
+  const TBlob* inputs;
+  Extents extents;
+  size_t number;
+  Places places;
   RecurrenceCall call;
-  Places places(signature);
-  call.steps = extents.steps;
-  call.batch = extents.batch;
-  call.reverse = Flag(attrs, "reverse");
-  for (size_t i = 0; i < signature.sequences.size(); ++i)
-    call.sequences.push_back(AsSequence(attrs, inputs[i].dptr_, extents, signature.sequences[i]));
-  double work = 0;
-  for (size_t i = 0; i < signature.matrix_rows.size(); ++i) {
-    call.matrices.push_back(inputs[places.matrices + i].dptr_);
-    work += static_cast<double>(signature.matrix_rows[i]) * signature.matrix_columns[i];
+
+  Direction(const NodeAttrs& attrs, const TBlob* inputs, size_t number, const int64_t* lengths)
+      : attrs(attrs),
+        signature(SignatureOf(attrs)),
+        inputs(inputs),
+        extents(ExtentsOf(attrs, inputs[0])),
+        number(number),
+        places(signature, number) {
+    call.steps = extents.steps;
+    call.batch = extents.batch;
+    call.reverse = signature.directions == 2 ? number == 1 : Flag(attrs, "reverse");
+    call.lengths = lengths;
+    for (size_t i = 0; i < signature.sequences.size(); ++i)
+      call.sequences.push_back(Input(inputs[i].dptr_, signature.sequences[i]));
+    double work = 0;
+    for (size_t i = 0; i < signature.matrix_rows.size(); ++i) {
+      call.matrices.push_back(inputs[places.matrices + i].dptr_);
+      work += static_cast<double>(signature.matrix_rows[i]) * signature.matrix_columns[i];
+    }
+    for (size_t i = 0; i < signature.vectors.size(); ++i)
+      call.vectors.push_back(inputs[places.vectors + i].dptr_);
+    for (int64_t width : signature.states) work += 20.0 * width;
+    call.threads = Threads(0.02 * work * extents.batch * extents.steps, extents.batch);
   }
-  for (size_t i = 0; i < signature.vectors.size(); ++i)
-    call.vectors.push_back(inputs[places.vectors + i].dptr_);
-  for (int64_t width : signature.states) work += 20.0 * width;
-  call.threads = Threads(0.02 * work * extents.batch * extents.steps, extents.batch);
-  return call;
+
+  SequenceArray Strided(void* data, int64_t columns, int64_t first) const {
+    bool batch_major = Flag(attrs, "batch_major");
+    char* at = static_cast<char*>(data) + (data ? first * ItemSize(signature.dtype) : 0);
+    return {data ? at : nullptr, batch_major ? columns : extents.batch * columns,
+            batch_major ? extents.steps * columns : columns};
+  }
+
+  SequenceArray Input(void* data, int64_t width) const { return Strided(data, width, 0); }
+
+  /* This direction's columns of an emitted sequence. */
+  SequenceArray Emitted(void* data, int64_t width) const {
+    return Strided(data, signature.directions * width, number * width);
+  }
+
+  void* Stash(const TBlob& blob) const {
+    return static_cast<char*>(blob.dptr_) +
+           number * extents.steps * extents.batch * std::max<int64_t>(signature.stash_width, 1) *
+               ItemSize(signature.dtype);
+  }
+
+  const void* State(size_t i) const {
+    return signature.zero_states ? nullptr : inputs[places.states + i].dptr_;
+  }
+};
+
+std::vector<int64_t> LengthsOf(const NodeAttrs& attrs, const TBlob* inputs) {
+  const Signature& signature = SignatureOf(attrs);
+  if (!signature.has_lengths) return {};
+  return Lengths(inputs[signature.inputs() - 1], attrs.name, ExtentsOf(attrs, inputs[0]));
 }
 
 void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
@@ -296,33 +359,29 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
   const Signature& signature = SignatureOf(attrs);
   bool stash = Flag(attrs, "stash");
   const Program& program = ProgramOf(attrs, stash ? kTraining : kInference);
-  Extents extents = ExtentsOf(attrs, inputs[0]);
-  RecurrenceCall call = MakeCall(attrs, signature, extents, inputs.data());
-  Places places(signature);
-  std::vector<int64_t> lengths;
-  if (signature.has_lengths) {
-    lengths = Lengths(inputs[places.lengths], attrs.name, extents);
-    call.lengths = lengths.data();
-  }
+  std::vector<int64_t> lengths = LengthsOf(attrs, inputs.data());
   Results results;
+  std::vector<void*> emitted;
   // A state may live in an emitted sequence that nobody reads.
   std::vector<std::vector<char>> unread;
-  size_t at = 0;
-  for (int64_t width : signature.emitted) {
-    void* data = results.Add(outputs[at], requests[at]);
-    if (!data) {
-      unread.emplace_back(outputs[at].shape_.Size() * ItemSize(signature.dtype));
-      data = unread.back().data();
+  for (size_t k = 0; k < signature.emitted.size(); ++k) {
+    emitted.push_back(results.Add(outputs[k], requests[k]));
+    if (emitted[k]) continue;
+    unread.emplace_back(outputs[k].shape_.Size() * ItemSize(signature.dtype));
+    emitted[k] = unread.back().data();
+  }
+  for (size_t d = 0; d < signature.directions; ++d) {
+    Direction one(attrs, inputs.data(), d, signature.has_lengths ? lengths.data() : nullptr);
+    for (size_t k = 0; k < emitted.size(); ++k)
+      one.call.sequences.push_back(one.Emitted(emitted[k], signature.emitted[k]));
+    for (size_t i = 0; i < signature.states.size(); ++i) {
+      size_t at = one.places.finals + i;
+      one.call.first.push_back(one.State(i));
+      one.call.last.push_back(results.Add(outputs[at], requests[at]));
     }
-    call.sequences.push_back(AsSequence(attrs, data, extents, width));
-    ++at;
+    if (stash) one.call.stash = one.Stash(outputs.back());
+    RunRecurrence(program, one.call);
   }
-  for (size_t i = 0; i < signature.states.size(); ++i, ++at) {
-    call.first.push_back(signature.zero_states ? nullptr : inputs[places.states + i].dptr_);
-    call.last.push_back(results.Add(outputs[at], requests[at]));
-  }
-  if (stash) call.stash = outputs[at].dptr_;
-  RunRecurrence(program, call);
   results.Finish();
 }
 
@@ -331,42 +390,42 @@ void RecurrenceBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
                         const std::vector<TBlob>& outputs) {
   const Signature& signature = SignatureOf(attrs);
   const Program& program = ProgramOf(attrs, kBackwardPass);
-  size_t n_emitted = signature.emitted.size(), n_states = signature.states.size();
   const TBlob* heads = inputs.data();
   const TBlob* forward = heads + signature.results();
   const TBlob* emitted = forward + signature.inputs();
-  Extents extents = ExtentsOf(attrs, forward[0]);
-  RecurrenceCall call = MakeCall(attrs, signature, extents, forward);
-  Places places(signature);
-  std::vector<int64_t> lengths;
-  if (signature.has_lengths) {
-    lengths = Lengths(forward[places.lengths], attrs.name, extents);
-    call.lengths = lengths.data();
-  }
+  std::vector<int64_t> lengths = LengthsOf(attrs, forward);
   Results results;
   auto gradient = [&](size_t i) { return results.Add(outputs[i], requests[i]); };
-  for (size_t k = 0; k < n_emitted; ++k)
-    call.sequences.push_back(AsSequence(attrs, signature.reads_outputs ? emitted[k].dptr_ : nullptr,
-                                        extents, signature.emitted[k]));
-  for (size_t k = 0; k < n_emitted; ++k)
-    call.sequences.push_back(AsSequence(attrs, heads[k].dptr_, extents, signature.emitted[k]));
-  for (size_t i = 0; i < signature.sequences.size(); ++i)
-    call.sequences.push_back(AsSequence(attrs, gradient(i), extents, signature.sequences[i]));
-  for (size_t i = 0; i < n_states; ++i) {
-    call.initial.push_back(signature.zero_states ? nullptr : forward[places.states + i].dptr_);
-    call.first.push_back(heads[n_emitted + i].dptr_);
-    call.last.push_back(signature.zero_states ? nullptr : gradient(places.states + i));
+  for (size_t d = 0; d < signature.directions; ++d) {
+    Direction one(attrs, forward, d, signature.has_lengths ? lengths.data() : nullptr);
+    RecurrenceCall& call = one.call;
+    for (size_t k = 0; k < signature.emitted.size(); ++k) {
+      void* data = signature.reads_outputs ? emitted[k].dptr_ : nullptr;
+      call.sequences.push_back(one.Emitted(data, signature.emitted[k]));
+    }
+    for (size_t k = 0; k < signature.emitted.size(); ++k)
+      call.sequences.push_back(one.Emitted(heads[k].dptr_, signature.emitted[k]));
+    for (size_t i = 0; i < signature.sequences.size(); ++i) {
+      // The second direction adds to what the first one wrote.
+      OpReqType request = d && requests[i] != mxnet::kNullOp ? mxnet::kAddTo : requests[i];
+      call.sequences.push_back(one.Input(results.Add(outputs[i], request), signature.sequences[i]));
+    }
+    for (size_t i = 0; i < signature.states.size(); ++i) {
+      call.initial.push_back(one.State(i));
+      call.first.push_back(heads[one.places.finals + i].dptr_);
+      call.last.push_back(signature.zero_states ? nullptr : gradient(one.places.states + i));
+    }
+    for (size_t i = 0; i < signature.matrix_rows.size(); ++i)
+      call.matrix_gradients.push_back(gradient(one.places.matrices + i));
+    for (size_t i = 0; i < signature.vectors.size(); ++i)
+      call.vector_gradients.push_back(gradient(one.places.vectors + i));
+    call.stash = one.Stash(inputs.back());
+    RunRecurrence(program, call);
   }
-  for (size_t i = 0; i < signature.matrix_rows.size(); ++i)
-    call.matrix_gradients.push_back(gradient(places.matrices + i));
-  for (size_t i = 0; i < signature.vectors.size(); ++i)
-    call.vector_gradients.push_back(gradient(places.vectors + i));
-  if (signature.has_lengths && requests[places.lengths] == mxnet::kWriteTo) {
-    const TBlob& blob = outputs[places.lengths];
+  if (signature.has_lengths && requests.back() == mxnet::kWriteTo) {
+    const TBlob& blob = outputs.back();
     std::memset(blob.dptr_, 0, blob.shape_.Size() * ItemSize(blob.type_flag_));
   }
-  call.stash = inputs.back().dptr_;
-  RunRecurrence(program, call);
   results.Finish();
 }
 
@@ -375,7 +434,8 @@ std::vector<NodeEntry> RecurrenceGradient(const ObjectPtr& node,
   const NodeAttrs& attrs = node->attrs;
   const Signature& signature = SignatureOf(attrs);
   std::vector<std::pair<std::string, std::string>> own;
-  for (const char* key : {"spec", "reverse", "lengths", "batch_major", "zero_states"}) {
+  for (const char* key : {"spec", "reverse", "lengths", "batch_major", "bidirectional",
+                          "zero_states"}) {
     auto found = attrs.dict.find(key);
     if (found != attrs.dict.end()) own.emplace_back(key, found->second);
   }

@@ -20,6 +20,7 @@ def run(
     reverse: bool = False,
     lengths: bool = False,
     batch_major: bool = False,
+    bidirectional: bool = False,
     zero_states: bool = False,
 ) -> list[Array]:
     """Apply the steps.
@@ -31,6 +32,7 @@ def run(
         reverse: from the last step of each sequence to its first.
         lengths: whether sequences have lengths of their own; outputs behind the end are zero.
         batch_major: whether sequences are (batch, steps, columns).
+        bidirectional: whether there are states, matrices and vectors for two directions.
         zero_states: whether the states are zeros at first, and no inputs.
 
     Returns:
@@ -40,15 +42,36 @@ def run(
     axes = (1, 0, 2) if batch_major else (0, 1, 2)
     sequences = [next(given).transpose(axes) for _ in spec.sequences]
     steps, batch = sequences[0].shape[:2]
-    states = [
-        np.zeros((batch, width), sequences[0].dtype) if zero_states else np.array(next(given))
-        for width in spec.states
-    ]
-    matrices = [next(given) for _ in spec.matrices]
-    vectors = [next(given) for _ in spec.vectors]
+    directions = (False, True) if bidirectional else (reverse,)
+    zeros = [np.zeros((batch, width), sequences[0].dtype) for width in spec.states]
+    states = [zeros if zero_states else [next(given) for _ in spec.states] for _ in directions]
+    matrices = [[next(given) for _ in spec.matrices] for _ in directions]
+    vectors = [[next(given) for _ in spec.vectors] for _ in directions]
     ends = np.asarray(next(given), dtype=int) if lengths else np.full(batch, steps)
+    found = [
+        _walk(spec, sequences, *own, ends=ends, reverse=backwards)
+        for backwards, *own in zip(directions, states, matrices, vectors, strict=True)
+    ]
+    emitted = [np.concatenate(parts, axis=2) for parts in zip(*(e for e, _ in found), strict=True)]
+    finals = [state for _, own in found for state in own]
+    return [out.transpose(axes) for out in emitted] + finals
+
+
+def _walk(
+    spec: RecurrenceSpec,
+    sequences: Sequence[Array],
+    states: Sequence[Array],
+    matrices: Sequence[Array],
+    vectors: Sequence[Array],
+    *,
+    ends: Array,
+    reverse: bool,
+) -> tuple[list[Array], list[Array]]:
+    """One direction: what is emitted, and the final states."""
+    steps, batch = sequences[0].shape[:2]
     emitted = [np.zeros((steps, batch, ref.width), sequences[0].dtype) for ref in spec.emit]
     rows = np.arange(batch)
+    states = [np.array(state) for state in states]
     for step in range(steps):
         live = step < ends
         times = np.where(live, ends - 1 - step if reverse else step, 0)
@@ -56,10 +79,8 @@ def run(
         after = [_read(spec, ref, found) for ref in spec.next]
         for out, ref in zip(emitted, spec.emit, strict=True):
             out[times[live], rows[live]] = _read(spec, ref, found)[live]
-        states = [
-            np.where(live[:, None], new, old) for new, old in zip(after, states, strict=True)
-        ]
-    return [out.transpose(axes) for out in emitted] + states
+        states = [np.where(live[:, None], new, old) for new, old in zip(after, states, strict=True)]
+    return emitted, list(states)
 
 
 def _step(
@@ -83,9 +104,7 @@ def _step(
     return found
 
 
-def _operands(
-    spec: RecurrenceSpec, step: Map, found: dict[tuple[str, int], Array]
-) -> list[Array]:
+def _operands(spec: RecurrenceSpec, step: Map, found: dict[tuple[str, int], Array]) -> list[Array]:
     return [_read(spec, ref, found) for ref in step.sources]
 
 

@@ -1,12 +1,13 @@
 """RecurrenceSpec -> what the bridge executes step by step, forward and backward, as numbers.
 
-Values of a step live in buffers of the chunk of rows that is being worked on; what backward needs of
-them is written to the *stash*, an array with a row per step and sequence. What costs less to compute
-again than to write and read back is not stashed: gates are, the tanh of an LSTM's cell is not.
+Values of a step live in buffers of the chunk of rows that is being worked on; what backward needs
+of them is written to the *stash*, an array with a row per step and sequence. What costs less to
+compute again than to write and read back is not stashed: gates are, the tanh of an LSTM's cell is
+not.
 
-Backward goes through the steps in reverse order. Every thing that has a gradient gets *contributions*
-to it; a first, dry round finds out who contributes what, so that in the second the first contribution
-is written and only later ones are added.
+Backward goes through the steps in reverse order. Everything that has a gradient gets
+*contributions* to it; a first, dry round finds out who contributes what, so that in the second the
+first contribution is written and only later ones are added.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from graphopt.kernels.gradient import Gradient, differentiate
 from graphopt.kernels.instructions import INSTRUCTIONS, Kind
@@ -106,6 +108,7 @@ class Program:
         raise KeyError((what, index))
 
     def kernel(self, spec: KernelSpec) -> int:
+        """The number of a kernel."""
         if spec not in self.kernels:
             self.kernels.append(spec)
         return self.kernels.index(spec)
@@ -119,14 +122,17 @@ class Program:
         return self.packs.index(made)
 
     def new_scratch(self, width: int) -> View:
+        """A buffer of one step."""
         self.scratch.append(width)
         return (SCRATCH, len(self.scratch) - 1, 0)
 
     def new_ring(self, width: int) -> View:
+        """A buffer that lives until the gradients of matrices are added up."""
         self.rings.append(width)
         return (RING, len(self.rings) - 1, 0)
 
-    def add(self, code: int, views: Iterable[View], width: int, **more: int) -> None:
+    def add(self, code: int, views: Iterable[View], width: int, **more: Any) -> None:
+        """Append an instruction."""
         self.codes.append(Code(code, tuple(views), width, **more))
 
 
@@ -228,9 +234,7 @@ def _columns(spec: RecurrenceSpec, first: int, operand: Operand) -> int:
     return step.width if 1 in operand.covers else 1
 
 
-def _kept(
-    spec: RecurrenceSpec, maps: dict[int, tuple[KernelSpec, Gradient | None]]
-) -> set[int]:
+def _kept(spec: RecurrenceSpec, maps: dict[int, tuple[KernelSpec, Gradient | None]]) -> set[int]:
     """Values that backward reads: operands of products, and what gradients ask for."""
     kept = set()
     for first, step in spec.numbered():
@@ -246,9 +250,7 @@ def _kept(
     return kept
 
 
-def _real_outputs(
-    spec: RecurrenceSpec, step: Map, first: int, outputs: Sequence[int]
-) -> list[int]:
+def _real_outputs(spec: RecurrenceSpec, step: Map, first: int, outputs: Sequence[int]) -> list[int]:
     """Of outputs of the differentiated kernel, which are values of the step."""
     copies = _copies(spec, step, first)
     return [copies[n] for n in outputs if n < len(copies)]

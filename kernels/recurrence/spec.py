@@ -243,7 +243,7 @@ def _check_ref(spec: RecurrenceSpec, ref: Ref, known: int) -> None:
     count = known if ref.kind == "t" else len(spec._tables[ref.kind])
     if not 0 <= ref.index < count:
         raise ParseError(f"{ref.kind}{ref.index} is not known where it is read")
-    if not (0 <= ref.start and 0 < ref.width and ref.end <= spec.width_of(ref.key)):
+    if not (ref.start >= 0 and ref.width > 0 and ref.end <= spec.width_of(ref.key)):
         raise ParseError(f"{ref.kind}{ref.index} has no columns {ref.start}:{ref.end}")
 
 

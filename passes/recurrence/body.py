@@ -1,9 +1,9 @@
 """A step of a recurrence in MXNet's operators -> RecurrenceSpec.
 
-Values of the step are matrices (batch, columns). Products and kernels alternate: a kernel computes at
-once whatever is needed next and has the products behind it. Slices cost nothing, as products and
-kernels read columns where they lie; a slice of a pointwise result is the result on slices. Biases are
-added by the kernels, and products that are summed become one.
+Values of the step are matrices (batch, columns). Products and kernels alternate: a kernel computes
+at once whatever is needed next and has the products behind it. Slices cost nothing, as products and
+kernels read columns where they lie; a slice of a pointwise result is the result on slices. Biases
+are added by the kernels, and products that are summed become one.
 """
 
 from __future__ import annotations
@@ -264,10 +264,8 @@ class _Translator:
             self._merge_products(value, node, uses)
         if op in POINTWISE or op in ROWS:
             self._check(node, op)
-            found = []
-            for source in map(self._resolve, node.inputs):
-                found.append((source, not self._can_inline(node, op, source)))
-            return found
+            sources = map(self._resolve, node.inputs)
+            return [(source, not self._can_inline(node, op, source)) for source in sources]
         raise GraphoptError(f"{_label(node)}: a recurrence cannot compute it")
 
     def _factors(self, node: Node) -> list[Value]:
@@ -612,12 +610,12 @@ def _first_column(node: Node, output: int, shape: tuple[int, ...]) -> int:
             raise GraphoptError(f"{_label(node)} does not slice columns")
         begin = int(node.attrs["begin"])
         return begin % shape[1] if begin else 0
-    begin, end, step = (_tuple(node.attrs.get(key)) for key in ("begin", "end", "step"))
-    if any(s not in (None, 1) for s in step) or node.type.shape is None:
+    begins, steps = (_tuple(node.attrs.get(key)) for key in ("begin", "step"))
+    if any(step not in (None, 1) for step in steps) or node.type.shape is None:
         raise GraphoptError(f"{_label(node)} takes not every column")
     if node.type.shape[0] != shape[0]:
         raise GraphoptError(f"{_label(node)} takes some sequences of the batch only")
-    first = begin[1] if len(begin) > 1 else None
+    first = begins[1] if len(begins) > 1 else None
     return 0 if not first else int(first) % shape[1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphopt.ir.graph import Graph
@@ -21,7 +21,6 @@ class Chain:
         reverse: from the last step to the first.
         batch_major: sequences are (batch, steps, columns), not (steps, batch, columns).
         lengths: the number of steps of each sequence, (batch,), or ``None``.
-        zero_states: the states are zeros at first.
     """
 
     steps: int
@@ -29,7 +28,6 @@ class Chain:
     reverse: bool = False
     batch_major: bool = False
     lengths: Value | None = None
-    zero_states: bool = False
 
     def shape(self, width: int) -> tuple[int, int, int]:
         """Of a sequence."""
@@ -38,16 +36,29 @@ class Chain:
         return (self.steps, self.batch, width)
 
 
+@dataclass(frozen=True)
+class Operands:
+    """What one direction of a recurrence reads besides the sequences.
+
+    Attributes:
+        states: at first; none if they are zeros.
+        parameters: values for the inputs of the step's graph behind its states, by their places.
+    """
+
+    states: Sequence[Value]
+    parameters: Mapping[int, Value]
+
+
 def add_recurrence(
     graph: Graph,
     step: Graph,
     body: Body,
     chain: Chain,
-    inputs: Sequence[Value],
+    sequences: Sequence[Value],
+    directions: Sequence[Operands],
     *,
     name: str,
     origin: Sequence[str] = (),
-    whole: Graph | None = None,
 ) -> Node:
     """Add a recurrence, and in front of it the sums of vectors it reads.
 
@@ -56,35 +67,43 @@ def add_recurrence(
         step: the body in MXNet's operators.
         body: its translation.
         chain: what it is applied to.
-        inputs: a value for every input of ``step``.
+        sequences: what it reads row by row.
+        directions: one, or for a bidirectional recurrence two.
         name: of the node.
         origin: names of the nodes it stands for.
-        whole: all steps in MXNet's operators: its inputs are those of the node.
 
     Returns:
         The node. Its outputs are the emitted sequences, then the final states.
     """
     spec = body.spec
-    given = len(spec.sequences) + (0 if chain.zero_states else len(spec.states))
-    reads = [*inputs[:given], *(inputs[n] for n in body.matrices)]
-    for number, group in enumerate(body.vectors):
-        total = inputs[group[0]]
-        for n in group[1:]:
-            type_ = graph.type_of(total)
-            total = graph.add(
-                "elemwise_add", [total, inputs[n]], {}, [type_], graph.unique_name(f"{name}_bias{number}")
-            ).out()
-        reads.append(total)
+    zero_states = not directions[0].states
+    reads = [*sequences, *(state for one in directions for state in one.states)]
+    reads += [one.parameters[n] for one in directions for n in body.matrices]
+    reads += [
+        _sum(graph, [one.parameters[n] for n in group], f"{name}_bias")
+        for one in directions
+        for group in body.vectors
+    ]
     if chain.lengths is not None:
         reads.append(chain.lengths)
-    types = [TensorType(spec.dtype, chain.shape(ref.width)) for ref in spec.emit]
-    types += [TensorType(spec.dtype, (chain.batch, width)) for width in spec.states]
+    count = len(directions)
+    types = [TensorType(spec.dtype, chain.shape(count * ref.width)) for ref in spec.emit]
+    types += [TensorType(spec.dtype, (chain.batch, width)) for width in count * spec.states]
     attrs = {
         "spec": str(spec),
         "reverse": chain.reverse,
         "lengths": chain.lengths is not None,
         "batch_major": chain.batch_major,
-        "zero_states": chain.zero_states,
+        "bidirectional": count == 2,
+        "zero_states": zero_states,
     }
-    graphs = [step] if whole is None else [step, whole]
-    return graph.add(RECURRENCE, reads, attrs, types, name, graphs=graphs, origin=origin)
+    kept = {key: value for key, value in attrs.items() if value is not False}
+    return graph.add(RECURRENCE, reads, kept, types, name, graphs=[step], origin=origin)
+
+
+def _sum(graph: Graph, values: Sequence[Value], name: str) -> Value:
+    total = values[0]
+    for value in values[1:]:
+        types = [graph.type_of(total)]
+        total = graph.add("elemwise_add", [total, value], {}, types, graph.unique_name(name)).out()
+    return total

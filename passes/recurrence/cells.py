@@ -1,12 +1,13 @@
 """Steps of MXNet's RNN operator as graphs of MXNet's operators.
 
 Gates have the order of MXNet's operator and of Gluon's cells: input, forget, cell, output for the
-LSTM (Hochreiter and Schmidhuber 1997, with forget gates), reset, update, new for the GRU (Cho et al.
-2014, with the reset gate behind the product, as in cuDNN).
+LSTM (Hochreiter and Schmidhuber 1997, with forget gates); reset, update, new for the GRU (Cho et
+al. 2014, with the reset gate behind the product, as in cuDNN).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphopt.ir.graph import Graph
@@ -53,7 +54,7 @@ class Cell:
 
 
 def body_of(cell: Cell, batch: int, dtype: str) -> Graph:
-    """The step of a cell: inputs x, states, parameters; outputs next states, and what is emitted."""
+    """The step of a cell: reads x, states, parameters; returns next states and what it emits."""
     return _Maker(cell, batch, dtype).make()
 
 
@@ -92,9 +93,9 @@ class _Maker:
     def _type(self, width: int) -> TensorType:
         return TensorType(self.dtype, (self.batch, width))
 
-    def _op(self, op: str, inputs: list[Node | Value], width: int, **attrs: object) -> Node:
+    def _op(self, op: str, inputs: Sequence[Node | Value], width: int, **attrs: object) -> Node:
         name = self.body.unique_name(op.lower())
-        return self.body.add(op, inputs, attrs, [self._type(width)], name)  # type: ignore[arg-type]
+        return self.body.add(op, inputs, attrs, [self._type(width)], name)
 
     def _dense(self, x: Node, weight: Node, bias: Node, name: str) -> Node:
         width = GATES[self.cell.mode] * self.cell.units
