@@ -12,12 +12,9 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import Body, translate
-from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
+from graphopt.passes.recurrence.build import ZEROS, Chain, Operands, add_recurrence
 from graphopt.passes.recurrence.cells import GATES, Cell, body_of
 from graphopt.pipeline.base import Pass, PassContext
-
-_ZEROS = frozenset({"_zeros", "zeros_like"})
-
 
 @dataclass(frozen=True)
 class ImportRnn(Pass):
@@ -254,7 +251,9 @@ class _Writer:
         return self._op("Reshape", [part], shape, what, shape=shape)
 
     def state(self, value: Value, number: int) -> Value:
-        """The state of one cell, (batch, columns), of all cells' states."""
+        """The state of one cell, (batch, columns), of all cells' states; zeros as they are."""
+        if self.graph[value.node].op in ZEROS:
+            return value
         shape = self.graph.type_of(value).shape or ()
         count, batch, width = (int(extent or 0) for extent in shape)
         if count > 1:
@@ -274,11 +273,10 @@ class _Writer:
         layers = self.layers
         cell = layers.cells[layer * layers.directions]
         step, body = layers.bodies[cell]
-        zero = all(self.graph[value.node].op in _ZEROS for value in layers.states)
         directions = []
         for direction, own in enumerate(parameters):
             number = layer * layers.directions + direction
-            states = [] if zero else [self.state(value, number) for value in layers.states]
+            states = [self.state(value, number) for value in layers.states]
             places = {n: own[name] for n, name in enumerate(cell.parameters, 1 + len(cell.states))}
             directions.append(Operands(states, places))
         name = self.base if layers.layers == 1 else f"{self.base}_l{layer}"

@@ -53,7 +53,22 @@ def translate(body: Graph, sequences: int, states: int) -> Body:
     Raises:
         GraphoptError: kernels cannot compute it; the message names the node and the reason.
     """
-    return _Translator(body, sequences, states).run()
+    return _Translator(_without_biases(body), sequences, states).run()
+
+
+def _without_biases(body: Graph) -> Graph:
+    """The same step with biases added by operators of their own."""
+    edited = body.copy()
+    for node in body:
+        if canonical(node.op) == "FullyConnected" and len(node.inputs) == 3:
+            bias = edited[node.id].inputs[2]
+            add = edited.add("broadcast_add", [node.out(), bias], {}, node.types, f"{node.name}_sum")
+            edited.replace_uses(node.out(), add.out())
+            edited.update(edited[add.id].but(inputs=(node.out(), bias)))
+            product = edited[node.id]
+            attrs = product.attrs.set(no_bias=True)
+            edited.update(product.but(inputs=product.inputs[:2], attrs=attrs))
+    return edited
 
 
 class _Translator:

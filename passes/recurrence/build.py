@@ -11,6 +11,10 @@ from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import Body
 
 
+#: Operators that make arrays of zeros.
+ZEROS = frozenset({"_zeros", "zeros_like"})
+
+
 @dataclass(frozen=True)
 class Chain:
     """Over what a body is applied: sequences of steps, each row by row.
@@ -41,7 +45,7 @@ class Operands:
     """What one direction of a recurrence reads besides the sequences.
 
     Attributes:
-        states: at first; none if they are zeros.
+        states: at first.
         parameters: values for the inputs of the step's graph behind its states, by their places.
     """
 
@@ -76,8 +80,10 @@ def add_recurrence(
         The node. Its outputs are the emitted sequences, then the final states.
     """
     spec = body.spec
-    zero_states = not directions[0].states
-    reads = [*sequences, *(state for one in directions for state in one.states)]
+    states = [state for one in directions for state in one.states]
+    # Zeros need no array.
+    zero_states = all(graph[state.node].op in ZEROS for state in states)
+    reads = [*sequences, *([] if zero_states else states)]
     reads += [one.parameters[n] for one in directions for n in body.matrices]
     reads += [
         _sum(graph, [one.parameters[n] for n in group], f"{name}_bias")
