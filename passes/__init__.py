@@ -25,6 +25,7 @@ PASSES = {
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",
+    "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
     "import-rnn": "graphopt.passes.import_rnn:ImportRnn",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
@@ -36,8 +37,8 @@ ALIASES = {
 }
 
 _CLEAN = (
-    "infer-types,eliminate-dead-code,eliminate-common-subexpressions,reroll-recurrence,"
-    "fold-constants,simplify-algebra,cancel-layout"
+    "infer-types,eliminate-dead-code,eliminate-common-subexpressions,"
+    "reroll-recurrence,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
 )
 
 _FUSE = "import-rnn,parallelize-batch-dot,fuse-reduction,fuse-pointwise"

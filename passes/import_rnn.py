@@ -16,6 +16,7 @@ from graphopt.passes.recurrence.build import ZEROS, Chain, Operands, add_recurre
 from graphopt.passes.recurrence.cells import GATES, Cell, body_of
 from graphopt.pipeline.base import Pass, PassContext
 
+
 @dataclass(frozen=True)
 class ImportRnn(Pass):
     """``RNN`` becomes one recurrence for each layer and direction.

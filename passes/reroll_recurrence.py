@@ -11,6 +11,7 @@ from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node, NodeId, Value
 from graphopt.ir.ops import canonical
+from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.translate import POINTWISE, ROWS
 from graphopt.passes.recurrence import sequences
 from graphopt.passes.recurrence.body import translate
@@ -35,12 +36,12 @@ _CUTS = frozenset({"SliceChannel", "slice_axis", "Concat"})
 class RerollRecurrence(Pass):
     """Equal steps of an unrolled cell become one recurrence.
 
-    Found by structure, not by name: nodes that apply one operator to the same weight, each depending
-    on the one before, count the steps; a step is compared with the next node by node. LSTM, GRU and
-    plain cells, stacks of them, both directions, and cells that no library knows are all the same
-    here. What a step reads may be slices of one array or anything else; what it hands out may be
-    read step by step, joined again, or only at the end. First and last steps that differ stay
-    unrolled, and so does a chain whose steps kernels cannot compute.
+    Found by structure, not by name: nodes that apply one operator to the same weight, each
+    depending on the one before, count the steps; a step is compared with the next node by node.
+    LSTM, GRU and plain cells, stacks of them, both directions, and cells that no library knows are
+    all the same here. What a step reads may be slices of one array or anything else; what it hands
+    out may be read step by step, joined again, or only at the end. First and last steps that differ
+    stay unrolled, and so does a chain whose steps kernels cannot compute.
 
     Args:
         min_steps: chains of fewer steps stay.
@@ -218,7 +219,9 @@ class _Roller:
     def _is_row(self, slot: int) -> bool:
         """Whether a value that all steps share has a row for every sequence of the batch."""
         shape = sequences.extents(self.graph, self.slots[slot][0])
-        batch = sequences.extents(self.graph, self.chain.initial[0])[:1] if self.chain.initial else ()
+        batch = (
+            sequences.extents(self.graph, self.chain.initial[0])[:1] if self.chain.initial else ()
+        )
         is_matrix = any(
             canonical(self.graph[row[0]].op) in _PRODUCTS and at == 1
             for row, reads in zip(self.rows, self.sources, strict=True)
@@ -270,7 +273,7 @@ class _Roller:
         core = len(self.chain.sources)
         return [*range(len(self.rows) - 1, core - 1, -1), *range(core)]
 
-    def _type(self, value: Value):  # type: ignore[no-untyped-def]
+    def _type(self, value: Value) -> TensorType:
         return self.graph.type_of(value)
 
     def _parameter(self, slot: int) -> Value:
@@ -279,9 +282,7 @@ class _Roller:
         shape = sequences.extents(self.graph, value)
         if len(shape) == 2 and shape[0] == 1:
             name = f"{self.graph[value.node].name}_row"
-            return sequences.add(
-                self.graph, "Reshape", [value], shape[1:], name, shape=(-1,)
-            ).out()
+            return sequences.add(self.graph, "Reshape", [value], shape[1:], name, shape=(-1,)).out()
         return value
 
     # Around the node

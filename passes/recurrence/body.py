@@ -61,10 +61,10 @@ def _without_biases(body: Graph) -> Graph:
     edited = body.copy()
     for node in body:
         if canonical(node.op) == "FullyConnected" and len(node.inputs) == 3:
-            bias = edited[node.id].inputs[2]
-            add = edited.add("broadcast_add", [node.out(), bias], {}, node.types, f"{node.name}_sum")
+            reads = (node.out(), edited[node.id].inputs[2])
+            add = edited.add("broadcast_add", reads, {}, node.types, f"{node.name}_sum")
             edited.replace_uses(node.out(), add.out())
-            edited.update(edited[add.id].but(inputs=(node.out(), bias)))
+            edited.update(edited[add.id].but(inputs=reads))
             product = edited[node.id]
             attrs = product.attrs.set(no_bias=True)
             edited.update(product.but(inputs=product.inputs[:2], attrs=attrs))

@@ -10,7 +10,6 @@ from graphopt.ir.node import RECURRENCE, Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import Body
 
-
 #: Operators that make arrays of zeros.
 ZEROS = frozenset({"_zeros", "zeros_like"})
 

@@ -12,7 +12,7 @@ Each chain takes time linear in the graph: nothing is compared but nodes with th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graphopt.errors import GraphoptError
@@ -89,34 +89,31 @@ def find_chain(graph: Graph, anchors: Sequence[NodeId]) -> Chain | None:
         GraphoptError: they do, but their steps are not alike; the message says why.
     """
     step_of = _count_steps(graph, anchors)
-    if step_of is None:
+    last = [step_of[anchor] for anchor in anchors]
+    if not any(last):
         return None
-    needed = _ancestors(graph, anchors[-1])
-    by_step: dict[int, list[NodeId]] = defaultdict(list)
-    for node in graph:
-        if node.id in needed and step_of[node.id] >= 0:
-            by_step[step_of[node.id]].append(node.id)
+    if last != list(range(len(anchors))):
+        first = graph[anchors[0]]
+        raise GraphoptError(f"the weights of {_label(first)} are used more than once a step")
+    search = _Search(graph, anchors, step_of)
     problem: GraphoptError | None = None
     # The first steps may have another role than the others.
     for start in range(min(3, len(anchors) - MIN_STEPS + 1)):
         try:
-            return _Matcher(graph, anchors, step_of, by_step).match(start)
+            return search.chain(start)
         except GraphoptError as error:
             problem = problem or error
     assert problem is not None
     raise problem
 
 
-def _count_steps(graph: Graph, anchors: Sequence[NodeId]) -> dict[NodeId, int] | None:
-    number = {node: at for at, node in enumerate(anchors)}
+def _count_steps(graph: Graph, anchors: Sequence[NodeId]) -> dict[NodeId, int]:
+    """For every node, how many anchors in a row it depends on, itself included, less one."""
+    counted = set(anchors)
     step_of: dict[NodeId, int] = {}
     for node in graph:
         step = max((step_of[value.node] for value in node.inputs), default=-1)
-        if node.id in number:
-            step += 1
-            if step != number[node.id]:
-                return None
-        step_of[node.id] = step
+        step_of[node.id] = step + (node.id in counted)
     return step_of
 
 
@@ -131,167 +128,287 @@ def _ancestors(graph: Graph, node: NodeId) -> set[NodeId]:
     return found
 
 
-class _Matcher:
-    def __init__(
-        self,
-        graph: Graph,
-        anchors: Sequence[NodeId],
-        step_of: dict[NodeId, int],
-        by_step: dict[int, list[NodeId]],
-    ) -> None:
-        self.graph, self.anchors, self.step_of, self.by_step = graph, anchors, step_of, by_step
+@dataclass
+class _Template:
+    """A step that others are compared with.
 
-    def match(self, start: int) -> Chain:
-        """Compare all steps from ``start`` on with the second of them."""
-        template = start + 1
-        nodes = self.by_step[template]
-        place = {node: at for at, node in enumerate(nodes)}
-        sources, state_values, before = self._classify(nodes, place, template)
-        chain = Chain(self.graph, [], sources, [], [])
-        self.chain = chain
-        first = self._step(start, nodes, None)
+    Attributes:
+        nodes: in topological order.
+        anchor: the place of the anchor among them.
+        sources: for every node, where its inputs come from.
+        states: what it reads of the step before.
+        before: what it reads from before all steps.
+    """
+
+    nodes: list[NodeId]
+    anchor: int
+    sources: list[list[Source]]
+    states: list[Value]
+    before: list[Value]
+
+    @property
+    def readers(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
+        """For a core value, the places and positions where it is read."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for at, reads in enumerate(self.sources):
+            for position, (kind, place, output) in enumerate(reads):
+                if kind == CORE:
+                    found[place, output].append((at, position))
+        return found
+
+
+class _Search:
+    def __init__(self, graph: Graph, anchors: Sequence[NodeId], step_of: dict[NodeId, int]) -> None:
+        self.graph, self.anchors, self.step_of = graph, anchors, step_of
+        self.order = {node.id: at for at, node in enumerate(graph)}
+        needed = _ancestors(graph, anchors[-1])
+        self.core: dict[int, list[NodeId]] = defaultdict(list)
+        for node in graph:
+            if node.id in needed and step_of[node.id] >= 0:
+                self.core[step_of[node.id]].append(node.id)
+
+    def chain(self, start: int) -> Chain:
+        """Compare all steps from ``start`` on with one of the first."""
+        template = self._late_template(start + 1)
+        first = self._match(template, start, None, [])
         if first is None:
             raise GraphoptError(f"step {start} is not like the next")
-        chain.steps.append(first)
-        at_first = {node: at for at, node in enumerate(first)}
-        for value in state_values:
-            if value.node not in at_first:
+        chain = Chain(self.graph, [first], template.sources, [], [])
+        chain.initial = self._reads(first, template, STATE, len(template.states))
+        chain.slots = [[v] for v in self._reads(first, template, BEFORE, len(template.before))]
+        second = self._match(template, start + 1, None, [])
+        if second is None:
+            raise GraphoptError(f"step {start + 1} is not like the next")
+        place = {node: at for at, node in enumerate(first)}
+        for value in self._reads(second, template, STATE, len(template.states)):
+            if value.node not in place:
                 raise GraphoptError(
                     f"{_label(self.graph[value.node])} is read one step later and is not computed"
                     " in every step"
                 )
-            chain.states.append((at_first[value.node], value.index))
-        chain.initial = self._reads(first, STATE, len(state_values))
-        chain.slots = [[value] for value in self._reads(first, BEFORE, len(before))]
-        for step in range(template, len(self.anchors)):
-            found = nodes if step == template else self._step(step, nodes, chain.steps[-1])
+            chain.states.append((place[value.node], value.index))
+        for step in range(start + 1, len(self.anchors)):
+            found = self._match(template, step, chain.steps[-1], chain.states)
             if found is None:
                 break
-            chain.steps.append(list(found))
-            for slot, value in zip(
-                chain.slots, self._reads(found, BEFORE, len(before)), strict=True
-            ):
+            chain.steps.append(found)
+            read = self._reads(found, template, BEFORE, len(template.before))
+            for slot, value in zip(chain.slots, read, strict=True):
                 slot.append(value)
         if len(chain.steps) < MIN_STEPS:
             raise GraphoptError(f"step {start + len(chain.steps)} is not like those before it")
         return chain
 
-    def _classify(
-        self, nodes: Sequence[NodeId], place: dict[NodeId, int], step: int
-    ) -> tuple[list[list[Source]], list[Value], list[tuple[int, int]]]:
-        """Where the inputs of the template come from; values of states; where slots are read."""
+    # The template
+
+    def _late_template(self, step: int) -> _Template:
+        """A step with as few states as possible.
+
+        What only the next step reads may as well be computed there, from other states: then fewer
+        of them have to be handed on. Which, is a minimum cut between two steps.
+        """
+        early = self._template(self.core[step], step)
+        late = self._late(early, step)
+        if not late:
+            return early
+        following = self._match(early, step + 1, None, [])
+        if following is None:
+            raise GraphoptError(f"step {step + 1} is not like the one before it")
+        moved = [early.nodes[at] for at in sorted(late)]
+        stay = [node for at, node in enumerate(following) if at not in late]
+        return self._template(sorted(moved + stay, key=self.order.__getitem__), step + 1)
+
+    def _template(self, nodes: list[NodeId], step: int) -> _Template:
+        place = {node: at for at, node in enumerate(nodes)}
         states: dict[Value, int] = {}
         before: dict[Value, int] = {}
-        read_at: list[tuple[int, int]] = []
         sources: list[list[Source]] = []
-        for node in nodes:
-            reads: list[Source] = []
-            if self.graph[node].graphs or self.graph[node].after:
-                raise GraphoptError(f"{_label(self.graph[node])} is ordered after another node")
-            for position, value in enumerate(self.graph[node].inputs):
+        for number in nodes:
+            node, reads = self.graph[number], []
+            if node.graphs or node.after:
+                raise GraphoptError(f"{_label(node)} is ordered after another node")
+            for value in node.inputs:
                 source_step = self.step_of[value.node]
                 if value.node in place:
                     reads.append((CORE, place[value.node], value.index))
                 elif source_step == step - 1:
                     reads.append((STATE, states.setdefault(value, len(states)), 0))
                 elif source_step < 0:
-                    if value not in before:
-                        before[value] = len(before)
-                        read_at.append((len(sources), position))
-                    reads.append((BEFORE, before[value], 0))
+                    reads.append((BEFORE, before.setdefault(value, len(before)), 0))
                 else:
                     raise GraphoptError(
-                        f"{_label(self.graph[node])} reads a state of an earlier step than the last"
+                        f"{_label(node)} reads a state of an earlier step than the last"
                     )
             sources.append(reads)
-        return sources, list(states), read_at
+        anchor = place[self.anchors[step]]
+        return _Template(nodes, anchor, sources, list(states), list(before))
 
-    def _step(
-        self, step: int, template: Sequence[NodeId], previous: Sequence[NodeId] | None
+    def _late(self, template: _Template, step: int) -> set[int]:
+        """Places of nodes to compute one step later."""
+        import networkx as nx
+
+        flow = nx.DiGraph()
+        flow.add_nodes_from(("start", "end"))
+        place = {node: at for at, node in enumerate(template.nodes)}
+        for at, number in enumerate(template.nodes):
+            node = self.graph[number]
+            flow.add_edge(("in", at), ("out", at), capacity=2 * _width(node))
+            is_read_outside = any(map(self.graph.is_output, node.values))
+            for use in self.graph.node_users(number):
+                if use.node in place:
+                    flow.add_edge(("out", at), ("in", place[use.node]))
+                    # Who is computed later cannot be read earlier.
+                    flow.add_edge(("in", place[use.node]), ("in", at))
+                elif self.step_of[use.node] == step + 1:
+                    flow.add_edge(("out", at), "end")
+                else:
+                    is_read_outside = True
+            if at == template.anchor:
+                flow.add_edge("start", ("in", at))
+            elif is_read_outside:
+                # What is computed later is missing after the last step.
+                flow.add_edge("start", ("in", at), capacity=1)
+        # Of equal cuts networkx finds the one that moves the least.
+        early, _ = nx.minimum_cut(flow, "start", "end")[1]
+        return {at for at in range(len(template.nodes)) if ("in", at) not in early}
+
+    # Comparing
+
+    def _match(
+        self,
+        template: _Template,
+        step: int,
+        previous: Sequence[NodeId] | None,
+        states: Sequence[tuple[int, int]],
     ) -> list[NodeId] | None:
-        """The nodes of a step in the order of the template, or ``None`` if it is not like it."""
-        found: list[NodeId] = []
-        anchor = self.anchors[template_step(self.step_of, template)]
-        for at, wanted in enumerate(template):
-            if wanted == anchor:
-                candidates: Iterable[NodeId] = [self.anchors[step]]
-            else:
-                candidates = self._candidates(at, found)
-            node = next(
-                (c for c in candidates if self._fits(c, at, wanted, step, found, previous)), None
-            )
-            if node is None:
-                return None
-            found.append(node)
-        return found
+        """The nodes of a step in the order of the template, or ``None`` if it is not like it.
 
-    def _candidates(self, at: int, found: Sequence[NodeId]) -> list[NodeId]:
-        """Nodes that read what a node of the template reads from the core."""
-        for position, (kind, place, output) in enumerate(self.chain.sources[at]):
-            if kind == CORE:
-                users = self.graph.users(Value(found[place], output))
-                return [use.node for use in users if use.position == position]
-        return []
+        From the anchor on along the edges, in both directions.
+
+        Args:
+            template: what to compare with.
+            step: which step.
+            previous: the step before, if it is known which of its values are the ``states``.
+            states: core values, by place and output.
+        """
+        found: dict[int, NodeId] = {template.anchor: self.anchors[step]}
+        readers = template.readers
+        pending = [template.anchor]
+        while pending:
+            at = pending.pop()
+            node = self.graph[found[at]]
+            if not self._is_alike(node, self.graph[template.nodes[at]]):
+                return None
+            for value, (kind, place, output) in zip(node.inputs, template.sources[at], strict=True):
+                if kind != CORE:
+                    continue
+                if value.index != output or found.setdefault(place, value.node) != value.node:
+                    return None
+                if place not in pending and not self._is_seen(place, found, template):
+                    pending.append(place)
+            for output in range(len(node.types)):
+                for place, position in readers.get((at, output), ()):
+                    if place in found:
+                        continue
+                    reader = self._reader(node.out(output), position, place, template, found)
+                    if reader is None:
+                        return None
+                    found[place] = reader
+                    pending.append(place)
+        if len(found) < len(template.nodes):
+            return None
+        matched = [found[at] for at in range(len(template.nodes))]
+        return matched if self._fits(matched, template, previous, states) else None
+
+    def _is_seen(self, place: int, found: dict[int, NodeId], template: _Template) -> bool:
+        """Whether what a node reads and who reads it has been found already."""
+        node = self.graph[found[place]]
+        return all(
+            kind != CORE or source in found for kind, source, _ in template.sources[place]
+        ) and all(
+            reader in found
+            for output in range(len(node.types))
+            for reader, _ in template.readers.get((place, output), ())
+        )
+
+    def _reader(
+        self,
+        value: Value,
+        position: int,
+        place: int,
+        template: _Template,
+        found: dict[int, NodeId],
+    ) -> NodeId | None:
+        """The counterpart of a template's node among the readers of a value."""
+        wanted = self.graph[template.nodes[place]]
+        for use in self.graph.users(value):
+            node = self.graph[use.node]
+            if use.position != position or not self._is_alike(node, wanted):
+                continue
+            known = all(
+                kind != CORE or found.get(source, read.node) == read.node
+                for read, (kind, source, _) in zip(
+                    node.inputs, template.sources[place], strict=True
+                )
+            )
+            if known and use.node not in found.values():
+                return use.node
+        return None
+
+    def _is_alike(self, node: Node, wanted: Node) -> bool:
+        return (
+            (node.op, node.attrs, node.types) == (wanted.op, wanted.attrs, wanted.types)
+            and len(node.inputs) == len(wanted.inputs)
+            and not node.graphs
+            and not node.after
+        )
 
     def _fits(
         self,
-        candidate: NodeId,
-        at: int,
-        wanted: NodeId,
-        step: int,
-        found: Sequence[NodeId],
+        nodes: Sequence[NodeId],
+        template: _Template,
         previous: Sequence[NodeId] | None,
+        states: Sequence[tuple[int, int]],
     ) -> bool:
-        node, like = self.graph[candidate], self.graph[wanted]
-        if (node.op, node.attrs, node.types) != (like.op, like.attrs, like.types):
-            return False
-        if len(node.inputs) != len(like.inputs) or node.graphs or node.after:
-            return False
-        for value, (kind, place, output) in zip(node.inputs, self.chain.sources[at], strict=True):
-            if kind == CORE:
-                if value != Value(found[place], output):
-                    return False
-            elif kind == STATE:
-                if previous is None:
-                    if self.step_of[value.node] >= step:
+        """Whether the step reads what the template reads, in every place."""
+        own = set(nodes)
+        first_read: dict[Source, Value] = {}
+        for number, reads in zip(nodes, template.sources, strict=True):
+            for value, source in zip(self.graph[number].inputs, reads, strict=True):
+                kind, place, output = source
+                if kind == CORE:
+                    if value != Value(nodes[place], output):
                         return False
                     continue
-                source, index = self.chain.states[place]
-                if value != Value(previous[source], index):
+                if value.node in own or first_read.setdefault(source, value) != value:
                     return False
-            elif self.step_of[value.node] >= 0:
-                return False
-        return self._reads_alike(node, at)
+                if kind == BEFORE and self.step_of[value.node] >= 0:
+                    return False
+                if kind == STATE and previous is not None:
+                    at, index = states[place]
+                    if value != Value(previous[at], index):
+                        return False
+        return True
 
-    def _reads_alike(self, node: Node, at: int) -> bool:
-        """Whether inputs that are one value in the template are one here."""
-        seen: dict[Source, Value] = {}
-        return all(
-            seen.setdefault(source, value) == value
-            for value, source in zip(node.inputs, self.chain.sources[at], strict=True)
-        )
-
-    def _reads(self, nodes: Sequence[NodeId], kind: str, count: int) -> list[Value]:
-        """What a step reads as states or slots, by their numbers.
-
-        Raises:
-            GraphoptError: two nodes read different values where the template has one.
-        """
+    def _reads(
+        self, nodes: Sequence[NodeId], template: _Template, kind: str, count: int
+    ) -> list[Value]:
+        """What a step reads as states or from before, by their numbers."""
         found: dict[int, Value] = {}
-        for node, sources in zip(nodes, self.chain.sources, strict=True):
-            for value, (what, number, _) in zip(
-                self.graph[node].inputs, sources, strict=True
-            ):
-                if what == kind and found.setdefault(number, value) != value:
-                    raise GraphoptError(
-                        f"{_label(self.graph[node])} reads another value than its step does"
-                    )
+        for number, reads in zip(nodes, template.sources, strict=True):
+            for value, (what, place, _) in zip(self.graph[number].inputs, reads, strict=True):
+                if what == kind:
+                    found[place] = value
         return [found[number] for number in range(count)]
 
 
-def template_step(step_of: dict[NodeId, int], template: Sequence[NodeId]) -> int:
-    """The number of the step the template is."""
-    return step_of[template[0]]
+def _width(node: Node) -> int:
+    """Elements of a node's outputs for one sequence."""
+    size = 0
+    for type_ in node.types:
+        shape = type_.shape or (1,)
+        size += (type_.size or 1) // max(shape[0] or 1, 1)
+    return max(size, 1)
 
 
 def _label(node: Node) -> str:

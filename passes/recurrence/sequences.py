@@ -119,13 +119,13 @@ def add(
     graph: Graph,
     op: str,
     inputs: Sequence[Value],
-    shape: Sequence[int],
+    result: Sequence[int],
     name: str,
     count: int = 1,
     **attrs: object,
 ) -> Node:
-    """Add a node whose ``count`` outputs have one shape and the dtype of its first input."""
-    type_ = TensorType(graph.type_of(inputs[0]).dtype, tuple(shape))
+    """Add a node whose ``count`` outputs have the shape ``result``, and its first input's dtype."""
+    type_ = TensorType(graph.type_of(inputs[0]).dtype, tuple(result))
     return graph.add(op, inputs, attrs, [type_] * count, graph.unique_name(name))
 
 
@@ -192,7 +192,10 @@ def erase_unused(graph: Graph, nodes: Sequence[int]) -> None:
         if number not in graph or graph[number].is_input or graph.node_users(number):
             continue
         node = graph[number]
-        if any(graph.is_output(value) for value in node.values) or not info(node.op, node.attrs).pure:
+        if (
+            any(graph.is_output(value) for value in node.values)
+            or not info(node.op, node.attrs).pure
+        ):
             continue
         graph.erase(number)
         pending += [value.node for value in node.inputs]
