@@ -25,6 +25,7 @@ JOBS = {
     "onnxruntime": ("onnxruntime",),
     "torch_encoder": ("torch",),
     "torch_expression": ("torch",),
+    "torch_lstm": ("torch",),
 }
 
 

@@ -48,11 +48,21 @@ class MXNet:
         self._net = mxnet.gluon.SymbolBlock.imports(request["symbol"], ["data"], request["params"])
         self._net.hybridize(static_alloc=True, static_shape=True)
         self._inputs = arrays
-        self._wait = mxnet.nd.waitall
+        self._mx = mxnet
+        self._head = None
+        if request.get("head"):
+            self._head = mxnet.nd.array(numpy.load(request["head"]))
+            for array in arrays:
+                array.attach_grad()
 
     def __call__(self) -> list:
-        found = self._net(*self._inputs)
-        self._wait()
+        if self._head is None:
+            found = self._net(*self._inputs)
+        else:
+            with self._mx.autograd.record():
+                found = self._net(*self._inputs)
+            found.backward(self._head)
+        self._mx.nd.waitall()
         return [found.asnumpy()]
 
 
@@ -174,11 +184,54 @@ class TorchExpression:
         return [y.detach().numpy(), *(array.grad.numpy() for array in self._learned)]
 
 
+class TorchLstm:
+    """PyTorch's LSTM, on padded sequences or packed ones, perhaps with backward."""
+
+    def __init__(self, request: dict) -> None:
+        import numpy
+        import torch
+
+        torch.set_num_threads(request["threads"])
+        self._torch = torch
+        weights = [torch.from_numpy(array) for array in numpy.load(request["weights"]).values()]
+        units, columns = weights[1].shape[1], weights[0].shape[1]
+        self._lstm = torch.nn.LSTM(columns, units, len(weights) // 4)
+        with torch.no_grad():
+            for parameter, value in zip(self._lstm.parameters(), weights, strict=True):
+                parameter.copy_(value)
+        self._x = torch.from_numpy(numpy.load(request["inputs"][0]))
+        self._lengths = None
+        if request.get("lengths"):
+            self._lengths = torch.from_numpy(numpy.load(request["lengths"]))
+        self._backward = request["backward"]
+        if self._backward:
+            self._x.requires_grad_()
+            self._head = torch.ones(*self._x.shape[:2], units)
+
+    def __call__(self) -> list:
+        if not self._backward:
+            with self._torch.inference_mode():
+                return [self._forward().numpy()]
+        for parameter in (self._x, *self._lstm.parameters()):
+            parameter.grad = None
+        y = self._forward()
+        y.backward(self._head)
+        return [y.detach().numpy()]
+
+    def _forward(self):
+        if self._lengths is None:
+            return self._lstm(self._x)[0]
+        rnn = self._torch.nn.utils.rnn
+        packed = rnn.pack_padded_sequence(self._x, self._lengths, enforce_sorted=False)
+        return rnn.pad_packed_sequence(self._lstm(packed)[0], total_length=len(self._x))[0]
+
+
 KINDS = {
     "mxnet": MXNet,
     "onnxruntime": OnnxRuntime,
     "torch_encoder": TorchEncoder,
     "torch_expression": TorchExpression,
+    "torch_lstm": TorchLstm,
 }
 
 

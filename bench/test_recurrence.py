@@ -1,0 +1,231 @@
+"""Recurrent nets: optimized, hybridized in a process of its own, and PyTorch's LSTM."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+import graphopt.nn
+from bench.conftest import THREADS
+from bench.peers.client import Peer, PeerError, Peers
+from bench.recurrence import SIZES, SMALL, Size, as_hybrid, lstm_of, net_of, torch_weights
+from bench.report import Record
+from bench.timing import figures, race, ratios
+from graphopt.compat import import_mxnet
+from graphopt.demo.checking import relative_error
+
+mx = import_mxnet()
+
+TARGETS = {
+    ("sentiment", False): {"plain alone": 1.5, "pytorch LSTM": 1.3},
+    ("sentiment", True): {"plain alone": 2.0, "pytorch LSTM": 1.6},
+    ("unrolled LSTM", False): {"plain alone": 7.0, "pytorch LSTM": 0.8},
+    ("unrolled LSTM", True): {"plain alone": 4.0, "pytorch LSTM": 1.3},
+    ("unrolled custom cell", False): {"plain alone": 5.0},
+    ("unrolled custom cell", True): {"plain alone": 3.0},
+    ("language model", False): {},
+    ("language model", True): {"plain alone": 1.0, "pytorch LSTM": 1.0},
+}
+
+
+class Case:
+    """A net, its input and a gradient of its output."""
+
+    def __init__(self, run: Callable[..., Any], x: np.ndarray, *more: Any) -> None:
+        self.net, self.x, self.more = run, mx.nd.array(x), more
+        self.x.attach_grad()
+        # One call makes parameters that have waited for it.
+        rng = np.random.default_rng(1)
+        self.head = mx.nd.array(rng.standard_normal(self.forward().shape).astype("f"))
+
+    def forward(self) -> Any:
+        with mx.autograd.pause(train_mode=False):
+            return self.net(self.x, *self.more)
+
+    def step(self) -> Any:
+        with mx.autograd.record():
+            y = self.net(self.x, *self.more)
+        y.backward(self.head)
+        return y
+
+    def found(self) -> dict[str, np.ndarray]:
+        """The output and the gradient of the input."""
+        y = self.step()
+        return {"output": y.asnumpy(), "gradient": self.x.grad.asnumpy()}
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "step"])
+@pytest.mark.parametrize("name", SIZES)
+def test_recurrence(
+    name: str,
+    backward: bool,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    peers: Peers,
+    quick: bool,
+    rounds: int,
+) -> None:
+    size = SMALL if quick else SIZES[name]
+    net = net_of(name, size)
+    x = inputs(size)
+    plain = as_hybrid(name, net)
+    plain.hybridize(static_alloc=True, static_shape=True)
+    expected = Case(plain, x).found()
+    fast = Case(graphopt.optimize(net, strict=True), x)
+    error = relative_error(expected, fast.found())
+    assert error < 1e-4
+    contenders: dict[str, Any] = {"graphopt": fast.step if backward else fast.forward}
+    started, notes = {}, []
+    if not quick:
+        started, notes = others(name, net, plain, fast, peers, backward)
+    medians = raced(benchmark, contenders, started, rounds, quick)
+    if medians:
+        table = f"Recurrence, {'training step' if backward else 'forward'}"
+        shown = figures(medians) | {"max error": error}
+        line = f"{name}, {size}"
+        targets = TARGETS[name, backward]
+        record(Record(f"{table}: {name}", line, shown, ratios(medians), targets, tuple(notes)))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "step"])
+def test_lengths(
+    backward: bool,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    peers: Peers,
+    quick: bool,
+    rounds: int,
+) -> None:
+    """Sequences of 4 to 100 % of the steps, 52 % on average."""
+    size = SMALL if quick else SIZES["sentiment"]
+    x = inputs(size)
+    shortest = max(1, size.steps // 25)
+    ends = np.random.default_rng(2).permutation(
+        np.linspace(shortest, size.steps, size.batch).round().astype("i4")
+    )
+    lengths = mx.nd.array(ends, dtype="int32")
+    one, both = layer(size), layer(size, bidirectional=True)
+    cases = {
+        "graphopt": Case(graphopt.optimize(one), x, None, lengths),
+        "padded": Case(graphopt.optimize(one), x),
+        "both ways": Case(graphopt.optimize(both), x, None, lengths),
+    }
+    contenders = {n: c.step if backward else c.forward for n, c in cases.items()}
+    started, notes = {}, []
+    if not quick:
+        request = torch_request(one, cases["graphopt"], peers, backward)
+        np.save(peers.folder / "lengths.npy", ends.astype("i8"))
+        request["lengths"] = str(peers.folder / "lengths.npy")
+        started, notes = start(peers, "torch_lstm", "pytorch packed", request)
+    medians = raced(benchmark, contenders, started, max(3, rounds // 2), quick)
+    if medians:
+        table = f"Sequences of different lengths, {'training step' if backward else 'forward'}"
+        shown = figures(medians) | {
+            "share of padded": medians["graphopt"] / medians["padded"],
+            "both ways over one": medians["both ways"] / medians["graphopt"],
+        }
+        limits = {"share of padded": 0.65, "both ways over one": 2.2, "pytorch packed": 10.0}
+        line = f"{size}, {ends.mean() / size.steps:.0%} of it"
+        record(Record(table, line, shown, ratios(medians), limits, tuple(notes)))
+
+
+def test_rerolling(benchmark: Any, record: Callable[[Record], None], quick: bool) -> None:
+    """How long it takes to find 500 steps of two stacked LSTM cells."""
+    steps = 20 if quick else 500
+    cells = mx.gluon.rnn.HybridSequentialRNNCell(prefix="cells_")
+    for n in range(2):
+        cells.add(mx.gluon.rnn.LSTMCell(32, input_size=32, prefix=f"cell{n}_"))
+    x = mx.sym.var("data")
+    outputs, _ = cells.unroll(steps, x, layout="TNC", merge_outputs=True)
+    graph = graphopt.lift(outputs, {"data": (steps, 4, 32)})
+    before = "infer-types,eliminate-dead-code,eliminate-common-subexpressions"
+    graph = graphopt.run(graph, before, mode="training").graph
+
+    def roll() -> Any:
+        return graphopt.run(graph, "reroll-recurrence", mode="training", strict=True)
+
+    start = time.perf_counter()
+    result = benchmark.pedantic(roll, rounds=1 if quick else 3)
+    seconds = time.perf_counter() - start
+    assert result.receipts[0].stats == {"recurrences": 2}
+    if not quick:
+        shown = {"nodes": float(len(graph)), "s": seconds / 3}
+        record(Record("Rerolling", f"{steps} steps, 2 layers", shown, {}, {"s": 5.0}))
+
+
+def layer(size: Size, **more: Any) -> Any:
+    made = graphopt.nn.LSTM(size.units, input_size=size.columns, **more)
+    made.initialize(mx.init.Xavier())
+    return made
+
+
+def inputs(size: Size) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((size.steps, size.batch, size.columns)).astype("f")
+
+
+def raced(
+    benchmark: Any, ours: dict[str, Any], others: dict[str, Peer], rounds: int, quick: bool
+) -> dict[str, float]:
+    try:
+        return race(benchmark, ours | others, rounds, quick)
+    finally:
+        for peer in others.values():
+            peer.close()
+
+
+def others(
+    name: str, net: Any, plain: Any, case: Case, peers: Peers, backward: bool
+) -> tuple[dict[str, Peer], list[str]]:
+    """Plain MXNet, which in this process would have to share threads, and PyTorch."""
+    folder = peers.folder
+    np.save(folder / "x.npy", case.x.asnumpy())
+    np.save(folder / "head.npy", case.head.asnumpy())
+    plain.export(str(folder / "plain"))
+    request: dict[str, Any] = {
+        "symbol": str(folder / "plain-symbol.json"),
+        "params": str(folder / "plain-0000.params"),
+        "inputs": [str(folder / "x.npy")],
+    }
+    if backward:
+        request["head"] = str(folder / "head.npy")
+    found, notes = start(peers, "mxnet", "plain alone", request)
+    lstm = lstm_of(name, net)
+    if lstm is not None:
+        asked = torch_request(lstm, case, peers, backward)
+        more, told = start(peers, "torch_lstm", "pytorch LSTM", asked)
+        found, notes = found | more, notes + told
+    return found, notes
+
+
+def torch_request(lstm: Any, case: Case, peers: Peers, backward: bool) -> dict[str, Any]:
+    """PyTorch's LSTM of the same size and weights, on an input of the same size."""
+    folder = peers.folder
+    weights = torch_weights(lstm)
+    np.savez(folder / "lstm.npz", *weights)
+    columns = weights[0].shape[1]
+    steps, batch = case.x.shape[:2]
+    x = np.random.default_rng(0).standard_normal((steps, batch, columns)).astype("f")
+    np.save(folder / "lstm-x.npy", x)
+    return {
+        "weights": str(folder / "lstm.npz"),
+        "inputs": [str(folder / "lstm-x.npy")],
+        "threads": THREADS,
+        "backward": backward,
+    }
+
+
+def start(
+    peers: Peers, job: str, label: str, request: dict[str, Any]
+) -> tuple[dict[str, Peer], list[str]]:
+    if not peers.has(job):
+        return {}, [peers.missing(job)]
+    try:
+        return {label: peers.start(job, **request)}, []
+    except PeerError as error:
+        return {}, [f"no {label}: {error}"]
