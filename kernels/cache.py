@@ -113,7 +113,8 @@ def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
     raw = _MAGIC + hashlib.sha256(data).digest() + data
     with contextlib.suppress(OSError):
         write_atomically(_path(key, kind), raw)
-        _trim()
+        if kind == OBJECTS:
+            _trim()
 
 
 def key_of(*parts: str) -> str:
@@ -164,7 +165,7 @@ def _path(key: str, kind: tuple[str, str]) -> Path:
 
 
 def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
-    for path in sorted((folder() / name).glob(pattern)):
+    for path in (folder() / name).glob(pattern):
         with contextlib.suppress(OSError):
             found = path.stat()
             yield path, found.st_size, found.st_mtime

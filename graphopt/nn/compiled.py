@@ -25,6 +25,9 @@ MAX_SIGNATURES = 64
 
 Signature = tuple[Any, ...]
 
+#: Where DataLoader's workers put batches.
+_OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
+
 
 @dataclass
 class Entry:
@@ -75,6 +78,10 @@ class CompiledBlock:
             raise UnsupportedError(f"{describe(self._block)} was not called with NDArrays only")
         differentiating = self._is_recording() or self._is_training()
         ctx = given[0].ctx
+        if ctx.device_type in _OTHER_HOST_MEMORY:
+            # MXNet's graphs want all arrays in one place; its single operators do not mind.
+            ctx = self._mx.cpu()
+            given = [array.as_in_context(ctx) for array in given]
         key = (
             self._config.graph_mode(differentiating=differentiating),
             str(layout),

@@ -6,7 +6,9 @@ They have the parameters of ``gluon.rnn``'s layers, under the same names: ``load
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from graphopt.backend.invoke import compose, invoke
@@ -18,6 +20,9 @@ from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.cells import Cell, body_of
 
 mx = import_mxnet()
+
+#: What the layer that this thread is calling was asked for.
+_call = threading.local()
 
 _LENGTH_DTYPES = ("float32", "float64", "int32", "int64")
 
@@ -38,13 +43,44 @@ class _AnyLength:
             The outputs, and with ``states`` the final states.
 
         Raises:
-            InputError: the lengths have another size or dtype than they need.
+            InputError: states or lengths have another shape or dtype than they need.
             MXNetError: a length is not between 0 and the number of steps (when results are read).
         """
-        if sequence_length is not None and isinstance(inputs, mx.nd.NDArray):
-            _check_lengths(sequence_length, inputs.shape[self._layout.find("N")])  # type: ignore[attr-defined]
-        self._use_sequence_length = sequence_length is not None
-        return super().__call__(inputs, states, sequence_length)  # type: ignore[misc]
+        skips = states is None
+        if isinstance(inputs, mx.nd.NDArray):
+            batch = inputs.shape[self._layout.find("N")]  # type: ignore[attr-defined]
+            if skips:
+                states = self.begin_state(batch, ctx=inputs.context, dtype=inputs.dtype)  # type: ignore[attr-defined]
+            if sequence_length is not None:
+                _check_lengths(sequence_length, batch)
+        elif skips:
+            states = self.begin_state(0, func=mx.sym.zeros)  # type: ignore[attr-defined]
+        states = list(states) if isinstance(states, (list, tuple)) else [states]
+        more = () if sequence_length is None else (sequence_length,)
+        # Not kept on the layer, as Gluon does: threads may want different things of it.
+        before, _call.starts_from_zero = getattr(_call, "starts_from_zero", False), skips
+        try:
+            outputs, finals = mx.gluon.HybridBlock.__call__(self, inputs, states, *more)
+        finally:
+            _call.starts_from_zero = before
+        return outputs if skips else (outputs, finals)
+
+    def hybrid_forward(
+        self,
+        F: Any,
+        inputs: Any,
+        states: Any,
+        sequence_length: Any = None,
+        **params: Any,
+    ) -> tuple[Any, list[Any]]:
+        """The outputs and the final states."""
+        if F is mx.nd:
+            batch = inputs.shape[self._layout.find("N")]  # type: ignore[attr-defined]
+            _check_states(states, self.state_info(batch))  # type: ignore[attr-defined]
+        found: tuple[Any, list[Any]] = self._forward_kernel(
+            F, inputs, states, sequence_length, **params
+        )
+        return found
 
     def infer_shape(self, inputs: Any, *_others: Any) -> None:
         """Learn the number of input columns from an array."""
@@ -61,6 +97,7 @@ class _AnyLength:
         **params: Any,
     ) -> Any:
         if self._stays_with_mxnet(sequence_length):
+            self._use_sequence_length = sequence_length is not None
             return super()._forward_kernel(F, inputs, states, sequence_length, **params)  # type: ignore[misc]
         return _Forward(self, F, params, sequence_length).run(inputs, states)
 
@@ -137,26 +174,35 @@ class _Forward:
 
     def _starts_from_zero(self, states: Sequence[Any]) -> bool:
         # A hybridized layer is given zeros as inputs, which MXNet wants to see used.
-        return self.layer.skip_states and not (
-            self.is_symbolic and any(state.list_arguments() for state in states)
-        )
+        is_given = self.is_symbolic and any(state.list_arguments() for state in states)
+        return _call.starts_from_zero and not is_given
 
     def _sum(self, values: Sequence[Any]) -> Any:
-        total = values[0]
-        for value in values[1:]:
-            total = self.F.elemwise_add(total, value)
-        return total
+        # Not elemwise_add: with grad_req="add" for both, MXNet adds the second gradient twice.
+        return values[0] if len(values) == 1 else self.F.add_n(*values)
 
     def _own(self, states: Sequence[Any], number: int) -> list[Any]:
         """The states of one layer and direction."""
-        F = self.F
-        parts = [F.slice_axis(s, axis=0, begin=number, end=number + 1) for s in states]
-        return [part.reshape((-3, -2)) for part in parts]
+        count = self.layer._num_layers * self.layer._dir
+        # A split, unlike a slice, insists on the number of layers.
+        split = [self.F.split(s, num_outputs=count, axis=0, squeeze_axis=True) for s in states]
+        return split if count == 1 else [parts[number] for parts in split]
 
 
+@lru_cache(maxsize=64)
 def _translated(cell: Cell, dtype: str) -> Body:
     # The batch is not part of what a step computes.
     return translate(body_of(cell, 2, dtype), 1, len(cell.states))
+
+
+def _check_states(states: Sequence[Any], wanted: Sequence[Mapping[str, Any]]) -> None:
+    for number, (state, info) in enumerate(zip(states, wanted, strict=False)):
+        if state.shape != info["shape"]:
+            raise InputError(
+                f"state {number} has shape {state.shape}, the layer needs {info['shape']}"
+            )
+    if len(states) != len(wanted):
+        raise InputError(f"the layer has {len(wanted)} states, {len(states)} were given")
 
 
 def _check_lengths(lengths: Any, batch: int) -> None:

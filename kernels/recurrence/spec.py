@@ -293,6 +293,13 @@ def parse(text: str) -> RecurrenceSpec:
     Raises:
         ParseError: the text is no spec; the message names the part.
     """
+    try:
+        return _parse(text)
+    except (ValueError, IndexError) as error:
+        raise ParseError(f"{text[:60]!r} is no recurrence: {error}") from None
+
+
+def _parse(text: str) -> RecurrenceSpec:
     head, *steps = (part.strip() for part in text.split(";;"))
     match = _HEAD.fullmatch(head)
     if match is None or len(steps) < 2:

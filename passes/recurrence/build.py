@@ -107,8 +107,9 @@ def add_recurrence(
 
 
 def _sum(graph: Graph, values: Sequence[Value], name: str) -> Value:
-    total = values[0]
-    for value in values[1:]:
-        types = [graph.type_of(total)]
-        total = graph.add("elemwise_add", [total, value], {}, types, graph.unique_name(name)).out()
-    return total
+    if len(values) == 1:
+        return values[0]
+    # Not elemwise_add: with grad_req="add" for both, MXNet adds the second gradient twice.
+    attrs = {"num_args": len(values)}
+    types = [graph.type_of(values[0])]
+    return graph.add("add_n", values, attrs, types, graph.unique_name(name)).out()

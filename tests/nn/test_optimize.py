@@ -506,3 +506,17 @@ def test_report_is_one_html_page_with_every_pass(tmp_path, mode: str) -> None:
         assert receipt.pass_text in text
     with pytest.raises(InputError, match="cannot write"):
         fast.report(tmp_path / "none" / "r.html")
+
+
+def test_batches_in_shared_memory() -> None:
+    """As DataLoader's workers bring them; a hybridized net would refuse them."""
+    net = mx.gluon.nn.Dense(4, in_units=3)
+    net.initialize()
+    x = mx.nd.random.normal(shape=(2, 3))
+    shared = x.as_in_context(mx.Context("cpu_shared", 0))
+    fast = graphopt.optimize(net)
+    assert np.array_equal(fast(shared).asnumpy(), net(x).asnumpy())
+    with mx.autograd.record():
+        y = fast(shared)
+    y.backward()
+    assert np.array_equal(net.bias.grad().asnumpy(), np.full(4, 2.0))
