@@ -108,7 +108,9 @@ def net_of(name: str, size: Size) -> Any:
     elif name == "unrolled custom cell":
         net = Unrolled(LeakyGated, size, prefix="net_")
     else:
-        net = gluon.rnn.LSTM(size.units, size.layers, input_size=size.columns, prefix="net_")
+        net = gluon.nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(gluon.rnn.LSTM(size.units, size.layers, input_size=size.columns))
     net.initialize(mx.init.Xavier())
     return net
 
@@ -127,7 +129,7 @@ def lstm_of(name: str, net: Any) -> Any:
     return {
         "sentiment": lambda: net.lstm,
         "unrolled LSTM": lambda: net.cell,
-        "language model": lambda: net,
+        "language model": lambda: net[0],
     }.get(name, lambda: None)()
 
 

@@ -26,6 +26,7 @@ JOBS = {
     "torch_encoder": ("torch",),
     "torch_expression": ("torch",),
     "torch_lstm": ("torch",),
+    "torch_text": ("torch",),
 }
 
 
@@ -113,7 +114,11 @@ class Peers:
             PeerError: it cannot.
         """
         peer = Peer(self._pythons[job])
-        peer.ask("load", kind=job, **request)
+        try:
+            peer.ask("load", kind=job, **request)
+        except PeerError:
+            peer.close()
+            raise
         return peer
 
     def export(self, symbol: Path, params: Path, shapes: list[tuple[int, ...]], to: Path) -> None:
