@@ -20,8 +20,9 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA
 from graphopt.kernels import bridge
 
-#: Calls longer than this are timed once.
-_LONG_MS = 100.0
+#: Graphs are timed against each other so often, or until this is spent.
+_MOST_ROUNDS = 5
+_PATIENCE_MS = 1500.0
 _GRADIENT_DTYPES = ("float16", "float32", "float64")
 
 
@@ -80,35 +81,57 @@ class MXNetTarget:
         """See :mod:`graphopt.backend.measured`."""
         return once(parts, measure)
 
-    def time_ms(self, graph: Graph, calls: int = 3, *, training: bool = False) -> float:
-        """Milliseconds of one call on random values: the best of a few, after one to warm up.
+    def times_ms(self, graphs: Sequence[Graph], *, training: bool = False) -> list[float]:
+        """Milliseconds of one call of each on random values: the best of some, in turns.
 
         With ``training`` forward and backward, by all inputs.
         """
-        mx = import_mxnet()
-        symbol = to_symbol(with_stash(graph) if training else graph)
-        feeds = random_feeds(graph)
-        arrays = [
-            mx.nd.array(feeds[name], dtype=feeds[name].dtype) for name in symbol.list_inputs()
-        ]
-        engine = CachedOpEngine(symbol, {node.name for node in graph.role(DATA)})
-        if training:
-            for array in arrays:
-                array.attach_grad()
-        scope = mx.autograd.record() if training else mx.autograd.pause(train_mode=False)
-        times = []
-        for _ in range(calls + 1):
-            mx.nd.waitall()
-            start = time.perf_counter()
-            with scope:
-                outputs = engine(arrays)
-            if training:
-                mx.autograd.backward(outputs)
-            mx.nd.waitall()
-            times.append((time.perf_counter() - start) * 1e3)
-            if len(times) > 1 and times[-1] > _LONG_MS:
+        calls = [_caller(graph, training=training) for graph in graphs]
+        best = [float("inf")] * len(calls)
+        for call in calls:
+            call()  # compiles
+        spent = 0.0
+        for _ in range(_MOST_ROUNDS):
+            times = [_timed(call) for call in calls]
+            best = [min(pair) for pair in zip(best, times, strict=True)]
+            spent += sum(times)
+            if spent > _PATIENCE_MS:
                 break
-        return min(times[1:])
+        return best
+
+    def time_ms(self, graph: Graph, calls: int = 3) -> float:
+        """Milliseconds of one call on random values: the best of a few, after one to warm up."""
+        call = _caller(graph, training=False)
+        call()
+        return min(_timed(call) for _ in range(calls))
+
+
+def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
+    """A call of the graph on random values that returns when it is done."""
+    mx = import_mxnet()
+    symbol = to_symbol(with_stash(graph) if training else graph)
+    feeds = random_feeds(graph)
+    arrays = [mx.nd.array(feeds[name], dtype=feeds[name].dtype) for name in symbol.list_inputs()]
+    engine = CachedOpEngine(symbol, {node.name for node in graph.role(DATA)})
+    for array in arrays if training else ():
+        array.attach_grad()
+
+    def call() -> None:
+        with mx.autograd.record() if training else mx.autograd.pause(train_mode=False):
+            outputs = engine(arrays)
+        if training:
+            mx.autograd.backward(outputs)
+        for output in outputs:
+            output.wait_to_read()
+        mx.nd.waitall()
+
+    return call
+
+
+def _timed(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
 
 
 def _run(

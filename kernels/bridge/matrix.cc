@@ -8,6 +8,7 @@
 #include "matrix.h"
 
 #include <cstring>
+#include <vector>
 
 namespace graphopt {
 namespace {
@@ -146,71 +147,99 @@ void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int6
 }
 
 template <typename T>
-void Multiply(const T* a, int64_t a_stride, const T* packed, int64_t m, int64_t k, int64_t n, T* c,
-              int64_t c_stride, bool adds) {
+void Multiply(const Rows<T>* blocks, int64_t count, const T* packed, int64_t k, int64_t n,
+              bool adds) {
   for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
     int64_t columns = n - j < Shape<T>::kWidth ? n - j : Shape<T>::kWidth;
     int64_t vectors = Vectors<T>(columns), width = vectors * Shape<T>::kLanes;
-    for (int64_t i = 0; i < m; i += kRows) {
-      int64_t rows = m - i < kRows ? m - i : kRows;
-      Tile<T> tile{a + i * a_stride, a_stride, 1, packed, width, k};
-      Pick<T>(rows, vectors)(&tile, 1, c + i * c_stride + j, c_stride, columns, adds);
-    }
+    for (const Rows<T>* block = blocks; block < blocks + count; ++block)
+      for (int64_t i = 0; i < block->rows; i += kRows) {
+        int64_t rows = block->rows - i < kRows ? block->rows - i : kRows;
+        Tile<T> tile{block->from + i * block->from_stride, block->from_stride, 1, packed, width, k};
+        Pick<T>(rows, vectors)(&tile, 1, block->to + i * block->to_stride + j, block->to_stride,
+                               columns, adds);
+      }
     packed += k * width;
   }
 }
 
 constexpr int64_t kMaxTiles = 64;
+constexpr int64_t kFarBytes = 256 << 10;  // operands above this are not near the processor
 
-/* As Outer for columns that do not fill vectors: the right operand is copied to padded rows. */
+/* The left operands of all segments as strips of kRows columns, each strip adjacent. */
 template <typename T>
-void OuterTail(const Segment<T>* segments, int64_t count, int64_t m, int64_t j, int64_t columns, T* c,
-               int64_t c_stride) {
-  constexpr int64_t kDepth = 64;
-  T padded[kDepth * Shape<T>::kWidth];
-  int64_t vectors = Vectors<T>(columns), width = vectors * Shape<T>::kLanes;
-  std::memset(padded, 0, sizeof(padded));
+std::vector<Segment<T>> Strips(const Segment<T>* segments, int64_t count, int64_t m, T* memory) {
+  std::vector<Segment<T>> strips(segments, segments + count);
+  int64_t depth = 0;
   for (int64_t s = 0; s < count; ++s) {
-    const Segment<T>& segment = segments[s];
-    for (int64_t start = 0; start < segment.rows; start += kDepth) {
-      int64_t depth = segment.rows - start < kDepth ? segment.rows - start : kDepth;
-      const T* from = segment.right + start * segment.right_stride + j;
-      for (int64_t p = 0; p < depth; ++p)
-        std::memcpy(padded + p * width, from + p * segment.right_stride, columns * sizeof(T));
-      for (int64_t i = 0; i < m; i += kRows) {
-        int64_t rows = m - i < kRows ? m - i : kRows;
-        Tile<T> tile{segment.left + start * segment.left_stride + i, 1, segment.left_stride,
-                     padded, width, depth};
-        Pick<T>(rows, vectors)(&tile, 1, c + i * c_stride + j, c_stride, columns, true);
-      }
+    strips[s].left = memory + depth * kRows;
+    strips[s].left_stride = kRows;
+    depth += segments[s].rows;
+  }
+  for (int64_t i = 0; i < m; i += kRows) {
+    int64_t rows = m - i < kRows ? m - i : kRows;
+    T* to = memory + i * depth;
+    for (int64_t s = 0; s < count; ++s)
+      for (int64_t p = 0; p < segments[s].rows; ++p, to += kRows)
+        std::memcpy(to, segments[s].left + p * segments[s].left_stride + i, rows * sizeof(T));
+  }
+  return strips;
+}
+
+/* Columns j and further of the sum, whole vectors of them or fewer than a vector. */
+template <typename T>
+void OuterPanel(const Segment<T>* segments, int64_t count, int64_t strip, int64_t m, int64_t j,
+                int64_t columns, T* c, int64_t c_stride) {
+  int64_t vectors = Vectors<T>(columns), width = vectors * Shape<T>::kLanes;
+  bool is_whole = width == columns;
+  std::vector<T> padded;
+  if (!is_whole) {
+    // A load must not reach behind the operand: rows are copied to where it may.
+    int64_t depth = 0;
+    for (int64_t s = 0; s < count; ++s) depth += segments[s].rows;
+    padded.resize(depth * width);
+    T* to = padded.data();
+    for (int64_t s = 0; s < count; ++s)
+      for (int64_t p = 0; p < segments[s].rows; ++p, to += width)
+        std::memcpy(to, segments[s].right + p * segments[s].right_stride + j, columns * sizeof(T));
+  }
+  for (int64_t i = 0; i < m; i += kRows) {
+    int64_t rows = m - i < kRows ? m - i : kRows;
+    const T* copied = padded.data();
+    Tile<T> tiles[kMaxTiles];
+    for (int64_t s = 0; s < count; ++s) {
+      const Segment<T>& segment = segments[s];
+      tiles[s] = {segment.left + i * strip, 1, segment.left_stride,
+                  is_whole ? segment.right + j : copied,
+                  is_whole ? segment.right_stride : width, segment.rows};
+      copied += segment.rows * width;
     }
+    Pick<T>(rows, vectors)(tiles, count, c + i * c_stride + j, c_stride, columns, true);
   }
 }
 
 template <typename T>
 void Outer(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c, int64_t c_stride) {
+  static thread_local std::vector<T> memory;
   for (int64_t done = 0; done < count; done += kMaxTiles) {
     int64_t batch = count - done < kMaxTiles ? count - done : kMaxTiles;
     const Segment<T>* part = segments + done;
-    for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
+    int64_t depth = 0, strip = 1;
+    for (int64_t s = 0; s < batch; ++s) depth += part[s].rows;
+    std::vector<Segment<T>> strips;
+    if (depth * m * static_cast<int64_t>(sizeof(T)) > kFarBytes) {
+      int64_t size = (m + kRows - 1) / kRows * kRows * depth;
+      if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+      strips = Strips(part, batch, m, memory.data());
+      part = strips.data();
+      strip = depth;
+    }
+    for (int64_t j = 0; j < n;) {
       int64_t columns = n - j < Shape<T>::kWidth ? n - j : Shape<T>::kWidth;
-      int64_t vectors = Vectors<T>(columns);
       int64_t even = columns / Shape<T>::kLanes * Shape<T>::kLanes;
-      if (even != columns) {
-        // Whole vectors first, then the rest.
-        OuterTail(part, batch, m, j + even, columns - even, c, c_stride);
-        vectors = even / Shape<T>::kLanes;
-        columns = even;
-        if (vectors == 0) continue;
-      }
-      for (int64_t i = 0; i < m; i += kRows) {
-        int64_t rows = m - i < kRows ? m - i : kRows;
-        Tile<T> tiles[kMaxTiles];
-        for (int64_t s = 0; s < batch; ++s)
-          tiles[s] = {part[s].left + i, 1, part[s].left_stride,
-                      part[s].right + j, part[s].right_stride, part[s].rows};
-        Pick<T>(rows, vectors)(tiles, batch, c + i * c_stride + j, c_stride, columns, true);
-      }
+      if (even > 0) columns = even;
+      OuterPanel(part, batch, strip, m, j, columns, c, c_stride);
+      j += columns;
     }
   }
 }
@@ -219,7 +248,7 @@ void Outer(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c
 
 template <typename T>
 const Products<T>& AllProducts() {
-  static const Products<T> all = {PackedSize<T>, Pack<T>, Multiply<T>, Outer<T>};
+  static const Products<T> all = {Shape<T>::kWidth, PackedSize<T>, Pack<T>, Multiply<T>, Outer<T>};
   return all;
 }
 template const Products<float>& AllProducts<float>();

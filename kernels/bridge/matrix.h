@@ -18,15 +18,25 @@ struct Segment {
   int64_t left_stride, right_stride, rows;
 };
 
+/* Some rows to multiply, and where the result goes. */
+template <typename T>
+struct Rows {
+  const T* from;
+  int64_t from_stride;
+  T* to;
+  int64_t to_stride, rows;
+};
+
 template <typename T>
 struct Products {
+  int64_t panel;  // columns that are packed together
   /* Elements that `Pack` writes for k x n. */
   int64_t (*packed_size)(int64_t k, int64_t n);
   /* packed = the k x n matrix whose element (p, j) is at b[p * row_stride + j * column_stride]. */
   void (*pack)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, T* packed);
-  /* c = a times packed (m x k times k x n), added to c where `adds`. */
-  void (*multiply)(const T* a, int64_t a_stride, const T* packed, int64_t m, int64_t k, int64_t n,
-                   T* c, int64_t c_stride, bool adds);
+  /* For all blocks: to = from times packed (k x n), added to `to` where `adds`. */
+  void (*multiply)(const Rows<T>* blocks, int64_t count, const T* packed, int64_t k, int64_t n,
+                   bool adds);
   /* c (m x n, adjacent rows) += the sum over all segments' rows of left^T right. */
   void (*outer)(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c,
                 int64_t c_stride);

@@ -10,6 +10,36 @@
 
 namespace graphopt {
 
+namespace {
+
+bool Touches(const Step& step, const Spot& spot) {
+  return std::any_of(step.spots.begin(), step.spots.end(), [&](const Spot& other) {
+    return other.place == spot.place && other.index == spot.index;
+  });
+}
+
+/* Marks products that have no part in the recurrence. */
+void FindFree(Program* program) {
+  std::vector<Step>& steps = program->steps;
+  for (size_t n = 0; n < steps.size(); ++n) {
+    if (steps[n].code != kProduct) continue;
+    const Spot &to = steps[n].spots[0], &from = steps[n].spots[1];
+    if (!program->backward) {
+      bool is_first = !steps[n].adds && (to.place == kScratch || to.place == kStash);
+      bool follows = n > 0 && steps[n].adds && steps[n - 1].early &&
+                     to.index == steps[n - 1].spots[0].index &&
+                     to.offset == steps[n - 1].spots[0].offset;
+      steps[n].early = from.place == kSequence && (is_first || follows);
+    } else if (to.place == kSequence && from.place == kRing && !steps[n].adds) {
+      steps[n].late = std::count_if(steps.begin(), steps.end(), [&](const Step& step) {
+                        return Touches(step, to);
+                      }) == 1;
+    }
+  }
+}
+
+}  // namespace
+
 Program ReadProgram(const int64_t* at) {
   Program program;
   program.is_double = *at++;
@@ -45,6 +75,7 @@ Program ReadProgram(const int64_t* at) {
     for (; spots > 0; --spots, at += 3) step.spots.push_back({at[0], at[1], at[2]});
     program.steps.push_back(step);
   }
+  FindFree(&program);
   return program;
 }
 
@@ -57,6 +88,8 @@ constexpr int64_t kMultiple = 8;
 constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
 constexpr int64_t kMaxRing = 32;
 constexpr int64_t kPartialBytes = 256 << 20;
+constexpr int64_t kParallelPack = 64 << 10;  // elements
+constexpr int64_t kMaxBlock = 16;
 
 /* Memory of the calling thread, kept from call to call. */
 class Arena {
@@ -89,6 +122,8 @@ struct Shared {
   const RecurrenceCall& call;
   const Products<T>& products;
   int64_t rows_per_chunk = 0, ring = 1;
+  int64_t block = 1;      // steps whose early products are computed together
+  bool is_large = false;  // weights do not stay near the processor
   std::vector<int64_t> order, lengths;  // of the sorted batch
   std::vector<const T*> packs;
   std::vector<int64_t> matrix_at, vector_at;  // in a unit's partial gradients
@@ -123,7 +158,7 @@ class Walk {
       }
     }
     for (size_t i = 0; i < scratch_.size(); ++i)
-      wanted.emplace_back(&scratch_[i], rows * p_.scratch_widths[i]);
+      wanted.emplace_back(&scratch_[i], s_.block * rows * p_.scratch_widths[i]);
     for (size_t i = 0; i < rings_.size(); ++i)
       wanted.emplace_back(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
     for (size_t i = 0; i < gathered_.size(); ++i)
@@ -148,6 +183,7 @@ class Walk {
     pointers_.resize(operands);
     strides_.resize(operands);
     segments_.resize(p_.steps.size());
+    late_.resize(p_.steps.size());
   }
 
   /* Rows `first` to `first + count` of the sorted batch; gradients are added to `partial`. */
@@ -164,6 +200,7 @@ class Walk {
       }
     } else {
       for (step_ = 0; step_ < steps; ++step_) {
+        if (s_.block > 1 && step_ % s_.block == 0) Early(std::min(step_ + s_.block, steps));
         One();
         Leave(step_);
         if (++kept_ == s_.ring) kept_ = 0;
@@ -295,7 +332,10 @@ class Walk {
         return StateAfter(i, step_ - 1, offset);
       case kNext: return NextState(i, offset);
       case kStash: return StashAt(step_, offset);
-      case kScratch: return {scratch_[i] + offset, p_.scratch_widths[i]};
+      case kScratch: {
+        int64_t width = p_.scratch_widths[i], slot = s_.block > 1 ? step_ % s_.block : 0;
+        return {scratch_[i] + slot * s_.rows_per_chunk * width + offset, width};
+      }
       case kRing: return {RingSlot(rings_[i], p_.ring_widths[i]) + offset, p_.ring_widths[i]};
       case kVector: return {const_cast<T*>(static_cast<const T*>(c_.vectors[i])) + offset, 0};
       case kVectorSum:
@@ -304,6 +344,22 @@ class Walk {
       case kCarryIn: return {carry_[(step_ + 1) & 1][i] + offset, p_.states[i].width};
       default: return {carry_[step_ & 1][i] + offset, p_.states[i].width};
     }
+  }
+
+  /* Products with sequences for the steps up to `end`: weights are read once for all of them. */
+  void Early(int64_t end) {
+    int64_t now = step_;
+    for (const Step& step : p_.steps) {
+      if (!step.early) continue;
+      blocks_.clear();
+      for (step_ = now; step_ < end; ++step_) {
+        Located<T> to = Locate(step.spots[0]), from = Locate(step.spots[1]);
+        blocks_.push_back({from.at, from.stride, to.at, to.stride, Live(step_)});
+      }
+      s_.products.multiply(blocks_.data(), blocks_.size(), s_.packs[step.which], step.depth,
+                           step.width, step.adds);
+    }
+    step_ = now;
   }
 
   void One() {
@@ -339,6 +395,7 @@ class Walk {
   }
 
   void Execute(const Step& step, size_t number) {
+    if (step.early && s_.block > 1) return;
     if (step.code == kKernel) return Call(step);
     if (step.code == kOuter) return Note(step, number);
     Located<T> to = Locate(step.spots[0]);
@@ -350,8 +407,12 @@ class Walk {
     }
     Located<T> from = Locate(step.spots[1]);
     if (step.code == kProduct) {
-      s_.products.multiply(from.at, from.stride, s_.packs[step.which], live_, step.depth, step.width,
-                           to.at, to.stride, step.adds);
+      Rows<T> rows{from.at, from.stride, to.at, to.stride, live_};
+      if (step.late && s_.is_large && !c_.lengths) {
+        late_[number].push_back(rows);
+        return;
+      }
+      s_.products.multiply(&rows, 1, s_.packs[step.which], step.depth, step.width, step.adds);
       return;
     }
     for (int64_t r = 0; r < live_; ++r) {
@@ -394,6 +455,13 @@ class Walk {
                         columns);
       segments_[n].clear();
     }
+    for (size_t n = 0; n < p_.steps.size(); ++n) {
+      const Step& step = p_.steps[n];
+      if (late_[n].empty()) continue;
+      s_.products.multiply(late_[n].data(), late_[n].size(), s_.packs[step.which], step.depth,
+                           step.width, false);
+      late_[n].clear();
+    }
     kept_ = 0;
   }
 
@@ -405,6 +473,8 @@ class Walk {
   T* kernel_scratch_ = nullptr;
   std::vector<int64_t> pointers_, strides_;
   std::vector<std::vector<Segment<T>>> segments_;
+  std::vector<std::vector<Rows<T>>> late_;
+  std::vector<Rows<T>> blocks_;
   int64_t first_ = 0, count_ = 0, step_ = 0, live_ = 0, kept_ = 0;
   T* partial_ = nullptr;
   char *ahead_ = nullptr, *end_ = nullptr;
@@ -428,9 +498,9 @@ void Sort(Shared<T>* shared) {
     shared->lengths.push_back(call.lengths ? call.lengths[row] : call.steps);
 }
 
-/* Packs the weights; `memory` keeps them. */
+/* Packs the weights; `memory` keeps them. Returns their bytes. */
 template <typename T>
-void PackAll(Shared<T>* shared, std::vector<T>* memory) {
+int64_t PackAll(Shared<T>* shared, std::unique_ptr<T[]>* memory) {
   const Program& program = shared->program;
   std::vector<int64_t> at;
   int64_t size = 0;
@@ -438,41 +508,52 @@ void PackAll(Shared<T>* shared, std::vector<T>* memory) {
     at.push_back(size);
     size += RoundUp(shared->products.packed_size(pack.depth, pack.width), kLine);
   }
-  memory->resize(size + kLine);
+  memory->reset(new T[size + kLine]);
   for (size_t i = 0; i < at.size(); ++i) {
     const PackOf& pack = program.packs[i];
     int64_t columns = program.matrix_columns[pack.matrix];
+    int64_t by_depth = pack.transposed ? columns : 1, by_width = pack.transposed ? 1 : columns;
     auto matrix = static_cast<const T*>(shared->call.matrices[pack.matrix]);
-    T* to = memory->data() + at[i];
-    shared->products.pack(matrix + pack.row * columns + pack.column,
-                          pack.transposed ? columns : 1, pack.transposed ? 1 : columns, pack.depth,
-                          pack.width, to);
+    const T* from = matrix + pack.row * columns + pack.column;
+    T* to = memory->get() + at[i];
+    const int64_t panel = shared->products.panel;
+    const bool is_long = pack.depth * pack.width > kParallelPack;
+#pragma omp parallel for num_threads(shared->call.threads) if (is_long)
+    for (int64_t j = 0; j < pack.width; j += panel)
+      shared->products.pack(from + j * by_width, by_depth, by_width, pack.depth,
+                            std::min(panel, pack.width - j), to + j * pack.depth);
     shared->packs.push_back(to);
   }
+  return size * sizeof(T);
 }
 
 template <typename T>
 void Divide(Shared<T>* shared, int64_t packed_bytes) {
   const RecurrenceCall& call = shared->call;
   int64_t share = RoundUp((call.batch + call.threads - 1) / call.threads, kMultiple);
-  bool fits = packed_bytes <= kCacheBytes;
-  shared->rows_per_chunk = std::max<int64_t>(fits ? std::min(share, kSmallChunk) : share, 1);
-  if (!shared->program.backward) return;
+  shared->is_large = packed_bytes > kCacheBytes;
+  shared->rows_per_chunk =
+      std::max<int64_t>(shared->is_large ? share : std::min(share, kSmallChunk), 1);
+  if (!shared->program.backward) {
+    if (shared->is_large && !call.lengths)
+      shared->block = std::min(kMaxBlock, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
+    return;
+  }
   shared->ring = std::min(kMaxRing, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
 }
 
 /* Adds what all units found, in their order. */
 template <typename T>
-void Collect(const Shared<T>& shared, const std::vector<T>& partials, int64_t units) {
+void Collect(const Shared<T>& shared, const T* partials, int64_t units) {
   const Program& program = shared.program;
   auto add = [&](void* gradient, int64_t at, int64_t size) {
     if (!gradient) return;
     auto to = static_cast<T*>(gradient);
-    const T* from = partials.data() + at;
+    const T* from = partials + at;
 #pragma omp parallel for num_threads(shared.call.threads) if (size > 65536)
     for (int64_t block = 0; block < size; block += 4096) {
       int64_t end = std::min(size, block + 4096);
-      for (int64_t i = block; i < end; ++i) to[i] = from[i];
+      for (int64_t i = block; i < end; ++i) to[i] = units ? from[i] : T(0);
       for (int64_t u = 1; u < units; ++u)
         for (int64_t i = block; i < end; ++i) to[i] += from[u * shared.partial_size + i];
     }
@@ -488,12 +569,10 @@ template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
   Shared<T> shared{program, call, AllProducts<T>()};
   Sort(&shared);
-  std::vector<T> packed;
-  PackAll(&shared, &packed);
-  Divide(&shared, packed.size() * sizeof(T));
+  std::unique_ptr<T[]> packed, partials;
+  Divide(&shared, PackAll(&shared, &packed));
   int64_t chunks = (call.batch + shared.rows_per_chunk - 1) / shared.rows_per_chunk;
   int64_t units = chunks;
-  std::vector<T> partials;
   if (program.backward) {
     for (size_t i = 0; i < program.matrix_rows.size(); ++i) {
       shared.matrix_at.push_back(shared.partial_size);
@@ -506,7 +585,7 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
     int64_t bytes = std::max<int64_t>(1, shared.partial_size * sizeof(T));
     units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads,
                                                                     kPartialBytes / bytes)));
-    partials.assign(std::max<int64_t>(units, 1) * shared.partial_size, T(0));
+    partials.reset(new T[units * shared.partial_size]);
   }
   std::atomic<int64_t> next{0};
   int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
@@ -514,14 +593,15 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   {
     Walk<T> walk(shared);
     for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
-      T* partial = program.backward ? partials.data() + unit * shared.partial_size : nullptr;
+      T* partial = program.backward ? partials.get() + unit * shared.partial_size : nullptr;
+      if (partial) std::memset(partial, 0, shared.partial_size * sizeof(T));
       for (int64_t chunk = unit; chunk < chunks; chunk += units) {
         int64_t first = chunk * shared.rows_per_chunk;
         walk.Run(first, std::min(shared.rows_per_chunk, call.batch - first), partial);
       }
     }
   }
-  if (program.backward) Collect(shared, partials, units);
+  if (program.backward) Collect(shared, partials.get(), chunks ? units : 0);
 }
 
 }  // namespace

@@ -40,6 +40,8 @@ struct Step {
   bool adds;
   int64_t row, column;    // outer: where in the matrix
   std::vector<Spot> spots;  // what is written first, then what is read; of kernels in their order
+  // Products that need no state: they can be computed for many steps at once, before these or after.
+  bool early = false, late = false;
 };
 
 /* A part of a matrix, packed for products with it. */

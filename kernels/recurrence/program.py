@@ -351,7 +351,9 @@ class _Forward:
         return (place, ref.index, ref.start)
 
     def product(self, first: int, step: Product) -> None:
-        for n, term in enumerate(step.terms):
+        # Those with sequences come first: they may be computed for many steps at once.
+        terms = sorted(step.terms, key=lambda term: term.source.kind != "x")
+        for n, term in enumerate(terms):
             pack = self.program.pack(term.part, transposed=not term.transposed)
             self.program.add(
                 PRODUCT,
