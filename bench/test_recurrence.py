@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import graphopt
 import graphopt.nn
 from bench.conftest import THREADS
-from bench.peers.client import Peer, PeerError, Peers
+from bench.peers.client import ROOT, Peer, PeerError, Peers
 from bench.recurrence import SIZES, SMALL, Size, as_hybrid, lstm_of, net_of, torch_weights
 from bench.report import Record
 from bench.timing import figures, race, ratios
@@ -82,7 +83,7 @@ def test_recurrence(
     contenders: dict[str, Any] = {"graphopt": fast.step if backward else fast.forward}
     started, notes = {}, []
     if not quick:
-        started, notes = others(name, net, plain, fast, peers, backward)
+        started, notes = others(name, net, fast, peers, backward)
     medians = raced(benchmark, contenders, started, rounds, quick)
     if medians:
         table = f"Recurrence, {'training step' if backward else 'forward'}"
@@ -180,21 +181,23 @@ def raced(
 
 
 def others(
-    name: str, net: Any, plain: Any, case: Case, peers: Peers, backward: bool
+    name: str, net: Any, case: Case, peers: Peers, backward: bool
 ) -> tuple[dict[str, Peer], list[str]]:
     """Plain MXNet, which in this process would have to share threads, and PyTorch."""
     folder = peers.folder
     np.save(folder / "x.npy", case.x.asnumpy())
     np.save(folder / "head.npy", case.head.asnumpy())
-    plain.export(str(folder / "plain"))
+    net.save_parameters(str(folder / "plain.params"))
     request: dict[str, Any] = {
-        "symbol": str(folder / "plain-symbol.json"),
-        "params": str(folder / "plain-0000.params"),
+        "root": str(ROOT),
+        "name": name,
+        "size": astuple(SIZES[name]),
+        "params": str(folder / "plain.params"),
         "inputs": [str(folder / "x.npy")],
     }
     if backward:
         request["head"] = str(folder / "head.npy")
-    found, notes = start(peers, "mxnet", "plain alone", request)
+    found, notes = start(peers, "mxnet_recurrence", "plain alone", request)
     lstm = lstm_of(name, net)
     if lstm is not None:
         asked = torch_request(lstm, case, peers, backward)

@@ -21,6 +21,7 @@ SERVER = Path(__file__).with_name("server.py")
 #: Modules a Python needs, per job.
 JOBS = {
     "mxnet": ("mxnet",),
+    "mxnet_recurrence": ("mxnet",),
     "export": ("mxnet", "onnx"),
     "onnxruntime": ("onnxruntime",),
     "torch_encoder": ("torch",),

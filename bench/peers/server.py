@@ -48,19 +48,44 @@ class MXNet:
         self._net = mxnet.gluon.SymbolBlock.imports(request["symbol"], ["data"], request["params"])
         self._net.hybridize(static_alloc=True, static_shape=True)
         self._inputs = arrays
+        self._wait = mxnet.nd.waitall
+
+    def __call__(self) -> list:
+        found = self._net(*self._inputs)
+        self._wait()
+        return [found.asnumpy()]
+
+
+class MXNetRecurrence:
+    """A net of bench/recurrence.py, hybridized, in a process that never heard of graphopt."""
+
+    def __init__(self, request: dict) -> None:
+        import numpy
+
+        for name, value in {"bool": bool, "int": int}.items():
+            vars(numpy).setdefault(name, value)
+        sys.path.insert(0, request["root"])
+        import mxnet
+
+        from bench import recurrence
+
+        net = recurrence.net_of(request["name"], recurrence.Size(*request["size"]))
+        net.load_parameters(request["params"])
+        self._net = recurrence.as_hybrid(request["name"], net)
+        self._net.hybridize(static_alloc=True, static_shape=True)
         self._mx = mxnet
+        self._x = mxnet.nd.array(numpy.load(request["inputs"][0]))
         self._head = None
         if request.get("head"):
             self._head = mxnet.nd.array(numpy.load(request["head"]))
-            for array in arrays:
-                array.attach_grad()
+            self._x.attach_grad()
 
     def __call__(self) -> list:
         if self._head is None:
-            found = self._net(*self._inputs)
+            found = self._net(self._x)
         else:
             with self._mx.autograd.record():
-                found = self._net(*self._inputs)
+                found = self._net(self._x)
             found.backward(self._head)
         self._mx.nd.waitall()
         return [found.asnumpy()]
@@ -316,6 +341,7 @@ class TorchText:
 
 KINDS = {
     "mxnet": MXNet,
+    "mxnet_recurrence": MXNetRecurrence,
     "onnxruntime": OnnxRuntime,
     "torch_encoder": TorchEncoder,
     "torch_expression": TorchExpression,

@@ -164,7 +164,7 @@ void Multiply(const Rows<T>* blocks, int64_t count, const T* packed, int64_t k, 
 }
 
 constexpr int64_t kMaxTiles = 64;
-constexpr int64_t kFarBytes = 256 << 10;  // operands above this are not near the processor
+constexpr int64_t kFarBytes = 2 << 20;  // operands above this are not near the processor
 
 /* The left operands of all segments as strips of kRows columns, each strip adjacent. */
 template <typename T>
