@@ -14,6 +14,7 @@ from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.build import ZEROS, Chain, Operands, add_recurrence
 from graphopt.passes.recurrence.cells import GATES, Cell, body_of
+from graphopt.passes.recurrence.operator import Layer, layer_graph
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
@@ -178,6 +179,14 @@ class _Layers:
             step = body_of(cell, batch, self.dtype)
             self.bodies[cell] = (step, translate(step, 1, len(cell.states)))
 
+    def layer(self, cell: Cell, *, zero: bool) -> Layer:
+        """What one layer's operator is made of."""
+        lengths = self.chain.lengths
+        type_ = None if lengths is None else self.graph.type_of(lengths)
+        return Layer(
+            cell, self.chain, self.directions, self.dtype, self.node.attrs, type_, zero_states=zero
+        )
+
     def write(self, graph: Graph, *, training: bool) -> None:
         """Put the recurrences into ``graph``, which has the node, in its place."""
         node = graph[self.node.id]
@@ -310,7 +319,11 @@ class _Writer:
             directions,
             name=self.graph.unique_name(name),
             origin=self.node.origin or (self.node.name,),
+            whole=layer_graph(layers.layer(cell, zero=self._is_zero()), body),
         )
+
+    def _is_zero(self) -> bool:
+        return all(self.graph[value.node].op in ZEROS for value in self.layers.states)
 
     def dropout(self, x: Value, p: float) -> Value:
         shape = [int(extent or 0) for extent in self.graph.type_of(x).shape or ()]

@@ -22,7 +22,7 @@ from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.recurrence import with_stash
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.target import MXNetTarget
-from graphopt.backend.unfuse import follows_anchor, is_fused, unfuse
+from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.fingerprint import fingerprint
@@ -293,6 +293,10 @@ class Lowered:
             return {name: lambda: self._cached_op(self._symbol, name)}
         if not has_kernels:
             return self._plain_candidates(graph, arrays)
+        name = CACHED_OP + KERNELS
+        if not has_plain_form(graph):
+            # Unrolled it would take longer to plan than it is worth, and lengths have no form.
+            return {name: lambda: self._cached_op(self._symbol, name)}
         # Kernels for all but activations that oneDNN computes with the product before them.
         mixed, plain = unfuse(graph, follows_anchor), unfuse(graph)
         others = self._plain_candidates(plain, arrays)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from graphopt.backend.unroll import unroll
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import FUSED, PARALLEL_BATCH_DOT, Node, Value
+from graphopt.ir.node import FUSED, PARALLEL_BATCH_DOT, RECURRENCE, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.rewrite.substitute import transplant
 
@@ -16,7 +17,14 @@ _ACTIVATIONS = frozenset({"Activation", "LeakyReLU", "clip", "relu", "sigmoid", 
 
 def is_fused(graph: Graph) -> bool:
     """Whether the graph has operators of ours that MXNet's can take the place of."""
-    return any(_region(node) is not None or node.op == PARALLEL_BATCH_DOT for node in graph)
+    return any(
+        _region(node) is not None or node.op in (PARALLEL_BATCH_DOT, RECURRENCE) for node in graph
+    )
+
+
+def has_plain_form(graph: Graph) -> bool:
+    """Whether MXNet has operators for all recurrences, so that none needs to be unrolled."""
+    return all(node.op != RECURRENCE or _region(node) is not None for node in graph)
 
 
 def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: True) -> Graph:
@@ -25,10 +33,15 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
     for node in graph:
         if node.op == PARALLEL_BATCH_DOT and which(graph, node):
             plain.update(plain[node.id].but(op="batch_dot"))
-        body = _region(node)
-        if body is None or not which(graph, node):
+        if not which(graph, node):
             continue
-        now = plain[node.id]
+        body, now = _region(node), plain[node.id]
+        if body is None:
+            if node.op == RECURRENCE:
+                for index, value in enumerate(unroll(plain, now)):
+                    plain.replace_uses(now.out(index), value)
+                plain.erase(node.id)
+            continue
         new: dict[Value, Value] = {
             inner.out(): value for inner, value in zip(body.inputs, now.inputs, strict=True)
         }
@@ -56,4 +69,8 @@ def follows_anchor(graph: Graph, node: Node) -> bool:
 
 
 def _region(node: Node) -> Graph | None:
+    """What a node stands for in MXNet's operators, with its inputs and outputs."""
+    if node.op == RECURRENCE:
+        is_cpu_form = not node.attrs.get("lengths")
+        return node.graphs[1] if len(node.graphs) > 1 and is_cpu_form else None
     return node.graphs[0] if node.op == FUSED and node.graphs else None

@@ -9,6 +9,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import Body
+from graphopt.rewrite.substitute import transplant
 
 #: Operators that make arrays of zeros.
 ZEROS = frozenset({"_zeros", "zeros_like"})
@@ -62,6 +63,7 @@ def add_recurrence(
     *,
     name: str,
     origin: Sequence[str] = (),
+    whole: Graph | None = None,
 ) -> Node:
     """Add a recurrence, and in front of it the sums of vectors it reads.
 
@@ -74,6 +76,8 @@ def add_recurrence(
         directions: one, or for a bidirectional recurrence two.
         name: of the node.
         origin: names of the nodes it stands for.
+        whole: all steps in MXNet's operators, with the node's inputs and outputs; without it the
+            step is unrolled where MXNet's operators are wanted.
 
     Returns:
         The node. Its outputs are the emitted sequences, then the final states.
@@ -103,7 +107,36 @@ def add_recurrence(
         "zero_states": zero_states,
     }
     kept = {key: value for key, value in attrs.items() if value is not False}
-    return graph.add(RECURRENCE, reads, kept, types, name, graphs=[step], origin=origin)
+    graphs = [aligned(step, body), *([] if whole is None else [whole])]
+    return graph.add(RECURRENCE, reads, kept, types, name, graphs=graphs, origin=origin)
+
+
+def aligned(step: Graph, body: Body) -> Graph:
+    """The step with the inputs the node has: sequences, states, matrices, vectors."""
+    spec = body.spec
+    made = Graph(step.name)
+    first = len(spec.sequences) + len(spec.states)
+    new: dict[Value, Value] = {}
+
+    def enter(number: int) -> Value:
+        node = step.inputs[number]
+        value = made.add_input(node.name, node.op, node.type).out()
+        new[node.out()] = value
+        return value
+
+    for number in (*range(first), *body.matrices):
+        enter(number)
+    sums = [(enter(group[0]), group[1:]) for group in body.vectors]
+    for total, others in sums:
+        for number in others:
+            # The sum is in the first one's place.
+            zero = made.add("zeros_like", [total], {}, [made.type_of(total)], f"no_{number}")
+            new[step.inputs[number].out()] = zero.out()
+    for node in step:
+        if not node.is_input:
+            transplant(made, node, new)
+    made.set_outputs(new[value] for value in step.outputs)
+    return made
 
 
 def _sum(graph: Graph, values: Sequence[Value], name: str) -> Value:

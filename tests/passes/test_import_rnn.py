@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from graphopt.backend.target import MXNetTarget
+from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE
 from graphopt.ir.parser import parse
@@ -75,6 +76,9 @@ def test_equals_mxnet(mode: str, dtype: str, training: bool) -> None:
     result = imported(graph, mode="training" if training else "inference")
     assert ops(result.graph).count(RECURRENCE) == 1
     assert_equivalent(graph, result.graph, training=training)
+    again = unfuse(result.graph)
+    assert ops(again).count("RNN") == 1
+    assert_equivalent(graph, again, training=training)
 
 
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
@@ -84,6 +88,7 @@ def test_layers_and_directions(mode: str, layers: int, bidirectional: bool) -> N
     result = imported(graph, mode="training")
     assert ops(result.graph).count(RECURRENCE) == layers
     assert_equivalent(graph, result.graph, training=True)
+    assert_equivalent(graph, unfuse(result.graph), training=True)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from graphopt.api.lifting import lift
 from graphopt.backend.target import MXNetTarget
+from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Value
@@ -124,6 +125,9 @@ def test_cells(name: str, merge: bool, layout: str) -> None:
     assert count(result.graph) == chains
     assert not any("FullyConnected" in node.op for node in result.graph)
     assert_equivalent(graph, result.graph, training=True)
+    plain = unfuse(result.graph)
+    assert count(plain) == 0
+    assert_equivalent(graph, plain, training=True)
 
 
 def test_old_symbols() -> None:
