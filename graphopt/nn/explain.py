@@ -12,6 +12,8 @@ from graphopt.pipeline.manager import Result
 from graphopt.pipeline.remarks import RemarkKind
 
 _SHOWN = 5
+#: Passes whose remarks a user wants to read: there are few, with what was measured.
+_TELLING = ("reroll-recurrence", "import-rnn")
 
 
 def explain(block: Any) -> str:
@@ -50,7 +52,17 @@ def explain_result(original: Graph, result: Result, choice: Choice, title: str) 
         elif receipt.stats:
             stats = ", ".join(f"{value} {key}" for key, value in receipt.stats.items())
             lines.append(f"  {receipt.pass_text}: {stats}")
+            lines += _told(result, receipt.pass_text.partition("{")[0])
     return lines + _missed(result)
+
+
+def _told(result: Result, pass_name: str) -> list[str]:
+    """What a pass did, where it says so for each of few nodes."""
+    if pass_name not in _TELLING:
+        return []
+    found = [r for r in result.remarks if r.kind is RemarkKind.PASSED and r.pass_name == pass_name]
+    lines = [f"    {', '.join(remark.nodes)}: {remark.message}" for remark in found[:_SHOWN]]
+    return lines + ([f"    and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])
 
 
 def _missed(result: Result) -> list[str]:

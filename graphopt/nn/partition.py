@@ -36,14 +36,31 @@ def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any
     twin = copy.copy(block)
     done[id(block)] = twin
     replaced = {}
+    parts = _parts(block)
     for name, child in block._children.items():
         if id(child) not in done:
             done[id(child)] = _child(name, child, optimize, notes, done)
+            if parts and notes:
+                notes[-1] += f" ({parts[name]})"
         replaced[name] = done[id(child)]
     for key, value in vars(block).items():
         twin.__dict__[key] = _swap(value, done)
     twin.__dict__["_children"] = OrderedDict(replaced)
     return twin
+
+
+def _parts(block: Any) -> dict[str, str]:
+    """Which part of a Block with a recurrence each child is, by the order they were made in."""
+    layers = import_mxnet().gluon.rnn.rnn_layer._RNNLayer
+    core = [name for name, child in block._children.items() if isinstance(child, layers)]
+    parts, part = {}, "pre: in front of the recurrence"
+    for name in block._children if core else ():
+        if name in core:
+            part = "post: behind the recurrence"
+            parts[name] = "core: the recurrence"
+        else:
+            parts[name] = part
+    return parts
 
 
 def _child(

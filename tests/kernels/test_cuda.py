@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from graphopt.kernels.recurrence.spec import Map
 from graphopt.kernels.spec import parse
+from graphopt.passes.recurrence.body import translate
+from graphopt.passes.recurrence.cells import Cell, body_of
 
 SPECS = {
     "chain": "f32[a,b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = add %2 1.5; %4 = tanh %3;"
@@ -27,6 +30,17 @@ SPECS = {
     "masked softmax": "f32[a|b] (f32[a,b], b1[a,b]) { %2 = where %1 %0 -10000.0;"
     " %3 = softmax %2; return %3:f32[a,b] }",
 }
+
+
+def _of_step(mode: str) -> str:
+    """What the step of a recurrence computes element by element, from the cell's own graph."""
+    cell = Cell(mode, 8, 16)
+    spec = translate(body_of(cell, 4, "float32"), 1, len(cell.states)).spec
+    (kernel,) = (step.kernel for step in spec.steps if isinstance(step, Map))
+    return str(kernel)
+
+
+SPECS |= {"lstm step": _of_step("lstm"), "gru step": _of_step("gru")}
 
 ROOT = Path(__file__).parents[2]
 ROWS = ["layer norm", "softmax", "log_softmax", "masked softmax"]
@@ -88,7 +102,7 @@ def test_ptx(capability: tuple[int, int], compile_ptx: Any) -> None:
         assert not re.search(r"\bcall\b|\.local\b", ptx), name
 
 
-@pytest.mark.parametrize("name", ["chain", "layer norm", "softmax"])
+@pytest.mark.parametrize("name", ["chain", "layer norm", "softmax", "lstm step", "gru step"])
 def test_ptx_of_gradients(name: str, compile_ptx: Any) -> None:
     ptx = compile_ptx(parse(SPECS[name]), (9, 0), backward=True)
     assert re.search(r"ld\.global(\.nc)?\.v4\.f32", ptx)

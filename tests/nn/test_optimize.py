@@ -520,3 +520,34 @@ def test_batches_in_shared_memory() -> None:
         y = fast(shared)
     y.backward()
     assert np.array_equal(net.bias.grad().asnumpy(), np.full(4, 2.0))
+
+
+class AroundLSTM(mx.gluon.Block):
+    """Python around a recurrence: what no tracing can follow."""
+
+    def __init__(self, **more: object) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.enter = mx.gluon.nn.Dense(5, flatten=False, in_units=3)
+            self.lstm = mx.gluon.rnn.LSTM(4, input_size=5)
+            self.leave = mx.gluon.nn.Dense(2, flatten=False, in_units=4)
+
+    def forward(self, x):
+        y = self.lstm(self.enter(x))
+        if y.sum().asscalar() > 0:  # depends on values
+            y = -y
+        return self.leave(y)
+
+
+def test_a_block_around_a_recurrence_is_split() -> None:
+    net = AroundLSTM()
+    net.initialize(mx.init.Uniform(0.5))
+    fast = graphopt.optimize(net, strict=False)
+    for steps, batch in ((6, 2), (9, 2), (4, 3)):
+        x = mx.nd.random.normal(shape=(steps, batch, 3))
+        assert np.allclose(fast(x).asnumpy(), net(x).asnumpy(), atol=1e-6)
+    told = fast.explain()
+    for name, part in {"enter": "pre", "lstm": "core", "leave": "post"}.items():
+        (line,) = (line for line in told.splitlines() if f"child '{name}'" in line)
+        assert f"({part}" in line
+    assert "import-rnn" in told
