@@ -25,6 +25,7 @@ PASSES = {
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",
+    "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
     "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
     "import-rnn": "graphopt.passes.import_rnn:ImportRnn",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
@@ -38,7 +39,7 @@ ALIASES = {
 
 _CLEAN = (
     "infer-types,eliminate-dead-code,eliminate-common-subexpressions,"
-    "reroll-recurrence,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
+    "reroll-recurrence,import-foreach,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
 )
 
 _FUSE = "import-rnn,parallelize-batch-dot,fuse-reduction,fuse-pointwise"

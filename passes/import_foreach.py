@@ -1,0 +1,162 @@
+"""MXNet's foreach loops as recurrences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphopt.analysis.effects import held_nodes
+from graphopt.errors import GraphoptError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, PARAM, Node, Value
+from graphopt.ir.types import TensorType
+from graphopt.passes.recurrence import sequences
+from graphopt.passes.recurrence.body import translate
+from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
+from graphopt.pipeline.base import Pass, PassContext
+from graphopt.rewrite.substitute import transplant
+
+
+@dataclass(frozen=True)
+class ImportForeach(Pass):
+    """``F.contrib.foreach`` becomes a recurrence where kernels can compute its body.
+
+    MXNet runs the body as a graph of its own for every step, from C++. As a recurrence it is one
+    kernel for all steps. Bodies with random or unknown operators, and loops over anything but rows
+    (steps, batch, columns), stay.
+
+    Example::
+
+        // before
+        %y = _foreach(%x, %h, %w, %u) {in_data_locs=(0,), in_state_locs=(1,), remain_locs=(2, 3)}
+          [ graph body(%row, %state, %w, %u) { ... return %next, %next } ]
+        // after
+        %y = graphopt_recurrence(%x, %h, %w, %u)
+          {spec="recurrence f32 (8) (16) (16x8, 16x16) () ;; ... ;; next t1 ;; emit t1"}
+    """
+
+    name: ClassVar[str] = "import-foreach"
+
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Replace loops one by one; linear."""
+        found = [node for node in graph if node.op == "_foreach"]
+        if not found:
+            return graph
+        why = self._refusal(cx)
+        edited = graph.copy()
+        held = held_nodes(graph)
+        done = 0
+        for node in found:
+            try:
+                if why is not None:
+                    raise GraphoptError(why)
+                if node.id in held or node.after:
+                    raise GraphoptError("other nodes are ordered around it")
+                with edited.edit():
+                    _Loop(edited, edited[node.id], cx).roll()
+            except GraphoptError as error:
+                cx.missed(f"foreach stays: {error}", node)
+                continue
+            cx.passed("became a recurrence", node)
+            cx.count("recurrences")
+            done += 1
+        return edited if done else graph
+
+    def _refusal(self, cx: PassContext) -> str | None:
+        if cx.settings.precise:
+            return "sums would be rounded in another order"
+        if cx.target is None:
+            return "the types in its body are not known"
+        return cx.target.why_no_kernels(cx.settings.device)
+
+
+class _Loop:
+    """One loop, taken apart."""
+
+    def __init__(self, graph: Graph, node: Node, cx: PassContext) -> None:
+        self.graph, self.node, self.cx = graph, node, cx
+        self.data = _places(node, "in_data_locs")
+        self.states = _places(node, "in_state_locs")
+        self.rest = _places(node, "remain_locs")
+        shapes = [sequences.extents(graph, value) for value in node.inputs]
+        if not all(graph.type_of(value).is_static for value in node.inputs):
+            raise GraphoptError("a shape or dtype is not known")
+        if any(len(shape) != 3 for shape in shapes[: len(self.data)]) or not self.data:
+            raise GraphoptError("it does not run over (steps, batch, columns)")
+        self.steps, self.batch = shapes[0][0], shapes[0][1]
+
+    def roll(self) -> None:
+        node, graph = self.node, self.graph
+        body = self._typed_body()
+        count = len(self.data)
+        given = node.inputs[count : count + len(self.states)]
+        rest = node.inputs[count + len(self.states) :]
+        # What has a row for every sequence is handed on from step to step as it is.
+        is_row = [self._is_row(body, place) for place in self.rest]
+        rows = [n for n, yes in enumerate(is_row) if yes]
+        learned = [n for n, yes in enumerate(is_row) if not yes]
+        order = [*self.data, *self.states, *(self.rest[n] for n in [*rows, *learned])]
+        emitted = int(node.attrs["num_out_data"])
+        step = self._step(body, order, len(rows), emitted)
+        states = len(self.states) + len(rows)
+        translated = translate(step, count, states)
+        places = {count + states + at: rest[n] for at, n in enumerate(learned)}
+        made = add_recurrence(
+            graph,
+            step,
+            translated,
+            Chain(self.steps, self.batch),
+            node.inputs[:count],
+            [Operands([*given, *(rest[n] for n in rows)], places)],
+            name=graph.unique_name(f"{node.name}_rolled"),
+            origin=node.origin or (node.name,),
+        )
+        for n in range(emitted + len(self.states)):
+            graph.replace_uses(node.out(n), made.out(n))
+        graph.erase(node.id)
+
+    def _typed_body(self) -> Graph:
+        """The body with the types its operands have here."""
+        body = self.node.graphs[0].copy()
+        types = [self.graph.type_of(value) for value in self.node.inputs]
+        for n, place in enumerate([*self.data, *self.states, *self.rest]):
+            found = types[n]
+            if n < len(self.data):
+                found = TensorType(found.dtype, (found.shape or ())[1:])
+            body.update(body.inputs[place].but(types=(found,)))
+        assert self.cx.target is not None
+        inferred = self.cx.target.infer_types(body)
+        for node in tuple(body):
+            body.update(node.but(types=inferred.get(node.id, node.types)))
+        return body
+
+    def _is_row(self, body: Graph, place: int) -> bool:
+        node = body.inputs[place]
+        shape = sequences.extents(body, node.out())
+        is_matrix = any(
+            use.position == 1 and body[use.node].op in ("FullyConnected", "dot")
+            for use in body.node_users(node.id)
+        )
+        return not is_matrix and len(shape) == 2 and shape[0] == self.batch != 1
+
+    def _step(self, body: Graph, order: list[int], rows: int, emitted: int) -> Graph:
+        """The body with inputs and outputs in a recurrence's order."""
+        step = Graph("step")
+        fed = len(order) - (len(self.rest) - rows)
+        new: dict[Value, Value] = {}
+        for at, place in enumerate(order):
+            node = body.inputs[place]
+            made = step.add_input(node.name, DATA if at < fed else PARAM, node.type)
+            new[node.out()] = made.out()
+        for node in body:
+            if not node.is_input:
+                transplant(step, node, new)
+        outputs = [new[value] for value in body.outputs]
+        kept = [new[body.inputs[place].out()] for place in order[fed - rows : fed]]
+        step.set_outputs([*outputs[emitted:], *kept, *outputs[:emitted]])
+        return step
+
+
+def _places(node: Node, key: str) -> tuple[int, ...]:
+    found = node.attrs.get(key, ())
+    return tuple(found) if isinstance(found, tuple) else (int(found),)
