@@ -21,12 +21,17 @@ def unroll(graph: Graph, node: Node) -> list[Value]:
 
     Raises:
         GraphoptError: its sequences have lengths of their own, which no operator of MXNet on the
-            CPU can follow.
+            CPU can follow, or its step is not there.
     """
     if node.attrs.get("lengths"):
         raise GraphoptError(
             f"node {node.name!r} runs over sequences of different lengths, which MXNet's operators"
             " cannot do: keep the kernels"
+        )
+    if not node.graphs:
+        raise GraphoptError(
+            f"node {node.name!r} is a layer of graphopt.nn, for which there is no form in MXNet's"
+            " operators: keep the kernels, or use gluon.rnn's layer"
         )
     return _Unroller(graph, node).run()
 

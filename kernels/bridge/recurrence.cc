@@ -29,7 +29,9 @@ void FindFree(Program* program) {
       bool follows = n > 0 && steps[n].adds && steps[n - 1].early &&
                      to.index == steps[n - 1].spots[0].index &&
                      to.offset == steps[n - 1].spots[0].offset;
-      steps[n].early = from.place == kSequence && (is_first || follows);
+      // Not what an earlier step emits: that is not there before its turn.
+      bool is_input = from.place == kSequence && !program->sequence_is_written[from.index];
+      steps[n].early = is_input && (is_first || follows);
     } else if (to.place == kSequence && from.place == kRing && !steps[n].adds) {
       steps[n].late = std::count_if(steps.begin(), steps.end(), [&](const Step& step) {
                         return Touches(step, to);

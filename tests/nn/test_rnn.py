@@ -16,7 +16,7 @@ import pytest
 import graphopt
 from graphopt import nn as ours
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
+from graphopt.errors import GraphoptError, InputError
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -583,3 +583,11 @@ def test_threads_that_want_different_things(what: str, hasty: None) -> None:
                 assert len(got) == len(want[number])
                 for g, w in zip(got, want[number], strict=True):
                     np.testing.assert_array_equal(g, w)
+
+
+def test_export_of_a_layer_says_what_to_do(tmp_path) -> None:
+    _, mine = pair("LSTM")
+    fast = graphopt.optimize(mine, mode="inference")
+    fast(data(mine))
+    with pytest.raises(GraphoptError, match="keep the kernels"):
+        fast.export(str(tmp_path / "net"))

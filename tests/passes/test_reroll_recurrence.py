@@ -359,3 +359,27 @@ def test_random_cells(graph: Graph) -> None:
     result = rerolled(graph)
     assert_equivalent(graph, result.graph, training=True, seeds=(0,))
     assert count(result.graph) or "unrolled" in remarks(result)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_large_weights_on_what_the_step_emits(mode: str) -> None:
+    """Products with sequences come before their step, but not those with emitted values."""
+    units = 300
+
+    class Emits(LeakyGated):
+        def __init__(self):
+            rnn.HybridRecurrentCell.__init__(self)
+            self.units = units
+            with self.name_scope():
+                self.gate = mx.gluon.nn.Dense(units, flatten=False)
+                self.new = mx.gluon.nn.Dense(units, flatten=False)
+                self.back = mx.gluon.nn.Dense(units, flatten=False)
+
+        def hybrid_forward(self, F, x, states):
+            out = F.sigmoid(self.gate(x) + self.back(states[0]))
+            return out, [F.tanh(self.new(out))]
+
+    graph = traced(Unrolled(Emits(), steps=20), steps=20)
+    result = rerolled(graph, mode=mode)
+    assert count(result.graph) == 1
+    assert_equivalent(graph, result.graph, training=mode == "training")
