@@ -14,6 +14,10 @@
  */
 #pragma once
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -235,12 +239,25 @@ std::vector<int64_t> Lengths(const TBlob& blob, const std::string& node, const E
   return lengths;
 }
 
+/* Asks for large pages: arrays of many megabytes are new memory on most calls. */
+void Enlarge(const TBlob& blob) {
+#if defined(MADV_HUGEPAGE)
+  const uintptr_t large = 2 << 20;
+  auto begin = reinterpret_cast<uintptr_t>(blob.dptr_);
+  uintptr_t end = begin + blob.shape_.Size() * ItemSize(blob.type_flag_);
+  begin = (begin + large - 1) / large * large;
+  if (end > begin + 4 * large)
+    madvise(reinterpret_cast<void*>(begin), (end - begin) / large * large, MADV_HUGEPAGE);
+#endif
+}
+
 /* Memory for an output that is not simply written. */
 class Results {
  public:
   /* Where to write: null if nobody wants it. */
   void* Add(const TBlob& blob, OpReqType request) {
     if (request == mxnet::kNullOp) return nullptr;
+    Enlarge(blob);
     if (request != mxnet::kAddTo) return blob.dptr_;
     added_.push_back({&blob, std::vector<char>(blob.shape_.Size() * ItemSize(blob.type_flag_))});
     return added_.back().second.data();
@@ -379,7 +396,10 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
       one.call.first.push_back(one.State(i));
       one.call.last.push_back(results.Add(outputs[at], requests[at]));
     }
-    if (stash) one.call.stash = one.Stash(outputs.back());
+    if (stash) {
+      Enlarge(outputs.back());
+      one.call.stash = one.Stash(outputs.back());
+    }
     RunRecurrence(program, one.call);
   }
   results.Finish();
