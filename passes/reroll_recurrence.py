@@ -141,9 +141,8 @@ class _Roller:
         states = len(self.chain.states) + len(rows)
         translated = translate(body, len(varying), states)
         over, inputs = self._sequences(varying)
-        parameters = {
-            len(varying) + states + at: self._parameter(n) for at, n in enumerate(learned)
-        }
+        first_parameter = len(varying) + states
+        parameters = {n: self.slots[slot][0] for n, slot in enumerate(learned, first_parameter)}
         initial = [*self.chain.initial, *(self.slots[n][0] for n in rows)]
         first = self.chain.template[0]
         node = add_recurrence(
@@ -275,15 +274,6 @@ class _Roller:
 
     def _type(self, value: Value) -> TensorType:
         return self.graph.type_of(value)
-
-    def _parameter(self, slot: int) -> Value:
-        """A value all steps share; rows as vectors."""
-        value = self.slots[slot][0]
-        shape = sequences.extents(self.graph, value)
-        if len(shape) == 2 and shape[0] == 1:
-            name = f"{self.graph[value.node].name}_row"
-            return sequences.add(self.graph, "Reshape", [value], shape[1:], name, shape=(-1,)).out()
-        return value
 
     # Around the node
 

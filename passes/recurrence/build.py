@@ -140,9 +140,20 @@ def aligned(step: Graph, body: Body) -> Graph:
 
 
 def _sum(graph: Graph, values: Sequence[Value], name: str) -> Value:
+    values = [_flat(graph, value, name) for value in values]
     if len(values) == 1:
         return values[0]
     # Not elemwise_add: with grad_req="add" for both, MXNet adds the second gradient twice.
     attrs = {"num_args": len(values)}
     types = [graph.type_of(values[0])]
     return graph.add("add_n", values, attrs, types, graph.unique_name(name)).out()
+
+
+def _flat(graph: Graph, value: Value, name: str) -> Value:
+    """A vector; rows (1, columns) are reshaped."""
+    type_ = graph.type_of(value)
+    if type_.rank == 1:
+        return value
+    flat = TensorType(type_.dtype, (type_.size,))
+    attrs = {"shape": (-1,)}
+    return graph.add("Reshape", [value], attrs, [flat], graph.unique_name(f"{name}_row")).out()
