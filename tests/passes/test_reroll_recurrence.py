@@ -13,6 +13,7 @@ from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Value
+from graphopt.ir.parser import parse
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
@@ -391,3 +392,8 @@ def test_large_weights_on_what_the_step_emits(mode: str) -> None:
     result = rerolled(graph, mode=mode)
     assert count(result.graph) == 1
     assert_equivalent(graph, result.graph, training=mode == "training")
+
+
+def test_a_recurrence_prints_and_parses_back() -> None:
+    graph = rerolled(traced(Unrolled(rnn.LSTMCell(4)))).graph
+    assert str(parse(str(graph))) == str(graph)
