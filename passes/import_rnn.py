@@ -161,12 +161,12 @@ class _Layers:
             raise GraphoptError("it has no steps or no sequences")
         self.units = int(attrs["state_size"])
         self.layers = int(attrs["num_layers"])
-        self.directions = 2 if _flag(node, "bidirectional") else 1
+        self.directions = 2 if node.attrs.flag("bidirectional") else 1
         self.projected = int(attrs.get("projection_size") or 0)
         self.dropout = float(attrs.get("p") or 0)
         n_states = 2 if self.mode == "lstm" else 1
         self.states = list(node.inputs[2 : 2 + n_states])
-        self.has_lengths = _flag(node, "use_sequence_length")
+        self.has_lengths = node.attrs.flag("use_sequence_length")
         lengths = node.inputs[2 + n_states] if self.has_lengths else None
         self.chain = Chain(steps, batch, lengths=lengths)
         self.cells = []
@@ -339,7 +339,3 @@ class _Writer:
         """A final state with an axis for the cells."""
         shape = [int(extent or 0) for extent in self.graph.type_of(state).shape or ()]
         return self._op("expand_dims", [state], [1, *shape], "final", axis=0)
-
-
-def _flag(node: Node, key: str) -> bool:
-    return node.attrs.get(key) in (True, 1, "True", "true", "1")

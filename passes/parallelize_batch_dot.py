@@ -62,7 +62,7 @@ class ParallelizeBatchDot(Pass):
             if why is not None:
                 cx.missed(f"batch_dot stays: {why}", node)
                 continue
-            flags = {key: _flag(node, key) for key in ("transpose_a", "transpose_b")}
+            flags = {key: node.attrs.flag(key) for key in ("transpose_a", "transpose_b")}
             edited.update(node.but(op=PARALLEL_BATCH_DOT, attrs=type(node.attrs)(flags)))
             cx.passed("its products are computed by one thread each", node)
             cx.count("replaced")
@@ -86,7 +86,3 @@ class ParallelizeBatchDot(Pass):
         if rows * columns * inner > self.max_mega_macs * 1_000_000:
             return "its matrices are large enough for all threads"
         return None
-
-
-def _flag(node: Node, key: str) -> bool:
-    return node.attrs.get(key) in (True, 1, "True", "true", "1")

@@ -69,6 +69,10 @@ class Attrs(Mapping[str, AttrValue]):
     def __hash__(self) -> int:
         return hash(self.text)
 
+    def flag(self, key: str) -> bool:
+        """Whether a boolean attribute is there and set."""
+        return self.get(key) in (True, 1, "True", "true", "1")
+
     def set(self, **changes: AttrValue) -> Attrs:
         """A copy with ``changes`` applied."""
         return Attrs(self._items, **changes)

@@ -73,6 +73,11 @@ class Node:
     origin: tuple[str, ...] = field(default=(), compare=False)
 
     @property
+    def label(self) -> str:
+        """For messages: name, or else number, and operator."""
+        return f"{self.name or self.id!r} ({self.op})"
+
+    @property
     def is_input(self) -> bool:
         """Whether the node is a graph input rather than an operator."""
         return self.op in ROLES

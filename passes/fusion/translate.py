@@ -660,7 +660,7 @@ def output_axes(node: Node, shape: tuple[int, ...]) -> Axes:
         return tuple(range(len(out)))
     elif out == (1,):
         return (None,)
-    raise GraphoptError(f"{_label(node)}: its output {node.type} does not lie in {shape}")
+    raise GraphoptError(f"{node.label}: its output {node.type} does not lie in {shape}")
 
 
 def _stretches(shape: Sequence[int | None], space: Sequence[int]) -> bool:
@@ -741,7 +741,7 @@ def region_spec(
         build = POINTWISE[name].build if name in POINTWISE else ROWS[name].build
         for value in node.inputs:
             if value not in values:
-                raise GraphoptError(f"{_label(node)}: the region has no input for {value}")
+                raise GraphoptError(f"{node.label}: the region has no input for {value}")
         args = [values[value] for value in node.inputs]
         values[node.out()] = build(emit, args, prepared(node, graph))
     for value in outputs:
@@ -755,9 +755,9 @@ def region_spec(
 def _operand(graph: Graph, value: Value, axes: Axes | None) -> Operand:
     node, type_ = graph[value.node], graph.type_of(value)
     if axes is None:
-        raise GraphoptError(f"{_label(node)}: no node of the region reads it")
+        raise GraphoptError(f"{node.label}: no node of the region reads it")
     if type_.dtype not in STORAGE_DTYPES:
-        raise GraphoptError(f"{_label(node)}: kernels cannot read {type_.dtype}")
+        raise GraphoptError(f"{node.label}: kernels cannot read {type_.dtype}")
     return Operand(type_.dtype, axes)
 
 
@@ -784,14 +784,14 @@ class _Region:
     def _check(self, node: Node) -> None:
         name = canonical(node.op)
         if name not in POINTWISE and name not in ROWS:
-            raise GraphoptError(f"{_label(node)}: kernels have no such operator")
+            raise GraphoptError(f"{node.label}: kernels have no such operator")
         for type_ in (*map(self.graph.type_of, node.inputs), node.type):
             if not type_.is_static or type_.size == 0:
-                raise GraphoptError(f"{_label(node)}: an operand has type {type_}")
+                raise GraphoptError(f"{node.label}: an operand has type {type_}")
         check = POINTWISE[name].check if name in POINTWISE else ROWS[name].check
         reason = check(node, self.graph)
         if reason is not None:
-            raise GraphoptError(f"{_label(node)}: {reason}")
+            raise GraphoptError(f"{node.label}: {reason}")
 
     def _extents(self, value: Value) -> tuple[int, ...]:
         return tuple(e for e in self.graph.type_of(value).shape or () if e is not None)
@@ -811,9 +811,8 @@ class _Region:
             if canonical(node.op) in ROWS
         }
         if len(found) > 1:
-            raise GraphoptError(
-                f"{' and '.join(map(_label, found.values()))} run over {sorted(found)} axes each"
-            )
+            told = " and ".join(node.label for node in found.values())
+            raise GraphoptError(f"{told} run over {sorted(found)} axes each")
         return next(iter(found), 0)
 
     def _read(self, node: Node, position: int) -> None:
@@ -821,7 +820,7 @@ class _Region:
         axes = broadcast_axes(node, position, self.graph, self.shape)
         if axes is None:
             raise GraphoptError(
-                f"{_label(node)}: input {position} ({self.graph.type_of(value)}) does not fit"
+                f"{node.label}: input {position} ({self.graph.type_of(value)}) does not fit"
                 f" the region's {self.shape}"
             )
         known = self.writes.get(value, self.reads.get(value))
@@ -831,7 +830,7 @@ class _Region:
         # A dimension of extent 1 runs along whatever it likes.
         for extent, new, old in zip(self._extents(value), axes, known, strict=True):
             if extent != 1 and new != old:
-                raise GraphoptError(f"{_label(node)}: input {position} is read along other axes")
+                raise GraphoptError(f"{node.label}: input {position} is read along other axes")
 
     def _written(self, node: Node) -> Axes:
         axes = output_axes(node, self.shape)
@@ -844,11 +843,7 @@ class _Region:
         size = math.prod(self.shape[:outer])
         if not self.inner or missing or node.type.size != size:
             raise GraphoptError(
-                f"{_label(node)}: its output {node.type} is neither all of {self.shape}"
+                f"{node.label}: its output {node.type} is neither all of {self.shape}"
                 " nor one value per row"
             )
         return axes
-
-
-def _label(node: Node) -> str:
-    return f"{node.name or node.id!r} ({node.op})"

@@ -138,7 +138,7 @@ class _Translator:
     def _shape(self, value: Value) -> tuple[int, ...]:
         shape = self.body.type_of(value).shape
         if shape is None or any(extent is None for extent in shape):
-            raise GraphoptError(f"{_label(self.body[value.node])}: its shape is not known")
+            raise GraphoptError(f"{self.body[value.node].label}: its shape is not known")
         return tuple(extent or 0 for extent in shape)
 
     def _width(self, value: Value) -> int:
@@ -146,14 +146,14 @@ class _Translator:
         shape = self._shape(value)
         if len(shape) != 2 or 0 in shape:
             raise GraphoptError(
-                f"{_label(self.body[value.node])}: {shape} is no matrix of a row for each sequence"
+                f"{self.body[value.node].label}: {shape} is no matrix of a row for each sequence"
             )
         return shape[1]
 
     def _matrix_shape(self, node: NodeId) -> tuple[int, int]:
         shape = self._shape(self.body[node].out())
         if len(shape) != 2:
-            raise GraphoptError(f"{_label(self.body[node])}: {shape} is no matrix")
+            raise GraphoptError(f"{self.body[node].label}: {shape} is no matrix")
         return shape[0], shape[1]
 
     def _is_parameter(self, value: Value) -> bool:
@@ -162,23 +162,23 @@ class _Translator:
     def _matrix(self, value: Value) -> int:
         if not self._is_parameter(value):
             raise GraphoptError(
-                f"{_label(self.body[value.node])}: a matrix that is not the same in all steps"
+                f"{self.body[value.node].label}: a matrix that is not the same in all steps"
             )
         if value.node in self.vector_of:
             raise GraphoptError(
-                f"{_label(self.body[value.node])} is multiplied with and read element by element"
+                f"{self.body[value.node].label} is multiplied with and read element by element"
             )
         return self.matrix_of.setdefault(value.node, len(self.matrix_of))
 
     def _vector(self, value: Value) -> Ref:
         if value.node in self.matrix_of:
             raise GraphoptError(
-                f"{_label(self.body[value.node])} is multiplied with and read element by element"
+                f"{self.body[value.node].label} is multiplied with and read element by element"
             )
         shape = self._shape(value)
         if not shape or math.prod(shape) != shape[-1]:
             raise GraphoptError(
-                f"{_label(self.body[value.node])}: {shape} is neither a matrix to multiply with"
+                f"{self.body[value.node].label}: {shape} is neither a matrix to multiply with"
                 " nor a row"
             )
         index = self.vector_of.setdefault(value.node, len(self.vector_of))
@@ -216,7 +216,7 @@ class _Translator:
             return None
         axis = int(node.attrs.get("dim", 1)) % 2
         if axis != 1:
-            raise GraphoptError(f"{_label(node)} puts the sequences of the batch together")
+            raise GraphoptError(f"{node.label} puts the sequences of the batch together")
         return list(node.inputs)
 
     # What has to be computed for itself
@@ -281,7 +281,7 @@ class _Translator:
             self._check(node, op)
             sources = map(self._resolve, node.inputs)
             return [(source, not self._can_inline(node, op, source)) for source in sources]
-        raise GraphoptError(f"{_label(node)}: a recurrence cannot compute it")
+        raise GraphoptError(f"{node.label}: a recurrence cannot compute it")
 
     def _factors(self, node: Node) -> list[Value]:
         """What a product reads besides its matrix."""
@@ -313,7 +313,7 @@ class _Translator:
         if why is None and op in ROWS and ROWS[op].axes(node.attrs, 2) != (1,):
             why = "it runs over the batch"
         if why is not None:
-            raise GraphoptError(f"{_label(node)}: {why}")
+            raise GraphoptError(f"{node.label}: {why}")
 
     def _merge_products(self, value: Value, node: Node, uses: dict[Value, int]) -> None:
         """Sums of products that nothing else reads become one product."""
@@ -426,9 +426,9 @@ class _Translator:
         index = self._matrix(matrix)
         rows, columns = self._matrix_shape(matrix.node)
         if canonical(node.op) == "dot":
-            if _flag(node, "transpose_a"):
-                raise GraphoptError(f"{_label(node)} sums over the batch")
-            transposed = _flag(node, "transpose_b")
+            if node.attrs.flag("transpose_a"):
+                raise GraphoptError(f"{node.label} sums over the batch")
+            transposed = node.attrs.flag("transpose_b")
         else:
             transposed = True
         at, terms = 0, []
@@ -451,7 +451,7 @@ class _Translator:
         number = self.inputs.get(value.node)
         if number is not None:
             if self._is_parameter(value):
-                raise GraphoptError(f"{_label(self.body[value.node])} is multiplied with a matrix")
+                raise GraphoptError(f"{self.body[value.node].label} is multiplied with a matrix")
             kind = "x" if number < self.n_sequences else "s"
             index = number - (0 if kind == "x" else self.n_sequences)
             return [Ref(kind, index, start, width)]
@@ -460,7 +460,7 @@ class _Translator:
             return self._columns(self._resolve(sliced[0]), start + sliced[1], width)
         parts = self._parts(value)
         if parts is None:
-            raise GraphoptError(f"{_label(self.body[value.node])} is read before it is computed")
+            raise GraphoptError(f"{self.body[value.node].label} is read before it is computed")
         found: list[Ref] = []
         at = 0
         for part in map(self._resolve, parts):
@@ -474,7 +474,7 @@ class _Translator:
     def _leaving(self, value: Value) -> Ref:
         refs = self._columns(value, 0, None)
         if len(refs) != 1:
-            raise GraphoptError(f"{_label(self.body[value.node])}: a state made of several parts")
+            raise GraphoptError(f"{self.body[value.node].label}: a state made of several parts")
         return refs[0]
 
     def _map(self, values: Sequence[Value], width: int) -> None:
@@ -563,7 +563,7 @@ class _Kernel:
             refs = of._columns(value, start, 1 if width == 1 else self.width)
             if len(refs) == 1:
                 return refs[0]
-            raise GraphoptError(f"{_label(node)}: parts of it are read together")
+            raise GraphoptError(f"{node.label}: parts of it are read together")
         sliced = of._sliced(value)
         if sliced is not None:
             return [(of._resolve(sliced[0]), start + sliced[1])]
@@ -575,12 +575,12 @@ class _Kernel:
                 if at <= start and start + self.width <= at + size:
                     return [(part, start - at)]
                 at += size
-            raise GraphoptError(f"{_label(node)}: parts of it are read together")
+            raise GraphoptError(f"{node.label}: parts of it are read together")
         op = canonical(node.op)
         if op in ROWS:
             self.has_rows = True
             if start != 0:
-                raise GraphoptError(f"{_label(node)}: a part of its rows is read")
+                raise GraphoptError(f"{node.label}: a part of its rows is read")
         # Inputs that are stretched along the columns have one column only.
         found = []
         for source in map(of._resolve, node.inputs):
@@ -615,32 +615,24 @@ def _first_column(node: Node, output: int, shape: tuple[int, ...]) -> int:
     """Where the columns begin that a slicing node takes."""
     op = canonical(node.op)
     if len(shape) != 2:
-        raise GraphoptError(f"{_label(node)}: it slices {shape}, no matrix")
+        raise GraphoptError(f"{node.label}: it slices {shape}, no matrix")
     if op == "SliceChannel":
-        if int(node.attrs.get("axis", 1)) % 2 != 1 or _flag(node, "squeeze_axis"):
-            raise GraphoptError(f"{_label(node)} does not slice columns")
+        if int(node.attrs.get("axis", 1)) % 2 != 1 or node.attrs.flag("squeeze_axis"):
+            raise GraphoptError(f"{node.label} does not slice columns")
         return output * (shape[1] // int(node.attrs["num_outputs"]))
     if op == "slice_axis":
         if int(node.attrs["axis"]) % 2 != 1:
-            raise GraphoptError(f"{_label(node)} does not slice columns")
+            raise GraphoptError(f"{node.label} does not slice columns")
         begin = int(node.attrs["begin"])
         return begin % shape[1] if begin else 0
     begins, steps = (_tuple(node.attrs.get(key)) for key in ("begin", "step"))
     if any(step not in (None, 1) for step in steps) or node.type.shape is None:
-        raise GraphoptError(f"{_label(node)} takes not every column")
+        raise GraphoptError(f"{node.label} takes not every column")
     if node.type.shape[0] != shape[0]:
-        raise GraphoptError(f"{_label(node)} takes some sequences of the batch only")
+        raise GraphoptError(f"{node.label} takes some sequences of the batch only")
     first = begins[1] if len(begins) > 1 else None
     return 0 if not first else int(first) % shape[1]
 
 
 def _tuple(found: object) -> tuple[int | None, ...]:
     return found if isinstance(found, tuple) else ()
-
-
-def _flag(node: Node, key: str) -> bool:
-    return node.attrs.get(key) in (True, 1, "True", "true", "1")
-
-
-def _label(node: Node) -> str:
-    return f"{node.name or node.id!r} ({node.op})"

@@ -94,7 +94,7 @@ def find_chain(graph: Graph, anchors: Sequence[NodeId]) -> Chain | None:
         return None
     if last != list(range(len(anchors))):
         first = graph[anchors[0]]
-        raise GraphoptError(f"the weights of {_label(first)} are used more than once a step")
+        raise GraphoptError(f"the weights of {first.label} are used more than once a step")
     search = _Search(graph, anchors, step_of)
     problem: GraphoptError | None = None
     # The first steps may have another role than the others.
@@ -183,7 +183,7 @@ class _Search:
         for value in self._reads(second, template, STATE, len(template.states)):
             if value.node not in place:
                 raise GraphoptError(
-                    f"{_label(self.graph[value.node])} is read one step later and is not computed"
+                    f"{self.graph[value.node].label} is read one step later and is not computed"
                     " in every step"
                 )
             chain.states.append((place[value.node], value.index))
@@ -226,7 +226,7 @@ class _Search:
         for number in nodes:
             node, reads = self.graph[number], []
             if node.graphs or node.after:
-                raise GraphoptError(f"{_label(node)} is ordered after another node")
+                raise GraphoptError(f"{node.label} is ordered after another node")
             for value in node.inputs:
                 source_step = self.step_of[value.node]
                 if value.node in place:
@@ -237,7 +237,7 @@ class _Search:
                     reads.append((BEFORE, before.setdefault(value, len(before)), 0))
                 else:
                     raise GraphoptError(
-                        f"{_label(node)} reads a state of an earlier step than the last"
+                        f"{node.label} reads a state of an earlier step than the last"
                     )
             sources.append(reads)
         anchor = place[self.anchors[step]]
@@ -409,7 +409,3 @@ def _width(node: Node) -> int:
         shape = type_.shape or (1,)
         size += (type_.size or 1) // max(shape[0] or 1, 1)
     return max(size, 1)
-
-
-def _label(node: Node) -> str:
-    return f"{node.name or node.id!r} ({node.op})"

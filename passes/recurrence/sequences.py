@@ -47,7 +47,7 @@ def cut_of(graph: Graph, value: Value) -> Cut | None:
     """If a value is one step of an array with one more axis: which."""
     node = graph[value.node]
     op = canonical(node.op)
-    if op == "SliceChannel" and _flag(node, "squeeze_axis"):
+    if op == "SliceChannel" and node.attrs.flag("squeeze_axis"):
         return Cut(node.inputs[0], int(node.attrs.get("axis", 1)), value.index)
     if not node.inputs or not info(node.op, node.attrs).view:
         return None
@@ -56,7 +56,7 @@ def cut_of(graph: Graph, value: Value) -> Cut | None:
     if before is None or after is None:
         return None
     op = canonical(inner.op)
-    if op == "SliceChannel" and not _flag(inner, "squeeze_axis"):
+    if op == "SliceChannel" and not inner.attrs.flag("squeeze_axis"):
         axis, index = int(inner.attrs.get("axis", 1)), node.inputs[0].index
     elif op == "slice_axis" and inner.attrs.get("end") is not None:
         axis, index = int(inner.attrs["axis"]), int(inner.attrs["begin"])
@@ -133,10 +133,6 @@ def swapped(graph: Graph, value: Value, name: str) -> Value:
     """A sequence with steps and batch exchanged."""
     a, b, *rest = extents(graph, value)
     return add(graph, "SwapAxis", [value], (b, a, *rest), name, dim1=0, dim2=1).out()
-
-
-def _flag(node: Node, key: str) -> bool:
-    return node.attrs.get(key) in (True, 1, "True", "true", "1")
 
 
 def rejoin(graph: Graph, parts: Sequence[Value], sequence: Value, axis: int) -> int:
