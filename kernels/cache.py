@@ -148,7 +148,7 @@ def clear() -> Info:
     for name, patterns in {
         "kernels": (_KERNELS, _UNFINISHED),
         "measurements": ("*.json", _UNFINISHED),
-        "bridge": (_BRIDGES, _UNFINISHED, "building-*.so"),
+        "bridge": (_BRIDGES, _UNFINISHED),
     }.items():
         for pattern in patterns:
             for path, _, _ in _files(name, pattern):

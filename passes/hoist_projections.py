@@ -17,6 +17,18 @@ from graphopt.pipeline.base import Pass, PassContext
 
 #: Operators on (batch, columns) that do the same on (steps, batch, columns) with these attributes.
 _LAST_AXIS = frozenset({"softmax", "log_softmax"})
+#: Pointwise operators that look at more than their operands' elements: shapes, channels.
+_BY_SHAPE = frozenset(
+    {
+        "LeakyReLU",
+        "where",
+        "broadcast_to",
+        "broadcast_axis",
+        "broadcast_like",
+        "_npi_broadcast_to",
+        "_identity_with_attr_like_rhs",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -68,14 +80,11 @@ class HoistProjections(Pass):
             cut = pending.pop()
             if cut not in edited:
                 continue
-            made = _Hoister(edited, edited[cut], held).run()
-            for node, count in made:
-                cx.passed(f"{count} {canonical(node.op)} became one over all steps", node)
-                cx.count("operators", count)
-            if made:
-                # What was made is cut again; follow it, and this one for further readers.
-                pending.append(cut)
-                pending += [n.id for n in edited if self._is_cut(edited, n) and n.id > cut]
+            hoister = _Hoister(edited, edited[cut], held)
+            for node, cut_again in hoister.run():
+                cx.passed(f"{hoister.steps} {canonical(node.op)} became one over all steps", node)
+                cx.count("operators", hoister.steps)
+                pending += cut_again
         return graph if edited.is_unchanged_from(graph) else edited
 
     def _is_cut(self, graph: Graph, node: Node) -> bool:
@@ -97,9 +106,9 @@ class _Hoister:
         self.axis = int(cut.attrs.get("axis", 1))
         self.steps = len(cut.types)
 
-    def run(self) -> list[tuple[Node, int]]:
-        """Hoist each group of readers; returns what was made, and of how many."""
-        made: list[tuple[Node, int]] = []
+    def run(self) -> list[tuple[Node, list[NodeId]]]:
+        """Hoist each group of readers; returns what was made, and where that is cut again."""
+        made: list[tuple[Node, list[NodeId]]] = []
         rejoin(self.graph, list(self.cut.values), self.cut.inputs[0], self.axis)
         if self.cut.id not in self.graph:
             return made
@@ -108,7 +117,7 @@ class _Hoister:
                 continue
             group = self._group(self.graph[use.node], use.position)
             if group is not None:
-                made.append((self._hoist(group), self.steps))
+                made.append(self._hoist(group))
         return made
 
     def _group(self, first: Node, position: int) -> list[Node] | None:
@@ -137,24 +146,17 @@ class _Hoister:
         if node.id in self.held or node.after or len(node.inputs) != len(first.inputs):
             return False
         return all(
-            ours == theirs if self._source(ours) is None else theirs == self._at(ours, step)
+            ours == theirs if self._source(ours) is None else theirs == Value(ours.node, step)
             for ours, theirs in zip(first.inputs, node.inputs, strict=True)
         )
 
     def _source(self, value: Value) -> Value | None:
         """The sequence whose first step a value is, if it is cut as ours is."""
         node = self.graph[value.node]
-        if node.id == self.cut.id or (
-            canonical(node.op) == "SliceChannel"
-            and node.attrs == self.cut.attrs
-            and value.index == 0
-            and self.graph.type_of(node.inputs[0]).rank == 3
-        ):
-            return node.inputs[0] if value.index == 0 else None
+        is_alike = canonical(node.op) == "SliceChannel" and node.attrs == self.cut.attrs
+        if value.index == 0 and is_alike and self.graph.type_of(node.inputs[0]).rank == 3:
+            return node.inputs[0]
         return None
-
-    def _at(self, first: Value, step: int) -> Value:
-        return Value(first.node, step)
 
     def _is_batchable(self, node: Node) -> bool:
         op = canonical(node.op)
@@ -169,12 +171,12 @@ class _Hoister:
             return int(node.attrs.get("dim", 1)) % 2 == 1 and not others
         if op in _LAST_AXIS:
             return len(node.inputs) == 1 and int(node.attrs.get("axis", -1)) % 2 == 1
-        if op not in POINTWISE or op in ("LeakyReLU", "where"):
+        if op not in POINTWISE or op in _BY_SHAPE:
             return False
         # What all steps share is stretched along them: rows are, matrices are not always.
         return all(len(extents(self.graph, value)) <= 1 for value in others)
 
-    def _hoist(self, group: Sequence[Node]) -> Node:
+    def _hoist(self, group: Sequence[Node]) -> tuple[Node, list[NodeId]]:
         first = group[0]
         op = canonical(first.op)
         inputs = [
@@ -201,6 +203,7 @@ class _Hoister:
             origin=[node.name for node in group if node.name][:32],
         )
         parts = [node.out() for node in group]
+        cut_again = []
         rejoin(self.graph, parts, made.out(), self.axis)
         if any(self.graph.users(part) or self.graph.is_output(part) for part in parts):
             cut = self.graph.add(
@@ -212,5 +215,6 @@ class _Hoister:
             )
             for step, part in enumerate(parts):
                 self.graph.replace_uses(part, cut.out(step))
+            cut_again.append(cut.id)
         erase_unused(self.graph, [node.id for node in group])
-        return made
+        return made, cut_again

@@ -58,12 +58,13 @@ class ImportRnn(Pass):
         edited = graph.copy()
         held = held_nodes(graph)
         done = 0
-        for node in found:
+        for each in found:
+            node = edited[each.id]  # it may read the states that another one's recurrence left
             try:
                 if node.id in held or node.after:
                     raise GraphoptError("other nodes are ordered around it")
-                layers = _Layers(graph, node)
-                faster = self._is_faster(graph, node, layers, cx)
+                layers = _Layers(edited, node)
+                faster = self._is_faster(edited, node, layers, cx)
             except GraphoptError as error:
                 cx.missed(f"RNN stays: {error}", node)
                 continue

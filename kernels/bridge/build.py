@@ -93,10 +93,8 @@ def build(mxnet: Path) -> bytes:
     ]
     link = ["-shared", f"-L{mxnet}", "-l:libmxnet.so", f"-Wl,-rpath,{mxnet}"]
     # fmt: on
-    place = folder() / "bridge"
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="building-", dir=place) as work:
+        with tempfile.TemporaryDirectory(prefix="graphopt-bridge-") as work:
             target = Path(work) / "bridge.so"
             objects = [Path(work) / f"{source}.o" for source in SOURCES]
             _run(

@@ -57,7 +57,7 @@ def test_json(graphopt, folder, action):
 
 def test_clear_removes_what_killed_processes_left(graphopt, folder):
     (folder / "kernels" / ".new-abc").write_bytes(b"half")
-    (folder / "bridge" / "building-17.so").write_bytes(b"half")
+    (folder / "bridge" / ".new-17").write_bytes(b"half")
     assert "bridges  1\n" in graphopt("cache", "info").out
     assert graphopt("cache", "clear").code == 0
     assert list(folder.rglob("*")) == []

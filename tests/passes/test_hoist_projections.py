@@ -90,6 +90,7 @@ def test_single_steps_are_cut_again() -> None:
         "%y = Dropout(#x) {p=0.5}",  # its own mask for every step
         "%y = elemwise_add(#x, %r)",  # a matrix would be stretched along the steps
         "%y = sum(#x) {axis=0}",
+        "%y = broadcast_to(#x) {shape=(2, 3)}",  # says the shape of one step
     ],
 )
 def test_what_stays(step: str) -> None:

@@ -116,6 +116,22 @@ def test_parameters_that_were_joined_are_read_as_they_are() -> None:
     assert_equivalent(graph, result.graph, training=True)
 
 
+def test_a_decoder_that_begins_with_the_encoders_state() -> None:
+    graph = parse(
+        """graph g(%x: f32[5,3,4], %y: f32[7,3,4], param %p: f32[72], param %q: f32[72],
+                   %h: f32[1,3,6]) {
+          %e = RNN(%x, %p, %h) {mode="rnn_tanh", num_layers=1, state_size=6, state_outputs=True}
+               : (f32[5,3,6], f32[1,3,6])
+          %d = RNN(%y, %q, %e#1) {mode="rnn_tanh", num_layers=1, state_size=6, state_outputs=True}
+               : (f32[7,3,6], f32[1,3,6])
+          return %d, %d#1
+        }"""
+    )
+    result = imported(graph, mode="training")
+    assert ops(result.graph).count(RECURRENCE) == 2
+    assert_equivalent(graph, result.graph, training=True)
+
+
 def test_dropout_between_layers_only_in_training() -> None:
     graph = net("gru", layers=2, dropout=0.5)
     assert "Dropout" not in ops(imported(graph).graph)
