@@ -45,11 +45,7 @@ def test_cnn_inference(
         "plain": lambda: example.run(plain),
     }
     others, notes = separate_processes(example, peers, expected)
-    try:
-        medians = race(benchmark, contenders | others, rounds, quick)
-    finally:
-        for peer in others.values():
-            peer.close()
+    medians = race(benchmark, contenders | others, rounds, quick)
     if medians:
         record(
             Record(

@@ -116,11 +116,7 @@ def _race(
     rounds: int,
     quick: bool,
 ) -> None:
-    try:
-        medians = race(benchmark, contenders | found, rounds, quick)
-    finally:
-        for peer in found.values():
-            peer.close()
+    medians = race(benchmark, contenders | found, rounds, quick)
     if medians:
         title = f"Encoder {what}, {{layers}} layers, {{batch}}x{{length}}x{{width}}, float32"
         shown = figures(medians) | {"max error": error}

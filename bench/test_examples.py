@@ -125,12 +125,8 @@ def _train(
     if not quick:
         plain = trainings["plain"]
         found, notes = pytorch(peers, plain, weights, arrays, results["plain"], options)
-    try:
-        # A step takes up to half a second, and everything that is timed is timed in every round.
-        medians = race(benchmark, contenders | found, max(3, rounds // 3), quick)
-    finally:
-        for peer in found.values():
-            peer.close()
+    # A step takes up to half a second, and everything that is timed is timed in every round.
+    medians = race(benchmark, contenders | found, max(3, rounds // 3), quick)
     if medians:
         shown = figures(medians) | {"max error": error}
         record(Record(f"Training step, {table}", name, shown, ratios(medians), {}, notes))

@@ -84,7 +84,7 @@ def test_recurrence(
     started, notes = {}, []
     if not quick:
         started, notes = others(name, net, fast, peers, backward)
-    medians = raced(benchmark, contenders, started, rounds, quick)
+    medians = race(benchmark, contenders | started, rounds, quick)
     if medians:
         table = f"Recurrence, {'training step' if backward else 'forward'}"
         shown = figures(medians) | {"max error": error}
@@ -123,7 +123,7 @@ def test_lengths(
         np.save(peers.folder / "lengths.npy", ends.astype("i8"))
         request["lengths"] = str(peers.folder / "lengths.npy")
         started, notes = start(peers, "torch_lstm", "pytorch packed", request)
-    medians = raced(benchmark, contenders, started, max(3, rounds // 2), quick)
+    medians = race(benchmark, contenders | started, max(3, rounds // 2), quick)
     if medians:
         table = f"Sequences of different lengths, {'training step' if backward else 'forward'}"
         shown = figures(medians) | {
@@ -168,16 +168,6 @@ def layer(size: Size, **more: Any) -> Any:
 def inputs(size: Size) -> np.ndarray:
     rng = np.random.default_rng(0)
     return rng.standard_normal((size.steps, size.batch, size.columns)).astype("f")
-
-
-def raced(
-    benchmark: Any, ours: dict[str, Any], others: dict[str, Peer], rounds: int, quick: bool
-) -> dict[str, float]:
-    try:
-        return race(benchmark, ours | others, rounds, quick)
-    finally:
-        for peer in others.values():
-            peer.close()
 
 
 def others(

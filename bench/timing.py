@@ -25,12 +25,25 @@ def race(
 ) -> dict[str, float]:
     """Median milliseconds of each, in turns; the first is what the benchmark fixture records.
 
+    Peers are closed in the end.
+
     Args:
         benchmark: the fixture; it times one call of the first contender after every round.
         contenders: calls of MXNet in this process, or peers (which time themselves).
         rounds: how many rounds; one when quick.
         quick: run each once, time nothing; then the result is empty.
     """
+    try:
+        return _race(benchmark, contenders, rounds, quick)
+    finally:
+        for contender in contenders.values():
+            if hasattr(contender, "times_itself"):
+                contender.close()
+
+
+def _race(
+    benchmark: Any, contenders: dict[str, Callable[[], object] | Timed], rounds: int, quick: bool
+) -> dict[str, float]:
     calls = {name: waiting(c) for name, c in contenders.items() if not hasattr(c, "times_itself")}
     first = calls[next(iter(contenders))]
     if quick:

@@ -21,7 +21,7 @@ from graphopt.rewrite.substitute import transplant
 
 @dataclass(frozen=True)
 class ImportRnn(Pass):
-    """``RNN`` becomes one recurrence for each layer and direction.
+    """``RNN`` becomes one recurrence for each layer, with both directions in it.
 
     A recurrence runs in a kernel generated from its step: threads take sequences of the batch and
     walk through all steps without waiting for each other, weights are packed once for all steps,

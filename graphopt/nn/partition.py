@@ -39,9 +39,10 @@ def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any
     parts = _parts(block)
     for name, child in block._children.items():
         if id(child) not in done:
+            note = len(notes)  # of the child; those of its own children follow
             done[id(child)] = _child(name, child, optimize, notes, done)
-            if parts and notes:
-                notes[-1] += f" ({parts[name]})"
+            if parts:
+                notes[note] += f" ({parts[name]})"
         replaced[name] = done[id(child)]
     for key, value in vars(block).items():
         twin.__dict__[key] = _swap(value, done)
