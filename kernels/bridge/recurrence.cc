@@ -6,7 +6,7 @@
 #include <memory>
 #include <numeric>
 
-#include "matrix.h"
+#include "execute.h"
 
 namespace graphopt {
 
@@ -42,7 +42,8 @@ void FindFree(Program* program) {
 
 }  // namespace
 
-Program ReadProgram(const int64_t* at) {
+Program ReadProgram(const int64_t** numbers) {
+  const int64_t*& at = *numbers;
   Program program;
   program.is_double = *at++;
   program.backward = *at++;
@@ -83,110 +84,33 @@ Program ReadProgram(const int64_t* at) {
 
 namespace {
 
-constexpr int64_t kLine = 64;
 constexpr int64_t kCacheBytes = 512 << 10;  // weights below this stay in the level-2 cache
 constexpr int64_t kSmallChunk = 32;         // rows; enough for full register tiles
 constexpr int64_t kMultiple = 8;
 constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
 constexpr int64_t kMaxRing = 32;
 constexpr int64_t kPartialBytes = 256 << 20;
-constexpr int64_t kParallelPack = 64 << 10;  // elements
 constexpr int64_t kMaxBlock = 16;
-
-/* Memory of the calling thread, kept from call to call. */
-class Arena {
- public:
-  char* Reserve(int64_t bytes) {
-    if (bytes + kLine > size_) {
-      memory_.reset();
-      memory_.reset(new char[bytes + kLine]);
-      size_ = bytes + kLine;
-    }
-    auto address = reinterpret_cast<uintptr_t>(memory_.get());
-    return reinterpret_cast<char*>((address + kLine - 1) / kLine * kLine);
-  }
-
- private:
-  std::unique_ptr<char[]> memory_;
-  int64_t size_ = 0;
-};
-
-template <typename T>
-struct Located {
-  T* at;
-  int64_t stride;
-};
 
 /* What all chunks of a call share. */
 template <typename T>
 struct Shared {
-  const Program& program;
   const RecurrenceCall& call;
-  const Products<T>& products;
+  const Prepared<T>& weights;
   int64_t rows_per_chunk = 0, ring = 1;
   int64_t block = 1;      // steps whose early products are computed together
   bool is_large = false;  // weights do not stay near the processor
   std::vector<int64_t> order, lengths;  // of the sorted batch
-  std::vector<const T*> packs;
-  std::vector<int64_t> matrix_at, vector_at;  // in a unit's partial gradients
-  int64_t partial_size = 0;
 };
 
 /* One chunk on its way through the steps. */
 template <typename T>
-class Walk {
+class Walk : public Executor<T, Walk<T>> {
+  using Base = Executor<T, Walk<T>>;
+  using Base::live_, Base::p_, Base::partial_;
+
  public:
-  explicit Walk(const Shared<T>& shared) : s_(shared), p_(shared.program), c_(shared.call) {
-    static thread_local Arena arena;
-    int64_t rows = s_.rows_per_chunk;
-    std::vector<std::pair<T**, int64_t>> wanted;
-    auto want = [&](std::vector<T*>* group, size_t count) { group->assign(count, nullptr); };
-    size_t n_states = p_.states.size();
-    want(&initial_, n_states);
-    want(&turns_[0], n_states);
-    want(&turns_[1], n_states);
-    want(&carry_[0], n_states);
-    want(&carry_[1], n_states);
-    want(&scratch_, p_.scratch_widths.size());
-    want(&rings_, p_.ring_widths.size());
-    want(&gathered_, p_.sequence_widths.size());
-    for (size_t i = 0; i < n_states; ++i) {
-      int64_t size = rows * p_.states[i].width;
-      wanted.emplace_back(&initial_[i], size);
-      for (int turn = 0; turn < 2; ++turn) {
-        if (p_.states[i].home == kPingPong && !p_.backward)
-          wanted.emplace_back(&turns_[turn][i], size);
-        if (p_.backward) wanted.emplace_back(&carry_[turn][i], size);
-      }
-    }
-    for (size_t i = 0; i < scratch_.size(); ++i)
-      wanted.emplace_back(&scratch_[i], s_.block * rows * p_.scratch_widths[i]);
-    for (size_t i = 0; i < rings_.size(); ++i)
-      wanted.emplace_back(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
-    for (size_t i = 0; i < gathered_.size(); ++i)
-      if (c_.lengths) wanted.emplace_back(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
-    int64_t dummy = 0, kernel = 0;
-    for (const Step& step : p_.steps) {
-      dummy = std::max(dummy, step.width);
-      if (step.code == kKernel)
-        kernel = std::max(kernel, step.width * p_.kernels[step.which].scratch_rows);
-    }
-    wanted.emplace_back(&nowhere_, dummy);
-    wanted.emplace_back(&kernel_scratch_, kernel);
-    int64_t total = 0;
-    for (auto& [place, size] : wanted) total += (size * sizeof(T) + kLine - 1) / kLine * kLine;
-    char* at = arena.Reserve(total);
-    for (auto& [place, size] : wanted) {
-      *place = reinterpret_cast<T*>(at);
-      at += (size * sizeof(T) + kLine - 1) / kLine * kLine;
-    }
-    size_t operands = 1;
-    for (const Step& step : p_.steps) operands = std::max(operands, step.spots.size());
-    pointers_.resize(operands);
-    strides_.resize(operands);
-    segments_.resize(p_.steps.size());
-    late_.resize(p_.steps.size());
-  }
+  explicit Walk(const Shared<T>& shared) : Walk(shared, Buffers<T>()) {}
 
   /* Rows `first` to `first + count` of the sorted batch; gradients are added to `partial`. */
   void Run(int64_t first, int64_t count, T* partial) {
@@ -198,7 +122,7 @@ class Walk {
     if (p_.backward) {
       for (step_ = steps; step_-- > 0;) {
         One();
-        if (step_ == 0 || ++kept_ == s_.ring) Flush();
+        if (step_ == 0 || ++kept_ == s_.ring) Finish();
       }
     } else {
       for (step_ = 0; step_ < steps; ++step_) {
@@ -212,6 +136,40 @@ class Walk {
   }
 
  private:
+  friend Base;
+
+  Walk(const Shared<T>& shared, Buffers<T> buffers)
+      : Base(shared.weights, &buffers), s_(shared), c_(shared.call) {
+    static thread_local Arena arena;
+    int64_t rows = s_.rows_per_chunk;
+    auto want = [&](std::vector<T*>* group, size_t count) { group->assign(count, nullptr); };
+    size_t n_states = p_.states.size();
+    want(&initial_, n_states);
+    want(&turns_[0], n_states);
+    want(&turns_[1], n_states);
+    want(&carry_[0], n_states);
+    want(&carry_[1], n_states);
+    want(&scratch_, p_.scratch_widths.size());
+    want(&rings_, p_.ring_widths.size());
+    want(&gathered_, p_.sequence_widths.size());
+    for (size_t i = 0; i < n_states; ++i) {
+      int64_t size = rows * p_.states[i].width;
+      buffers.Want(&initial_[i], size);
+      for (int turn = 0; turn < 2; ++turn) {
+        if (p_.states[i].home == kPingPong && !p_.backward) buffers.Want(&turns_[turn][i], size);
+        if (p_.backward) buffers.Want(&carry_[turn][i], size);
+      }
+    }
+    for (size_t i = 0; i < scratch_.size(); ++i)
+      buffers.Want(&scratch_[i], s_.block * rows * p_.scratch_widths[i]);
+    for (size_t i = 0; i < rings_.size(); ++i)
+      buffers.Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
+    for (size_t i = 0; i < gathered_.size(); ++i)
+      if (c_.lengths) buffers.Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
+    buffers.Take(&arena);
+    late_.resize(p_.steps.size());
+  }
+
   int64_t Live(int64_t step) const {
     if (!c_.lengths) return step < c_.steps ? count_ : 0;
     int64_t live = count_;
@@ -339,10 +297,8 @@ class Walk {
         return {scratch_[i] + slot * s_.rows_per_chunk * width + offset, width};
       }
       case kRing: return {RingSlot(rings_[i], p_.ring_widths[i]) + offset, p_.ring_widths[i]};
-      case kVector: return {const_cast<T*>(static_cast<const T*>(c_.vectors[i])) + offset, 0};
-      case kVectorSum:
-        if (!c_.vector_gradients[i]) return {nullptr, 0};
-        return {partial_ + s_.vector_at[i] + offset, 0};
+      case kVector:
+      case kVectorSum: return Base::VectorAt(spot);
       case kCarryIn: return {carry_[(step_ + 1) & 1][i] + offset, p_.states[i].width};
       default: return {carry_[step_ & 1][i] + offset, p_.states[i].width};
     }
@@ -358,8 +314,7 @@ class Walk {
         Located<T> to = Locate(step.spots[0]), from = Locate(step.spots[1]);
         blocks_.push_back({from.at, from.stride, to.at, to.stride, Live(step_)});
       }
-      s_.products.multiply(blocks_.data(), blocks_.size(), s_.packs[step.which], step.depth,
-                           step.width, step.adds);
+      Multiply(blocks_, step, step.adds);
     }
     step_ = now;
   }
@@ -369,7 +324,11 @@ class Walk {
     if (c_.lengths) Gather(false);
     Ahead();
     for (size_t n = 0; n < p_.steps.size(); ++n) {
-      Execute(p_.steps[n], n);
+      const Step& step = p_.steps[n];
+      if (step.late && s_.is_large && !c_.lengths)
+        Postpone(step, n);
+      else if (!step.early || s_.block == 1)
+        Base::Execute(step, n);
       Fetch();
     }
     if (c_.lengths) Gather(true);
@@ -396,96 +355,36 @@ class Walk {
       for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 1, 2);
   }
 
-  void Execute(const Step& step, size_t number) {
-    if (step.early && s_.block > 1) return;
-    if (step.code == kKernel) return Call(step);
-    if (step.code == kOuter) return Note(step, number);
-    Located<T> to = Locate(step.spots[0]);
-    if (!to.at) return;
-    if (step.code == kZero) {
-      for (int64_t r = 0; r < live_; ++r)
-        std::memset(to.at + r * to.stride, 0, step.width * sizeof(T));
-      return;
-    }
-    Located<T> from = Locate(step.spots[1]);
-    if (step.code == kProduct) {
-      Rows<T> rows{from.at, from.stride, to.at, to.stride, live_};
-      if (step.late && s_.is_large && !c_.lengths) {
-        late_[number].push_back(rows);
-        return;
-      }
-      s_.products.multiply(&rows, 1, s_.packs[step.which], step.depth, step.width, step.adds);
-      return;
-    }
-    for (int64_t r = 0; r < live_; ++r) {
-      T* row = to.at + r * to.stride;
-      const T* other = from.at + r * from.stride;
-      if (step.code == kCopy)
-        std::memcpy(row, other, step.width * sizeof(T));
-      else
-        for (int64_t j = 0; j < step.width; ++j) row[j] += other[j];
-    }
+  void Multiply(const std::vector<Rows<T>>& blocks, const Step& step, bool adds) {
+    s_.weights.products.multiply(blocks.data(), blocks.size(), s_.weights.packs[step.which],
+                                 step.depth, step.width, adds);
   }
 
-  void Call(const Step& step) {
-    for (size_t i = 0; i < step.spots.size(); ++i) {
-      Located<T> found = Locate(step.spots[i]);
-      if (!found.at) found = {nowhere_, 0};
-      pointers_[i] = reinterpret_cast<int64_t>(found.at);
-      strides_[i] = found.stride;
-    }
-    void* exception = nullptr;
-    char result[16];
-    p_.kernels[step.which].function(result, &exception, pointers_.data(), strides_.data(), live_,
-                                    step.width, reinterpret_cast<int64_t>(kernel_scratch_));
+  void Postpone(const Step& step, size_t number) {
+    Located<T> to = Locate(step.spots[0]), from = Locate(step.spots[1]);
+    if (to.at) late_[number].push_back({from.at, from.stride, to.at, to.stride, live_});
   }
 
-  /* Operands of a matrix's gradient, to be multiplied when there are enough of them. */
-  void Note(const Step& step, size_t number) {
-    if (!c_.matrix_gradients[step.which]) return;
-    Located<T> left = Locate(step.spots[0]), right = Locate(step.spots[1]);
-    segments_[number].push_back({left.at, right.at, left.stride, right.stride, live_});
-  }
-
-  void Flush() {
+  /* What was put off until enough steps are there. */
+  void Finish() {
+    Base::Flush();
     for (size_t n = 0; n < p_.steps.size(); ++n) {
-      const Step& step = p_.steps[n];
-      if (step.code != kOuter || segments_[n].empty()) continue;
-      int64_t columns = p_.matrix_columns[step.which];
-      s_.products.outer(segments_[n].data(), segments_[n].size(), step.width, step.depth,
-                        partial_ + s_.matrix_at[step.which] + step.row * columns + step.column,
-                        columns);
-      segments_[n].clear();
-    }
-    for (size_t n = 0; n < p_.steps.size(); ++n) {
-      const Step& step = p_.steps[n];
       if (late_[n].empty()) continue;
-      s_.products.multiply(late_[n].data(), late_[n].size(), s_.packs[step.which], step.depth,
-                           step.width, false);
+      Multiply(late_[n], p_.steps[n], false);
       late_[n].clear();
     }
     kept_ = 0;
   }
 
   const Shared<T>& s_;
-  const Program& p_;
   const RecurrenceCall& c_;
   std::vector<T*> initial_, turns_[2], carry_[2], scratch_, rings_, gathered_;
-  T* nowhere_ = nullptr;
-  T* kernel_scratch_ = nullptr;
-  std::vector<int64_t> pointers_, strides_;
-  std::vector<std::vector<Segment<T>>> segments_;
   std::vector<std::vector<Rows<T>>> late_;
   std::vector<Rows<T>> blocks_;
-  int64_t first_ = 0, count_ = 0, step_ = 0, live_ = 0, kept_ = 0;
-  T* partial_ = nullptr;
+  int64_t first_ = 0, count_ = 0, step_ = 0, kept_ = 0;
   char *ahead_ = nullptr, *end_ = nullptr;
   int64_t part_ = 0;
 };
-
-int64_t RoundUp(int64_t value, int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 template <typename T>
 void Sort(Shared<T>* shared) {
@@ -500,43 +399,14 @@ void Sort(Shared<T>* shared) {
     shared->lengths.push_back(call.lengths ? call.lengths[row] : call.steps);
 }
 
-/* Packs the weights; `memory` keeps them. Returns their bytes. */
 template <typename T>
-int64_t PackAll(Shared<T>* shared, std::unique_ptr<T[]>* memory) {
-  const Program& program = shared->program;
-  std::vector<int64_t> at;
-  int64_t size = 0;
-  for (const PackOf& pack : program.packs) {
-    at.push_back(size);
-    size += RoundUp(shared->products.packed_size(pack.depth, pack.width), kLine);
-  }
-  memory->reset(new T[size + kLine]);
-  for (size_t i = 0; i < at.size(); ++i) {
-    const PackOf& pack = program.packs[i];
-    int64_t columns = program.matrix_columns[pack.matrix];
-    int64_t by_depth = pack.transposed ? columns : 1, by_width = pack.transposed ? 1 : columns;
-    auto matrix = static_cast<const T*>(shared->call.matrices[pack.matrix]);
-    const T* from = matrix + pack.row * columns + pack.column;
-    T* to = memory->get() + at[i];
-    const int64_t panel = shared->products.panel;
-    const bool is_long = pack.depth * pack.width > kParallelPack;
-#pragma omp parallel for num_threads(shared->call.threads) if (is_long)
-    for (int64_t j = 0; j < pack.width; j += panel)
-      shared->products.pack(from + j * by_width, by_depth, by_width, pack.depth,
-                            std::min(panel, pack.width - j), to + j * pack.depth);
-    shared->packs.push_back(to);
-  }
-  return size * sizeof(T);
-}
-
-template <typename T>
-void Divide(Shared<T>* shared, int64_t packed_bytes) {
+void Divide(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
   int64_t share = RoundUp((call.batch + call.threads - 1) / call.threads, kMultiple);
-  shared->is_large = packed_bytes > kCacheBytes;
+  shared->is_large = shared->weights.packed_bytes > kCacheBytes && call.steps > 1;
   shared->rows_per_chunk =
       std::max<int64_t>(shared->is_large ? share : std::min(share, kSmallChunk), 1);
-  if (!shared->program.backward) {
+  if (!shared->weights.program.backward) {
     if (shared->is_large && !call.lengths)
       shared->block = std::min(kMaxBlock, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
     return;
@@ -544,50 +414,20 @@ void Divide(Shared<T>* shared, int64_t packed_bytes) {
   shared->ring = std::min(kMaxRing, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
 }
 
-/* Adds what all units found, in their order. */
-template <typename T>
-void Collect(const Shared<T>& shared, const T* partials, int64_t units) {
-  const Program& program = shared.program;
-  auto add = [&](void* gradient, int64_t at, int64_t size) {
-    if (!gradient) return;
-    auto to = static_cast<T*>(gradient);
-    const T* from = partials + at;
-#pragma omp parallel for num_threads(shared.call.threads) if (size > 65536)
-    for (int64_t block = 0; block < size; block += 4096) {
-      int64_t end = std::min(size, block + 4096);
-      for (int64_t i = block; i < end; ++i) to[i] = units ? from[i] : T(0);
-      for (int64_t u = 1; u < units; ++u)
-        for (int64_t i = block; i < end; ++i) to[i] += from[u * shared.partial_size + i];
-    }
-  };
-  for (size_t i = 0; i < program.matrix_rows.size(); ++i)
-    add(shared.call.matrix_gradients[i], shared.matrix_at[i],
-        program.matrix_rows[i] * program.matrix_columns[i]);
-  for (size_t i = 0; i < program.vector_widths.size(); ++i)
-    add(shared.call.vector_gradients[i], shared.vector_at[i], program.vector_widths[i]);
-}
-
 template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
-  Shared<T> shared{program, call, AllProducts<T>()};
+  Prepared<T> weights(program, call, call.threads);
+  Shared<T> shared{call, weights};
   Sort(&shared);
-  std::unique_ptr<T[]> packed, partials;
-  Divide(&shared, PackAll(&shared, &packed));
+  Divide(&shared);
   int64_t chunks = (call.batch + shared.rows_per_chunk - 1) / shared.rows_per_chunk;
   int64_t units = chunks;
+  std::unique_ptr<T[]> partials;
   if (program.backward) {
-    for (size_t i = 0; i < program.matrix_rows.size(); ++i) {
-      shared.matrix_at.push_back(shared.partial_size);
-      shared.partial_size += RoundUp(program.matrix_rows[i] * program.matrix_columns[i], kLine);
-    }
-    for (int64_t width : program.vector_widths) {
-      shared.vector_at.push_back(shared.partial_size);
-      shared.partial_size += RoundUp(width, kLine);
-    }
-    int64_t bytes = std::max<int64_t>(1, shared.partial_size * sizeof(T));
+    int64_t bytes = std::max<int64_t>(1, weights.partial_size * sizeof(T));
     units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads,
                                                                     kPartialBytes / bytes)));
-    partials.reset(new T[units * shared.partial_size]);
+    partials.reset(new T[units * weights.partial_size]);
   }
   std::atomic<int64_t> next{0};
   int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
@@ -595,15 +435,16 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   {
     Walk<T> walk(shared);
     for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
-      T* partial = program.backward ? partials.get() + unit * shared.partial_size : nullptr;
-      if (partial) std::memset(partial, 0, shared.partial_size * sizeof(T));
+      T* partial = program.backward ? partials.get() + unit * weights.partial_size : nullptr;
+      if (partial) std::memset(partial, 0, weights.partial_size * sizeof(T));
       for (int64_t chunk = unit; chunk < chunks; chunk += units) {
         int64_t first = chunk * shared.rows_per_chunk;
         walk.Run(first, std::min(shared.rows_per_chunk, call.batch - first), partial);
       }
     }
   }
-  if (program.backward) Collect(shared, partials.get(), chunks ? units : 0);
+  if (program.backward)
+    weights.Collect(partials.get(), weights.partial_size, chunks ? units : 0, call.threads);
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ struct Program {
   std::vector<Step> steps;
 };
 
-/* Reads what Python wrote; see graphopt/kernels/recurrence/program.py. */
-Program ReadProgram(const int64_t* numbers);
+/* Reads what Python wrote, and moves on behind it; see graphopt/kernels/recurrence/program.py. */
+Program ReadProgram(const int64_t** numbers);
 
 /* An array with a row of adjacent elements for every step and sequence of the batch. */
 struct SequenceArray {
@@ -90,7 +90,13 @@ struct SequenceArray {
   int64_t step_stride = 0, row_stride = 0;  // in elements
 };
 
-struct RecurrenceCall {
+/* What is learned, and where its gradients go. */
+struct Learned {
+  std::vector<const void*> matrices, vectors;
+  std::vector<void*> matrix_gradients, vector_gradients;  // null: not wanted
+};
+
+struct RecurrenceCall : Learned {
   int64_t steps = 0, batch = 0;
   bool reverse = false;
   const int64_t* lengths = nullptr;  // null: all have `steps`
@@ -99,8 +105,6 @@ struct RecurrenceCall {
   std::vector<void*> last;           // forward: final states; backward: gradients of initial ones
   std::vector<const void*> initial;  // backward: initial states
   void* stash = nullptr;
-  std::vector<const void*> matrices, vectors;
-  std::vector<void*> matrix_gradients, vector_gradients;  // null: not wanted
   int threads = 1;
 };
 

@@ -107,7 +107,8 @@ const Program& ProgramOf(const NodeAttrs& attrs, Mode mode) {
   const std::string& spec = SpecOf(attrs);
   return FindOrMake(&programs[key], spec, [&] {
     std::vector<int64_t> numbers = Told(spec, key);
-    return std::make_unique<Program>(ReadProgram(numbers.data()));
+    const int64_t* at = numbers.data();
+    return std::make_unique<Program>(ReadProgram(&at));
   });
 }
 

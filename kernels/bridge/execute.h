@@ -1,0 +1,254 @@
+/*
+ * Executes the instructions of a program on some rows: what recurrences over steps and over trees
+ * have in common.
+ */
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "matrix.h"
+#include "recurrence.h"
+
+namespace graphopt {
+
+constexpr int64_t kLine = 64;
+
+inline int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+/* Memory of the calling thread, kept from call to call. */
+class Arena {
+ public:
+  char* Reserve(int64_t bytes) {
+    if (bytes + kLine > size_) {
+      memory_.reset();
+      memory_.reset(new char[bytes + kLine]);
+      size_ = bytes + kLine;
+    }
+    auto address = reinterpret_cast<uintptr_t>(memory_.get());
+    return reinterpret_cast<char*>((address + kLine - 1) / kLine * kLine);
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  int64_t size_ = 0;
+};
+
+/* Buffers that are to lie in an arena. */
+template <typename T>
+class Buffers {
+ public:
+  void Want(T** place, int64_t size) { wanted_.emplace_back(place, size); }
+
+  void Take(Arena* arena) {
+    int64_t total = 0;
+    for (auto& [place, size] : wanted_) total += RoundUp(size * sizeof(T), kLine);
+    char* at = arena->Reserve(total);
+    for (auto& [place, size] : wanted_) {
+      *place = reinterpret_cast<T*>(at);
+      at += RoundUp(size * sizeof(T), kLine);
+    }
+  }
+
+ private:
+  std::vector<std::pair<T**, int64_t>> wanted_;
+};
+
+template <typename T>
+struct Located {
+  T* at;  // null: nobody wants it
+  int64_t stride;
+};
+
+/* A program with its weights packed, and places in a unit's partial gradients. */
+template <typename T>
+struct Prepared {
+  const Program& program;
+  const Learned& learned;
+  const Products<T>& products;
+  std::vector<const T*> packs;
+  std::unique_ptr<T[]> memory;
+  int64_t packed_bytes = 0;
+  std::vector<int64_t> matrix_at, vector_at;
+  int64_t partial_size = 0;
+
+  Prepared(const Program& program, const Learned& learned, int threads)
+      : program(program), learned(learned), products(AllProducts<T>()) {
+    Pack(threads);
+    if (program.backward) Divide();
+  }
+
+  /* Adds what all units found, in their order; partials lie `stride` elements apart. */
+  void Collect(const T* partials, int64_t stride, int64_t units, int threads) const {
+    for (size_t i = 0; i < program.matrix_rows.size(); ++i)
+      Add(learned.matrix_gradients[i], partials + matrix_at[i], stride, units,
+          program.matrix_rows[i] * program.matrix_columns[i], threads);
+    for (size_t i = 0; i < program.vector_widths.size(); ++i)
+      Add(learned.vector_gradients[i], partials + vector_at[i], stride, units,
+          program.vector_widths[i], threads);
+  }
+
+ private:
+  static constexpr int64_t kParallelPack = 64 << 10;  // elements
+
+  void Pack(int threads) {
+    std::vector<int64_t> at;
+    int64_t size = 0;
+    for (const PackOf& pack : program.packs) {
+      at.push_back(size);
+      size += RoundUp(products.packed_size(pack.depth, pack.width), kLine);
+    }
+    memory.reset(new T[size + kLine]);
+    packed_bytes = size * sizeof(T);
+    for (size_t i = 0; i < at.size(); ++i) {
+      const PackOf& pack = program.packs[i];
+      int64_t columns = program.matrix_columns[pack.matrix];
+      int64_t by_depth = pack.transposed ? columns : 1, by_width = pack.transposed ? 1 : columns;
+      auto matrix = static_cast<const T*>(learned.matrices[pack.matrix]);
+      const T* from = matrix + pack.row * columns + pack.column;
+      T* to = memory.get() + at[i];
+      const int64_t panel = products.panel;
+      const bool is_long = pack.depth * pack.width > kParallelPack;
+#pragma omp parallel for num_threads(threads) if (is_long && threads > 1)
+      for (int64_t j = 0; j < pack.width; j += panel)
+        products.pack(from + j * by_width, by_depth, by_width, pack.depth,
+                      std::min(panel, pack.width - j), to + j * pack.depth);
+      packs.push_back(to);
+    }
+  }
+
+  void Divide() {
+    for (size_t i = 0; i < program.matrix_rows.size(); ++i) {
+      matrix_at.push_back(partial_size);
+      partial_size += RoundUp(program.matrix_rows[i] * program.matrix_columns[i], kLine);
+    }
+    for (int64_t width : program.vector_widths) {
+      vector_at.push_back(partial_size);
+      partial_size += RoundUp(width, kLine);
+    }
+  }
+
+  static void Add(void* gradient, const T* from, int64_t stride, int64_t units, int64_t size,
+                  int threads) {
+    if (!gradient) return;
+    auto to = static_cast<T*>(gradient);
+#pragma omp parallel for num_threads(threads) if (size > 65536 && threads > 1)
+    for (int64_t block = 0; block < size; block += 4096) {
+      int64_t end = std::min(size, block + 4096);
+      for (int64_t i = block; i < end; ++i) to[i] = units ? from[i] : T(0);
+      for (int64_t u = 1; u < units; ++u)
+        for (int64_t i = block; i < end; ++i) to[i] += from[u * stride + i];
+    }
+  }
+};
+
+/* Executes instructions on `live_` rows; `Where` is the class derived from this one and knows where
+ * operands lie: Located<T> Locate(const Spot&). */
+template <typename T, typename Where>
+class Executor {
+ public:
+  /* Adds the gradients of matrices that were noted down. */
+  void Flush() {
+    for (size_t n = 0; n < p_.steps.size(); ++n) {
+      const Step& step = p_.steps[n];
+      if (step.code != kOuter || segments_[n].empty()) continue;
+      int64_t columns = p_.matrix_columns[step.which];
+      w_.products.outer(segments_[n].data(), segments_[n].size(), step.width, step.depth,
+                        partial_ + w_.matrix_at[step.which] + step.row * columns + step.column,
+                        columns);
+      segments_[n].clear();
+    }
+  }
+
+ protected:
+  Executor(const Prepared<T>& prepared, Buffers<T>* buffers) : w_(prepared), p_(prepared.program) {
+    int64_t dummy = 0, kernel = 0;
+    size_t operands = 1;
+    for (const Step& step : p_.steps) {
+      dummy = std::max(dummy, step.width);
+      operands = std::max(operands, step.spots.size());
+      if (step.code == kKernel)
+        kernel = std::max(kernel, step.width * p_.kernels[step.which].scratch_rows);
+    }
+    buffers->Want(&nowhere_, dummy);
+    buffers->Want(&kernel_scratch_, kernel);
+    pointers_.resize(operands);
+    strides_.resize(operands);
+    segments_.resize(p_.steps.size());
+  }
+
+  void Execute(const Step& step, size_t number) {
+    if (step.code == kKernel) return Call(step);
+    if (step.code == kOuter) return Note(step, number);
+    Located<T> to = Find(step.spots[0]);
+    if (!to.at) return;
+    if (step.code == kZero) {
+      for (int64_t r = 0; r < live_; ++r)
+        std::memset(to.at + r * to.stride, 0, step.width * sizeof(T));
+      return;
+    }
+    Located<T> from = Find(step.spots[1]);
+    if (step.code == kProduct) {
+      Rows<T> rows{from.at, from.stride, to.at, to.stride, live_};
+      w_.products.multiply(&rows, 1, w_.packs[step.which], step.depth, step.width, step.adds);
+      return;
+    }
+    for (int64_t r = 0; r < live_; ++r) {
+      T* row = to.at + r * to.stride;
+      const T* other = from.at + r * from.stride;
+      if (step.code == kCopy)
+        std::memcpy(row, other, step.width * sizeof(T));
+      else
+        for (int64_t j = 0; j < step.width; ++j) row[j] += other[j];
+    }
+  }
+
+  Located<T> VectorAt(const Spot& spot) const {
+    if (spot.place == kVector)
+      return {const_cast<T*>(static_cast<const T*>(w_.learned.vectors[spot.index])) + spot.offset,
+              0};
+    if (!w_.learned.vector_gradients[spot.index]) return {nullptr, 0};
+    return {partial_ + w_.vector_at[spot.index] + spot.offset, 0};
+  }
+
+  const Prepared<T>& w_;
+  const Program& p_;
+  T* partial_ = nullptr;
+  int64_t live_ = 0;
+
+ private:
+  Located<T> Find(const Spot& spot) { return static_cast<Where*>(this)->Locate(spot); }
+
+  void Call(const Step& step) {
+    for (size_t i = 0; i < step.spots.size(); ++i) {
+      Located<T> found = Find(step.spots[i]);
+      if (!found.at) found = {nowhere_, 0};
+      pointers_[i] = reinterpret_cast<int64_t>(found.at);
+      strides_[i] = found.stride;
+    }
+    void* exception = nullptr;
+    char result[16];
+    p_.kernels[step.which].function(result, &exception, pointers_.data(), strides_.data(), live_,
+                                    step.width, reinterpret_cast<int64_t>(kernel_scratch_));
+  }
+
+  /* Operands of a matrix's gradient, to be multiplied when there are enough of them. */
+  void Note(const Step& step, size_t number) {
+    if (!w_.learned.matrix_gradients[step.which]) return;
+    Located<T> left = Find(step.spots[0]), right = Find(step.spots[1]);
+    segments_[number].push_back({left.at, right.at, left.stride, right.stride, live_});
+  }
+
+  T* nowhere_ = nullptr;
+  T* kernel_scratch_ = nullptr;
+  std::vector<int64_t> pointers_, strides_;
+  std::vector<std::vector<Segment<T>>> segments_;
+};
+
+}  // namespace graphopt
