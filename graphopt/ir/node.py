@@ -32,8 +32,12 @@ FUSED: Final = "graphopt_fused"
 #: Its nested graphs are the step in MXNet's operators and, if it has a second one, the whole.
 RECURRENCE: Final = "graphopt_recurrence"
 
+#: Message passing over trees; attrs: ``spec``, the printed TreeSpec, ``stash`` (see
+#: kernels/bridge/tree_operator.h).
+TREE: Final = "graphopt_tree"
+
 #: Operators whose spec says all: their nested graphs are there to be read and to be put back.
-WITH_SPEC: Final = frozenset({FUSED, RECURRENCE})
+WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE})
 
 #: MXNet's batch_dot with a thread for every product.
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"

@@ -155,6 +155,8 @@ def _describer(bridge: ctypes.CDLL) -> Any:
         try:
             if text.startswith(b"recurrence "):
                 numbers = _recurrence_numbers(text, backward)
+            elif text.startswith(b"tree "):
+                numbers = _tree_numbers(text, backward)
             else:
                 numbers = _kernel_numbers(text, backward)
                 _pending.add((text, backward))
@@ -194,6 +196,25 @@ def _recurrence_numbers(text: bytes, mode: int) -> list[int]:
         _pending.difference_update(programs)
         if kind == encode.TRAINING:
             _pending.add((text, encode.BACKWARD + 4 * lengths))
+    return numbers
+
+
+def _tree_numbers(text: bytes, mode: int) -> list[int]:
+    from graphopt.kernels.recurrence.encode import BACKWARD, INFERENCE, SIGNATURE, TRAINING
+    from graphopt.kernels.tree import encode
+    from graphopt.kernels.tree.spec import parse
+
+    spec = parse(text.decode())
+    if mode == SIGNATURE:
+        _pending.update({(text, INFERENCE), (text, TRAINING)})
+        return encode.signature(spec)
+    numbers = encode.program(spec, mode)
+    if mode == BACKWARD:
+        _pending.discard((text, mode))
+    else:
+        _pending.difference_update({(text, INFERENCE), (text, TRAINING)})
+        if mode == TRAINING:
+            _pending.add((text, BACKWARD))
     return numbers
 
 

@@ -18,7 +18,9 @@ from graphopt.kernels.cache import folder, write_atomically
 
 HERE = Path(__file__).parent
 #: What is compiled, each file by a process of its own.
-SOURCES = ("operators.cc", "recurrence.cc", "matrix.cc")
+SOURCES = ("operators.cc", "recurrence.cc", "matrix.cc", "tree.cc", "levels.cc")
+#: Those whose loops are worth, and stand, the processor's own instructions.
+_VECTORS = ("matrix.cc", "tree.cc")
 _INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma"],
@@ -112,8 +114,8 @@ def build(mxnet: Path) -> bytes:
 
 
 def _speed(source: str) -> list[str]:
-    """Options for a file: only the products are worth, and stand, the processor's own."""
-    return ["-O3", *_INSTRUCTIONS[instructions()]] if source == "matrix.cc" else ["-O2"]
+    """Options for a file."""
+    return ["-O3", *_INSTRUCTIONS[instructions()]] if source in _VECTORS else ["-O2"]
 
 
 def _run(commands: list[list[str]]) -> None:

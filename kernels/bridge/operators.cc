@@ -1,5 +1,5 @@
 /*
- * Registers the operators graphopt_fused, graphopt_batch_dot and graphopt_recurrence with MXNet.
+ * Registers graphopt's operators with MXNet.
  *
  * Why not MXNet's lib_api.h: an operator registered through it never learns whether to write or to
  * add (grad_req="add" comes out wrong), and keeps all of its inputs and outputs for backward.
@@ -10,6 +10,7 @@
 #include "fused.h"
 #include "legacy.h"
 #include "recurrence_operator.h"
+#include "tree_operator.h"
 
 namespace graphopt {
 
@@ -46,6 +47,18 @@ void Register() {
   back.get_num_outputs = LegacyFunction(&RecurrenceInputs);
   SetAttribute<nnvm::TIsBackward>(back, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(back, "FCompute<cpu>", LegacyFunction(&RecurrenceBackward));
+  nnvm::Op& tree = registry->__REGISTER_OR_GET__("graphopt_tree");
+  tree.get_num_inputs = LegacyFunction(&TreeInputs);
+  tree.get_num_outputs = LegacyFunction(&TreeOutputs);
+  SetAttribute<mxnet::FInferShape>(tree, "FInferShape", LegacyFunction(&TreeShapes));
+  SetAttribute<nnvm::FInferType>(tree, "FInferType", LegacyFunction(&TreeTypes));
+  SetAttribute<mxnet::FCompute>(tree, "FCompute<cpu>", LegacyFunction(&TreeForward));
+  SetAttribute<nnvm::FGradient>(tree, "FGradient", LegacyFunction(&TreeGradient));
+  nnvm::Op& down = registry->__REGISTER_OR_GET__("_backward_graphopt_tree");
+  down.get_num_inputs = LegacyFunction(&TreeBackwardInputs);
+  down.get_num_outputs = LegacyFunction(&TreeInputs);
+  SetAttribute<nnvm::TIsBackward>(down, "TIsBackward", true);
+  SetAttribute<mxnet::FCompute>(down, "FCompute<cpu>", LegacyFunction(&TreeBackward));
 }
 
 }  // namespace graphopt

@@ -5,7 +5,8 @@
  * last input has the number of steps of each sequence; `batch_major`, sequences are (batch, steps,
  * columns), not (steps, batch, columns); `bidirectional`, the same step with two sets of states,
  * matrices and vectors, the second from the last step to the first: emitted columns of the two lie side
- * by side; `zero_states`, the states are zeros at first and no inputs;
+ * by side; `zero_states`, the states are zeros at first and no inputs; `flat`, there is one step only,
+ * and sequences are (batch, columns);
  * `stash`, the last output is what backward needs.
  *
  * Inputs: sequences, states (batch, columns), matrices, vectors, lengths; of the three in the middle
@@ -141,6 +142,7 @@ mxnet::TShape Shaped(std::initializer_list<int64_t> extents) {
 }
 
 mxnet::TShape SequenceShape(const NodeAttrs& attrs, const Extents& extents, int64_t width) {
+  if (Flag(attrs, "flat")) return Shaped({extents.batch, width});
   return Flag(attrs, "batch_major") ? Shaped({extents.batch, extents.steps, width})
                                     : Shaped({extents.steps, extents.batch, width});
 }
@@ -159,15 +161,20 @@ void Settle(const NodeAttrs& attrs, size_t number, const mxnet::TShape& shape,
 
 bool RecurrenceShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   const Signature& signature = SignatureOf(attrs);
-  bool batch_major = Flag(attrs, "batch_major");
+  bool batch_major = Flag(attrs, "batch_major"), flat = Flag(attrs, "flat");
   Extents extents;
+  if (flat) extents.steps = 1;
   size_t at = 0;
   for (size_t i = 0; i < signature.sequences.size(); ++i, ++at) {
     const mxnet::TShape& shape = (*in)[at];
     if (shape.ndim() < 0) continue;
-    if (shape.ndim() != 3)
+    if (shape.ndim() != (flat ? 2 : 3))
       Fail("input " + std::to_string(at) + " of node " + attrs.name + " has " +
-           std::to_string(shape.ndim()) + " axes, not 3");
+           std::to_string(shape.ndim()) + " axes, not " + (flat ? "2" : "3"));
+    if (flat) {
+      Agree(attrs, shape[0], "rows", &extents.batch);
+      continue;
+    }
     Agree(attrs, shape[batch_major ? 1 : 0], "steps", &extents.steps);
     Agree(attrs, shape[batch_major ? 0 : 1], "sequences", &extents.batch);
   }
@@ -302,6 +309,7 @@ struct Places {
 };
 
 Extents ExtentsOf(const NodeAttrs& attrs, const TBlob& sequence) {
+  if (Flag(attrs, "flat")) return {1, sequence.shape_[0]};
   bool batch_major = Flag(attrs, "batch_major");
   return {sequence.shape_[batch_major ? 1 : 0], sequence.shape_[batch_major ? 0 : 1]};
 }
@@ -456,7 +464,7 @@ std::vector<NodeEntry> RecurrenceGradient(const ObjectPtr& node,
   const Signature& signature = SignatureOf(attrs);
   std::vector<std::pair<std::string, std::string>> own;
   for (const char* key : {"spec", "reverse", "lengths", "batch_major", "bidirectional",
-                          "zero_states"}) {
+                          "zero_states", "flat"}) {
     auto found = attrs.dict.find(key);
     if (found != attrs.dict.end()) own.emplace_back(key, found->second);
   }

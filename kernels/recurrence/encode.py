@@ -39,11 +39,16 @@ def program(spec: RecurrenceSpec, kind: int, *, lengths: bool) -> list[int]:
         GraphoptError: a kernel cannot be compiled.
     """
     if kind == BACKWARD:
-        return _numbers(backward(spec, lengths=lengths))
-    return _numbers(forward(spec, lengths=lengths, training=kind == TRAINING))
+        return numbers(backward(spec, lengths=lengths))
+    return numbers(forward(spec, lengths=lengths, training=kind == TRAINING))
 
 
-def _numbers(found: Program) -> list[int]:
+def numbers(found: Program) -> list[int]:
+    """A program as the bridge reads it, its kernels compiled.
+
+    Raises:
+        GraphoptError: a kernel cannot be compiled.
+    """
     from graphopt.kernels.library import kernel
 
     compiled = [kernel(str(spec), backward=False) for spec in found.kernels]

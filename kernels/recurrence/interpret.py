@@ -75,21 +75,22 @@ def _walk(
     for step in range(steps):
         live = step < ends
         times = np.where(live, ends - 1 - step if reverse else step, 0)
-        found = _step(spec, [x[times, rows] for x in sequences], states, matrices, vectors)
-        after = [_read(spec, ref, found) for ref in spec.next]
+        found = one_step(spec, [x[times, rows] for x in sequences], states, matrices, vectors)
+        after = [read(ref, found) for ref in spec.next]
         for out, ref in zip(emitted, spec.emit, strict=True):
-            out[times[live], rows[live]] = _read(spec, ref, found)[live]
+            out[times[live], rows[live]] = read(ref, found)[live]
         states = [np.where(live[:, None], new, old) for new, old in zip(after, states, strict=True)]
     return emitted, list(states)
 
 
-def _step(
+def one_step(
     spec: RecurrenceSpec,
     rows: Sequence[Array],
     states: Sequence[Array],
     matrices: Sequence[Array],
     vectors: Sequence[Array],
 ) -> dict[tuple[str, int], Array]:
+    """What a step reads and computes, by kind and number; rows are (batch, columns)."""
     found: dict[tuple[str, int], Array] = {}
     for kind, arrays in (("x", rows), ("s", states), ("v", vectors)):
         found |= {(kind, index): array for index, array in enumerate(arrays)}
@@ -105,7 +106,7 @@ def _step(
 
 
 def _operands(spec: RecurrenceSpec, step: Map, found: dict[tuple[str, int], Array]) -> list[Array]:
-    return [_read(spec, ref, found) for ref in step.sources]
+    return [read(ref, found) for ref in step.sources]
 
 
 def _product(
@@ -120,9 +121,10 @@ def _product(
         matrix = matrices[part.matrix][
             part.row : part.row + part.rows, part.column : part.column + part.columns
         ]
-        total = total + _read(spec, term.source, found) @ (matrix.T if term.transposed else matrix)
+        total = total + read(term.source, found) @ (matrix.T if term.transposed else matrix)
     return np.asarray(total)
 
 
-def _read(spec: RecurrenceSpec, ref: Ref, found: dict[tuple[str, int], Array]) -> Array:
+def read(ref: Ref, found: dict[tuple[str, int], Array]) -> Array:
+    """The columns that a reference names."""
     return found[ref.key][..., ref.start : ref.end]

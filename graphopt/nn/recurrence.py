@@ -1,0 +1,427 @@
+"""Message passing over forests and acyclic graphs as a Gluon layer; Tree-LSTMs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphopt.backend.invoke import compose, invoke
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, UnsupportedError
+from graphopt.frontend.symbol import lift_symbol
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, PARAM, RECURRENCE, TREE, Value
+from graphopt.ir.types import TensorType
+from graphopt.kernels import bridge
+from graphopt.kernels.tree.spec import reduction
+from graphopt.passes.recurrence.trees import Learned, TreeBody, translate_tree
+from graphopt.rewrite.substitute import transplant
+
+mx = import_mxnet()
+
+_ROWS = "rows"
+
+
+class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Message passing from children to parents, all trees of a batch at once.
+
+    ``layer(x, parents)``: ``x`` (nodes, columns) holds the nodes of all trees, ``parents`` (nodes,)
+    int32 the number of each node's parent, -1 for a root. ``layer(x, edges)`` with ``edges``
+    (count, 2) int32 runs over any acyclic graph, from column 0 to column 1. It returns the states
+    of all nodes, (nodes, columns) each, in the order of ``x``, and what else ``update`` computes.
+
+    Every node gets a *message* of each of its children, computed from the node's own row and the
+    child's states; messages are put together by *reduce*, zeros where there are none; *update*
+    computes the node's states from its row and that. Nodes of one height are computed together, and
+    what needs rows alone is computed before, for all nodes together. Forward and backward run in a
+    kernel that is made from the two functions, in float32 or float64.
+
+    Gilmer et al., Neural Message Passing for Quantum Chemistry (2017); Looks et al., Deep Learning
+    with Dynamic Computation Graphs (2017).
+
+    Args:
+        message: ``message(F, x, *states)``, or a HybridBlock called with ``(x, *states)``; returns
+            one or several messages (edges, columns).
+        reduce: ``"sum"``, ``"mean"``, ``"max"``, or ``"concat2"``, ``"concat3"`` ... which puts the
+            messages of at most so many children side by side, in the order of their numbers; one
+            for all messages or one for each.
+        update: ``update(F, x, *reduced)``, or a HybridBlock; returns the node's states, and behind
+            them what else the layer is to return.
+        state_sizes: columns of each state; default: as many states as ``message`` takes, each as
+            wide as ``x``.
+
+    Raises:
+        UnsupportedError: kernels cannot compute the functions; the message names the operator.
+        InputError: arrays have other shapes or dtypes than they need.
+        MXNetError: parents form a cycle or lie outside of the nodes (when results are read).
+    """
+
+    def __init__(
+        self,
+        message: Any,
+        reduce: str | Sequence[str],
+        update: Any,
+        state_sizes: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._functions = {"message": message, "update": update}
+        self._reduce = reduce
+        self._state_sizes = None if state_sizes is None else tuple(state_sizes)
+        self._bodies: dict[Any, TreeBody] = {}
+        self._like: tuple[int, str] | None = None  # columns and dtype of the last rows
+        for name, part in self._functions.items():
+            if isinstance(part, mx.gluon.HybridBlock):
+                self.register_child(part, name)
+            elif not callable(part):
+                raise InputError(
+                    f"{name} is a {type(part).__name__}, not a function or a HybridBlock"
+                )
+
+    def __call__(self, x: Any, structure: Any) -> Any:
+        """Compute the states of all nodes.
+
+        Args:
+            x: (nodes, columns), float32 or float64.
+            structure: parents (nodes,) or edges (count, 2), int32.
+        """
+        if isinstance(x, mx.nd.NDArray):
+            _check(x, structure)
+        return super().__call__(x, structure)
+
+    def hybrid_forward(self, F: Any, x: Any, structure: Any, **params: Any) -> Any:
+        """The states of all nodes, and what else ``update`` returns."""
+        own = {self._reg_params[name].name: value for name, value in params.items()}
+        body = self._body(x if F is mx.nd else None)
+        run = invoke if F is mx.nd else compose
+        known = own | self._children_parameters(F, x)
+        recording = bool(mx.autograd.is_recording())
+        rows = [x]
+        if body.prepare is not None:
+            attrs = {"spec": str(body.prepare), "flat": True, "zero_states": True}
+            reads = [x, *_learned(F, body.prepared, known)]
+            rows = [*list(run(RECURRENCE, reads, attrs))[: len(body.prepare.emit)], x]
+        reads = [rows[n] for n in (*body.node_rows, *body.edge_rows)]
+        reads += [structure, *_learned(F, body.message, known), *_learned(F, body.update, known)]
+        attrs = {"spec": str(body.spec), "stash": recording}
+        found = list(run(TREE, reads, attrs))[: len(body.spec.emitted)]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def infer_shape(self, x: Any, *_others: Any) -> None:
+        """Learn the shapes of parameters from an array."""
+        trace = _Trace(self, int(x.shape[1]), _dtype(x))
+        for name, shape in trace.shapes.items():
+            trace.parameters[name].shape = shape
+
+    # Functions
+
+    def _message(self, F: Any, x: Any, *states: Any) -> Any:
+        return self._call("message", F, x, states)
+
+    def _update(self, F: Any, x: Any, *reduced: Any) -> Any:
+        return self._call("update", F, x, reduced)
+
+    def _call(self, name: str, F: Any, x: Any, others: Sequence[Any]) -> Any:
+        function = self._functions[name]
+        if isinstance(function, mx.gluon.HybridBlock):
+            return function(x, *others)
+        return function(F, x, *others)
+
+    def _sizes(self, columns: int) -> tuple[int, ...]:
+        if self._state_sizes is not None:
+            return self._state_sizes
+        return (columns,) * _count_states(self._functions["message"])
+
+    def _body(self, x: Any) -> TreeBody:
+        """The functions translated, for arrays like ``x``; ``None``: like the last ones."""
+        why = bridge.why_not(mx)
+        if why is not None:
+            raise UnsupportedError(f"{self.name}: trees need graphopt's kernels: {why}")
+        if x is not None:
+            self._like = (int(x.shape[1]), _dtype(x))
+        if self._like is None:
+            raise UnsupportedError(f"{self.name}: call the net once before hybridize()")
+        if self._like not in self._bodies:
+            trace = _Trace(self, *self._like)
+            self._bodies[self._like] = translate_tree(
+                trace.message, trace.update, trace.reduce, trace.sizes
+            )
+        return self._bodies[self._like]
+
+    def _children_parameters(self, F: Any, x: Any) -> dict[str, Any]:
+        """Those of the functions' Blocks, by name."""
+        blocks = [part for part in self._functions.values() if isinstance(part, mx.gluon.Block)]
+        found = {p.name: p for block in blocks for p in block.collect_params().values()}
+        if F is mx.nd:
+            return {name: parameter.data(x.context) for name, parameter in found.items()}
+        return {name: parameter.var() for name, parameter in found.items()}
+
+
+class _Trace:
+    """The functions of a layer as graphs of MXNet's operators.
+
+    Attributes:
+        message: as :func:`translate_tree` wants it.
+        update: the same.
+        reduce: of each message.
+        sizes: columns of each state.
+        shapes: of parameters, by name.
+    """
+
+    def __init__(self, layer: Recurrence, columns: int, dtype: str) -> None:
+        self.layer, self.dtype = layer, dtype
+        self.parameters = {p.name: p for p in layer.collect_params().values()}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.sizes = layer._sizes(columns)
+        states = {f"state{n}": width for n, width in enumerate(self.sizes)}
+        # One manager, so that no two operators have the same name.
+        with mx.name.NameManager():
+            self.message = self._graph(layer._message, {_ROWS: columns} | states)
+            widths = [self.message.type_of(value).shape[1] for value in self.message.outputs]
+            self.reduce = _each(layer._reduce, len(widths))
+            reduced = {
+                f"reduced{n}": width * reduction(kind)[1]
+                for n, (width, kind) in enumerate(zip(widths, self.reduce, strict=True))
+            }
+            self.update = self._graph(layer._update, {_ROWS: columns} | reduced)
+        made = [self.update.type_of(value).shape[1] for value in self.update.outputs]
+        if tuple(made[: len(self.sizes)]) != self.sizes:
+            raise InputError(
+                f"{layer.name}: update returns {made} columns; the first {len(self.sizes)} are the"
+                f" states, of {list(self.sizes)} columns (state_sizes=)"
+            )
+
+    def _graph(self, function: Callable[..., Any], widths: Mapping[str, int]) -> Graph:
+        found = function(mx.sym, *map(mx.sym.var, widths))
+        outputs = list(found) if isinstance(found, (list, tuple)) else [found]
+        symbol = mx.sym.Group(outputs)
+        known = set(symbol.list_inputs())
+        stray = sorted(known - set(widths) - set(self.parameters))
+        if stray:
+            raise UnsupportedError(
+                f"{self.layer.name}: {stray[0]!r} is no parameter of the layer; give message and"
+                " update as HybridBlocks where they have parameters"
+            )
+        # Two rows: one could be taken for something that is stretched.
+        shapes = {name: (2, width) for name, width in widths.items()}
+        shapes |= {
+            name: p.shape for name, p in self.parameters.items() if p.shape and 0 not in p.shape
+        }
+        lifted = lift_symbol(
+            symbol,
+            {name: shape for name, shape in shapes.items() if name in known},
+            dict.fromkeys(known, self.dtype),
+            data=set(widths),
+        )
+        self._learn(lifted)
+        return _with_inputs(lifted, widths, self.dtype)
+
+    def _learn(self, graph: Graph) -> None:
+        for node in graph.inputs:
+            if node.op == PARAM and node.type.is_static:
+                self.shapes[node.name] = tuple(n or 0 for n in node.type.shape or ())
+
+
+def _with_inputs(graph: Graph, widths: Mapping[str, int], dtype: str) -> Graph:
+    """The same with all data inputs in their order, those it does not read too."""
+    made = Graph(graph.name)
+    known = {node.name: node for node in graph.inputs}
+    new: dict[Value, Value] = {}
+    for name, width in widths.items():
+        value = made.add_input(name, DATA, TensorType(dtype, (2, width))).out()
+        if name in known:
+            new[known[name].out()] = value
+    for node in graph.inputs:
+        if node.name not in widths:
+            new[node.out()] = made.add_input(node.name, node.op, node.type).out()
+    for node in graph:
+        if not node.is_input:
+            transplant(made, node, new)
+    made.set_outputs(new[value] for value in graph.outputs)
+    return made
+
+
+def _learned(F: Any, learned: Learned, known: Mapping[str, Any]) -> list[Any]:
+    """The arrays of a part's parameters."""
+    found = [known[name] for name in learned.matrices]
+    for group in learned.vectors:
+        rows = [known[name] for name in group]
+        # Not elemwise_add: with grad_req="add" for both, MXNet adds the second gradient twice.
+        found.append(rows[0] if len(rows) == 1 else F.add_n(*rows))
+    return found
+
+
+def _check(x: Any, structure: Any) -> None:
+    if len(x.shape) != 2:
+        raise InputError(f"x has shape {x.shape}, not (nodes, columns)")
+    if _dtype(x) not in ("float32", "float64"):
+        raise InputError(f"x is {_dtype(x)}, not float32 or float64")
+    if not isinstance(structure, mx.nd.NDArray):
+        raise InputError(f"parents are a {type(structure).__name__}, not an NDArray")
+    if _dtype(structure) != "int32":
+        raise InputError(f"parents are {_dtype(structure)}, not int32")
+    shape = structure.shape
+    if shape != x.shape[:1] and not (len(shape) == 2 and shape[1] == 2):
+        raise InputError(
+            f"parents have shape {shape}; {x.shape[0]} nodes need ({x.shape[0]},), or edges"
+            " (count, 2)"
+        )
+
+
+def _dtype(array: Any) -> str:
+    return str(np.dtype(array.dtype).name)
+
+
+def _each(reduce: str | Sequence[str], count: int) -> tuple[str, ...]:
+    found = (reduce,) * count if isinstance(reduce, str) else tuple(reduce)
+    if len(found) != count:
+        raise InputError(f"{len(found)} reductions for {count} messages")
+    return found
+
+
+def _count_states(message: Any) -> int:
+    """How many states a message takes, by its arguments."""
+    function, own = message, 2
+    if isinstance(message, mx.gluon.HybridBlock):
+        function, own = message.hybrid_forward, 2 + len(message._reg_params)
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise InputError("message takes any number of states: state_sizes= says how many there are")
+    count = sum(p.kind is not p.VAR_KEYWORD for p in parameters) - own
+    if count < 1:
+        raise InputError("message takes no states: it is message(F, x, *states)")
+    return count
+
+
+class ChildSumTreeLSTM(Recurrence):
+    """The child-sum Tree-LSTM; ``layer(x, parents) -> (h, c)``, each (nodes, hidden_size).
+
+    A node's input, output and update gates read the sum of its children's ``h``; it has a forget
+    gate for each child. Any number of children, in no order. Tai, Socher and Manning, Improved
+    Semantic Representations From Tree-Structured Long Short-Term Memory Networks (2015).
+
+    Parameters have the names, shapes and gate order of the cell in MXNet's own example: ``i2h``
+    (4 * hidden_size, input_size) for input, forget, update, output; ``hs2h`` (3 * hidden_size,
+    hidden_size) for input, update, output; ``hc2h`` (hidden_size, hidden_size) for forget.
+
+    Args:
+        hidden_size: columns of ``h`` and ``c``.
+        input_size: columns of ``x``; 0: learned from the first call.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        input_size: int = 0,
+        *,
+        i2h_weight_initializer: Any = None,
+        hs2h_weight_initializer: Any = None,
+        hc2h_weight_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            self._message, "sum", self._update, (hidden_size, hidden_size), **kwargs
+        )
+        self._hidden_size = hidden_size
+        size = hidden_size
+        weights = {
+            "i2h": ((4 * size, input_size), i2h_weight_initializer),
+            "hs2h": ((3 * size, size), hs2h_weight_initializer),
+            "hc2h": ((size, size), hc2h_weight_initializer),
+        }
+        with self.name_scope():
+            for name, (shape, init) in weights.items():
+                _add(self, f"{name}_weight", shape, init)
+                _add(self, f"{name}_bias", shape[:1], bias_initializer)
+
+    def _gates(self, F: Any, x: Any) -> Any:
+        return F.split(_dense(F, x, self.i2h_weight, self.i2h_bias), num_outputs=4)
+
+    def _message(self, F: Any, x: Any, *states: Any) -> Any:
+        hidden, cell = states
+        kept = _dense(F, hidden, self.hc2h_weight, self.hc2h_bias)
+        return hidden, F.sigmoid(self._gates(F, x)[1] + kept) * cell
+
+    def _update(self, F: Any, x: Any, *reduced: Any) -> Any:
+        hidden, cell = reduced
+        own = self._gates(F, x)
+        of = F.split(_dense(F, hidden, self.hs2h_weight, self.hs2h_bias), num_outputs=3)
+        entering = F.sigmoid(own[0] + of[0]) * F.tanh(own[2] + of[1])
+        cell = entering + cell
+        return F.sigmoid(own[3] + of[2]) * F.tanh(cell), cell
+
+
+class NaryTreeLSTM(Recurrence):
+    """The N-ary Tree-LSTM; ``layer(x, parents) -> (h, c)``, each (nodes, hidden_size).
+
+    Every node has at most ``arity`` children, told apart by the order of their numbers; each gate
+    reads all of them, with weights for each place. Tai, Socher and Manning, Improved Semantic
+    Representations From Tree-Structured Long Short-Term Memory Networks (2015).
+
+    Parameters: ``i2h`` (4 * hidden_size, input_size) for input, forget, update, output; ``h2h``
+    ((3 + arity) * hidden_size, arity * hidden_size) for input, update, output and the children's
+    forget gates.
+
+    Args:
+        hidden_size: columns of ``h`` and ``c``.
+        input_size: columns of ``x``; 0: learned from the first call.
+        arity: how many children a node has at most.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        input_size: int = 0,
+        arity: int = 2,
+        *,
+        i2h_weight_initializer: Any = None,
+        h2h_weight_initializer: Any = None,
+        bias_initializer: Any = "zeros",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            self._message, f"concat{arity}", self._update, (hidden_size, hidden_size), **kwargs
+        )
+        self._hidden_size, self._arity = hidden_size, arity
+        weights = {
+            "i2h": ((4 * hidden_size, input_size), i2h_weight_initializer),
+            "h2h": (((3 + arity) * hidden_size, arity * hidden_size), h2h_weight_initializer),
+        }
+        with self.name_scope():
+            for name, (shape, init) in weights.items():
+                _add(self, f"{name}_weight", shape, init)
+                _add(self, f"{name}_bias", shape[:1], bias_initializer)
+
+    def _message(self, F: Any, x: Any, *states: Any) -> Any:
+        return states
+
+    def _update(self, F: Any, x: Any, *reduced: Any) -> Any:
+        hidden, cells = reduced
+        arity = self._arity
+        own = F.split(_dense(F, x, self.i2h_weight, self.i2h_bias), num_outputs=4)
+        of = F.split(
+            _dense(F, hidden, self.h2h_weight, self.h2h_bias), num_outputs=3 + arity
+        )
+        cells = [
+            F.slice_axis(
+                cells, axis=1, begin=n * self._hidden_size, end=(n + 1) * self._hidden_size
+            )
+            for n in range(arity)
+        ]
+        cell = F.sigmoid(own[0] + of[0]) * F.tanh(own[2] + of[1])
+        for n in range(arity):
+            cell = cell + F.sigmoid(own[1] + of[3 + n]) * cells[n]
+        return F.sigmoid(own[3] + of[2]) * F.tanh(cell), cell
+
+
+def _add(layer: Any, name: str, shape: tuple[int, ...], init: Any) -> None:
+    parameter = layer.params.get(name, shape=shape, init=init, allow_deferred_init=True)
+    setattr(layer, name, parameter)
+
+
+def _dense(F: Any, x: Any, weight: Any, bias: Any) -> Any:
+    return F.FullyConnected(x, weight.var(), bias.var(), num_hidden=weight.shape[0])

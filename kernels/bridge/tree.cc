@@ -1,0 +1,485 @@
+#include "tree.h"
+
+#include <atomic>
+
+#include "execute.h"
+
+namespace graphopt {
+
+namespace {
+
+constexpr int64_t kUnits = 16;  // partial sums; fixed, so that threads change no bit
+constexpr size_t kNever = 1 << 20;  // forward programs have no gradients
+
+/* A program over rows of a chunk that lie one behind the other. */
+template <typename T>
+class RowProgram : public Executor<T, RowProgram<T>> {
+  using Base = Executor<T, RowProgram<T>>;
+  using Base::live_, Base::p_, Base::partial_;
+
+ public:
+  std::vector<Located<T>> sequences;  // of the chunk's first row
+  Located<T> stash{nullptr, 0};
+
+  RowProgram(const Prepared<T>& prepared, int64_t rows, Buffers<T>* buffers)
+      : Base(prepared, buffers),
+        sequences(p_.sequence_widths.size(), Located<T>{nullptr, 0}),
+        scratch_(p_.scratch_widths.size()),
+        rings_(p_.ring_widths.size()),
+        reads_(sequences.size(), false) {
+    for (size_t i = 0; i < scratch_.size(); ++i)
+      buffers->Want(&scratch_[i], rows * p_.scratch_widths[i]);
+    for (size_t i = 0; i < rings_.size(); ++i)
+      buffers->Want(&rings_[i], rows * p_.ring_widths[i]);
+    int64_t widest = 1;
+    for (int64_t width : p_.sequence_widths) widest = std::max(widest, width);
+    buffers->Want(&zeros_, widest);
+    zero_width_ = widest;
+    for (const Step& step : p_.steps)
+      for (const Spot& spot : step.spots)
+        if (spot.place == kSequence) reads_[spot.index] = true;
+  }
+
+  /* Whether the program reads or writes a sequence. */
+  bool Uses(size_t sequence) const { return reads_[sequence]; }
+
+  void Begin(T* partial) {
+    partial_ = partial;
+    std::memset(zeros_, 0, zero_width_ * sizeof(T));
+  }
+
+  /* Rows `first` to `first + rows`. Inputs `bare_from` to `bare_to` are zero for all of them, and
+   * nobody wants the gradients of these; those of inputs lie at `gradients` and behind. */
+  void Run(int64_t first, int64_t rows, size_t bare_from, size_t bare_to, size_t gradients) {
+    first_ = first;
+    live_ = rows;
+    bare_from_ = bare_from;
+    bare_to_ = bare_to;
+    gradients_ = gradients;
+    for (size_t n = 0; n < p_.steps.size(); ++n) {
+      const Step& step = p_.steps[n];
+      if (bare_from == bare_to || !SkipBare(step)) Base::Execute(step, n);
+    }
+  }
+
+  Located<T> Locate(const Spot& spot) {
+    int64_t i = spot.index;
+    switch (spot.place) {
+      case kSequence:
+        if (IsBare(i)) return {zeros_ + spot.offset, 0};
+        if (IsBare(i - gradients_)) return {nullptr, 0};
+        return At(sequences[i], spot.offset);
+      case kStash: return At(stash, spot.offset);
+      case kScratch: return {scratch_[i] + spot.offset, p_.scratch_widths[i]};
+      case kRing: return At({rings_[i], p_.ring_widths[i]}, spot.offset);
+      default: return Base::VectorAt(spot);
+    }
+  }
+
+ private:
+  bool IsBare(int64_t sequence) const {
+    return sequence >= static_cast<int64_t>(bare_from_) && sequence < static_cast<int64_t>(bare_to_);
+  }
+
+  bool IsBare(const Spot& spot) const { return spot.place == kSequence && IsBare(spot.index); }
+
+  /* Products with zeros. */
+  bool SkipBare(const Step& step) {
+    if (step.code == kOuter) return IsBare(step.spots[0]) || IsBare(step.spots[1]);
+    if (step.code != kProduct || !IsBare(step.spots[1])) return false;
+    if (!step.adds) {
+      Located<T> to = Locate(step.spots[0]);
+      for (int64_t r = 0; r < live_; ++r)
+        std::memset(to.at + r * to.stride, 0, step.width * sizeof(T));
+    }
+    return true;
+  }
+
+  Located<T> At(const Located<T>& base, int64_t offset) const {
+    if (!base.at) return base;
+    return {base.at + first_ * base.stride + offset, base.stride};
+  }
+
+  std::vector<T*> scratch_, rings_;
+  std::vector<bool> reads_;
+  T* zeros_ = nullptr;
+  int64_t zero_width_ = 0, first_ = 0;
+  size_t bare_from_ = 0, bare_to_ = 0, gradients_ = 0;
+};
+
+/* What all chunks of a call share. */
+template <typename T>
+struct Shared {
+  const TreeShape& shape;
+  const TreeCall& call;
+  const Prepared<T>&message, &update;
+  int64_t rows = 0, edges = 0;  // of the largest chunk
+};
+
+template <typename T>
+void CopyRow(T* to, const T* from, int64_t width) {
+  std::memcpy(to, from, width * sizeof(T));
+}
+
+template <typename T>
+void AddRow(T* to, const T* from, int64_t width) {
+  for (int64_t j = 0; j < width; ++j) to[j] += from[j];
+}
+
+/* One chunk on its way through the levels. */
+template <typename T>
+class TreeWalk {
+ public:
+  explicit TreeWalk(const Shared<T>& shared) : TreeWalk(shared, Buffers<T>()) {}
+
+  /* Chunk `number`; gradients are added to `partial`. */
+  void Run(int64_t number, T* partial) {
+    first_ = levels_.chunks[number];
+    count_ = levels_.chunks[number + 1] - first_;
+    first_edge_ = levels_.edges[first_];
+    message_.Begin(partial);
+    update_.Begin(partial ? partial + s_.message.partial_size : nullptr);
+    Place();
+    int64_t low = levels_.level_of_chunk[number], high = levels_.level_of_chunk[number + 1];
+    if (!is_backward_) {
+      for (int64_t level = low; level < high; ++level) Up(Find(level), level == low);
+      return;
+    }
+    for (size_t k = 0; k < heads_.size(); ++k)
+      Gather(c_.heads[k], heads_[k], shape_.emitted[k], 0, count_);
+    for (int64_t level = high; level-- > low;) Down(Find(level), level == low);
+    message_.Flush();
+    update_.Flush();
+  }
+
+ private:
+  /* Places of nodes and edges within the chunk. */
+  struct Range {
+    int64_t begin, end, edge_begin, edge_end;
+  };
+
+  TreeWalk(const Shared<T>& shared, Buffers<T> buffers)
+      : s_(shared),
+        shape_(shared.shape),
+        c_(shared.call),
+        levels_(*shared.call.levels),
+        is_backward_(shared.update.program.backward),
+        message_(shared.message, shared.edges, &buffers),
+        update_(shared.update, shared.rows, &buffers) {
+    static thread_local Arena arena;
+    auto want = [&](std::vector<T*>* group, const std::vector<int64_t>& widths, int64_t rows) {
+      group->assign(widths.size(), nullptr);
+      for (size_t i = 0; i < widths.size(); ++i) buffers.Want(&(*group)[i], rows * widths[i]);
+    };
+    want(&node_rows_, shape_.node_rows, s_.rows);
+    want(&edge_rows_, shape_.edge_rows, s_.edges);
+    want(&child_states_, shape_.states, s_.edges);
+    want(&messages_, shape_.messages, s_.edges);
+    want(&reduced_, shape_.reduced, s_.rows);
+    want(is_backward_ ? &heads_ : &emitted_, shape_.emitted, s_.rows);
+    if (is_backward_) {
+      want(&node_row_gradients_, shape_.node_rows, s_.rows);
+      want(&edge_row_gradients_, shape_.edge_rows, s_.edges);
+      want(&child_gradients_, shape_.states, s_.edges);
+    }
+    buffers.Take(&arena);
+  }
+
+  T* NodeStash(int64_t offset) const {
+    return static_cast<T*>(c_.node_stash) + first_ * shape_.node_stash_width() + offset;
+  }
+
+  T* EdgeStash(int64_t offset) const {
+    return static_cast<T*>(c_.edge_stash) + first_edge_ * shape_.edge_stash_width() + offset;
+  }
+
+  /* Tells the programs where rows of this chunk lie. */
+  void Place() {
+    const size_t n_node = shape_.node_rows.size(), n_edge = shape_.edge_rows.size();
+    const size_t n_states = shape_.states.size(), n_messages = shape_.messages.size();
+    int64_t node_width = shape_.node_stash_width(), edge_width = shape_.edge_stash_width();
+    bool keeps = c_.node_stash != nullptr;
+    if (keeps) {
+      update_.stash = {NodeStash(0), node_width};
+      message_.stash = {EdgeStash(0), edge_width};
+    }
+    int64_t at = shape_.node_stash, edge_at = shape_.edge_stash;
+    reduced_at_.clear();
+    message_at_.clear();
+    for (size_t j = 0; j < n_messages; ++j) {
+      int64_t width = shape_.messages[j];
+      reduced_at_.push_back(keeps ? Located<T>{NodeStash(at), node_width}
+                                  : Located<T>{reduced_[j], shape_.reduced[j]});
+      at += shape_.reduced[j];
+      bool is_kept = keeps && shape_.reduce[j] == kMax;
+      message_at_.push_back(is_kept ? Located<T>{EdgeStash(edge_at), edge_width}
+                                    : Located<T>{messages_[j], width});
+      if (is_kept) edge_at += width;
+    }
+    auto set = [](RowProgram<T>* program, size_t from, const std::vector<T*>& group,
+                  const std::vector<int64_t>& widths) {
+      for (size_t i = 0; i < group.size(); ++i)
+        program->sequences[from + i] = {group[i], widths[i]};
+    };
+    set(&update_, 0, node_rows_, shape_.node_rows);
+    for (size_t j = 0; j < n_messages; ++j) update_.sequences[n_node + j] = reduced_at_[j];
+    set(&message_, 0, edge_rows_, shape_.edge_rows);
+    set(&message_, n_edge, child_states_, shape_.states);
+    const size_t node_inputs = n_node + n_messages, edge_inputs = n_edge + n_states;
+    if (!is_backward_) {
+      set(&update_, node_inputs, emitted_, shape_.emitted);
+      for (size_t j = 0; j < n_messages; ++j) message_.sequences[edge_inputs + j] = message_at_[j];
+      return;
+    }
+    const size_t n_emitted = shape_.emitted.size();
+    set(&update_, node_inputs + n_emitted, heads_, shape_.emitted);
+    node_gradients_ = node_inputs + 2 * n_emitted;
+    for (size_t i = 0; i < n_node; ++i)
+      if (c_.node_row_gradients[i])
+        update_.sequences[node_gradients_ + i] = {node_row_gradients_[i], shape_.node_rows[i]};
+    set(&update_, node_gradients_ + n_node, reduced_, shape_.reduced);
+    set(&message_, edge_inputs + n_messages, messages_, shape_.messages);
+    edge_gradients_ = edge_inputs + 2 * n_messages;
+    for (size_t i = 0; i < n_edge; ++i)
+      if (c_.edge_row_gradients[i])
+        message_.sequences[edge_gradients_ + i] = {edge_row_gradients_[i], shape_.edge_rows[i]};
+    set(&message_, edge_gradients_ + n_edge, child_gradients_, shape_.states);
+  }
+
+  Range Find(int64_t level) const {
+    int64_t begin = levels_.levels[level], end = levels_.levels[level + 1];
+    return {begin - first_, end - first_, levels_.edges[begin] - first_edge_,
+            levels_.edges[end] - first_edge_};
+  }
+
+  const int32_t* Order() const { return levels_.order.data() + first_; }
+  int64_t EdgesOf(int64_t place) const { return levels_.edges[first_ + place] - first_edge_; }
+  int32_t Child(int64_t edge) const { return levels_.child[first_edge_ + edge]; }
+
+  /* Rows of nodes at places `begin` to `end`. */
+  void Gather(const void* from, T* to, int64_t width, int64_t begin, int64_t end) const {
+    for (int64_t p = begin; p < end; ++p)
+      CopyRow(to + p * width, static_cast<const T*>(from) + Order()[p] * width, width);
+  }
+
+  void GatherNodes(const Range& range) const {
+    for (size_t i = 0; i < node_rows_.size(); ++i)
+      if (update_.Uses(i))
+        Gather(c_.node_rows[i], node_rows_[i], shape_.node_rows[i], range.begin, range.end);
+  }
+
+  void Scatter(const std::vector<T*>& from, const std::vector<void*>& to,
+               const std::vector<int64_t>& widths, int64_t begin, int64_t end) const {
+    for (size_t i = 0; i < from.size(); ++i)
+      for (int64_t p = begin; p < end && to[i]; ++p)
+        CopyRow(static_cast<T*>(to[i]) + Order()[p] * widths[i], from[i] + p * widths[i],
+                widths[i]);
+  }
+
+  /* For every edge of a level, the row of its parent. */
+  void GatherParents(const Range& range) const {
+    for (size_t i = 0; i < edge_rows_.size(); ++i) {
+      if (!message_.Uses(i)) continue;
+      int64_t width = shape_.edge_rows[i];
+      for (int64_t p = range.begin; p < range.end; ++p) {
+        const T* row = static_cast<const T*>(c_.edge_rows[i]) + Order()[p] * width;
+        for (int64_t e = EdgesOf(p); e < EdgesOf(p + 1); ++e)
+          CopyRow(edge_rows_[i] + e * width, row, width);
+      }
+    }
+  }
+
+  /* For every edge of a level, the states of its child. */
+  void GatherChildren(const Range& range) const {
+    for (size_t i = 0; i < child_states_.size(); ++i) {
+      if (!message_.Uses(edge_rows_.size() + i)) continue;
+      int64_t width = shape_.states[i];
+      for (int64_t e = range.edge_begin; e < range.edge_end; ++e) {
+        const T* row = is_backward_
+                           ? static_cast<const T*>(c_.emitted[i]) + Order()[Child(e)] * width
+                           : emitted_[i] + Child(e) * width;
+        CopyRow(child_states_[i] + e * width, row, width);
+      }
+    }
+  }
+
+  /* From children to parents. */
+  void Up(const Range& range, bool are_leaves) {
+    const size_t n_node = shape_.node_rows.size(), n_messages = shape_.messages.size();
+    if (!are_leaves) {
+      GatherParents(range);
+      GatherChildren(range);
+      message_.Run(range.edge_begin, range.edge_end - range.edge_begin, 0, 0, kNever);
+      for (size_t j = 0; j < n_messages; ++j) Reduce(j, range);
+    }
+    GatherNodes(range);
+    update_.Run(range.begin, range.end - range.begin, n_node,
+                are_leaves ? n_node + n_messages : n_node, kNever);
+    Scatter(emitted_, c_.emitted, shape_.emitted, range.begin, range.end);
+  }
+
+  void Reduce(size_t j, const Range& range) const {
+    const Located<T>&from = message_at_[j], &to = reduced_at_[j];
+    for (int64_t p = range.begin; p < range.end; ++p) {
+      T* row = to.at + p * to.stride;
+      int64_t begin = EdgesOf(p), end = EdgesOf(p + 1);
+      const T* first = from.at + begin * from.stride;
+      if (shape_.reduce[j] == kConcat)
+        Join(row, first, from.stride, end - begin, j);
+      else
+        Combine(row, first, from.stride, end - begin, j);
+    }
+  }
+
+  /* Children side by side; where there are fewer than there could be, zeros. */
+  void Join(T* row, const T* from, int64_t stride, int64_t count, size_t j) const {
+    int64_t width = shape_.messages[j];
+    for (int64_t k = 0; k < count; ++k) CopyRow(row + k * width, from + k * stride, width);
+    std::memset(row + count * width, 0, (shape_.reduced[j] - count * width) * sizeof(T));
+  }
+
+  void Combine(T* row, const T* from, int64_t stride, int64_t count, size_t j) const {
+    int64_t width = shape_.messages[j], kind = shape_.reduce[j];
+    CopyRow(row, from, width);
+    for (int64_t e = 1; e < count; ++e) {
+      const T* other = from + e * stride;
+      if (kind == kMax)
+        // As MXNet's maximum: what is not a number wins.
+        for (int64_t k = 0; k < width; ++k)
+          row[k] = row[k] >= other[k] || row[k] != row[k] ? row[k] : other[k];
+      else
+        AddRow(row, other, width);
+    }
+    if (kind == kMean)
+      for (int64_t k = 0; k < width; ++k) row[k] /= static_cast<T>(count);
+  }
+
+  /* From parents to children. */
+  void Down(const Range& range, bool are_leaves) {
+    const size_t n_node = shape_.node_rows.size(), n_messages = shape_.messages.size();
+    GatherNodes(range);
+    update_.Run(range.begin, range.end - range.begin, n_node,
+                are_leaves ? n_node + n_messages : n_node, node_gradients_);
+    Scatter(node_row_gradients_, c_.node_row_gradients, shape_.node_rows, range.begin, range.end);
+    if (!are_leaves) {
+      GatherParents(range);
+      GatherChildren(range);
+      for (size_t j = 0; j < n_messages; ++j) Spread(j, range);
+      message_.Run(range.edge_begin, range.edge_end - range.edge_begin, 0, 0, edge_gradients_);
+      for (size_t i = 0; i < child_gradients_.size(); ++i)
+        for (int64_t e = range.edge_begin; e < range.edge_end; ++e)
+          AddRow(heads_[i] + Child(e) * shape_.states[i],
+                 child_gradients_[i] + e * shape_.states[i], shape_.states[i]);
+    }
+    for (size_t i = 0; i < edge_row_gradients_.size(); ++i)
+      if (c_.edge_row_gradients[i]) SumEdges(i, range);
+  }
+
+  /* Gradients of messages from those of what they were reduced to. */
+  void Spread(size_t j, const Range& range) const {
+    int64_t width = shape_.messages[j], kind = shape_.reduce[j];
+    for (int64_t p = range.begin; p < range.end; ++p) {
+      const T* gradient = reduced_[j] + p * shape_.reduced[j];
+      const T* largest = reduced_at_[j].at + p * reduced_at_[j].stride;
+      int64_t begin = EdgesOf(p), end = EdgesOf(p + 1);
+      for (int64_t e = begin; e < end; ++e) {
+        T* to = messages_[j] + e * width;
+        const T* made = message_at_[j].at + e * message_at_[j].stride;
+        if (kind == kSum)
+          CopyRow(to, gradient, width);
+        else if (kind == kConcat)
+          CopyRow(to, gradient + (e - begin) * width, width);
+        else if (kind == kMean)
+          for (int64_t k = 0; k < width; ++k) to[k] = gradient[k] / static_cast<T>(end - begin);
+        else
+          for (int64_t k = 0; k < width; ++k) to[k] = made[k] == largest[k] ? gradient[k] : T(0);
+      }
+    }
+  }
+
+  /* The gradient of a row that several messages read. */
+  void SumEdges(size_t i, const Range& range) const {
+    int64_t width = shape_.edge_rows[i];
+    for (int64_t p = range.begin; p < range.end; ++p) {
+      T* to = static_cast<T*>(c_.edge_row_gradients[i]) + Order()[p] * width;
+      int64_t begin = EdgesOf(p), end = EdgesOf(p + 1);
+      if (begin == end) {
+        std::memset(to, 0, width * sizeof(T));
+        continue;
+      }
+      CopyRow(to, edge_row_gradients_[i] + begin * width, width);
+      for (int64_t e = begin + 1; e < end; ++e)
+        AddRow(to, edge_row_gradients_[i] + e * width, width);
+    }
+  }
+
+  const Shared<T>& s_;
+  const TreeShape& shape_;
+  const TreeCall& c_;
+  const Levels& levels_;
+  bool is_backward_;
+  RowProgram<T> message_, update_;
+  std::vector<T*> node_rows_, edge_rows_, child_states_, messages_, reduced_, emitted_, heads_;
+  std::vector<T*> node_row_gradients_, edge_row_gradients_, child_gradients_;
+  std::vector<Located<T>> reduced_at_, message_at_;
+  int64_t first_ = 0, count_ = 0, first_edge_ = 0;
+  size_t node_gradients_ = 0, edge_gradients_ = 0;
+};
+
+
+template <typename T>
+void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& call) {
+  Prepared<T> message(program.message, call.message, call.threads);
+  Prepared<T> update(program.update, call.update, call.threads);
+  Shared<T> shared{shape, call, message, update};
+  const Levels& levels = *call.levels;
+  int64_t chunks = levels.chunks.size() - 1;
+  for (int64_t c = 0; c < chunks; ++c) {
+    int64_t begin = levels.chunks[c], end = levels.chunks[c + 1];
+    shared.rows = std::max(shared.rows, end - begin);
+    shared.edges = std::max(shared.edges, levels.edges[end] - levels.edges[begin]);
+  }
+  bool backward = program.update.backward;
+  int64_t units = std::min(chunks, kUnits);
+  int64_t size = message.partial_size + update.partial_size;
+  std::unique_ptr<T[]> partials;
+  if (backward) partials.reset(new T[units * size]);
+  std::atomic<int64_t> next{0};
+  int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    TreeWalk<T> walk(shared);
+    for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
+      T* partial = backward ? partials.get() + unit * size : nullptr;
+      if (partial) std::memset(partial, 0, size * sizeof(T));
+      for (int64_t chunk = unit; chunk < chunks; chunk += units) walk.Run(chunk, partial);
+    }
+  }
+  if (!backward) return;
+  message.Collect(partials.get(), size, units, call.threads);
+  update.Collect(partials.get() + message.partial_size, size, units, call.threads);
+}
+
+}  // namespace
+
+int64_t TreeShape::node_stash_width() const {
+  int64_t width = node_stash;
+  for (int64_t row : reduced) width += row;
+  return width;
+}
+
+int64_t TreeShape::edge_stash_width() const {
+  int64_t width = edge_stash;
+  for (size_t j = 0; j < messages.size(); ++j)
+    if (reduce[j] == kMax) width += messages[j];
+  return width;
+}
+
+void RunTree(const TreeProgram& program, const TreeShape& shape, const TreeCall& call) {
+  if (program.update.is_double)
+    RunAs<double>(program, shape, call);
+  else
+    RunAs<float>(program, shape, call);
+}
+
+}  // namespace graphopt

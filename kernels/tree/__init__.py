@@ -1,0 +1,1 @@
+"""Message passing over trees and acyclic graphs: specs, programs for the bridge, the oracle."""

@@ -1,0 +1,49 @@
+"""What the bridge asks about message passing over trees, answered in numbers."""
+
+from __future__ import annotations
+
+from graphopt.ir.types import DTYPES
+from graphopt.kernels.recurrence.encode import BACKWARD, TRAINING, numbers
+from graphopt.kernels.recurrence.program import backward, forward, plan
+from graphopt.kernels.recurrence.spec import RecurrenceSpec
+from graphopt.kernels.tree.spec import REDUCTIONS, TreeSpec, reduction
+
+
+def signature(spec: TreeSpec) -> list[int]:
+    """What the operator's inputs and outputs are; see ``ReadTreeSignature`` in the bridge.
+
+    In order: MXNet's type code, columns of the stashes of updates and of messages; then, each with
+    how many there are: columns of rows that updates read, of rows that messages read, of states, of
+    messages, their reductions, columns of what these make and of what is emitted; and of messages and of updates the
+    matrices' rows and columns and the vectors' columns.
+    """
+    found = [DTYPES[spec.dtype][2], _stash(spec.update), _stash(spec.message)]
+    reductions = tuple(REDUCTIONS.index(reduction(name)[0]) for name in spec.reduce)
+    tables = [spec.node_rows, spec.edge_rows, spec.states, spec.messages]
+    tables += [reductions, spec.reduced, spec.emitted]
+    for rows in (spec.message, spec.update):
+        tables.append(tuple(n for n, _ in rows.matrices))
+        tables.append(tuple(n for _, n in rows.matrices))
+        tables.append(rows.vectors)
+    for table in tables:
+        found += [len(table), *table]
+    return found
+
+
+def program(spec: TreeSpec, kind: int) -> list[int]:
+    """The programs of messages and of updates, one behind the other, their kernels compiled.
+
+    Raises:
+        GraphoptError: a kernel cannot be compiled.
+    """
+    return [*_one(spec.message, kind), *_one(spec.update, kind)]
+
+
+def _one(rows: RecurrenceSpec, kind: int) -> list[int]:
+    if kind == BACKWARD:
+        return numbers(backward(rows, lengths=False))
+    return numbers(forward(rows, lengths=False, training=kind == TRAINING))
+
+
+def _stash(rows: RecurrenceSpec) -> int:
+    return plan(rows, lengths=False, training=True).stash_width
