@@ -52,6 +52,9 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
             them what else the layer is to return.
         state_sizes: columns of each state; default: as many states as ``message`` takes, each as
             wide as ``x``.
+        embedding: a Block that makes rows of words, ``gluon.nn.Embedding`` or the like. ``x`` then
+            are words, (nodes,) of an integer dtype, and each word in use is looked up, and what
+            needs its row alone is computed, once.
 
     Raises:
         UnsupportedError: kernels cannot compute the functions; the message names the operator.
@@ -65,9 +68,14 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
         reduce: str | Sequence[str],
         update: Any,
         state_sizes: Sequence[int] | None = None,
+        *,
+        embedding: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self._embedding = embedding
+        if embedding is not None:
+            self.register_child(embedding, "embedding")
         self._functions = {"message": message, "update": update}
         self._reduce = reduce
         self._state_sizes = None if state_sizes is None else tuple(state_sizes)
@@ -85,33 +93,47 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
         """Compute the states of all nodes.
 
         Args:
-            x: (nodes, columns), float32 or float64.
+            x: (nodes, columns), float32 or float64; with an embedding (nodes,), integers.
             structure: parents (nodes,) or edges (count, 2), int32.
         """
         if isinstance(x, mx.nd.NDArray):
-            _check(x, structure)
+            (_check_rows if self._embedding is None else _check_words)(x)
+            _check_structure(structure, x.shape[0])
         return super().__call__(x, structure)
 
     def hybrid_forward(self, F: Any, x: Any, structure: Any, **params: Any) -> Any:
         """The states of all nodes, and what else ``update`` returns."""
-        own = {self._reg_params[name].name: value for name, value in params.items()}
+        index: list[Any] = []
+        if self._embedding is not None:
+            x, index = self._look_up(F, x)
         body = self._body(x if F is mx.nd else None)
-        run = invoke if F is mx.nd else compose
+        own = {self._reg_params[name].name: value for name, value in params.items()}
         known = own | self._children_parameters(F, x)
-        recording = bool(mx.autograd.is_recording())
+        run = invoke if F is mx.nd else compose
+        stash = bool(mx.autograd.is_recording())
         rows = [x]
         if body.prepare is not None:
-            attrs = {"spec": str(body.prepare), "flat": True, "zero_states": True}
             reads = [x, *_learned(F, body.prepared, known)]
+            attrs = {"spec": str(body.prepare), "flat": True, "zero_states": True, "stash": stash}
             rows = [*list(run(RECURRENCE, reads, attrs))[: len(body.prepare.emit)], x]
-        reads = [rows[n] for n in (*body.node_rows, *body.edge_rows)]
-        reads += [structure, *_learned(F, body.message, known), *_learned(F, body.update, known)]
-        attrs = {"spec": str(body.spec), "stash": recording}
+        reads = [*(rows[n] for n in (*body.node_rows, *body.edge_rows)), *index, structure]
+        reads += [*_learned(F, body.message, known), *_learned(F, body.update, known)]
+        attrs = {"spec": str(body.spec), "indexed": bool(index), "stash": stash}
         found = list(run(TREE, reads, attrs))[: len(body.spec.emitted)]
         return found[0] if len(found) == 1 else tuple(found)
 
+    def _look_up(self, F: Any, words: Any) -> tuple[Any, list[Any]]:
+        """Rows of words, and which of them is each node's unless there is a row for each."""
+        if F is not mx.nd:
+            return self._embedding(words), []
+        distinct, index = np.unique(words.asnumpy(), return_inverse=True)
+        rows = self._embedding(mx.nd.array(distinct, words.context, words.dtype))
+        return rows, [mx.nd.array(index, words.context, np.int32)]
+
     def infer_shape(self, x: Any, *_others: Any) -> None:
         """Learn the shapes of parameters from an array."""
+        if self._embedding is not None:
+            x = self._embedding(x[:1])
         trace = _Trace(self, int(x.shape[1]), _dtype(x))
         for name, shape in trace.shapes.items():
             trace.parameters[name].shape = shape
@@ -254,20 +276,29 @@ def _learned(F: Any, learned: Learned, known: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def _check(x: Any, structure: Any) -> None:
+def _check_rows(x: Any) -> None:
     if len(x.shape) != 2:
         raise InputError(f"x has shape {x.shape}, not (nodes, columns)")
     if _dtype(x) not in ("float32", "float64"):
         raise InputError(f"x is {_dtype(x)}, not float32 or float64")
+
+
+def _check_words(x: Any) -> None:
+    if len(x.shape) != 1:
+        raise InputError(f"words have shape {x.shape}, not (nodes,)")
+    if _dtype(x) not in ("int32", "int64", "uint8", "int8"):
+        raise InputError(f"words are {_dtype(x)}, not of an integer dtype")
+
+
+def _check_structure(structure: Any, nodes: int) -> None:
     if not isinstance(structure, mx.nd.NDArray):
         raise InputError(f"parents are a {type(structure).__name__}, not an NDArray")
     if _dtype(structure) != "int32":
         raise InputError(f"parents are {_dtype(structure)}, not int32")
     shape = structure.shape
-    if shape != x.shape[:1] and not (len(shape) == 2 and shape[1] == 2):
+    if shape != (nodes,) and not (len(shape) == 2 and shape[1] == 2):
         raise InputError(
-            f"parents have shape {shape}; {x.shape[0]} nodes need ({x.shape[0]},), or edges"
-            " (count, 2)"
+            f"parents have shape {shape}; {nodes} nodes need ({nodes},), or edges (count, 2)"
         )
 
 

@@ -89,7 +89,6 @@ constexpr int64_t kSmallChunk = 32;         // rows; enough for full register ti
 constexpr int64_t kMultiple = 8;
 constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
 constexpr int64_t kMaxRing = 32;
-constexpr int64_t kPartialBytes = 256 << 20;
 constexpr int64_t kMaxBlock = 16;
 
 /* What all chunks of a call share. */
@@ -424,9 +423,7 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   int64_t units = chunks;
   std::unique_ptr<T[]> partials;
   if (program.backward) {
-    int64_t bytes = std::max<int64_t>(1, weights.partial_size * sizeof(T));
-    units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads,
-                                                                    kPartialBytes / bytes)));
+    units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads, kUnits)));
     partials.reset(new T[units * weights.partial_size]);
   }
   std::atomic<int64_t> next{0};

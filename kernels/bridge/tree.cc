@@ -8,7 +8,6 @@ namespace graphopt {
 
 namespace {
 
-constexpr int64_t kUnits = 16;  // partial sums; fixed, so that threads change no bit
 constexpr size_t kNever = 1 << 20;  // forward programs have no gradients
 
 /* A program over rows of a chunk that lie one behind the other. */
@@ -146,7 +145,7 @@ class TreeWalk {
       return;
     }
     for (size_t k = 0; k < heads_.size(); ++k)
-      Gather(c_.heads[k], heads_[k], shape_.emitted[k], 0, count_);
+      Gather(c_.heads[k], heads_[k], shape_.emitted[k]);
     for (int64_t level = high; level-- > low;) Down(Find(level), level == low);
     message_.Flush();
     update_.Flush();
@@ -253,19 +252,26 @@ class TreeWalk {
   }
 
   const int32_t* Order() const { return levels_.order.data() + first_; }
+  int64_t RowOf(int64_t place) const {
+    return c_.index ? c_.index[Order()[place]] : Order()[place];
+  }
   int64_t EdgesOf(int64_t place) const { return levels_.edges[first_ + place] - first_edge_; }
   int32_t Child(int64_t edge) const { return levels_.child[first_edge_ + edge]; }
 
-  /* Rows of nodes at places `begin` to `end`. */
-  void Gather(const void* from, T* to, int64_t width, int64_t begin, int64_t end) const {
-    for (int64_t p = begin; p < end; ++p)
+  /* Rows of all nodes of the chunk. */
+  void Gather(const void* from, T* to, int64_t width) const {
+    for (int64_t p = 0; p < count_; ++p)
       CopyRow(to + p * width, static_cast<const T*>(from) + Order()[p] * width, width);
   }
 
   void GatherNodes(const Range& range) const {
-    for (size_t i = 0; i < node_rows_.size(); ++i)
-      if (update_.Uses(i))
-        Gather(c_.node_rows[i], node_rows_[i], shape_.node_rows[i], range.begin, range.end);
+    for (size_t i = 0; i < node_rows_.size(); ++i) {
+      if (!update_.Uses(i)) continue;
+      int64_t width = shape_.node_rows[i];
+      for (int64_t p = range.begin; p < range.end; ++p)
+        CopyRow(node_rows_[i] + p * width,
+                static_cast<const T*>(c_.node_rows[i]) + RowOf(p) * width, width);
+    }
   }
 
   void Scatter(const std::vector<T*>& from, const std::vector<void*>& to,
@@ -282,7 +288,7 @@ class TreeWalk {
       if (!message_.Uses(i)) continue;
       int64_t width = shape_.edge_rows[i];
       for (int64_t p = range.begin; p < range.end; ++p) {
-        const T* row = static_cast<const T*>(c_.edge_rows[i]) + Order()[p] * width;
+        const T* row = static_cast<const T*>(c_.edge_rows[i]) + RowOf(p) * width;
         for (int64_t e = EdgesOf(p); e < EdgesOf(p + 1); ++e)
           CopyRow(edge_rows_[i] + e * width, row, width);
       }

@@ -56,10 +56,13 @@ struct TreeShape {
 
 struct TreeCall {
   const Levels* levels = nullptr;
+  // Rows that updates and messages read: that of node n is number index[n], or n without an index.
+  std::vector<const void*> node_rows, edge_rows;
+  const int32_t* index = nullptr;
   // A row per node, in the order of nodes.
-  std::vector<const void*> node_rows, edge_rows, heads;
+  std::vector<const void*> heads;
   std::vector<void*> emitted;  // forward writes them, backward reads them
-  std::vector<void*> node_row_gradients, edge_row_gradients;  // null: not wanted
+  std::vector<void*> node_row_gradients, edge_row_gradients;  // a row per node; null: not wanted
   void *node_stash = nullptr, *edge_stash = nullptr;  // null: there is no backward
   Learned message, update;
   int threads = 1;

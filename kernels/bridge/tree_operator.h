@@ -1,10 +1,11 @@
 /*
  * The operators graphopt_tree and _backward_graphopt_tree.
  *
- * Attributes: `spec`, what messages and updates compute; `stash`, the last two outputs are what
- * backward needs.
+ * Attributes: `spec`, what messages and updates compute; `indexed`, nodes share rows; `stash`, the last
+ * two outputs are what backward needs.
  *
- * Inputs: rows that updates read and rows that messages read, (nodes, columns) each; the structure,
+ * Inputs: rows that updates read and rows that messages read, (nodes, columns) each; if `indexed`, these
+ * are (count, columns), followed by the number of each node's row, (nodes,) int32; the structure,
  * parents (nodes,) with -1 for roots or edges (count, 2) from source to target, int32; matrices and
  * vectors of messages, then of updates. Outputs: what updates emit, (nodes, columns) each, and the
  * stashes of updates and of messages. Backward reads gradients of the former, the inputs, the outputs.
@@ -27,14 +28,16 @@ struct TreeSignature {
   int dtype = 0;
   TreeShape shape;
   LearnedShape message, update;
+  bool indexed = false;
 
-  size_t structure() const { return shape.node_rows.size() + shape.edge_rows.size(); }
+  size_t rows() const { return shape.node_rows.size() + shape.edge_rows.size(); }
+  size_t structure() const { return rows() + indexed; }
   size_t inputs() const { return structure() + 1 + message.count() + update.count(); }
   size_t results() const { return shape.emitted.size(); }
   size_t outputs() const { return results() + 2; }  // with the stashes
 };
 
-std::unordered_map<std::string, std::unique_ptr<TreeSignature>> tree_signatures;
+std::unordered_map<std::string, std::unique_ptr<TreeSignature>> tree_signatures[2];
 std::unordered_map<std::string, std::unique_ptr<TreeProgram>> tree_programs[4];
 
 /* See graphopt/kernels/tree/encode.py. */
@@ -54,8 +57,11 @@ std::unique_ptr<TreeSignature> ReadTreeSignature(const int64_t* at) {
 
 const TreeSignature& TreeSignatureOf(const NodeAttrs& attrs) {
   const std::string& spec = SpecOf(attrs);
-  return FindOrMake(&tree_signatures, spec, [&] {
-    return ReadTreeSignature(Told(spec, kSignature).data());
+  bool indexed = Flag(attrs, "indexed");
+  return FindOrMake(&tree_signatures[indexed], spec, [&] {
+    auto made = ReadTreeSignature(Told(spec, kSignature).data());
+    made->indexed = indexed;
+    return made;
   });
 }
 
@@ -84,9 +90,12 @@ uint32_t TreeBackwardInputs(const NodeAttrs& attrs) {
 bool TreeShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   const TreeSignature& signature = TreeSignatureOf(attrs);
   const TreeShape& shape = signature.shape;
-  int64_t nodes = -1, edges = -1;
-  for (size_t i = 0; i < signature.structure(); ++i)
-    if ((*in)[i].ndim() > 0) Agree(attrs, (*in)[i][0], "nodes", &nodes);
+  int64_t nodes = -1, edges = -1, rows = -1;
+  for (size_t i = 0; i < signature.rows(); ++i)
+    if ((*in)[i].ndim() > 0) Agree(attrs, (*in)[i][0], "rows", &rows);
+  if (!signature.indexed) nodes = rows;
+  if (signature.indexed && (*in)[signature.rows()].ndim() == 1)
+    nodes = (*in)[signature.rows()][0];
   const mxnet::TShape structure = (*in)[signature.structure()];
   const bool has_edges = structure.ndim() == 2 && structure[1] == 2;
   if (structure.ndim() > 0 && structure.ndim() != 1 && !has_edges) {
@@ -102,9 +111,11 @@ bool TreeShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVect
     Settle(attrs, at, wanted, &(*in)[at]);
     ++at;
   };
-  for (int64_t width : shape.node_rows) settle(Shaped({nodes, width}));
-  for (int64_t width : shape.edge_rows) settle(Shaped({nodes, width}));
+  for (int64_t width : shape.node_rows) settle(Shaped({rows, width}));
+  for (int64_t width : shape.edge_rows) settle(Shaped({rows, width}));
+  if (signature.indexed) settle(Shaped({nodes}));
   if (structure.ndim() < 0) return false;
+  if (!signature.indexed) rows = nodes;
   settle(has_edges ? Shaped({edges, 2}) : Shaped({nodes}));
   for (const LearnedShape* learned : {&signature.message, &signature.update}) {
     for (size_t i = 0; i < learned->rows.size(); ++i)
@@ -123,7 +134,7 @@ bool TreeShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVect
 bool TreeTypes(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
   const TreeSignature& signature = TreeSignatureOf(attrs);
   for (size_t i = 0; i < in->size(); ++i) {
-    bool is_structure = i == signature.structure();
+    bool is_structure = i >= signature.rows() && i <= signature.structure();
     int wanted = is_structure ? static_cast<int>(mshadow::kInt32) : signature.dtype;
     if ((*in)[i] == -1) (*in)[i] = wanted;
     if ((*in)[i] != wanted)
@@ -167,20 +178,28 @@ struct TreeArguments {
   const TreeSignature& signature;
   Levels levels;
   TreeCall call;
+  int64_t rows = 0;
 
   TreeArguments(const NodeAttrs& attrs, const TBlob* inputs)
       : signature(TreeSignatureOf(attrs)) {
     const TreeShape& shape = signature.shape;
     const TBlob& structure = inputs[signature.structure()];
-    const int64_t nodes = signature.structure() ? inputs[0].shape_[0] : structure.shape_[0];
+    rows = signature.rows() ? inputs[0].shape_[0] : structure.shape_[0];
+    int64_t nodes = rows;
+    if (signature.indexed) {
+      const TBlob& index = inputs[signature.rows()];
+      nodes = index.shape_[0];
+      call.index = static_cast<const int32_t*>(index.dptr_);
+      CheckIndex(attrs, nodes);
+    }
     levels = LevelsOf(attrs, structure, nodes);
     call.levels = &levels;
     for (size_t j = 0; j < shape.messages.size(); ++j)
       if (shape.reduce[j] == kConcat) CheckArity(attrs, shape.reduced[j] / shape.messages[j]);
     size_t at = 0;
     while (at < shape.node_rows.size()) call.node_rows.push_back(inputs[at++].dptr_);
-    while (at < signature.structure()) call.edge_rows.push_back(inputs[at++].dptr_);
-    ++at;
+    while (at < signature.rows()) call.edge_rows.push_back(inputs[at++].dptr_);
+    at = signature.structure() + 1;
     double work = 0;
     for (auto [known, learned] : {std::pair(&signature.message, &call.message),
                                   std::pair(&signature.update, &call.update)}) {
@@ -195,6 +214,14 @@ struct TreeArguments {
     call.threads = Threads(0.02 * work * nodes, levels.chunks.size() - 1);
   }
 
+  void CheckIndex(const NodeAttrs& attrs, int64_t nodes) const {
+    for (int64_t n = 0; n < nodes; ++n)
+      if (call.index[n] < 0 || call.index[n] >= rows)
+        Fail((attrs.name.empty() ? std::string("tree") : "node " + attrs.name) + ": node " +
+             std::to_string(n) + " has row " + std::to_string(call.index[n]) + " of " +
+             std::to_string(rows));
+  }
+
   void CheckArity(const NodeAttrs& attrs, int64_t most) const {
     for (int64_t p = 0; p < levels.nodes(); ++p)
       if (levels.edges[p + 1] - levels.edges[p] > most)
@@ -203,6 +230,69 @@ struct TreeArguments {
              std::to_string(levels.edges[p + 1] - levels.edges[p]) + " children; at most " +
              std::to_string(most) + " fit");
   }
+};
+
+/* Gradients of rows that several nodes share: first one for each node, then their sums. */
+class SharedRows {
+ public:
+  explicit SharedRows(const TreeArguments& arguments)
+      : index_(arguments.call.index),
+        nodes_(arguments.levels.nodes()),
+        rows_(arguments.rows),
+        threads_(arguments.call.threads),
+        item_(ItemSize(arguments.signature.dtype)) {}
+
+  /* Where the gradients of nodes go, if those of rows go to `sums`. */
+  void* Add(void* sums, int64_t width) {
+    if (!index_ || !sums) return sums;
+    // Not zeros: all of it is written.
+    parts_.push_back({sums, std::unique_ptr<char[]>(new char[nodes_ * width * item_]), width});
+    return parts_.back().memory.get();
+  }
+
+  void Finish() {
+    if (parts_.empty()) return;
+    std::vector<int64_t> begin(rows_ + 1, 0);
+    for (int64_t n = 0; n < nodes_; ++n) ++begin[index_[n] + 1];
+    for (int64_t r = 0; r < rows_; ++r) begin[r + 1] += begin[r];
+    std::vector<int32_t> users(nodes_);
+    std::vector<int64_t> at(begin.begin(), begin.end() - 1);
+    for (int64_t n = 0; n < nodes_; ++n) users[at[index_[n]]++] = n;
+    for (Part& part : parts_)
+      if (item_ == 4)
+        Sum<float>(part, begin, users);
+      else
+        Sum<double>(part, begin, users);
+  }
+
+ private:
+  struct Part {
+    void* sums;
+    std::unique_ptr<char[]> memory;
+    int64_t width;
+  };
+
+  template <typename T>
+  void Sum(const Part& part, const std::vector<int64_t>& begin,
+           const std::vector<int32_t>& users) const {
+    auto from = reinterpret_cast<const T*>(part.memory.get());
+    auto sums = static_cast<T*>(part.sums);
+    const int64_t width = part.width;
+#pragma omp parallel for num_threads(threads_) if (threads_ > 1) schedule(dynamic, 64)
+    for (int64_t r = 0; r < rows_; ++r) {
+      T* to = sums + r * width;
+      std::memset(to, 0, width * sizeof(T));
+      for (int64_t k = begin[r]; k < begin[r + 1]; ++k) {
+        const T* row = from + users[k] * width;
+        for (int64_t j = 0; j < width; ++j) to[j] += row[j];
+      }
+    }
+  }
+
+  const int32_t* index_;
+  int64_t nodes_, rows_;
+  int threads_, item_;
+  std::vector<Part> parts_;
 };
 
 void TreeForward(const NodeAttrs& attrs, const mxnet::OpContext&,
@@ -246,11 +336,14 @@ void TreeBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
   }
   call.node_stash = made[known.results()].dptr_;
   call.edge_stash = made[known.results() + 1].dptr_;
-  while (at < known.shape.node_rows.size()) call.node_row_gradients.push_back(gradient());
-  while (at < known.structure()) call.edge_row_gradients.push_back(gradient());
-  if (requests[at] == mxnet::kWriteTo)
-    std::memset(outputs[at].dptr_, 0, outputs[at].shape_.Size() * sizeof(int32_t));
-  ++at;
+  SharedRows shared(arguments);
+  for (int64_t width : known.shape.node_rows)
+    call.node_row_gradients.push_back(shared.Add(gradient(), width));
+  for (int64_t width : known.shape.edge_rows)
+    call.edge_row_gradients.push_back(shared.Add(gradient(), width));
+  for (; at <= known.structure(); ++at)
+    if (requests[at] == mxnet::kWriteTo)
+      std::memset(outputs[at].dptr_, 0, outputs[at].shape_.Size() * sizeof(int32_t));
   for (auto [shape, learned] : {std::pair(&known.message, &call.message),
                                 std::pair(&known.update, &call.update)}) {
     for (size_t i = 0; i < shape->rows.size(); ++i) learned->matrix_gradients.push_back(gradient());
@@ -258,6 +351,7 @@ void TreeBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
       learned->vector_gradients.push_back(gradient());
   }
   RunTree(program, known.shape, call);
+  shared.Finish();
   results.Finish();
 }
 
@@ -266,6 +360,7 @@ std::vector<NodeEntry> TreeGradient(const ObjectPtr& node, const std::vector<Nod
   const TreeSignature& signature = TreeSignatureOf(attrs);
   std::vector<std::pair<std::string, std::string>> own;
   own.emplace_back("spec", SpecOf(attrs));
+  if (signature.indexed) own.emplace_back("indexed", "True");
   own.emplace_back("stash", "True");
   ObjectPtr forward = node;
   if (!Flag(attrs, "stash")) {
