@@ -11,13 +11,15 @@ from graphopt.backend import reference_ops
 from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, Node, Value
+from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE, Node, Value
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.recurrence import interpret as recurrence
 from graphopt.kernels.recurrence.spec import parse as parse_recurrence
 from graphopt.kernels.spec import parse
+from graphopt.kernels.tree import interpret as tree
+from graphopt.kernels.tree.spec import parse as parse_tree
 
-_FLAGS = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states")
+_FLAGS = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states", "flat")
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -50,7 +52,7 @@ def supports(graph: Graph) -> bool:
     """Whether every operator of the graph is in the reference table."""
     return all(
         node.is_input
-        or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE)
+        or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -78,5 +80,8 @@ def _node(
     if node.op == RECURRENCE:
         flags = {key: bool(node.attrs.get(key)) for key in _FLAGS}
         return recurrence.run(parse_recurrence(node.attrs["spec"]), inputs, **flags)
+    if node.op == TREE:
+        indexed = bool(node.attrs.get("indexed"))
+        return tree.run(parse_tree(node.attrs["spec"]), inputs, indexed=indexed)
     op = "batch_dot" if node.op == PARALLEL_BATCH_DOT else node.op
     return reference_ops.evaluate(op, inputs, node.attrs, training=training)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphopt.backend.unroll import unroll
+from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import FUSED, PARALLEL_BATCH_DOT, RECURRENCE, Node, Value
+from graphopt.ir.node import FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.rewrite.substitute import transplant
 
@@ -18,13 +19,14 @@ _ACTIVATIONS = frozenset({"Activation", "LeakyReLU", "clip", "relu", "sigmoid", 
 def is_fused(graph: Graph) -> bool:
     """Whether the graph has operators of ours that MXNet's can take the place of."""
     return any(
-        _region(node) is not None or node.op in (PARALLEL_BATCH_DOT, RECURRENCE) for node in graph
+        _region(node) is not None or node.op in (PARALLEL_BATCH_DOT, RECURRENCE, TREE)
+        for node in graph
     )
 
 
 def has_plain_form(graph: Graph) -> bool:
     """Whether MXNet has operators for all recurrences, so that none needs to be unrolled."""
-    return all(node.op != RECURRENCE or _region(node) is not None for node in graph)
+    return all(node.op not in (RECURRENCE, TREE) or _region(node) is not None for node in graph)
 
 
 def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: True) -> Graph:
@@ -37,6 +39,10 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
             continue
         body, now = _region(node), plain[node.id]
         if body is None:
+            if node.op == TREE:
+                raise GraphoptError(
+                    f"{node.label}: MXNet has no operators for trees: keep the kernels"
+                )
             if node.op == RECURRENCE:
                 for index, value in enumerate(unroll(plain, now)):
                     plain.replace_uses(now.out(index), value)

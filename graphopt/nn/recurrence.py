@@ -25,7 +25,7 @@ mx = import_mxnet()
 _ROWS = "rows"
 
 
-class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
     """Message passing from children to parents, all trees of a batch at once.
 
     ``layer(x, parents)``: ``x`` (nodes, columns) holds the nodes of all trees, ``parents`` (nodes,)
@@ -99,6 +99,8 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
         if isinstance(x, mx.nd.NDArray):
             (_check_rows if self._embedding is None else _check_words)(x)
             _check_structure(structure, x.shape[0])
+            if 0 in structure.shape:  # which MXNet takes for a shape it does not know
+                structure = mx.nd.full(x.shape[0], -1, x.context, np.int32)
         return super().__call__(x, structure)
 
     def hybrid_forward(self, F: Any, x: Any, structure: Any, **params: Any) -> Any:
@@ -164,6 +166,8 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
             raise UnsupportedError(f"{self.name}: trees need graphopt's kernels: {why}")
         if x is not None:
             self._like = (int(x.shape[1]), _dtype(x))
+        elif self._like is None:
+            self._like = self._expected()
         if self._like is None:
             raise UnsupportedError(f"{self.name}: call the net once before hybridize()")
         if self._like not in self._bodies:
@@ -172,6 +176,10 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
                 trace.message, trace.update, trace.reduce, trace.sizes
             )
         return self._bodies[self._like]
+
+    def _expected(self) -> tuple[int, str] | None:
+        """Columns and dtype of rows as far as they are known before the first call."""
+        return None
 
     def _children_parameters(self, F: Any, x: Any) -> dict[str, Any]:
         """Those of the functions' Blocks, by name."""
@@ -202,14 +210,14 @@ class _Trace:
         # One manager, so that no two operators have the same name.
         with mx.name.NameManager():
             self.message = self._graph(layer._message, {_ROWS: columns} | states)
-            widths = [self.message.type_of(value).shape[1] for value in self.message.outputs]
+            widths = _columns(self.message)
             self.reduce = _each(layer._reduce, len(widths))
             reduced = {
                 f"reduced{n}": width * reduction(kind)[1]
                 for n, (width, kind) in enumerate(zip(widths, self.reduce, strict=True))
             }
             self.update = self._graph(layer._update, {_ROWS: columns} | reduced)
-        made = [self.update.type_of(value).shape[1] for value in self.update.outputs]
+        made = _columns(self.update)
         if tuple(made[: len(self.sizes)]) != self.sizes:
             raise InputError(
                 f"{layer.name}: update returns {made} columns; the first {len(self.sizes)} are the"
@@ -245,6 +253,12 @@ class _Trace:
         for node in graph.inputs:
             if node.op == PARAM and node.type.is_static:
                 self.shapes[node.name] = tuple(n or 0 for n in node.type.shape or ())
+
+
+def _columns(graph: Graph) -> list[int]:
+    """Of each output."""
+    shapes = [graph.type_of(value).shape or () for value in graph.outputs]
+    return [shape[-1] or 0 if len(shape) == 2 else 0 for shape in shapes]
 
 
 def _with_inputs(graph: Graph, widths: Mapping[str, int], dtype: str) -> Graph:
@@ -327,7 +341,39 @@ def _count_states(message: Any) -> int:
     return count
 
 
-class ChildSumTreeLSTM(Recurrence):
+class _TreeLSTM(Recurrence):
+    """What Tree-LSTMs have in common: states ``h`` and ``c``, and the gates' parameters."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        reduce: str,
+        weights: Mapping[str, tuple[tuple[int, int], Any]],
+        bias_initializer: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(self._message, reduce, self._update, (hidden_size, hidden_size), **kwargs)
+        self._hidden_size = hidden_size
+        with self.name_scope():
+            for name, (shape, init) in weights.items():
+                self._add(f"{name}_weight", shape, init)
+                self._add(f"{name}_bias", shape[:1], bias_initializer)
+
+    def _add(self, name: str, shape: tuple[int, ...], init: Any) -> None:
+        parameter = self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
+        setattr(self, name, parameter)
+
+    def _expected(self) -> tuple[int, str] | None:
+        weight = self.i2h_weight
+        columns = weight.shape[1]
+        return (columns, str(np.dtype(weight.dtype).name)) if columns else None
+
+    def _gates(self, F: Any, x: Any) -> Any:
+        """Input, forget, update and output gate as far as they depend on the node's row."""
+        return F.split(_dense(F, x, self.i2h_weight, self.i2h_bias), num_outputs=4)
+
+
+class ChildSumTreeLSTM(_TreeLSTM):
     """The child-sum Tree-LSTM; ``layer(x, parents) -> (h, c)``, each (nodes, hidden_size).
 
     A node's input, output and update gates read the sum of its children's ``h``; it has a forget
@@ -354,23 +400,13 @@ class ChildSumTreeLSTM(Recurrence):
         bias_initializer: Any = "zeros",
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            self._message, "sum", self._update, (hidden_size, hidden_size), **kwargs
-        )
-        self._hidden_size = hidden_size
         size = hidden_size
         weights = {
             "i2h": ((4 * size, input_size), i2h_weight_initializer),
             "hs2h": ((3 * size, size), hs2h_weight_initializer),
             "hc2h": ((size, size), hc2h_weight_initializer),
         }
-        with self.name_scope():
-            for name, (shape, init) in weights.items():
-                _add(self, f"{name}_weight", shape, init)
-                _add(self, f"{name}_bias", shape[:1], bias_initializer)
-
-    def _gates(self, F: Any, x: Any) -> Any:
-        return F.split(_dense(F, x, self.i2h_weight, self.i2h_bias), num_outputs=4)
+        super().__init__(size, "sum", weights, bias_initializer, **kwargs)
 
     def _message(self, F: Any, x: Any, *states: Any) -> Any:
         hidden, cell = states
@@ -386,7 +422,7 @@ class ChildSumTreeLSTM(Recurrence):
         return F.sigmoid(own[3] + of[2]) * F.tanh(cell), cell
 
 
-class NaryTreeLSTM(Recurrence):
+class NaryTreeLSTM(_TreeLSTM):
     """The N-ary Tree-LSTM; ``layer(x, parents) -> (h, c)``, each (nodes, hidden_size).
 
     Every node has at most ``arity`` children, told apart by the order of their numbers; each gate
@@ -414,44 +450,29 @@ class NaryTreeLSTM(Recurrence):
         bias_initializer: Any = "zeros",
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            self._message, f"concat{arity}", self._update, (hidden_size, hidden_size), **kwargs
-        )
-        self._hidden_size, self._arity = hidden_size, arity
+        size = hidden_size
         weights = {
-            "i2h": ((4 * hidden_size, input_size), i2h_weight_initializer),
-            "h2h": (((3 + arity) * hidden_size, arity * hidden_size), h2h_weight_initializer),
+            "i2h": ((4 * size, input_size), i2h_weight_initializer),
+            "h2h": (((3 + arity) * size, arity * size), h2h_weight_initializer),
         }
-        with self.name_scope():
-            for name, (shape, init) in weights.items():
-                _add(self, f"{name}_weight", shape, init)
-                _add(self, f"{name}_bias", shape[:1], bias_initializer)
+        self._arity = arity
+        super().__init__(size, f"concat{arity}", weights, bias_initializer, **kwargs)
 
     def _message(self, F: Any, x: Any, *states: Any) -> Any:
         return states
 
     def _update(self, F: Any, x: Any, *reduced: Any) -> Any:
         hidden, cells = reduced
-        arity = self._arity
-        own = F.split(_dense(F, x, self.i2h_weight, self.i2h_bias), num_outputs=4)
-        of = F.split(
-            _dense(F, hidden, self.h2h_weight, self.h2h_bias), num_outputs=3 + arity
-        )
+        arity, size = self._arity, self._hidden_size
+        own = self._gates(F, x)
+        of = F.split(_dense(F, hidden, self.h2h_weight, self.h2h_bias), num_outputs=3 + arity)
         cells = [
-            F.slice_axis(
-                cells, axis=1, begin=n * self._hidden_size, end=(n + 1) * self._hidden_size
-            )
-            for n in range(arity)
+            F.slice_axis(cells, axis=1, begin=n * size, end=(n + 1) * size) for n in range(arity)
         ]
         cell = F.sigmoid(own[0] + of[0]) * F.tanh(own[2] + of[1])
         for n in range(arity):
             cell = cell + F.sigmoid(own[1] + of[3 + n]) * cells[n]
         return F.sigmoid(own[3] + of[2]) * F.tanh(cell), cell
-
-
-def _add(layer: Any, name: str, shape: tuple[int, ...], init: Any) -> None:
-    parameter = layer.params.get(name, shape=shape, init=init, allow_deferred_init=True)
-    setattr(layer, name, parameter)
 
 
 def _dense(F: Any, x: Any, weight: Any, bias: Any) -> Any:

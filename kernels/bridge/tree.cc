@@ -466,7 +466,36 @@ void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& c
   update.Collect(partials.get() + message.partial_size, size, units, call.threads);
 }
 
+template <typename T>
+void SumAs(const RowSum& sum, const std::vector<int64_t>& begin, const std::vector<int32_t>& users,
+           int threads) {
+  const int64_t rows = begin.size() - 1, width = sum.width;
+  auto from = static_cast<const T*>(sum.from);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 64)
+  for (int64_t r = 0; r < rows; ++r) {
+    T* to = static_cast<T*>(sum.to) + r * width;
+    std::memset(to, 0, width * sizeof(T));
+    for (int64_t k = begin[r]; k < begin[r + 1]; ++k) AddRow(to, from + users[k] * width, width);
+  }
+}
+
 }  // namespace
+
+void SumRows(const std::vector<RowSum>& sums, const int32_t* index, int64_t nodes, int64_t rows,
+             bool is_double, int threads) {
+  if (sums.empty()) return;
+  std::vector<int64_t> begin(rows + 1, 0);
+  for (int64_t n = 0; n < nodes; ++n) ++begin[index[n] + 1];
+  for (int64_t r = 0; r < rows; ++r) begin[r + 1] += begin[r];
+  std::vector<int32_t> users(nodes);
+  std::vector<int64_t> at(begin.begin(), begin.end() - 1);
+  for (int64_t n = 0; n < nodes; ++n) users[at[index[n]]++] = n;
+  for (const RowSum& sum : sums)
+    if (is_double)
+      SumAs<double>(sum, begin, users, threads);
+    else
+      SumAs<float>(sum, begin, users, threads);
+}
 
 int64_t TreeShape::node_stash_width() const {
   int64_t width = node_stash;

@@ -68,6 +68,17 @@ struct TreeCall {
   int threads = 1;
 };
 
+/* A row for each node, and where their sums by row go. */
+struct RowSum {
+  const void* from;
+  void* to;
+  int64_t width;
+};
+
+/* to[r] = the sum of from[n] over all nodes n whose row is r = index[n]. */
+void SumRows(const std::vector<RowSum>& sums, const int32_t* index, int64_t nodes, int64_t rows,
+             bool is_double, int threads);
+
 void RunTree(const TreeProgram& program, const TreeShape& shape, const TreeCall& call);
 
 }  // namespace graphopt

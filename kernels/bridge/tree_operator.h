@@ -232,67 +232,29 @@ struct TreeArguments {
   }
 };
 
-/* Gradients of rows that several nodes share: first one for each node, then their sums. */
+/* Gradients of rows that nodes share: first one for each node, then their sums. */
 class SharedRows {
  public:
-  explicit SharedRows(const TreeArguments& arguments)
-      : index_(arguments.call.index),
-        nodes_(arguments.levels.nodes()),
-        rows_(arguments.rows),
-        threads_(arguments.call.threads),
-        item_(ItemSize(arguments.signature.dtype)) {}
+  explicit SharedRows(const TreeArguments& arguments) : arguments_(arguments) {}
 
   /* Where the gradients of nodes go, if those of rows go to `sums`. */
   void* Add(void* sums, int64_t width) {
-    if (!index_ || !sums) return sums;
-    // Not zeros: all of it is written.
-    parts_.push_back({sums, std::unique_ptr<char[]>(new char[nodes_ * width * item_]), width});
-    return parts_.back().memory.get();
+    if (!arguments_.call.index || !sums) return sums;
+    int64_t size = arguments_.levels.nodes() * width * ItemSize(arguments_.signature.dtype);
+    memory_.emplace_back(new char[size]);
+    sums_.push_back({memory_.back().get(), sums, width});
+    return memory_.back().get();
   }
 
   void Finish() {
-    if (parts_.empty()) return;
-    std::vector<int64_t> begin(rows_ + 1, 0);
-    for (int64_t n = 0; n < nodes_; ++n) ++begin[index_[n] + 1];
-    for (int64_t r = 0; r < rows_; ++r) begin[r + 1] += begin[r];
-    std::vector<int32_t> users(nodes_);
-    std::vector<int64_t> at(begin.begin(), begin.end() - 1);
-    for (int64_t n = 0; n < nodes_; ++n) users[at[index_[n]]++] = n;
-    for (Part& part : parts_)
-      if (item_ == 4)
-        Sum<float>(part, begin, users);
-      else
-        Sum<double>(part, begin, users);
+    SumRows(sums_, arguments_.call.index, arguments_.levels.nodes(), arguments_.rows,
+            arguments_.signature.dtype == mshadow::kFloat64, arguments_.call.threads);
   }
 
  private:
-  struct Part {
-    void* sums;
-    std::unique_ptr<char[]> memory;
-    int64_t width;
-  };
-
-  template <typename T>
-  void Sum(const Part& part, const std::vector<int64_t>& begin,
-           const std::vector<int32_t>& users) const {
-    auto from = reinterpret_cast<const T*>(part.memory.get());
-    auto sums = static_cast<T*>(part.sums);
-    const int64_t width = part.width;
-#pragma omp parallel for num_threads(threads_) if (threads_ > 1) schedule(dynamic, 64)
-    for (int64_t r = 0; r < rows_; ++r) {
-      T* to = sums + r * width;
-      std::memset(to, 0, width * sizeof(T));
-      for (int64_t k = begin[r]; k < begin[r + 1]; ++k) {
-        const T* row = from + users[k] * width;
-        for (int64_t j = 0; j < width; ++j) to[j] += row[j];
-      }
-    }
-  }
-
-  const int32_t* index_;
-  int64_t nodes_, rows_;
-  int threads_, item_;
-  std::vector<Part> parts_;
+  const TreeArguments& arguments_;
+  std::vector<std::unique_ptr<char[]>> memory_;
+  std::vector<RowSum> sums_;
 };
 
 void TreeForward(const NodeAttrs& attrs, const mxnet::OpContext&,

@@ -22,6 +22,7 @@ def run(
     batch_major: bool = False,
     bidirectional: bool = False,
     zero_states: bool = False,
+    flat: bool = False,
 ) -> list[Array]:
     """Apply the steps.
 
@@ -34,13 +35,15 @@ def run(
         batch_major: whether sequences are (batch, steps, columns).
         bidirectional: whether there are states, matrices and vectors for two directions.
         zero_states: whether the states are zeros at first, and no inputs.
+        flat: whether there is one step only, and sequences are (batch, columns).
 
     Returns:
         The emitted sequences and the final states.
     """
     given = iter(inputs)
     axes = (1, 0, 2) if batch_major else (0, 1, 2)
-    sequences = [next(given).transpose(axes) for _ in spec.sequences]
+    rows = [next(given) for _ in spec.sequences]
+    sequences = [x[None] if flat else x.transpose(axes) for x in rows]
     steps, batch = sequences[0].shape[:2]
     directions = (False, True) if bidirectional else (reverse,)
     zeros = [np.zeros((batch, width), sequences[0].dtype) for width in spec.states]
@@ -54,7 +57,7 @@ def run(
     ]
     emitted = [np.concatenate(parts, axis=2) for parts in zip(*(e for e, _ in found), strict=True)]
     finals = [state for _, own in found for state in own]
-    return [out.transpose(axes) for out in emitted] + finals
+    return [out[0] if flat else out.transpose(axes) for out in emitted] + finals
 
 
 def _walk(

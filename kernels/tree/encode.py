@@ -14,8 +14,8 @@ def signature(spec: TreeSpec) -> list[int]:
 
     In order: MXNet's type code, columns of the stashes of updates and of messages; then, each with
     how many there are: columns of rows that updates read, of rows that messages read, of states, of
-    messages, their reductions, columns of what these make and of what is emitted; and of messages and of updates the
-    matrices' rows and columns and the vectors' columns.
+    messages, their reductions, columns of what these make and of what is emitted; and of messages,
+    then of updates, the matrices' rows and columns and the vectors' columns.
     """
     found = [DTYPES[spec.dtype][2], _stash(spec.update), _stash(spec.message)]
     reductions = tuple(REDUCTIONS.index(reduction(name)[0]) for name in spec.reduce)

@@ -14,16 +14,15 @@ from graphopt.kernels.tree.spec import TreeSpec
 Array = np.ndarray[Any, Any]
 
 
-def run(
-    spec: TreeSpec, inputs: Sequence[Array], structure: Sequence[int] | Sequence[tuple[int, int]]
-) -> list[Array]:
+def run(spec: TreeSpec, inputs: Sequence[Array], *, indexed: bool = False) -> list[Array]:
     """Compute all nodes, children first.
 
     Args:
         spec: what is computed.
-        inputs: rows that updates read and rows that messages read, (nodes, columns) each, then
-            matrices and vectors of messages and of updates.
-        structure: the parent of each node, -1 for roots, or edges (source, target).
+        inputs: rows that updates read and rows that messages read, (nodes, columns) each; with
+            ``indexed`` the number of each node's row; the parent of each node, -1 for roots, or
+            edges (source, target); matrices and vectors of messages, then of updates.
+        indexed: whether nodes share rows.
 
     Returns:
         What updates emit, (nodes, columns) each.
@@ -31,11 +30,15 @@ def run(
     given = iter(inputs)
     node_rows = [next(given) for _ in spec.node_rows]
     edge_rows = [next(given) for _ in spec.edge_rows]
+    if indexed:
+        index = next(given)
+        node_rows, edge_rows = [x[index] for x in node_rows], [x[index] for x in edge_rows]
+    structure = next(given)
     learned = {}
     for rows in (spec.message, spec.update):
         matrices = [next(given) for _ in rows.matrices]
         learned[id(rows)] = (matrices, [next(given) for _ in rows.vectors])
-    nodes = len((node_rows or edge_rows)[0])
+    nodes = len((node_rows or edge_rows)[0])  # one of them has rows
     children = _children(structure, nodes)
     made: dict[int, list[Array]] = {}
 
@@ -84,5 +87,8 @@ def _reduce(kind: str, width: int, messages: list[Array], dtype: str) -> Array:
     if kind.startswith("concat"):
         joined = np.concatenate(messages)
         return np.concatenate([joined, np.zeros(width - len(joined), dtype)])
-    found = {"sum": np.sum, "mean": np.mean, "max": np.max}[kind](np.stack(messages), axis=0)
-    return np.asarray(found)
+    rows = np.stack(messages)
+    if kind == "max":
+        return np.asarray(rows.max(axis=0))
+    total = rows.sum(axis=0)
+    return np.asarray(total / len(messages) if kind == "mean" else total)

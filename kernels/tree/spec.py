@@ -137,7 +137,9 @@ def parse(text: str) -> TreeSpec:
     match = _HEAD.fullmatch(head)
     if match is None or len(parts) != 2:
         raise ParseError(f"{text[:60]!r} is no tree")
-    states, reduce = ([p.strip() for p in group.split(",") if p.strip()] for group in match.groups())
+    states, reduce = (
+        [p.strip() for p in group.split(",") if p.strip()] for group in match.groups()
+    )
     if not all(width.isdigit() for width in states):
         raise ParseError(f"{text[:60]!r} is no tree: states have columns")
     message, update = map(parse_rows, parts)

@@ -76,9 +76,7 @@ def translate_tree(
     rows = [[prepare.number(part, value) for value in part.needed] for part in parts]
     waiting = [part.rest() for part in parts]
     spec = TreeSpec(tuple(states), tuple(reduce), waiting[1].spec, waiting[0].spec)
-    learned = [
-        _learned(part.waiting, body) for part, body in zip(parts, waiting, strict=True)
-    ]
+    learned = [_learned(part.waiting, body) for part, body in zip(parts, waiting, strict=True)]
     made = prepare.translated()
     return TreeBody(
         None if made is None else made.spec,

@@ -7,5 +7,6 @@ from graphopt.ir.ops.facts import Gradient, Kind, OpInfo
 OPERATORS = (
     OpInfo("graphopt_fused", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_recurrence", Kind.OPAQUE, pure=True),
+    OpInfo("graphopt_tree", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_batch_dot", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
 )
