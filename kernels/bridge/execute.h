@@ -17,7 +17,7 @@
 namespace graphopt {
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kUnits = 16;  // partial gradients that are summed up at the end
+constexpr int64_t kUnits = 8;  // partial gradients that are summed up at the end
 
 inline int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;

@@ -147,7 +147,7 @@ bool TreeTypes(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* o
   return true;
 }
 
-constexpr int64_t kChunkNodes = 256;  // what fits the level-2 cache, backward too
+constexpr int64_t kChunkNodes = 384;  // what fits the level-2 cache, backward too
 constexpr int64_t kMinChunkNodes = 32;
 constexpr int64_t kWantedChunks = 16;
 
