@@ -35,9 +35,16 @@ class Engine(Protocol):
 
 
 class CachedOpEngine:
-    """MXNet's CachedOp: asynchronous, differentiable, statically planned."""
+    """MXNet's CachedOp: asynchronous, differentiable, statically planned unless told otherwise."""
 
-    def __init__(self, symbol: Any, data: Collection[str], name: str = "CachedOp") -> None:
+    def __init__(
+        self,
+        symbol: Any,
+        data: Collection[str],
+        name: str = "CachedOp",
+        *,
+        is_static: bool = True,
+    ) -> None:
         """Plan ``symbol``; ``data`` names the inputs that change from call to call."""
         mx = import_mxnet()
         self.name = name
@@ -52,8 +59,8 @@ class CachedOpEngine:
         flags = [
             ("data_indices", [i for i, yes in enumerate(is_data) if yes]),
             ("param_indices", [i for i, yes in enumerate(is_data) if not yes]),
-            ("static_alloc", True),
-            ("static_shape", True),
+            ("static_alloc", is_static),
+            ("static_shape", is_static),
         ]
         self._op = mx.nd.CachedOp(symbol, flags)
         self._release_threads = _thread_releaser()

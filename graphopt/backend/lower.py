@@ -19,6 +19,7 @@ from graphopt.backend.freeze import freeze
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
+from graphopt.backend.passing import hands_on_gradients
 from graphopt.backend.recurrence import with_stash
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.target import MXNetTarget
@@ -321,7 +322,8 @@ class Lowered:
         }
 
     def _cached_op(self, symbol: Any, name: str) -> Engine:
-        return CachedOpEngine(self._typed(symbol), self.data, name)
+        is_static = self._frozen or not hands_on_gradients(self._per_call)
+        return CachedOpEngine(self._typed(symbol), self.data, name, is_static=is_static)
 
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         symbol = self._typed(to_symbol(guard(graph)))

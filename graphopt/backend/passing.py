@@ -1,0 +1,56 @@
+"""Gradients that MXNet hands on from an output to an input without computing anything."""
+
+from __future__ import annotations
+
+from graphopt.ir.graph import Graph
+from graphopt.ir.ops import canonical
+
+#: Operators whose gradient is, for some input, the gradient of their output.
+_SUMS = (
+    "elemwise_add",
+    "broadcast_add",
+    "_npi_add",
+    "add_n",
+    "elemwise_sub",
+    "broadcast_sub",
+    "_npi_subtract",
+    "_plus_scalar",
+    "_minus_scalar",
+    "_npi_add_scalar",
+    "_npi_subtract_scalar",
+)
+_VIEWS = (
+    "_copy",
+    "identity",
+    "Reshape",
+    "_npx_reshape",
+    "Flatten",
+    "expand_dims",
+    "squeeze",
+    "reshape_like",
+    "amp_cast",
+    "Cast",
+)
+_HAND_ON = frozenset((*_SUMS, *_VIEWS))
+
+
+def hands_on_gradients(graph: Graph) -> bool:
+    """Whether the gradient of an input may be that of an output, or a sum with it.
+
+    MXNet's CachedOp with ``static_alloc`` lets the two share memory, and what it hands to another
+    call is overwritten before that one has read it: a cell ``h + x`` that is called step after step
+    gets wrong gradients. Linear.
+    """
+    pending = [value.node for value in graph.outputs]
+    seen = set(pending)
+    while pending:
+        node = graph[pending.pop()]
+        if node.is_input:
+            return True
+        if canonical(node.op) not in _HAND_ON:
+            continue
+        for value in node.inputs:
+            if value.node not in seen:
+                seen.add(value.node)
+                pending.append(value.node)
+    return False
