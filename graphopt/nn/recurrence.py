@@ -132,6 +132,10 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
         rows = self._embedding(mx.nd.array(distinct, words.context, words.dtype))
         return rows, [mx.nd.array(index, words.context, np.int32)]
 
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """Hybridize the Blocks within; the layer is one operator, and needs no graph."""
+        mx.gluon.Block.hybridize(self, active, **kwargs)
+
     def infer_shape(self, x: Any, *_others: Any) -> None:
         """Learn the shapes of parameters from an array."""
         if self._embedding is not None:
