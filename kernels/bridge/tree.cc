@@ -2,109 +2,11 @@
 
 #include <atomic>
 
-#include "execute.h"
+#include "rows.h"
 
 namespace graphopt {
 
 namespace {
-
-constexpr size_t kNever = 1 << 20;  // forward programs have no gradients
-
-/* A program over rows of a chunk that lie one behind the other. */
-template <typename T>
-class RowProgram : public Executor<T, RowProgram<T>> {
-  using Base = Executor<T, RowProgram<T>>;
-  using Base::live_, Base::p_, Base::partial_;
-
- public:
-  std::vector<Located<T>> sequences;  // of the chunk's first row
-  Located<T> stash{nullptr, 0};
-
-  RowProgram(const Prepared<T>& prepared, int64_t rows, Buffers<T>* buffers)
-      : Base(prepared, buffers),
-        sequences(p_.sequence_widths.size(), Located<T>{nullptr, 0}),
-        scratch_(p_.scratch_widths.size()),
-        rings_(p_.ring_widths.size()),
-        reads_(sequences.size(), false) {
-    for (size_t i = 0; i < scratch_.size(); ++i)
-      buffers->Want(&scratch_[i], rows * p_.scratch_widths[i]);
-    for (size_t i = 0; i < rings_.size(); ++i)
-      buffers->Want(&rings_[i], rows * p_.ring_widths[i]);
-    int64_t widest = 1;
-    for (int64_t width : p_.sequence_widths) widest = std::max(widest, width);
-    buffers->Want(&zeros_, widest);
-    zero_width_ = widest;
-    for (const Step& step : p_.steps)
-      for (const Spot& spot : step.spots)
-        if (spot.place == kSequence) reads_[spot.index] = true;
-  }
-
-  /* Whether the program reads or writes a sequence. */
-  bool Uses(size_t sequence) const { return reads_[sequence]; }
-
-  void Begin(T* partial) {
-    partial_ = partial;
-    std::memset(zeros_, 0, zero_width_ * sizeof(T));
-  }
-
-  /* Rows `first` to `first + rows`. Inputs `bare_from` to `bare_to` are zero for all of them, and
-   * nobody wants the gradients of these; those of inputs lie at `gradients` and behind. */
-  void Run(int64_t first, int64_t rows, size_t bare_from, size_t bare_to, size_t gradients) {
-    first_ = first;
-    live_ = rows;
-    bare_from_ = bare_from;
-    bare_to_ = bare_to;
-    gradients_ = gradients;
-    for (size_t n = 0; n < p_.steps.size(); ++n) {
-      const Step& step = p_.steps[n];
-      if (bare_from == bare_to || !SkipBare(step)) Base::Execute(step, n);
-    }
-  }
-
-  Located<T> Locate(const Spot& spot) {
-    int64_t i = spot.index;
-    switch (spot.place) {
-      case kSequence:
-        if (IsBare(i)) return {zeros_ + spot.offset, 0};
-        if (IsBare(i - gradients_)) return {nullptr, 0};
-        return At(sequences[i], spot.offset);
-      case kStash: return At(stash, spot.offset);
-      case kScratch: return {scratch_[i] + spot.offset, p_.scratch_widths[i]};
-      case kRing: return At({rings_[i], p_.ring_widths[i]}, spot.offset);
-      default: return Base::VectorAt(spot);
-    }
-  }
-
- private:
-  bool IsBare(int64_t sequence) const {
-    return sequence >= static_cast<int64_t>(bare_from_) && sequence < static_cast<int64_t>(bare_to_);
-  }
-
-  bool IsBare(const Spot& spot) const { return spot.place == kSequence && IsBare(spot.index); }
-
-  /* Products with zeros. */
-  bool SkipBare(const Step& step) {
-    if (step.code == kOuter) return IsBare(step.spots[0]) || IsBare(step.spots[1]);
-    if (step.code != kProduct || !IsBare(step.spots[1])) return false;
-    if (!step.adds) {
-      Located<T> to = Locate(step.spots[0]);
-      for (int64_t r = 0; r < live_; ++r)
-        std::memset(to.at + r * to.stride, 0, step.width * sizeof(T));
-    }
-    return true;
-  }
-
-  Located<T> At(const Located<T>& base, int64_t offset) const {
-    if (!base.at) return base;
-    return {base.at + first_ * base.stride + offset, base.stride};
-  }
-
-  std::vector<T*> scratch_, rings_;
-  std::vector<bool> reads_;
-  T* zeros_ = nullptr;
-  int64_t zero_width_ = 0, first_ = 0;
-  size_t bare_from_ = 0, bare_to_ = 0, gradients_ = 0;
-};
 
 /* What all chunks of a call share. */
 template <typename T>
@@ -114,16 +16,6 @@ struct Shared {
   const Prepared<T>&message, &update;
   int64_t rows = 0, edges = 0;  // of the largest chunk
 };
-
-template <typename T>
-void CopyRow(T* to, const T* from, int64_t width) {
-  std::memcpy(to, from, width * sizeof(T));
-}
-
-template <typename T>
-void AddRow(T* to, const T* from, int64_t width) {
-  for (int64_t j = 0; j < width; ++j) to[j] += from[j];
-}
 
 /* One chunk on its way through the levels. */
 template <typename T>
@@ -238,11 +130,11 @@ class TreeWalk {
         update_.sequences[node_gradients_ + i] = {node_row_gradients_[i], shape_.node_rows[i]};
     set(&update_, node_gradients_ + n_node, reduced_, shape_.reduced);
     set(&message_, edge_inputs + n_messages, messages_, shape_.messages);
-    edge_gradients_ = edge_inputs + 2 * n_messages;
+    const size_t edge_gradients = edge_inputs + 2 * n_messages;
     for (size_t i = 0; i < n_edge; ++i)
       if (c_.edge_row_gradients[i])
-        message_.sequences[edge_gradients_ + i] = {edge_row_gradients_[i], shape_.edge_rows[i]};
-    set(&message_, edge_gradients_ + n_edge, child_gradients_, shape_.states);
+        message_.sequences[edge_gradients + i] = {edge_row_gradients_[i], shape_.edge_rows[i]};
+    set(&message_, edge_gradients + n_edge, child_gradients_, shape_.states);
   }
 
   Range Find(int64_t level) const {
@@ -311,17 +203,27 @@ class TreeWalk {
 
   /* From children to parents. */
   void Up(const Range& range, bool are_leaves) {
-    const size_t n_node = shape_.node_rows.size(), n_messages = shape_.messages.size();
+    const size_t n_messages = shape_.messages.size();
     if (!are_leaves) {
       GatherParents(range);
       GatherChildren(range);
-      message_.Run(range.edge_begin, range.edge_end - range.edge_begin, 0, 0, kNever);
+      message_.Run(range.edge_begin, range.edge_end - range.edge_begin, range.edge_begin);
       for (size_t j = 0; j < n_messages; ++j) Reduce(j, range);
     }
     GatherNodes(range);
-    update_.Run(range.begin, range.end - range.begin, n_node,
-                are_leaves ? n_node + n_messages : n_node, kNever);
+    RunUpdate(range, are_leaves);
     Scatter(emitted_, c_.emitted, shape_.emitted, range.begin, range.end);
+  }
+
+  /* Leaves get no messages. */
+  void RunUpdate(const Range& range, bool are_leaves) {
+    Bare bare;
+    if (are_leaves) {
+      bare.begin = shape_.node_rows.size();
+      bare.end = bare.begin + static_cast<int64_t>(shape_.messages.size());
+      if (is_backward_) bare.gradients = node_gradients_;
+    }
+    update_.Run(range.begin, range.end - range.begin, range.begin, bare);
   }
 
   void Reduce(size_t j, const Range& range) const {
@@ -350,9 +252,7 @@ class TreeWalk {
     for (int64_t e = 1; e < count; ++e) {
       const T* other = from + e * stride;
       if (kind == kMax)
-        // As MXNet's maximum: what is not a number wins.
-        for (int64_t k = 0; k < width; ++k)
-          row[k] = row[k] >= other[k] || row[k] != row[k] ? row[k] : other[k];
+        MaxRow(row, other, width);
       else
         AddRow(row, other, width);
     }
@@ -362,16 +262,15 @@ class TreeWalk {
 
   /* From parents to children. */
   void Down(const Range& range, bool are_leaves) {
-    const size_t n_node = shape_.node_rows.size(), n_messages = shape_.messages.size();
+    const size_t n_messages = shape_.messages.size();
     GatherNodes(range);
-    update_.Run(range.begin, range.end - range.begin, n_node,
-                are_leaves ? n_node + n_messages : n_node, node_gradients_);
+    RunUpdate(range, are_leaves);
     Scatter(node_row_gradients_, c_.node_row_gradients, shape_.node_rows, range.begin, range.end);
     if (!are_leaves) {
       GatherParents(range);
       GatherChildren(range);
       for (size_t j = 0; j < n_messages; ++j) Spread(j, range);
-      message_.Run(range.edge_begin, range.edge_end - range.edge_begin, 0, 0, edge_gradients_);
+      message_.Run(range.edge_begin, range.edge_end - range.edge_begin, range.edge_begin);
       for (size_t i = 0; i < child_gradients_.size(); ++i)
         for (int64_t e = range.edge_begin; e < range.edge_end; ++e)
           AddRow(heads_[i] + Child(e) * shape_.states[i],
@@ -429,7 +328,7 @@ class TreeWalk {
   std::vector<T*> node_row_gradients_, edge_row_gradients_, child_gradients_;
   std::vector<Located<T>> reduced_at_, message_at_;
   int64_t first_ = 0, count_ = 0, first_edge_ = 0;
-  size_t node_gradients_ = 0, edge_gradients_ = 0;
+  int64_t node_gradients_ = 0;
 };
 
 
