@@ -18,9 +18,9 @@ from graphopt.kernels.cache import folder, write_atomically
 
 HERE = Path(__file__).parent
 #: What is compiled, each file by a process of its own.
-SOURCES = ("operators.cc", "recurrence.cc", "matrix.cc", "tree.cc", "levels.cc")
+SOURCES = ("operators.cc", "recurrence.cc", "matrix.cc", "tree.cc", "levels.cc", "schedule.cc")
 #: Those whose loops are worth, and stand, the processor's own instructions.
-_VECTORS = ("matrix.cc", "tree.cc")
+_VECTORS = ("matrix.cc", "tree.cc", "schedule.cc")
 _INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma"],

@@ -10,6 +10,7 @@
 #include "fused.h"
 #include "legacy.h"
 #include "recurrence_operator.h"
+#include "schedule_operator.h"
 #include "tree_operator.h"
 
 namespace graphopt {
@@ -59,6 +60,18 @@ void Register() {
   down.get_num_outputs = LegacyFunction(&TreeInputs);
   SetAttribute<nnvm::TIsBackward>(down, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(down, "FCompute<cpu>", LegacyFunction(&TreeBackward));
+  nnvm::Op& schedule = registry->__REGISTER_OR_GET__("graphopt_schedule");
+  schedule.get_num_inputs = LegacyFunction(&ScheduleInputs);
+  schedule.get_num_outputs = LegacyFunction(&ScheduleOutputs);
+  SetAttribute<mxnet::FInferShape>(schedule, "FInferShape", LegacyFunction(&ScheduleShapes));
+  SetAttribute<nnvm::FInferType>(schedule, "FInferType", LegacyFunction(&ScheduleTypes));
+  SetAttribute<mxnet::FCompute>(schedule, "FCompute<cpu>", LegacyFunction(&ScheduleForward));
+  SetAttribute<nnvm::FGradient>(schedule, "FGradient", LegacyFunction(&ScheduleGradient));
+  nnvm::Op& unschedule = registry->__REGISTER_OR_GET__("_backward_graphopt_schedule");
+  unschedule.get_num_inputs = LegacyFunction(&ScheduleBackwardInputs);
+  unschedule.get_num_outputs = LegacyFunction(&ScheduleInputs);
+  SetAttribute<nnvm::TIsBackward>(unschedule, "TIsBackward", true);
+  SetAttribute<mxnet::FCompute>(unschedule, "FCompute<cpu>", LegacyFunction(&ScheduleBackward));
 }
 
 }  // namespace graphopt

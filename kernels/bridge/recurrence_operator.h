@@ -82,10 +82,8 @@ const Kept& FindOrMake(std::unordered_map<std::string, std::unique_ptr<Kept>>* k
   return *known->emplace(spec, std::move(made)).first->second;
 }
 
-const Signature& SignatureOf(const NodeAttrs& attrs) {
-  bool lengths = Flag(attrs, "lengths"), zero_states = Flag(attrs, "zero_states");
-  bool bidirectional = Flag(attrs, "bidirectional");
-  const std::string& spec = SpecOf(attrs);
+const Signature& SignatureBy(const std::string& spec, bool lengths, bool zero_states,
+                             bool bidirectional) {
   return FindOrMake(&signatures[lengths + 2 * zero_states + 4 * bidirectional], spec, [&] {
     std::vector<int64_t> numbers = Told(spec, kSignature + (lengths ? kWithLengths : 0));
     const int64_t* at = numbers.data();
@@ -103,14 +101,21 @@ const Signature& SignatureOf(const NodeAttrs& attrs) {
   });
 }
 
-const Program& ProgramOf(const NodeAttrs& attrs, Mode mode) {
-  int key = mode + (Flag(attrs, "lengths") ? kWithLengths : 0);
-  const std::string& spec = SpecOf(attrs);
+const Signature& SignatureOf(const NodeAttrs& attrs) {
+  return SignatureBy(SpecOf(attrs), Flag(attrs, "lengths"), Flag(attrs, "zero_states"),
+                     Flag(attrs, "bidirectional"));
+}
+
+const Program& ProgramBy(const std::string& spec, int key) {
   return FindOrMake(&programs[key], spec, [&] {
     std::vector<int64_t> numbers = Told(spec, key);
     const int64_t* at = numbers.data();
     return std::make_unique<Program>(ReadProgram(&at));
   });
+}
+
+const Program& ProgramOf(const NodeAttrs& attrs, Mode mode) {
+  return ProgramBy(SpecOf(attrs), mode + (Flag(attrs, "lengths") ? kWithLengths : 0));
 }
 
 uint32_t RecurrenceInputs(const NodeAttrs& attrs) { return SignatureOf(attrs).inputs(); }

@@ -1,0 +1,610 @@
+#include "schedule.h"
+
+#include <atomic>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "rows.h"
+
+namespace graphopt {
+
+namespace {
+
+[[noreturn]] void Refuse(const char* what) {
+  throw std::invalid_argument(std::string("a plan of graphopt.batch ") + what);
+}
+
+/* Reads numbers one after the other. */
+class Numbers {
+ public:
+  Numbers(const int32_t* at, int64_t count) : at_(at), end_(at + count) {}
+
+  int64_t Next() { return *Many(1); }
+
+  const int32_t* Many(int64_t count) {
+    if (count < 0 || count > end_ - at_) Refuse("ends too early");
+    at_ += count;
+    return at_ - count;
+  }
+
+ private:
+  const int32_t *at_, *end_;
+};
+
+void CheckArg(const SchedulePlan& plan, const PlannedArg& arg, int64_t known) {
+  for (int64_t e = 0; e < arg.entries; ++e) {
+    if (arg.ids[e] < 0 || arg.ids[e] >= known) Refuse("reads a row that is not there");
+    int64_t offset = arg.offsets ? arg.offsets[e] : 0;
+    if (offset < 0 || offset + arg.width > plan.values[plan.value_of[arg.ids[e]]].width)
+      Refuse("reads columns that are not there");
+  }
+}
+
+int64_t AddValue(SchedulePlan* plan, int64_t step, int64_t rows, int64_t width) {
+  if (rows < 0 || width < 1) Refuse("has a value without extent");
+  int64_t number = plan->values.size(), base = plan->value_of.size();
+  plan->values.push_back({step, rows, width, base});
+  plan->value_of.insert(plan->value_of.end(), rows, number);
+  return number;
+}
+
+}  // namespace
+
+SchedulePlan ReadPlan(const int32_t* numbers, int64_t count) {
+  Numbers from(numbers, count);
+  SchedulePlan plan;
+  plan.externals = from.Next();
+  for (size_t i = 0; i < plan.externals; ++i) {
+    int64_t rows = from.Next();
+    AddValue(&plan, -1, rows, from.Next());
+  }
+  int64_t steps = from.Next();
+  for (int64_t s = 0; s < steps; ++s) {
+    PlannedStep step;
+    step.kind = from.Next();
+    step.program = from.Next();
+    step.rows = from.Next();
+    step.first = plan.step_rows;
+    plan.step_rows += step.rows;
+    int64_t n_args = from.Next(), n_outs = from.Next(), known = plan.value_of.size();
+    const bool reduces = step.kind != kRowsStep;
+    if (step.kind < kRowsStep || step.kind > kMaxStep || (reduces && (n_args != 1 || n_outs != 1)))
+      Refuse("has a step of unknown kind");
+    for (int64_t o = 0; o < n_outs; ++o)
+      step.values.push_back(AddValue(&plan, s, step.rows, from.Next()));
+    for (int64_t a = 0; a < n_args; ++a) {
+      PlannedArg arg;
+      arg.width = from.Next();
+      arg.entries = from.Next();
+      bool has_offsets = from.Next();
+      arg.ids = from.Many(arg.entries);
+      if (has_offsets) arg.offsets = from.Many(arg.entries);
+      if (!reduces && arg.entries != step.rows) Refuse("has too few or too many rows");
+      CheckArg(plan, arg, known);
+      step.args.push_back(arg);
+    }
+    if (reduces) {
+      step.lengths = from.Many(step.rows);
+      int64_t total = 0;
+      for (int64_t r = 0; r < step.rows; ++r) {
+        if (step.lengths[r] < 1) Refuse("reduces nothing");
+        total += step.lengths[r];
+      }
+      if (total != step.args[0].entries || step.args[0].width != plan.values[step.values[0]].width)
+        Refuse("reduces too few or too many rows");
+    }
+    plan.steps.push_back(step);
+  }
+  for (int64_t n = from.Next(); n > 0; --n) {
+    int64_t s = from.Next(), o = from.Next();
+    if (s < 0 || s >= steps || o < 0 || o >= static_cast<int64_t>(plan.steps[s].values.size()))
+      Refuse("hands out a value that is not there");
+    plan.exports.push_back(plan.steps[s].values[o]);
+  }
+  return plan;
+}
+
+int64_t StashSize(const SchedulePlan& plan, const std::vector<int64_t>& stash_widths) {
+  int64_t size = 0;
+  for (const PlannedStep& step : plan.steps) {
+    int64_t width = step.kind == kRowsStep ? stash_widths[step.program] : 0;
+    for (int64_t value : step.values) width += plan.values[value].width;
+    size += step.rows * width;
+  }
+  return size;
+}
+
+namespace {
+
+constexpr double kMinChunkWork = 4e6;  // multiplications; less is not worth a chunk of its own
+constexpr double kMaxChunkWork = 1e8;  // what is gathered for more does not stay in the cache
+constexpr double kRowWork = 100;       // of a row, besides products
+constexpr int64_t kMaxShared = 1 << 20;
+
+double WorkOf(const Program& program) {
+  double work = kRowWork;
+  for (const PackOf& pack : program.packs) work += static_cast<double>(pack.depth) * pack.width;
+  return work;
+}
+
+/* Which rows of which step a chunk has, in their order. */
+struct Chunks {
+  int64_t count = 0, steps = 0;
+  std::vector<int32_t> chunk_of;  // of every row of every step
+  std::vector<int32_t> rows;      // numbers of rows within their step, by chunk and step
+  std::vector<int64_t> begin;     // chunk c, step s: rows[begin[c * steps + s]] to the next
+  std::vector<int32_t> place;     // of every row of every step, among those of its chunk and step
+
+  int64_t Begin(int64_t chunk, int64_t step) const { return begin[chunk * steps + step]; }
+  int64_t Count(int64_t chunk, int64_t step) const {
+    return begin[chunk * steps + step + 1] - begin[chunk * steps + step];
+  }
+};
+
+/* The first row of what every row hangs together with. */
+std::vector<int32_t> Parts(const SchedulePlan& plan) {
+  std::vector<int32_t> first(plan.step_rows);
+  std::iota(first.begin(), first.end(), 0);
+  auto find = [&](int32_t row) {
+    while (first[row] != row) row = first[row] = first[first[row]];
+    return row;
+  };
+  for (const PlannedStep& step : plan.steps)
+    for (const PlannedArg& arg : step.args) {
+      int64_t row = 0, left = step.lengths ? step.lengths[0] : 1;
+      for (int64_t e = 0; e < arg.entries; ++e) {
+        while (left == 0) left = step.lengths ? step.lengths[++row] : (++row, 1);
+        --left;
+        const PlannedValue& source = plan.values[plan.value_of[arg.ids[e]]];
+        if (source.step < 0) continue;
+        int32_t a = find(step.first + row);
+        int32_t b = find(plan.steps[source.step].first + arg.ids[e] - source.base);
+        if (a != b) first[std::max(a, b)] = std::min(a, b);
+      }
+    }
+  for (int64_t row = 0; row < plan.step_rows; ++row) first[row] = find(row);
+  return first;
+}
+
+Chunks Divide(const SchedulePlan& plan, const std::vector<double>& work_of_program) {
+  std::vector<int32_t> parts = Parts(plan);
+  std::vector<double> work(plan.step_rows, 0);
+  double total = 0;
+  for (const PlannedStep& step : plan.steps) {
+    double each = step.kind == kRowsStep ? work_of_program[step.program] : kRowWork;
+    for (int64_t r = 0; r < step.rows; ++r) work[parts[step.first + r]] += each;
+    total += each * step.rows;
+  }
+  double wanted = std::min(std::max(total / 16, kMinChunkWork), kMaxChunkWork);
+  Chunks made;
+  made.steps = plan.steps.size();
+  made.chunk_of.resize(plan.step_rows);
+  double filled = 0;
+  for (int64_t row = 0; row < plan.step_rows; ++row) {
+    if (parts[row] != row) continue;
+    if (made.count == 0 || filled + work[row] / 2 > wanted) {
+      ++made.count;
+      filled = 0;
+    }
+    filled += work[row];
+    made.chunk_of[row] = made.count - 1;
+  }
+  for (int64_t row = 0; row < plan.step_rows; ++row) made.chunk_of[row] = made.chunk_of[parts[row]];
+  made.begin.assign(made.count * made.steps + 1, 0);
+  for (int64_t s = 0; s < made.steps; ++s)
+    for (int64_t r = 0; r < plan.steps[s].rows; ++r)
+      ++made.begin[made.chunk_of[plan.steps[s].first + r] * made.steps + s + 1];
+  std::partial_sum(made.begin.begin(), made.begin.end(), made.begin.begin());
+  made.rows.resize(plan.step_rows);
+  made.place.resize(plan.step_rows);
+  std::vector<int64_t> at(made.begin.begin(), made.begin.end() - 1);
+  for (int64_t s = 0; s < made.steps; ++s)
+    for (int64_t r = 0; r < plan.steps[s].rows; ++r) {
+      int64_t row = plan.steps[s].first + r, cell = made.chunk_of[row] * made.steps + s;
+      made.place[row] = at[cell] - made.begin[cell];
+      made.rows[at[cell]++] = r;
+    }
+  return made;
+}
+
+/* Rows from outside that several chunks read: their gradients are summed up apart. */
+struct SharedRows {
+  std::vector<int64_t> at;  // of every row from outside: where in a unit's sums, or -1
+  int64_t size = 0;
+};
+
+SharedRows FindShared(const SchedulePlan& plan, const Chunks& chunks, const ScheduleCall& call) {
+  int64_t count = 0;
+  for (size_t i = 0; i < plan.externals; ++i) count += plan.values[i].rows;
+  std::vector<int32_t> owner(count, -1);
+  SharedRows found;
+  found.at.assign(count, -1);
+  for (const PlannedStep& step : plan.steps)
+    for (const PlannedArg& arg : step.args) {
+      int64_t row = 0, left = step.lengths ? step.lengths[0] : 1;
+      for (int64_t e = 0; e < arg.entries; ++e) {
+        while (left == 0) left = step.lengths ? step.lengths[++row] : (++row, 1);
+        --left;
+        int64_t id = arg.ids[e];
+        if (id >= count || !call.external_gradients[plan.value_of[id]]) continue;
+        int32_t chunk = chunks.chunk_of[step.first + row];
+        if (owner[id] == -1) owner[id] = chunk;
+        if (owner[id] == chunk || found.at[id] >= 0) continue;
+        found.at[id] = found.size;
+        found.size += plan.values[plan.value_of[id]].width;
+      }
+    }
+  return found;
+}
+
+/* What all chunks of a call share. */
+template <typename T>
+struct Shared {
+  const SchedulePlan& plan;
+  const ScheduleCall& call;
+  const Chunks& chunks;
+  const SharedRows& rows;
+  std::vector<std::unique_ptr<Prepared<T>>> programs;
+  std::vector<int64_t> partial_at;  // of each program; behind them that of shared rows
+  std::vector<int64_t> stash_at;    // of each chunk
+  int64_t partial_size = 0;
+  // Of the largest chunk: elements of values, of arguments of a step and of all, of gradients.
+  int64_t values = 0, step_args = 0, all_args = 0, outputs = 0;
+  std::vector<int64_t> program_rows;  // of each program
+};
+
+/* One chunk on its way through the steps. */
+template <typename T>
+class ScheduleWalk {
+ public:
+  ScheduleWalk(const Shared<T>& shared, bool backward)
+      : ScheduleWalk(shared, backward, Buffers<T>()) {}
+
+  void Run(int64_t chunk, T* partial) {
+    chunk_ = chunk;
+    partial_ = partial;
+    for (size_t i = 0; i < programs_.size(); ++i)
+      programs_[i]->Begin(partial ? partial + s_.partial_at[i] : nullptr);
+    Place();
+    const auto& steps = s_.plan.steps;
+    if (!is_backward_) {
+      for (size_t s = 0; s < steps.size(); ++s)
+        if (Count(s)) steps[s].kind == kRowsStep ? Forward(s) : Reduce(s);
+      for (size_t k = 0; k < s_.plan.exports.size(); ++k) Export(k);
+      return;
+    }
+    std::fill(ring_.begin(), ring_.end(), 0);
+    used_args_ = 0;
+    for (size_t k = 0; k < s_.plan.exports.size(); ++k) Import(k);
+    for (size_t s = steps.size(); s-- > 0;)
+      if (Count(s)) steps[s].kind == kRowsStep ? Backward(s) : Spread(s);
+    for (auto& program : programs_) program->Flush();
+  }
+
+ private:
+  ScheduleWalk(const Shared<T>& shared, bool backward, Buffers<T> buffers)
+      : s_(shared), is_backward_(backward), ring_(shared.programs.size(), 0) {
+    static thread_local Arena arena;
+    for (size_t i = 0; i < s_.programs.size(); ++i)
+      programs_.emplace_back(
+          new RowProgram<T>(*s_.programs[i], s_.program_rows[i], &buffers));
+    if (!s_.call.stash) buffers.Want(&own_values_, s_.values);
+    buffers.Want(&args_, is_backward_ ? s_.all_args : s_.step_args);
+    buffers.Want(&arg_gradients_, is_backward_ ? s_.step_args : 0);
+    buffers.Want(&gradients_, is_backward_ ? s_.outputs : 0);
+    buffers.Take(&arena);
+    value_at_.resize(s_.plan.values.size());
+    gradient_at_.resize(s_.plan.values.size());
+    stash_at_.resize(s_.plan.steps.size());
+  }
+
+  int64_t Count(size_t step) const { return s_.chunks.Count(chunk_, step); }
+  const int32_t* RowsOf(size_t step) const {
+    return s_.chunks.rows.data() + s_.chunks.Begin(chunk_, step);
+  }
+
+  /* Finds places for what the steps make. */
+  void Place() {
+    T* at = own_values_;
+    if (s_.call.stash) at = static_cast<T*>(s_.call.stash) + s_.stash_at[chunk_];
+    T* gradient = gradients_;
+    for (size_t i = 0; i < s_.plan.externals; ++i)
+      value_at_[i] = const_cast<T*>(static_cast<const T*>(s_.call.externals[i]));
+    for (size_t s = 0; s < s_.plan.steps.size(); ++s) {
+      const PlannedStep& step = s_.plan.steps[s];
+      int64_t rows = Count(s);
+      for (int64_t value : step.values) {
+        int64_t size = rows * s_.plan.values[value].width;
+        value_at_[value] = at;
+        at += size;
+        gradient_at_[value] = gradient;
+        gradient += size;
+      }
+      stash_at_[s] = at;
+      if (step.kind == kRowsStep)
+        at += rows * s_.programs[step.program]->program.stash_width;
+    }
+    if (is_backward_) std::memset(gradients_, 0, (gradient - gradients_) * sizeof(T));
+  }
+
+  /* Where the row with a number lies. */
+  T* RowAt(int32_t id, const std::vector<T*>& where) const {
+    const PlannedValue& value = s_.plan.values[s_.plan.value_of[id]];
+    int64_t row = id - value.base;
+    if (value.step >= 0) row = s_.chunks.place[s_.plan.steps[value.step].first + row];
+    return where[s_.plan.value_of[id]] + row * value.width;
+  }
+
+  T* EntryAt(const PlannedArg& arg, int64_t entry, const std::vector<T*>& where) const {
+    return RowAt(arg.ids[entry], where) + (arg.offsets ? arg.offsets[entry] : 0);
+  }
+
+  /* Rows of an argument, where they lie if they adjoin, else copied to `to`. */
+  T* Gather(const PlannedArg& arg, size_t step, T* to) const {
+    const int32_t* rows = RowsOf(step);
+    int64_t count = Count(step), width = arg.width;
+    T* first = EntryAt(arg, rows[0], value_at_);
+    int64_t r = 1;
+    while (r < count && EntryAt(arg, rows[r], value_at_) == first + r * width) ++r;
+    if (r == count) return first;
+    for (r = 0; r < count; ++r) CopyRow(to + r * width, EntryAt(arg, rows[r], value_at_), width);
+    return to;
+  }
+
+  void Forward(size_t number) {
+    const PlannedStep& step = s_.plan.steps[number];
+    RowProgram<T>& program = *programs_[step.program];
+    int64_t rows = Count(number);
+    T* free = args_;
+    size_t at = 0;
+    for (const PlannedArg& arg : step.args) {
+      if (program.Uses(at)) {
+        program.sequences[at] = {Gather(arg, number, free), arg.width};
+        free += rows * arg.width;
+      }
+      ++at;
+    }
+    for (int64_t value : step.values)
+      program.sequences[at++] = {value_at_[value], s_.plan.values[value].width};
+    program.stash = {stash_at_[number], s_.programs[step.program]->program.stash_width};
+    program.Run(0, rows, 0);
+  }
+
+  /* Calls `each` with the place of a row of the step, and the numbers of its first and last entry. */
+  template <typename Each>
+  void Segments(size_t number, const Each& each) const {
+    const PlannedStep& step = s_.plan.steps[number];
+    const int32_t* rows = RowsOf(number);
+    int64_t row = 0, entry = 0;
+    for (int64_t p = 0; p < Count(number); ++p) {
+      for (; row < rows[p]; ++row) entry += step.lengths[row];
+      each(p, entry, entry + step.lengths[row]);
+    }
+  }
+
+  void Reduce(size_t number) {
+    const PlannedStep& step = s_.plan.steps[number];
+    const PlannedArg& arg = step.args[0];
+    int64_t width = arg.width;
+    Segments(number, [&](int64_t p, int64_t begin, int64_t end) {
+      T* to = value_at_[step.values[0]] + p * width;
+      CopyRow(to, EntryAt(arg, begin, value_at_), width);
+      for (int64_t e = begin + 1; e < end; ++e)
+        if (step.kind == kMaxStep)
+          MaxRow(to, EntryAt(arg, e, value_at_), width);
+        else
+          AddRow(to, EntryAt(arg, e, value_at_), width);
+      if (step.kind == kMeanStep)
+        for (int64_t j = 0; j < width; ++j) to[j] /= static_cast<T>(end - begin);
+    });
+  }
+
+  void Export(size_t k) const {
+    int64_t value = s_.plan.exports[k], width = s_.plan.values[value].width;
+    size_t step = s_.plan.values[value].step;
+    if (!s_.call.exports[k]) return;
+    for (int64_t p = 0; p < Count(step); ++p)
+      CopyRow(static_cast<T*>(s_.call.exports[k]) + RowsOf(step)[p] * width,
+              value_at_[value] + p * width, width);
+  }
+
+  void Import(size_t k) const {
+    int64_t value = s_.plan.exports[k], width = s_.plan.values[value].width;
+    size_t step = s_.plan.values[value].step;
+    for (int64_t p = 0; p < Count(step); ++p)
+      AddRow(gradient_at_[value] + p * width,
+             static_cast<const T*>(s_.call.heads[k]) + RowsOf(step)[p] * width, width);
+  }
+
+  void Backward(size_t number) {
+    const PlannedStep& step = s_.plan.steps[number];
+    RowProgram<T>& program = *programs_[step.program];
+    int64_t rows = Count(number);
+    const size_t n_in = step.args.size(), n_out = step.values.size();
+    for (size_t a = 0; a < n_in; ++a) {
+      const PlannedArg& arg = step.args[a];
+      if (!program.Uses(a)) continue;
+      T* to = args_ + used_args_;
+      program.sequences[a] = {Gather(arg, number, to), arg.width};
+      if (program.sequences[a].at == to) used_args_ += rows * arg.width;
+    }
+    for (size_t o = 0; o < n_out; ++o)
+      program.sequences[n_in + n_out + o] = {gradient_at_[step.values[o]],
+                                             s_.plan.values[step.values[o]].width};
+    T* free = arg_gradients_;
+    for (size_t a = 0; a < n_in; ++a) {
+      const PlannedArg& arg = step.args[a];
+      program.sequences[n_in + 2 * n_out + a] = {Wants(arg) ? free : nullptr, arg.width};
+      free += rows * arg.width;
+    }
+    program.stash = {stash_at_[number], s_.programs[step.program]->program.stash_width};
+    program.Run(0, rows, ring_[step.program]);
+    ring_[step.program] += rows;
+    for (size_t a = 0; a < n_in; ++a) {
+      const T* from = program.sequences[n_in + 2 * n_out + a].at;
+      const PlannedArg& arg = step.args[a];
+      for (int64_t p = 0; from && p < rows; ++p)
+        Contribute(arg, RowsOf(number)[p], from + p * arg.width);
+    }
+  }
+
+  /* Whether anybody asks for the gradient of an argument. */
+  bool Wants(const PlannedArg& arg) const {
+    for (int64_t e = 0; e < arg.entries; ++e) {
+      int64_t value = s_.plan.value_of[arg.ids[e]];
+      if (s_.plan.values[value].step >= 0 || s_.call.external_gradients[value]) return true;
+    }
+    return false;
+  }
+
+  /* Adds to the gradient of an entry's row. */
+  void Contribute(const PlannedArg& arg, int64_t entry, const T* from) const {
+    T* to = GradientAt(arg.ids[entry]);
+    if (to) AddRow(to + (arg.offsets ? arg.offsets[entry] : 0), from, arg.width);
+  }
+
+  T* GradientAt(int32_t id) const {
+    int64_t number = s_.plan.value_of[id];
+    const PlannedValue& value = s_.plan.values[number];
+    if (value.step >= 0) return RowAt(id, gradient_at_);
+    if (!s_.call.external_gradients[number]) return nullptr;
+    if (s_.rows.at[id] >= 0) return partial_ + s_.partial_at.back() + s_.rows.at[id];
+    return static_cast<T*>(s_.call.external_gradients[number]) + (id - value.base) * value.width;
+  }
+
+  void Spread(size_t number) {
+    const PlannedStep& step = s_.plan.steps[number];
+    const PlannedArg& arg = step.args[0];
+    const int64_t width = arg.width;
+    T* row = arg_gradients_;
+    Segments(number, [&](int64_t p, int64_t begin, int64_t end) {
+      const T* gradient = gradient_at_[step.values[0]] + p * width;
+      const T* made = value_at_[step.values[0]] + p * width;
+      for (int64_t e = begin; e < end; ++e) {
+        if (step.kind == kSumStep) {
+          Contribute(arg, e, gradient);
+          continue;
+        }
+        const T* source = EntryAt(arg, e, value_at_);
+        for (int64_t j = 0; j < width; ++j)
+          row[j] = step.kind == kMeanStep ? gradient[j] / static_cast<T>(end - begin)
+                   : source[j] == made[j] ? gradient[j]
+                                          : T(0);
+        Contribute(arg, e, row);
+      }
+    });
+  }
+
+  const Shared<T>& s_;
+  bool is_backward_;
+  std::vector<std::unique_ptr<RowProgram<T>>> programs_;
+  std::vector<T*> value_at_, gradient_at_, stash_at_;
+  std::vector<int64_t> ring_;
+  T *own_values_ = nullptr, *args_ = nullptr, *arg_gradients_ = nullptr, *gradients_ = nullptr;
+  T* partial_ = nullptr;
+  int64_t chunk_ = 0, used_args_ = 0;
+};
+
+/* Sizes of the largest chunk, and where each one's part of the stash begins. */
+template <typename T>
+void Measure(Shared<T>* shared) {
+  const SchedulePlan& plan = shared->plan;
+  shared->program_rows.assign(shared->programs.size(), 0);
+  int64_t stash = 0;
+  for (int64_t c = 0; c < shared->chunks.count; ++c) {
+    int64_t values = 0, all_args = 0, outputs = 0;
+    std::vector<int64_t> rows_of(shared->programs.size(), 0);
+    for (size_t s = 0; s < plan.steps.size(); ++s) {
+      const PlannedStep& step = plan.steps[s];
+      int64_t rows = shared->chunks.Count(c, s), args = 0;
+      for (const PlannedArg& arg : step.args) args += arg.width;
+      for (int64_t value : step.values) outputs += rows * plan.values[value].width;
+      if (step.kind == kRowsStep) {
+        rows_of[step.program] += rows;
+        values += rows * shared->programs[step.program]->program.stash_width;
+        all_args += rows * args;
+        args *= rows;
+      }
+      shared->step_args = std::max(shared->step_args, args);
+    }
+    values += outputs;
+    shared->stash_at.push_back(stash);
+    stash += values;
+    shared->values = std::max(shared->values, values);
+    shared->all_args = std::max(shared->all_args, all_args);
+    shared->outputs = std::max(shared->outputs, outputs);
+    for (size_t i = 0; i < rows_of.size(); ++i)
+      shared->program_rows[i] = std::max(shared->program_rows[i], rows_of[i]);
+  }
+}
+
+/* Adds up gradients of rows that several chunks read. */
+template <typename T>
+void CollectRows(const Shared<T>& shared, const T* partials, int64_t units) {
+  const SchedulePlan& plan = shared.plan;
+  for (size_t id = 0; id < shared.rows.at.size(); ++id) {
+    if (shared.rows.at[id] < 0) continue;
+    const PlannedValue& value = plan.values[plan.value_of[id]];
+    T* to = static_cast<T*>(shared.call.external_gradients[plan.value_of[id]]) +
+            (id - value.base) * value.width;
+    for (int64_t u = 0; u < units; ++u)
+      AddRow(to, partials + u * shared.partial_size + shared.partial_at.back() + shared.rows.at[id],
+             value.width);
+  }
+}
+
+template <typename T>
+void RunAs(const SchedulePlan& plan, const ScheduleCall& call, bool backward) {
+  std::vector<double> work;
+  for (const Program* program : call.programs) work.push_back(WorkOf(*program));
+  const Chunks chunks = Divide(plan, work);
+  SharedRows rows;
+  if (backward) rows = FindShared(plan, chunks, call);
+  Shared<T> shared{plan, call, chunks, rows};
+  for (size_t i = 0; i < call.programs.size(); ++i) {
+    shared.programs.emplace_back(
+        new Prepared<T>(*call.programs[i], call.learned[i], call.threads));
+    shared.partial_at.push_back(shared.partial_size);
+    shared.partial_size += shared.programs.back()->partial_size;
+  }
+  shared.partial_at.push_back(shared.partial_size);
+  shared.partial_size += RoundUp(rows.size, kLine);
+  Measure(&shared);
+  int64_t units = std::min(chunks.count, rows.size > kMaxShared ? 1 : kUnits);
+  std::unique_ptr<T[]> partials;
+  if (backward) {
+    partials.reset(new T[std::max<int64_t>(1, units * shared.partial_size)]);
+    for (size_t i = 0; i < plan.externals; ++i)
+      if (call.external_gradients[i])
+        std::memset(call.external_gradients[i], 0,
+                    plan.values[i].rows * plan.values[i].width * sizeof(T));
+  }
+  std::atomic<int64_t> next{0};
+  int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    ScheduleWalk<T> walk(shared, backward);
+    for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
+      T* partial = backward ? partials.get() + unit * shared.partial_size : nullptr;
+      if (partial) std::memset(partial, 0, shared.partial_size * sizeof(T));
+      for (int64_t chunk = unit; chunk < chunks.count; chunk += units) walk.Run(chunk, partial);
+    }
+  }
+  if (!backward) return;
+  for (size_t i = 0; i < shared.programs.size(); ++i)
+    shared.programs[i]->Collect(partials.get() + shared.partial_at[i], shared.partial_size, units,
+                                call.threads);
+  CollectRows(shared, partials.get(), units);
+}
+
+}  // namespace
+
+void RunSchedule(const SchedulePlan& plan, const ScheduleCall& call, bool backward) {
+  if (!call.programs.empty() && call.programs[0]->is_double)
+    RunAs<double>(plan, call, backward);
+  else
+    RunAs<float>(plan, call, backward);
+}
+
+}  // namespace graphopt

@@ -1,0 +1,68 @@
+/*
+ * Runs the groups that graphopt.batch recorded: step after step, programs on rows that lie anywhere in
+ * what earlier steps made.
+ *
+ * Rows of different samples do not depend on each other. What hangs together is found again from the
+ * plan; a chunk of it goes through all steps before the next one does, so that threads never wait for
+ * each other.
+ */
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "recurrence.h"
+
+namespace graphopt {
+
+/* What a step does; graphopt/batching/native.py has the same list. */
+enum StepKind { kRowsStep = 0, kSumStep = 1, kMeanStep = 2, kMaxStep = 3 };
+
+/* Rows that a step reads: columns `offsets[e]` and on of the row with number `ids[e]`. */
+struct PlannedArg {
+  int64_t width = 0, entries = 0;
+  const int32_t* ids = nullptr;
+  const int32_t* offsets = nullptr;  // null: all are 0
+};
+
+struct PlannedStep {
+  int64_t kind = 0, program = 0, rows = 0;
+  int64_t first = 0;  // the number of its row 0 among the rows of all steps
+  std::vector<PlannedArg> args;
+  std::vector<int64_t> values;  // what it makes
+  const int32_t* lengths = nullptr;  // reductions: how many entries each row takes
+};
+
+/* An array from outside, or an output of a step; its row r has number base + r. */
+struct PlannedValue {
+  int64_t step = -1, rows = 0, width = 0, base = 0;
+};
+
+struct SchedulePlan {
+  size_t externals = 0;  // that many values come from outside
+  std::vector<PlannedValue> values;
+  std::vector<PlannedStep> steps;
+  std::vector<int64_t> exports;  // values
+  std::vector<int32_t> value_of;  // of every row number
+  int64_t step_rows = 0;
+};
+
+/* Reads what graphopt/batching/native.py wrote. Throws std::invalid_argument if it makes no sense. */
+SchedulePlan ReadPlan(const int32_t* numbers, int64_t count);
+
+struct ScheduleCall {
+  std::vector<const void*> externals, heads;
+  std::vector<void*> exports, external_gradients;  // null: not wanted
+  void* stash = nullptr;  // null: there is no backward
+  std::vector<const Program*> programs;
+  std::vector<Learned> learned;  // of each program
+  int threads = 1;
+};
+
+/* Elements of the stash of a call. */
+int64_t StashSize(const SchedulePlan& plan, const std::vector<int64_t>& stash_widths);
+
+void RunSchedule(const SchedulePlan& plan, const ScheduleCall& call, bool backward);
+
+}  // namespace graphopt
