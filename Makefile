@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS ?= test
 PEERS := .venv-peers
-PEER_PACKAGES := onnx==1.14.1 'protobuf<4.25' onnxruntime torch==2.13.0
+PEER_PACKAGES := onnx==1.14.1 'protobuf<4.25' onnxruntime torch==2.13.0 pytorch-tree-lstm==0.1.3
 STAMP := $(VENV)/.installed-$(EXTRAS)
 PYTHONS := $(or $(PYTHON),python3.11 python3.12 python3.10 python3)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graphopt.api.lowering import lower
     from graphopt.api.optimizing import optimize
     from graphopt.api.running import run
+    from graphopt.batching.batched import batch
     from graphopt.errors import GraphoptError
     from graphopt.ir.graph import Graph
     from graphopt.ir.parser import parse
@@ -26,6 +27,7 @@ __version__ = "0.1.0.dev0"
 _PUBLIC = {
     "Graph": "graphopt.ir.graph",
     "GraphoptError": "graphopt.errors",
+    "batch": "graphopt.batching.batched",
     "lift": "graphopt.api.lifting",
     "load": "graphopt.api.loading",
     "lower": "graphopt.api.lowering",
@@ -37,6 +39,7 @@ _PUBLIC = {
 __all__ = [
     "Graph",
     "GraphoptError",
+    "batch",
     "lift",
     "load",
     "lower",

@@ -29,3 +29,35 @@ class UnsupportedError(GraphoptError, NotImplementedError):
 
 class PassError(GraphoptError, RuntimeError):
     """A pass raised, broke the graph or changed its values; raised only in strict mode."""
+
+
+class SampleError(GraphoptError, RuntimeError):
+    """Samples of a batch raised; the others were run.
+
+    Attributes:
+        failures: what each raised, by number of sample.
+        results: one per sample, None where it failed.
+    """
+
+    def __init__(self, failures: dict[int, Exception], results: list[object]) -> None:
+        """Name the first sample that failed, and where."""
+        self.failures = failures
+        self.results = results
+        number, error = min(failures.items())
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        super().__init__(
+            f"sample {number}{more} raised {type(error).__name__}{_where(error)}: {error};"
+            f" the results of the others are in .results"
+        )
+
+
+def _where(error: Exception) -> str:
+    """The line of the user's code that raised: the innermost that is no library's."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if "site-packages" not in path and "/graphopt/" not in path and "<" not in path:
+            found = f" at {path}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

@@ -19,8 +19,12 @@ from graphopt.kernels.cache import folder, write_atomically
 HERE = Path(__file__).parent
 #: What is compiled, each file by a process of its own.
 SOURCES = ("operators.cc", "recurrence.cc", "matrix.cc", "tree.cc", "levels.cc", "schedule.cc")
-#: Those whose loops are worth, and stand, the processor's own instructions.
-_VECTORS = ("matrix.cc", "tree.cc", "schedule.cc")
+#: Options of those whose loops are worth, and stand, the processor's own instructions.
+_VECTORS = {
+    "matrix.cc": ["-O3"],
+    "tree.cc": ["-O2", "-ftree-vectorize"],
+    "schedule.cc": ["-O2", "-ftree-vectorize"],
+}
 _INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],
     "avx2": ["-mavx2", "-mfma"],
@@ -115,7 +119,8 @@ def build(mxnet: Path) -> bytes:
 
 def _speed(source: str) -> list[str]:
     """Options for a file."""
-    return ["-O3", *_INSTRUCTIONS[instructions()]] if source in _VECTORS else ["-O2"]
+    vectors = _VECTORS.get(source)
+    return ["-O2"] if vectors is None else [*vectors, *_INSTRUCTIONS[instructions()]]
 
 
 def _run(commands: list[list[str]]) -> None:

@@ -51,13 +51,15 @@ int64_t AddValue(SchedulePlan* plan, int64_t step, int64_t rows, int64_t width) 
 
 }  // namespace
 
-SchedulePlan ReadPlan(const int32_t* numbers, int64_t count) {
+SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<int64_t>& sizes) {
   Numbers from(numbers, count);
   SchedulePlan plan;
   plan.externals = from.Next();
-  for (size_t i = 0; i < plan.externals; ++i) {
-    int64_t rows = from.Next();
-    AddValue(&plan, -1, rows, from.Next());
+  if (plan.externals != sizes.size()) Refuse("does not fit its node");
+  for (int64_t size : sizes) {
+    int64_t rows = from.Next(), width = from.Next();
+    if (rows * width != size) Refuse("does not fit its arrays");
+    AddValue(&plan, -1, rows, width);
   }
   int64_t steps = from.Next();
   for (int64_t s = 0; s < steps; ++s) {
@@ -68,6 +70,7 @@ SchedulePlan ReadPlan(const int32_t* numbers, int64_t count) {
     step.first = plan.step_rows;
     plan.step_rows += step.rows;
     int64_t n_args = from.Next(), n_outs = from.Next(), known = plan.value_of.size();
+    if (step.rows < 0 || step.rows > count || n_args < 1) Refuse("has rows that nothing makes");
     const bool reduces = step.kind != kRowsStep;
     if (step.kind < kRowsStep || step.kind > kMaxStep || (reduces && (n_args != 1 || n_outs != 1)))
       Refuse("has a step of unknown kind");

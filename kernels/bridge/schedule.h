@@ -16,7 +16,7 @@
 
 namespace graphopt {
 
-/* What a step does; graphopt/batching/native.py has the same list. */
+/* What a step does; graphopt/batching/native/block.py has the same list. */
 enum StepKind { kRowsStep = 0, kSumStep = 1, kMeanStep = 2, kMaxStep = 3 };
 
 /* Rows that a step reads: columns `offsets[e]` and on of the row with number `ids[e]`. */
@@ -48,8 +48,9 @@ struct SchedulePlan {
   int64_t step_rows = 0;
 };
 
-/* Reads what graphopt/batching/native.py wrote. Throws std::invalid_argument if it makes no sense. */
-SchedulePlan ReadPlan(const int32_t* numbers, int64_t count);
+/* Reads what graphopt/batching/native/block.py wrote, for arrays of so many elements from outside.
+ * Throws std::invalid_argument if it makes no sense. */
+SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<int64_t>& sizes);
 
 struct ScheduleCall {
   std::vector<const void*> externals, heads;

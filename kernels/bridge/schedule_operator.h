@@ -6,7 +6,7 @@
  * code; `stash_size`, if there will be a backward, elements of the last output, which is what it needs.
  *
  * Inputs: arrays from outside, with a row for each first index; the plan, int32 (see
- * graphopt/batching/native.py); of each program the matrices and vectors. Outputs: the exports, the
+ * graphopt/batching/native/block.py); of each program the matrices and vectors. Outputs: the exports, the
  * stash. Backward reads gradients of the exports, the inputs, the stash.
  */
 #pragma once
@@ -110,8 +110,10 @@ struct ScheduleArguments {
       : signature(ScheduleSignatureOf(attrs)) {
     const TBlob& numbers = inputs[signature.externals];
     try {
-      plan = ReadPlan(static_cast<const int32_t*>(numbers.dptr_), numbers.shape_.Size());
-      Check(inputs);
+      std::vector<int64_t> sizes;
+      for (size_t i = 0; i < signature.externals; ++i) sizes.push_back(inputs[i].shape_.Size());
+      plan = ReadPlan(static_cast<const int32_t*>(numbers.dptr_), numbers.shape_.Size(), sizes);
+      Check();
     } catch (const std::invalid_argument& error) {
       Fail(error.what());
     }
@@ -139,12 +141,9 @@ struct ScheduleArguments {
   }
 
   /* A plan that does not belong to the node would read what is not there. */
-  void Check(const TBlob* inputs) const {
-    if (plan.externals != signature.externals || plan.exports.size() != signature.exports.size())
+  void Check() const {
+    if (plan.exports.size() != signature.exports.size())
       throw std::invalid_argument("a plan of graphopt.batch does not fit its node");
-    for (size_t i = 0; i < plan.externals; ++i)
-      if (plan.values[i].rows * plan.values[i].width != static_cast<int64_t>(inputs[i].shape_.Size()))
-        throw std::invalid_argument("a plan of graphopt.batch does not fit its arrays");
     for (size_t k = 0; k < plan.exports.size(); ++k) {
       const PlannedValue& value = plan.values[plan.exports[k]];
       if (std::make_pair(value.rows, value.width) != signature.exports[k])

@@ -1,0 +1,199 @@
+"""``graphopt.batch``: the function, and what it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from operator import is_not
+from typing import Any, Literal
+
+from graphopt.batching import outputs
+from graphopt.batching.agenda import by_agenda, by_depth
+from graphopt.batching.execute import not_recording, run_plan
+from graphopt.batching.hooks import autograd_state, recording
+from graphopt.batching.library import Library
+from graphopt.batching.plan import make_plan, structure_key
+from graphopt.batching.recorder import ACTIVE, Recorder
+from graphopt.batching.samples import Outcome, Samples
+from graphopt.batching.statistics import Statistics
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, SampleError, UnsupportedError
+from graphopt.frontend.gluon import describe
+
+Scheduler = Literal["depth", "agenda"]
+
+_PLAIN = (int, str, float, bool, type(None))
+#: Plans kept; the oldest goes first.
+MAX_PLANS = 64
+
+
+def batch(
+    net: Any, batch_axis: int = 0, debug: bool = False, scheduler: Scheduler = "agenda"
+) -> Batched:
+    """Run a Block over many samples at once, whatever their structure.
+
+    Args:
+        net: a Gluon Block written for one sample: its arrays have a batch axis of length 1. It may
+            recurse, loop, and read values; it is not changed.
+        batch_axis: along which outputs are joined.
+        debug: run sample by sample, without any batching: same results.
+        scheduler: ``depth`` batches like calls at the same depth (TensorFlow Fold); ``agenda``
+            picks the ready calls of the lowest average depth (Neubig et al., 2017).
+
+    Returns:
+        A callable: ``batched([(args of sample 1), (args of sample 2), ...])``.
+
+    Raises:
+        InputError: ``net`` is no Block, or an option has no such value.
+    """
+    mx = import_mxnet()
+    if not isinstance(net, mx.gluon.Block):
+        raise InputError(f"cannot batch a {type(net).__name__}: give a Gluon Block")
+    if scheduler not in ("depth", "agenda"):
+        raise InputError(f"scheduler {scheduler!r} is none of depth, agenda")
+    return Batched(net, batch_axis, debug=debug, scheduler=scheduler)
+
+
+class Batched:
+    """A Block over many samples; see :func:`batch`.
+
+    Attributes:
+        net: the user's Block.
+        statistics: of the latest call.
+    """
+
+    def __init__(
+        self, net: Any, batch_axis: int = 0, *, debug: bool = False, scheduler: Scheduler = "agenda"
+    ) -> None:
+        """Nothing is recorded before the first call."""
+        self.net, self.batch_axis = net, batch_axis
+        self.debug, self.scheduler = debug, scheduler
+        self.statistics = Statistics()
+        self._library = Library(net)
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Run all samples.
+
+        Args:
+            samples: per sample a tuple (or list) of the Block's arguments.
+
+        Returns:
+            What the Block returns, with arrays joined along the batch axis; a list of arrays where
+            their shapes differ. An empty list for no samples.
+
+        Raises:
+            SampleError: samples raised; it carries the results of the others.
+            UnsupportedError: the Block does what cannot be batched; the message says what.
+        """
+        given = [self._arguments(number, sample) for number, sample in enumerate(samples)]
+        if not given:
+            return []
+        if self.debug or ACTIVE.recorder is not None:
+            return self._one_by_one(given)
+        return self._together(given)
+
+    def explain(self) -> str:
+        """What was batched in the latest call; what could not be so far, and why."""
+        lines = [f"{describe(self.net)}, scheduler {self.scheduler!r}", f"  {self.statistics}"]
+        for text, count in sorted(self._library.remarks.items()):
+            lines.append(f"  not batched: {text} ({count} times)")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Batched({self.net.name}, batch_axis={self.batch_axis})"
+
+    def _arguments(self, number: int, sample: Any) -> tuple[Any, ...]:
+        if not isinstance(sample, (tuple, list)):
+            raise InputError(
+                f"sample {number} is a {type(sample).__name__}: give a tuple of the arguments of"
+                f" {describe(self.net)} for each sample"
+            )
+        return tuple(sample)
+
+    def _one_by_one(self, samples: Sequence[tuple[Any, ...]]) -> Any:
+        outcome = Outcome([None] * len(samples))
+        for number, sample in enumerate(samples):
+            try:
+                outcome.results[number] = self.net(*sample)
+            except Exception as error:  # noqa: BLE001 - the user's; the other samples go on
+                outcome.failures[number] = error
+        self.statistics = Statistics(samples=len(samples))
+        return self._finish(outcome, None)
+
+    def _together(self, samples: Sequence[tuple[Any, ...]]) -> Any:
+        statistics = Statistics(samples=len(samples))
+        runner = Samples()
+        recorder = Recorder(self._library, autograd_state(), runner.pause)
+        began = time.perf_counter()
+        with recording(recorder):
+            wrapped = [_wrap(recorder, sample) for sample in samples]
+            outcome = runner.run(
+                recorder,
+                self.net,
+                wrapped,
+                lambda: self._flush(recorder, statistics, runner.finished),
+            )
+        spent = time.perf_counter() - began
+        statistics.calls = recorder.calls
+        statistics.seconds_recording = (
+            spent - statistics.seconds_scheduling - statistics.seconds_running
+        )
+        self.statistics = statistics
+        return self._finish(outcome, recorder)
+
+    def _flush(
+        self, recorder: Recorder, statistics: Statistics, finished: Sequence[Any] | None
+    ) -> None:
+        """Run what was recorded; ``finished`` has what samples returned, when all have."""
+        if not recorder.has_pending():
+            return
+        began = time.perf_counter()
+        groups = recorder.close()
+        wanted = None if finished is None else outputs.stores_of(finished, recorder)
+        key = (structure_key(recorder, groups), wanted, recorder.outside)
+        plan = self._library.plans.get(key)
+        if plan is None:
+            with not_recording(0):
+                order = by_agenda if self.scheduler == "agenda" else by_depth
+                plan = make_plan(recorder, order(groups), wanted)
+            if len(self._library.plans) >= MAX_PLANS:
+                self._library.plans.pop(next(iter(self._library.plans)), None)
+            self._library.plans[key] = plan
+            statistics.plans += 1
+        else:
+            statistics.cache_hits += 1
+        recorder.totals, recorder.homes = list(plan.totals), list(plan.homes)
+        planned = time.perf_counter()
+        run_plan(recorder, plan)
+        statistics.flushes += 1
+        statistics.groups += plan.groups
+        statistics.operators += len(plan.steps)
+        recorder.reopen()
+        statistics.seconds_scheduling += planned - began
+        statistics.seconds_running += time.perf_counter() - planned
+
+    def _finish(self, outcome: Outcome, recorder: Recorder | None) -> Any:
+        if not outcome.failures:
+            return outputs.combine(outcome.results, self.batch_axis, recorder)
+        number, error = next(iter(sorted(outcome.failures.items())))
+        if isinstance(error, UnsupportedError):
+            raise UnsupportedError(f"sample {number}: {error}") from error
+        raise SampleError(outcome.failures, [outputs.real(r) for r in outcome.results]) from error
+
+
+def _wrap(recorder: Recorder, nested: Any) -> Any:
+    """Arguments with rows for arrays, also inside plain tuples, lists and dicts."""
+    mx = import_mxnet()
+    kind = type(nested)
+    if kind is mx.nd.NDArray and nested.shape:
+        leaf = recorder.rows_of(nested)
+        leaf.array = nested
+        return leaf
+    if kind is tuple or kind is list:
+        items = [item if type(item) in _PLAIN else _wrap(recorder, item) for item in nested]
+        # The user's own object where there is no array in it.
+        return kind(items) if any(map(is_not, items, nested)) else nested
+    if kind is dict:
+        found = {key: _wrap(recorder, item) for key, item in nested.items()}
+        return found if any(map(is_not, found.values(), nested.values())) else nested
+    return nested

@@ -1,0 +1,126 @@
+"""Child HybridBlocks: one recorded call each, if their graph keeps rows apart.
+
+A Block's graph is traced once per types and autograd state, checked operator by operator, and run
+as one CachedOp on all rows; parameters are shared with the Block. Where the graph does not keep
+rows apart (or there is none), the Block's own Python runs and its operators are recorded instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphopt.batching.lazy import Lazy
+from graphopt.batching.library import FOREIGN
+from graphopt.batching.recorder import Recorder, unrecorded
+from graphopt.batching.rules import NotRowwiseError
+from graphopt.batching.unit import Layout, Unit, layout_of, make_unit, regroup
+from graphopt.compat import import_mxnet
+from graphopt.frontend.gluon import describe
+
+_DESCEND = object()
+_ARRAY = import_mxnet().nd.NDArray
+
+
+def call_block(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
+    """Record a call of a HybridBlock; returns what the call would."""
+    values = []
+    key: list[Any] = [recorder.state, block]
+    for a in args:
+        if type(a) is not Lazy or a.recorder is not recorder:
+            real = recorder.reals.get(id(a))
+            if real is None or real.value is None:
+                if type(a) is not _ARRAY:
+                    return _call_nested(recorder, block, args)
+                real = recorder.real(a)
+                if real.tag is FOREIGN:
+                    return descend(block, args)
+                recorder.rows_of(a)
+            a = real.value
+        values.append(a)
+        key.append(a.kind)
+    unit = recorder.units.get(tuple(key))
+    if unit is None:
+        layout = (tuple, (0,) * len(values))
+        unit = recorder.units[tuple(key)] = _enter(recorder, block, values, layout)
+    if unit is _DESCEND:
+        return descend(block, args)
+    return _record(recorder, block, unit, args, values)
+
+
+def _call_nested(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
+    """Arguments in lists, and Nones among them."""
+    leaves: list[Any] = []
+    try:
+        layout = layout_of(args, leaves)
+    except TypeError:  # numbers, anything
+        return descend(block, args)
+    if not leaves or not all(isinstance(leaf, _ARRAY) for leaf in leaves):  # Symbols
+        return descend(block, args)
+    if any(type(a) is not Lazy and recorder.real(a).tag is FOREIGN for a in leaves):
+        return descend(block, args)
+    values = [recorder.rows_of(leaf) for leaf in leaves]
+    key = (recorder.state, block, layout, *[x.kind for x in values])
+    unit = recorder.units.get(key)
+    if unit is None:
+        unit = recorder.units[key] = _enter(recorder, block, values, layout)
+    if unit is _DESCEND:
+        return descend(block, args)
+    return _record(recorder, block, unit, args, values)
+
+
+def _record(recorder: Recorder, block: Any, unit: Unit, args: Any, values: Sequence[Lazy]) -> Any:
+    rows = values[0].rows
+    for x in values:
+        if x.rows != rows:
+            return descend(block, args)
+    recorder.calls += 1
+    if block._forward_pre_hooks:
+        for hook in block._forward_pre_hooks.values():
+            hook(block, args)
+    found = recorder.join(unit.signature, values, rows)
+    if unit.flat is not None:
+        found = unit.flat(found)
+    elif unit.results != 0:
+        found = regroup(unit.results, iter(found if isinstance(found, list) else [found]))
+    if block._forward_hooks:
+        for hook in block._forward_hooks.values():
+            hook(block, args, found)
+    return found
+
+
+def _enter(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout) -> Any:
+    library = recorder.library
+    with library.lock, unrecorded():
+        try:
+            return make_unit(library, block, values, layout, recorder.state)
+        except NotRowwiseError as error:
+            library.note(f"{describe(block)} is recorded operator by operator: {error}")
+            return _DESCEND
+
+
+def descend(block: Any, args: tuple[Any, ...]) -> Any:
+    """Run the Block's own Python; MXNet's cached graph of it would be no help."""
+    mx = import_mxnet()
+    base = mx.gluon.HybridBlock
+    first: Any = args[0] if args else None
+    plain = (
+        block._active
+        and type(block).forward is base.forward
+        and isinstance(first, mx.nd.NDArray)
+        and not isinstance(block, mx.gluon.SymbolBlock)
+    )
+    if not plain:
+        return mx.gluon.Block.__call__(block, *args)
+    for hook in block._forward_pre_hooks.values():
+        hook(block, args)
+    with first.ctx:
+        if any(p._deferred_init for p in block._reg_params.values()):
+            block._deferred_infer_shape(*args)
+            for parameter in block.params.values():
+                parameter._finish_deferred_init()
+        params = {name: p.data(first.ctx) for name, p in block._reg_params.items()}
+        found = block.hybrid_forward(mx.nd, *args, **params)
+    for hook in block._forward_hooks.values():
+        hook(block, args, found)
+    return found

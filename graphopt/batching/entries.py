@@ -1,0 +1,335 @@
+"""How each kind of operator call is recorded: decided once per operator, attributes and types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphopt.batching import special
+from graphopt.batching.fixed import make_fixed
+from graphopt.batching.kinds import Kind, kind
+from graphopt.batching.lazy import Lazy
+from graphopt.batching.library import FOREIGN, Entry, Library
+from graphopt.batching.native.programs import source_of
+from graphopt.batching.operators import handle, infer, name_of
+from graphopt.batching.recorder import TRAINING, Recorder
+from graphopt.batching.rules import NotRowwiseError, roles
+from graphopt.batching.signature import broadcasting, run_operator
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.ir.ops import OpInfo, info, is_known
+
+_BATCH_NORMS = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_BatchNormWithReLU")
+
+
+def make_entry(
+    library: Library,
+    recorder: Recorder,
+    operator: int,
+    args: Sequence[Any],
+    attrs: Mapping[str, Any],
+) -> tuple[Entry, bool]:
+    """The entry for a call, and whether it serves for other calls with the same key.
+
+    Raises:
+        MXNetError: the arguments do not fit the operator.
+        UnsupportedError: the call is refused in a batch.
+    """
+    op = name_of(operator)
+    facts = info(op, dict(attrs))
+    training = bool(recorder.state & TRAINING)
+    _refuse_statistics(op, attrs, training=training)
+    if not args:
+        return _creation(library, facts, operator, attrs)
+    if any(not isinstance(a, Lazy) and recorder.real(a).tag is FOREIGN for a in args):
+        return _eager(library, operator, attrs, f"{op}: an argument is sparse, or of mx.np"), True
+    # In inference BatchNorm writes nothing, and its rule knows the difference.
+    if not is_known(op) or (facts.writes(len(args)) and op not in _BATCH_NORMS):
+        why = f"{op}: may write to its arguments"
+        return _eager(library, operator, attrs, why, writes=True), True
+    constant = make_fixed(library, recorder, facts, operator, args, attrs)
+    if constant is not None:
+        return constant
+    handler = special.find(op, attrs, args)
+    if handler is not None:
+        return handler(library, recorder.state, op, operator, dict(attrs)), True
+    try:
+        return _rows(library, recorder, op, operator, args, attrs)
+    except NotRowwiseError as error:
+        return single(library, recorder.state, op, operator, attrs, str(error)), True
+
+
+def _refuse_statistics(op: str, attrs: Mapping[str, Any], *, training: bool) -> None:
+    fixed = str(attrs.get("use_global_stats", False)).lower() in ("true", "1")
+    if op in _BATCH_NORMS and training and not fixed:
+        raise UnsupportedError(
+            f"{op} in training takes statistics over the samples of one call, which batching would"
+            " change: use use_global_stats=True, LayerNorm, or graphopt.batch(net, debug=True)"
+        )
+
+
+def _creation(
+    library: Library, facts: OpInfo, operator: int, attrs: Mapping[str, Any]
+) -> tuple[Entry, bool]:
+    """Without inputs: a constant is made once, random numbers anew for every call."""
+    run = run_operator(operator, [], list(attrs), list(attrs.values()))
+    if not facts.pure:
+        return lambda recorder, args: run(())[0], True
+    made = run(())[0]
+    if not made.shape:
+        return lambda recorder, args: run(())[0], True
+    return lambda recorder, args: _constant(recorder, made), True
+
+
+def _constant(recorder: Recorder, made: Any) -> Lazy:
+    found = recorder.rows_of(made)
+    if found.array is None:
+        found.array = made
+    return found
+
+
+def _eager(
+    library: Library, operator: int, attrs: Mapping[str, Any], why: str, *, writes: bool = False
+) -> Entry:
+    """Waits for the arguments and runs at once."""
+    invoke = import_mxnet().ndarray._internal._imperative_invoke
+    names, texts = list(attrs), [str(v) for v in attrs.values()]
+
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
+        library.note(why)
+        if writes:
+            recorder.before_write()
+        return invoke(operator, args, names, texts, None, False, False)
+
+    return entry
+
+
+def _rows(
+    library: Library,
+    recorder: Recorder,
+    op: str,
+    operator: int,
+    args: Sequence[Any],
+    attrs: Mapping[str, Any],
+) -> tuple[Entry, bool]:
+    """One call for all rows of all samples."""
+    shapes = [tuple(a.shape) for a in args]
+    kinds = [a.kind if isinstance(a, Lazy) else recorder.real(a).kind for a in args]
+    training = bool(recorder.state & TRAINING)
+    found = roles(op, attrs, shapes, training=training)
+    widened = broadcasting(op)
+    if widened is not None and len({len(shape) for shape in shapes}) > 1:
+        return _uneven_ranks(library, recorder, op, operator, args, attrs)
+    shared = [at for at, role in enumerate(found) if role == "s"]
+    fresh = False
+    for at in shared:
+        if isinstance(args[at], Lazy):
+            return _weights_per_sample(library, recorder, op, operator, attrs, shared)
+        if recorder.real(args[at]).tag.shared is None:
+            fresh = True
+            library.share(recorder, args[at])
+    outs = _outs(operator, attrs, shapes, kinds, found)
+    tags = [recorder.real(a).tag if at in shared else None for at, a in enumerate(args)]
+    template = [None if tag is None else tag.shared for tag in tags]
+    positions = [at for at in range(len(args)) if at not in shared]
+    names, values = list(attrs), list(attrs.values())
+    is_pair = widened is not None and len(args) == 2
+    code = handle(widened) if is_pair and widened else operator
+    signature = library.signature(
+        (op, tuple(names), tuple(map(str, values)), tuple(kinds), tuple(map(id, template))),
+        op,
+        len(positions),
+        outs,
+        recorder.state,
+        run_operator(code, template, names, values),
+        can_broadcast=is_pair,
+        source=source_of(widened if is_pair and widened else op, attrs, template, kinds),
+    )
+    check = _mismatch(operator, attrs)
+    stretches = is_pair and op.startswith("broadcast_")
+    if len(positions) == 1:
+        return _unary(signature, positions[0]), not fresh
+    if stretches:
+        return _pair(signature, check), not fresh
+    return _several(signature, positions, check), not fresh
+
+
+def by_rows(
+    library: Library,
+    recorder: Recorder,
+    op: str,
+    operator: int,
+    args: Sequence[Any],
+    attrs: Mapping[str, Any],
+) -> Entry:
+    """The entry of an operator of which it is known that rows are independent."""
+    return _rows(library, recorder, op, operator, args, attrs)[0]
+
+
+def _outs(
+    operator: int,
+    attrs: Mapping[str, Any],
+    shapes: Sequence[tuple[int, ...]],
+    kinds: Sequence[Kind],
+    found: str,
+) -> list[Kind]:
+    out_shapes, out_dtypes = infer(operator, attrs, shapes, kinds)
+    rows = max(shape[0] for shape, role in zip(shapes, found, strict=True) if role == "r")
+    if not out_shapes or any(not s or s[0] != rows for s in out_shapes):
+        raise NotRowwiseError("its output does not have the rows of its input")
+    ctx = kinds[0].ctx
+    return [kind(s[1:], d, ctx) for s, d in zip(out_shapes, out_dtypes, strict=True)]
+
+
+def _unary(signature: Any, position: int) -> Entry:
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
+        x = args[position]
+        if type(x) is not Lazy or x.recorder is not recorder:
+            x = recorder.rows_of(x)
+        return recorder.unary(signature, x)
+
+    return entry
+
+
+def _pair(signature: Any, mismatch: Any) -> Entry:
+    """Two arguments, one of which may be stretched along axis 0."""
+
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
+        x, y = args
+        if type(x) is not Lazy or x.recorder is not recorder:
+            x = recorder.rows_of(x)
+        if type(y) is not Lazy or y.recorder is not recorder:
+            y = recorder.rows_of(y)
+        rows, other = x.rows, y.rows
+        if rows != other:
+            if rows != 1 and other != 1:
+                mismatch(args)
+            rows = max(rows, other)
+        return recorder.join(signature, (x, y), rows)
+
+    return entry
+
+
+def _several(signature: Any, positions: Sequence[int], mismatch: Any) -> Entry:
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
+        values = [recorder.rows_of(args[at]) for at in positions]
+        rows = values[0].rows
+        for value in values:
+            if value.rows != rows:
+                mismatch(args)
+        return recorder.join(signature, values, rows)
+
+    return entry
+
+
+def _mismatch(operator: int, attrs: Mapping[str, Any]) -> Any:
+    """Raises MXNet's own error about shapes that do not fit."""
+
+    def mismatch(args: Sequence[Any]) -> None:
+        shapes = [tuple(a.shape) for a in args]
+        infer(operator, attrs, shapes, [special.kind_of_any(a) for a in args])
+        raise ValueError(f"{name_of(operator)} was given arrays of shapes {shapes}")
+
+    return mismatch
+
+
+def _uneven_ranks(
+    library: Library,
+    recorder: Recorder,
+    op: str,
+    operator: int,
+    args: Sequence[Any],
+    attrs: Mapping[str, Any],
+) -> tuple[Entry, bool]:
+    """Broadcasting aligns the last axes: the shorter one must say nothing about rows."""
+    rank = max(len(a.shape) for a in args)
+    low = next(at for at, a in enumerate(args) if len(a.shape) < rank)
+    names, values = list(attrs), list(attrs.values())
+    if not isinstance(args[low], Lazy):
+        # A real array: with axes of 1 in front it is one row, the same for all samples.
+        def widened(recorder: Recorder, given: Sequence[Any]) -> Any:
+            pair = list(given)
+            pair[low] = recorder.padded(given[low], rank)
+            return recorder.call(operator, pair, names, values)
+
+        return widened, True
+    if tuple(args[low].shape) != (1,):
+        raise NotRowwiseError("its arguments differ in rank")
+
+    def scalar(recorder: Recorder, given: Sequence[Any]) -> Any:
+        if given[low].shape != (1,):
+            return fallback(recorder, given)
+        pair = list(given)
+        shape = (1,) * rank
+        pair[low] = recorder.call(handle("Reshape"), [given[low]], ["shape"], [shape])
+        return recorder.call(operator, pair, names, values)
+
+    fallback = single(library, recorder.state, op, operator, attrs, "its arguments differ in rank")
+    return scalar, True
+
+
+def _weights_per_sample(
+    library: Library,
+    recorder: Recorder,
+    op: str,
+    operator: int,
+    attrs: Mapping[str, Any],
+    shared: Sequence[int],
+) -> tuple[Entry, bool]:
+    """A weight that was computed: a constant is as good as a real array, others are not."""
+    fallback = single(
+        library, recorder.state, op, operator, attrs, "its weights are computed per sample"
+    )
+    names, values = list(attrs), list(attrs.values())
+
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
+        given = list(args)
+        for at in shared:
+            if type(given[at]) is Lazy:
+                if given[at].array is None or given[at].depth:
+                    return fallback(recorder, args)
+                given[at] = given[at].array
+        return recorder.call(operator, given, names, values)
+
+    return entry, True
+
+
+def single(
+    library: Library, state: int, op: str, operator: int, attrs: Mapping[str, Any], why: str
+) -> Entry:
+    """Recorded like any other, but run call by call."""
+    by_shapes: dict[Any, Any] = {}
+    names, values = list(attrs), list(attrs.values())
+    waits = _eager(library, operator, attrs, f"{op}: {why}; its output's shape is not known before")
+
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
+        given = [special.together(recorder, recorder.rows_of(a)) for a in args]
+        key = tuple((x.kind, x.rows) for x in given)
+        found = by_shapes.get(key)
+        if found is None:
+            found = by_shapes[key] = _single_signature(given)
+        if found == "waits":
+            return waits(recorder, args)
+        library.note(f"{op}: {why}")
+        signature, rows = found
+        return recorder.join_single(signature, given, rows)
+
+    def _single_signature(given: Sequence[Lazy]) -> Any:
+        kinds = [x.kind for x in given]
+        shapes, dtypes = infer(operator, attrs, [x.shape for x in given], kinds)
+        if not shapes or any(not s or 0 in s for s in shapes) or len({s[0] for s in shapes}) > 1:
+            return "waits"
+        outs = [kind(s[1:], d, kinds[0].ctx) for s, d in zip(shapes, dtypes, strict=True)]
+        key: tuple[Any, ...] = (
+            "single",
+            op,
+            tuple(names),
+            tuple(map(str, values)),
+            tuple(x.shape for x in given),
+        )
+        key += tuple(kinds)
+        run = run_operator(operator, [None] * len(given), names, values)
+        made = library.signature(key, op, len(given), outs, state, run, form="single")
+        return made, shapes[0][0]
+
+    return entry

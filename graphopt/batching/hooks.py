@@ -1,0 +1,224 @@
+"""What is replaced in MXNet while any thread records, and put back afterwards.
+
+The replaced functions ask for the recorder of the calling thread; without one they do what they did
+before.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from graphopt.batching import arithmetic, indexing  # noqa: F401 - they complete Lazy
+from graphopt.batching.blocks import call_block
+from graphopt.batching.lazy import Lazy, real
+from graphopt.batching.recorder import ACTIVE, RECORDING, TRAINING, Recorder, unrecorded
+from graphopt.batching.sums import PendingSum
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.nn.optimized import Optimized
+
+mx = import_mxnet()
+_register = mx.ndarray.register
+_autograd = mx.autograd
+_NDArray = mx.nd.NDArray
+_invoke = _register._imperative_invoke
+_verify_slowly = _register._verify_all_legacy_ndarrays
+_set_recording, _set_training = _autograd.set_recording, _autograd.set_training
+_setitem = _NDArray.__setitem__
+_Parameter = mx.gluon.Parameter
+_finish_deferred_init = _Parameter._finish_deferred_init
+_zeros, _ones = mx.nd.zeros, mx.nd.ones
+_default_ctx = mx.Context._default_ctx
+_optimized_call = Optimized.__call__
+_hybrid_call = vars(mx.gluon.HybridBlock).get("__call__")  # MXNet 1.9.1 has none
+_block_call = mx.gluon.Block.__call__
+#: Functions of MXNet that fill an array they have just made.
+_FRESH = (mx.ndarray.ndarray.array.__code__, mx.ndarray.ndarray.full.__code__)
+
+_lock = threading.Lock()
+_users = 0
+_collects = False
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Inside the block this thread's calls of MXNet are recorded."""
+    _install()
+    outer, ACTIVE.recorder = ACTIVE.recorder, recorder
+    try:
+        yield
+    finally:
+        ACTIVE.recorder = outer
+        _remove()
+
+
+def autograd_state() -> int:
+    """Autograd's flags of this thread."""
+    return RECORDING * int(_autograd.is_recording()) + TRAINING * int(_autograd.is_training())
+
+
+def set_autograd_state(state: int) -> None:
+    """Set autograd's flags of this thread."""
+    _set_recording(bool(state & RECORDING))
+    _set_training(bool(state & TRAINING))
+
+
+def _install() -> None:
+    global _users, _collects
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        _register._imperative_invoke = _imperative_invoke
+        _register._verify_all_legacy_ndarrays = _verify
+        _autograd.set_recording, _autograd.set_training = _note_recording, _note_training
+        _NDArray.__setitem__ = _checked_setitem
+        _Parameter._finish_deferred_init = _finish_unrecorded
+        mx.nd.zeros, mx.nd.ones = _constant(_zeros), _constant(_ones)
+        mx.gluon.HybridBlock.__call__ = _call_hybrid
+        Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
+        # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
+        # everything that lives in the process took a third of the time of recording.
+        _collects = gc.isenabled()
+        gc.disable()
+
+
+def _remove() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users:
+            return
+        _register._imperative_invoke = _invoke
+        _register._verify_all_legacy_ndarrays = _verify_slowly
+        _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
+        _NDArray.__setitem__ = _setitem
+        _Parameter._finish_deferred_init = _finish_deferred_init
+        mx.nd.zeros, mx.nd.ones = _zeros, _ones
+        if _hybrid_call is None:
+            del mx.gluon.HybridBlock.__call__
+        else:
+            mx.gluon.HybridBlock.__call__ = _hybrid_call
+        Optimized.__call__ = _optimized_call  # type: ignore[method-assign]
+        if _collects:
+            gc.enable()
+
+
+def _imperative_invoke(
+    operator: int,
+    args: Any,
+    keys: Any,
+    vals: Any,
+    out: Any,
+    is_np_op: bool,
+    output_is_list: bool,
+) -> Any:
+    recorder = ACTIVE.recorder
+    if recorder is None:
+        return _invoke(operator, args, keys, vals, out, is_np_op, output_is_list)
+    if out is not None or is_np_op:
+        if out is not None:
+            _before_write(recorder, out)
+        args = [real(a) if isinstance(a, Lazy) else a for a in args]
+        return _invoke(operator, args, keys, vals, out, is_np_op, output_is_list)
+    found = recorder.call(operator, args, keys, vals)
+    if output_is_list and type(found) is not list:
+        return [found]
+    return found
+
+
+def _verify(op_name: str, func_name: str, args: Any, out: Any) -> None:
+    """MXNet's check that no array is of ``mx.np``; its own imports a module at every call."""
+    for array in args:
+        if type(array) not in (Lazy, _NDArray, PendingSum):
+            _verify_slowly(op_name, func_name, args, out)
+            return
+    if out is not None:
+        _verify_slowly(op_name, func_name, args, out)
+
+
+def _constant(make: Any) -> Any:
+    """``mx.nd.zeros`` or ``ones``: asked for once per sample and leaf, made once."""
+
+    def constant(shape: Any, ctx: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
+        recorder = ACTIVE.recorder
+        if recorder is None or ctx is not None or kwargs or type(shape) is not tuple:
+            return make(shape, ctx, dtype, **kwargs)
+        key = (make, shape, dtype, id(getattr(_default_ctx, "value", None)), recorder.state)
+        found = recorder.constants.get(key)
+        if found is None:
+            found = make(shape, ctx, dtype)
+            if type(found) is Lazy:
+                recorder.constants[key] = found
+        else:
+            recorder.calls += 1
+        return found
+
+    return constant
+
+
+def _before_write(recorder: Recorder, out: Any) -> None:
+    written = out if isinstance(out, (list, tuple)) else (out,)
+    if any(isinstance(array, Lazy) for array in written):
+        raise UnsupportedError(
+            "out= cannot be an array that a batched Block computes: use the returned array, or"
+            " graphopt.batch(net, debug=True)"
+        )
+    # mx.nd.array() may fill its fresh array through an operator.
+    recorder.before_write()
+
+
+def _checked_setitem(self: Any, key: Any, value: Any) -> None:
+    recorder = ACTIVE.recorder
+    if recorder is None:
+        _setitem(self, key, value)
+        return
+    if sys._getframe(1).f_code not in _FRESH:
+        recorder.before_write()
+    if isinstance(value, Lazy):
+        value = real(value)
+    with unrecorded():
+        _setitem(self, key, value)
+
+
+def _finish_unrecorded(self: Any) -> None:
+    with unrecorded():
+        _finish_deferred_init(self)
+
+
+def _note_recording(is_recording: bool) -> bool:
+    before: bool = _set_recording(is_recording)
+    recorder = ACTIVE.recorder
+    if recorder is not None:
+        recorder.state = (recorder.state & ~RECORDING) | RECORDING * bool(is_recording)
+    return before
+
+
+def _note_training(train_mode: bool) -> bool:
+    before: bool = _set_training(train_mode)
+    recorder = ACTIVE.recorder
+    if recorder is not None:
+        recorder.state = (recorder.state & ~TRAINING) | TRAINING * bool(train_mode)
+    return before
+
+
+def _call_hybrid(self: Any, *args: Any) -> Any:
+    recorder = ACTIVE.recorder
+    if recorder is None:
+        return _block_call(self, *args)
+    return call_block(recorder, self, args)
+
+
+def _call_optimized(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A Block that graphopt.optimize made: it would compile anew for every number of rows."""
+    recorder = ACTIVE.recorder
+    if recorder is None or kwargs:
+        return _optimized_call(self, *args, **kwargs)
+    if isinstance(self, mx.gluon.HybridBlock):
+        return call_block(recorder, self, args)
+    return _block_call(self, *args)

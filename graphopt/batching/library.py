@@ -1,0 +1,145 @@
+"""What a batched Block remembers between calls: how to record each kind of call, and why so."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphopt.batching.kinds import Kind, typed
+from graphopt.batching.lazy import Lazy
+from graphopt.batching.recorder import Real, Recorder
+from graphopt.batching.signature import Run, Signature
+from graphopt.batching.sums import PendingSum
+from graphopt.compat import import_mxnet
+
+#: From a recorder and a call's arguments to its result.
+Entry = Callable[[Recorder, Sequence[Any]], Any]
+
+#: More kinds of calls than this, and all are forgotten: something in them never comes again.
+MAX_SIGNATURES = 4096
+MAX_ENTRIES = 32768
+
+
+class Tag:
+    """Stands for a real array in keys: for all of one type, or for one that is shared."""
+
+    __slots__ = ("shared",)
+
+    def __init__(self, shared: Any = None) -> None:
+        self.shared = shared
+
+
+#: Of arrays that nothing is recorded on: sparse ones, those of ``mx.np``, scalars.
+FOREIGN = Tag()
+
+
+class Library:
+    """Entries per operator call and per child Block.
+
+    Attributes:
+        entries: by operator, attributes, types and autograd state.
+        units: by Block, types and autograd state.
+        remarks: how often each kind of call could not be batched, and why.
+        plans: by structure.
+    """
+
+    def __init__(self, net: Any) -> None:
+        """Empty; ``net`` is the Block that is batched."""
+        self.net = net
+        self.lock = threading.RLock()
+        self.remarks: Counter[str] = Counter()
+        self._serial = 0  # never starts anew: groups being recorded are known by it
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything but the remarks."""
+        self.entries: dict[Any, Entry] = {}
+        self.units: dict[Any, Any] = {}
+        self.plans: dict[Any, Any] = {}
+        self._signatures: dict[Any, Signature] = {}
+        self._tags: dict[Any, Tag] = {}
+        self._shared: dict[int, Tag] = {}
+
+    def enter(
+        self, recorder: Recorder, key: Any, operator: int, args: Sequence[Any], attrs: Any
+    ) -> Entry:
+        """The entry of an operator call that was not seen before.
+
+        Raises:
+            MXNetError: the arguments do not fit the operator.
+            UnsupportedError: the call is refused in a batch.
+        """
+        from graphopt.batching.entries import make_entry
+
+        with self.lock:
+            if len(self._signatures) > MAX_SIGNATURES or len(self.entries) > MAX_ENTRIES:
+                self.forget()
+                recorder.entries, recorder.units = self.entries, self.units
+            entry, is_kept = make_entry(self, recorder, operator, args, attrs)
+            if is_kept:
+                self.entries[key] = entry
+            return entry
+
+    def signature(
+        self,
+        key: Any,
+        name: str,
+        inputs: int,
+        outs: Sequence[Kind],
+        state: int,
+        run: Run,
+        **more: Any,
+    ) -> Signature:
+        """The one Signature for a key, made if it is new."""
+        with self.lock:
+            found = self._signatures.get((key, state))
+            if found is None:
+                self._serial += 1
+                found = Signature(self._serial, name, inputs, outs, state, run, **more)
+                self._signatures[(key, state)] = found
+            return found
+
+    def meet(self, recorder: Recorder, given: Any) -> Real:
+        """What is known of a real array."""
+        if type(given) is PendingSum and given.recorder is recorder:
+            total = given.settle()
+            return Real(given, total.kind, total.kind, total.rows, total)
+        is_lazy = isinstance(given, Lazy)  # of an earlier call
+        if not is_lazy and type(given) is not _ARRAY:
+            return Real(given, _NO_KIND, FOREIGN)
+        shape, of = (given.shape, given.kind) if is_lazy else typed(given)
+        if not shape:
+            return Real(given, _NO_KIND, FOREIGN)
+        tag = self._shared.get(id(given))
+        if tag is None or tag.shared is not given:
+            tag = self._tags.get((of, shape[0]))
+            if tag is None:
+                tag = self._tags.setdefault((of, shape[0]), Tag())
+        return Real(given, of, tag, shape[0])
+
+    def share(self, recorder: Recorder, given: Any) -> None:
+        """From now on a real array is one and the same for all samples, and part of keys."""
+        tag = self._shared.setdefault(id(given), Tag(given))
+        recorder.real(given).tag = tag
+
+    def materialize(self, value: Lazy) -> Any:
+        """The real array of a Lazy, waiting for it where need be."""
+        from graphopt.batching.execute import materialize
+
+        return materialize(value)
+
+    def to_numpy(self, value: Lazy) -> Any:
+        """The elements of a Lazy, waiting for it where need be."""
+        from graphopt.batching.execute import to_numpy
+
+        return to_numpy(value)
+
+    def note(self, text: str) -> None:
+        """Remark that something was not batched."""
+        self.remarks[text] += 1
+
+
+_ARRAY = import_mxnet().nd.NDArray
+_NO_KIND = Kind((), "", None)

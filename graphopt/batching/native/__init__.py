@@ -1,0 +1,1 @@
+"""Groups of a plan as one operator of the bridge, where kernels can compute them."""

@@ -1,0 +1,110 @@
+"""Which groups of a plan the bridge runs, and in which order then."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import numpy as np
+
+from graphopt.batching.kinds import Kind
+from graphopt.batching.native.block import Call, NativeBlock, make_block
+from graphopt.batching.native.programs import Cut, Native, Reshaped, native_of, width_of
+from graphopt.batching.runs import Ints
+from graphopt.batching.signature import Signature
+
+#: Fewer calls that compute something are not worth an operator of their own.
+MIN_CALLS = 2
+
+#: A group as it is planned: signature, first store, rows, arguments, lengths of reductions.
+Planned = tuple[Signature, int, int, tuple[tuple[Ints, Ints], ...], Ints | None]
+
+
+def arrange(
+    groups: Sequence[Planned],
+    totals: Sequence[int],
+    kinds: Sequence[Kind],
+    outside: int,
+    wanted: Container[int] | None,
+) -> list[int | NativeBlock]:
+    """Put groups together that the bridge can run.
+
+    What MXNet runs and what the bridge runs take turns, as few as possible: a group of MXNet's runs
+    in the turn after the last of the bridge's that it needs.
+
+    Args:
+        groups: in an order in which they can run.
+        totals: rows of each store.
+        kinds: of the rows of each store.
+        outside: autograd's flags around the batch; groups recorded under others stay with MXNet.
+        wanted: stores that are read after the plan; None if any may be.
+
+    Returns:
+        Numbers of groups that MXNet runs, and blocks, in their order.
+    """
+    natives = [_native(group, kinds, outside) for group in groups]
+    turns: list[int] = []
+    made_in: dict[int, tuple[int, bool]] = {}
+    for group, native in zip(groups, natives, strict=True):
+        turn = 0
+        for store in _reads(group):
+            found, is_native = made_in.get(store, (0, False))
+            turn = max(turn, found + (is_native and native is None))
+        turns.append(turn)
+        for at in range(len(group[0].outs)):
+            made_in[group[1] + at] = (turn, native is not None)
+    order: list[int | NativeBlock] = []
+    for turn in range(max(turns, default=-1) + 1):
+        mine = [n for n, found in enumerate(turns) if found == turn]
+        order += [n for n in mine if natives[n] is None]
+        ours = [n for n in mine if natives[n] is not None]
+        if sum(_computes(natives[n]) for n in ours) < MIN_CALLS:
+            order += ours
+            continue
+        calls = [_call(groups[n], native) for n in ours if (native := natives[n]) is not None]
+        order.append(make_block(calls, totals, kinds, _Wanted(groups, set(ours), wanted)))
+    return order
+
+
+class _Wanted:
+    """Stores that others read than some groups."""
+
+    def __init__(
+        self, groups: Sequence[Planned], but: set[int], after: Container[int] | None
+    ) -> None:
+        self.after = after
+        self.read = {s for n, group in enumerate(groups) if n not in but for s in _reads(group)}
+
+    def __contains__(self, store: object) -> bool:
+        return store in self.read or self.after is None or store in self.after
+
+
+def _native(group: Planned, kinds: Sequence[Kind], outside: int) -> Native | None:
+    signature, _, rows, arguments, _ = group
+    if signature.state != outside or not arguments or not all(len(s) for s, _ in arguments):
+        return None
+    if signature.native is None:
+        inputs = [kinds[int(stores[0])] for stores, _ in arguments]
+        signature.native = native_of(signature.source, inputs)
+    native: Native | str = signature.native
+    if isinstance(native, str):
+        return None
+    if isinstance(native, Reshaped):
+        # Rows that are put together from several ones do not lie side by side.
+        stores, _ = arguments[0]
+        source = width_of(kinds[int(stores[0])])
+        if rows % len(stores) or source % width_of(signature.outs[0]):
+            return None
+    return native
+
+
+def _computes(native: Native | None) -> bool:
+    return native is not None and not isinstance(native, (Cut, Reshaped))
+
+
+def _reads(group: Planned) -> set[int]:
+    return {int(store) for stores, _ in group[3] for store in np.unique(stores)}
+
+
+def _call(group: Planned, native: Native) -> Call:
+    signature, store, rows, arguments, lengths = group
+    return Call(native, signature, store, rows, arguments, lengths)

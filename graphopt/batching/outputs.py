@@ -1,0 +1,90 @@
+"""From one result per sample to one result: arrays joined position by position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphopt.batching.execute import not_recording
+from graphopt.batching.lazy import Lazy
+from graphopt.batching.lazy import real as array_of
+from graphopt.batching.plan import Joiner, plan_rows
+from graphopt.batching.recorder import Recorder
+from graphopt.batching.runs import unpack
+from graphopt.batching.special import runs_of
+from graphopt.compat import import_mxnet
+
+
+def combine(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) -> Any:
+    """Join the results of all samples.
+
+    Args:
+        results: one per sample, at least one: arrays, or nested tuples, lists and dicts of them.
+        batch_axis: to join along.
+        recorder: that has the values, if they were recorded.
+
+    Returns:
+        Where all results are laid out alike, the same layout of joined arrays; a list with one
+        item per sample where shapes differ, or where there is something else than arrays.
+    """
+    first = results[0]
+    kind = type(first)
+    if isinstance(first, import_mxnet().nd.NDArray):
+        return _arrays(results, batch_axis, recorder)
+    if kind in (tuple, list) and all(type(r) is kind and len(r) == len(first) for r in results):
+        return kind(combine(parts, batch_axis, recorder) for parts in zip(*results, strict=True))
+    if kind is dict and all(type(r) is dict and r.keys() == first.keys() for r in results):
+        return {key: combine([r[key] for r in results], batch_axis, recorder) for key in first}
+    return [real(result) for result in results]
+
+
+def _arrays(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) -> Any:
+    nd = import_mxnet().nd
+    first = results[0]
+    alike = all(
+        isinstance(r, nd.NDArray)
+        and r.shape == first.shape
+        and r.dtype == first.dtype
+        and r.stype == "default"
+        for r in results
+    )
+    if not alike or not -len(first.shape) <= batch_axis < len(first.shape):
+        return [real(result) for result in results]
+    is_recorded = recorder is not None and all(
+        type(r) is Lazy and r.recorder is recorder for r in results
+    )
+    if recorder is not None and is_recorded and batch_axis in (0, -len(first.shape)):
+        runs = [run for result in results for run in runs_of(result)]
+        with not_recording(recorder.outside):
+            return Joiner(recorder.stores)(plan_rows(recorder, runs, first.kind.ctx))
+    given = [real(result) for result in results]
+    if len(given) == 1:
+        return given[0]
+    return nd.concat(*given, dim=batch_axis)
+
+
+def real(result: Any) -> Any:
+    """A result with real arrays in it, whatever it is."""
+    if isinstance(result, Lazy):
+        return array_of(result)
+    if type(result) in (tuple, list):
+        return type(result)(real(item) for item in result)
+    if type(result) is dict:
+        return {key: real(item) for key, item in result.items()}
+    return result
+
+
+def stores_of(results: Sequence[Any], recorder: Recorder) -> frozenset[int]:
+    """Stores that the results of all samples are in."""
+    found: set[int] = set()
+    pending = list(results)
+    while pending:
+        result = pending.pop()
+        if isinstance(result, Lazy):
+            if result.recorder is recorder:
+                found.update(unpack(run)[0] for run in runs_of(result))
+        elif type(result) in (tuple, list):
+            pending += result
+        elif type(result) is dict:
+            pending += result.values()
+    return frozenset(found)

@@ -1,0 +1,348 @@
+"""What is written down while samples run: groups of like calls, and where arguments come from.
+
+A call joins its group the moment it is recorded: calls of one signature and one depth (the longest
+way to a leaf) can never depend on one another, so that running groups by depth is a schedule.
+
+Source: Looks et al., Deep Learning with Dynamic Computation Graphs (TensorFlow Fold), ICLR 2017.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from graphopt.batching.kinds import Kind
+from graphopt.batching.lazy import Lazy
+from graphopt.batching.runs import COUNT_BITS, COUNT_MASK, START_MASK, STORE_SHIFT, pack, unpack
+from graphopt.compat import import_mxnet
+
+if TYPE_CHECKING:
+    from graphopt.batching.library import Library
+    from graphopt.batching.signature import Signature
+
+#: Autograd's two flags as one number.
+RECORDING, TRAINING = 2, 1
+
+
+class Active(threading.local):
+    """The recorder of each thread; ``None`` where nothing is recorded."""
+
+    recorder: Recorder | None = None
+
+
+ACTIVE = Active()
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside the block this thread's calls of MXNet are made at once."""
+    recorder, ACTIVE.recorder = ACTIVE.recorder, None
+    try:
+        yield
+    finally:
+        ACTIVE.recorder = recorder
+
+
+class Group:
+    """Calls of one signature at one depth, made as one.
+
+    Attributes:
+        places: per argument that has rows, the runs of all calls, one behind the other.
+        pointers: of reductions of unequal numbers of rows: how many rows each result takes.
+        total: rows recorded so far.
+    """
+
+    __slots__ = ("base", "calls", "depth", "places", "pointers", "signature", "store", "total")
+
+    def __init__(self, signature: Signature, depth: int, store: int) -> None:
+        """An empty group whose outputs go to ``store`` and those behind it."""
+        self.signature, self.depth, self.store = signature, depth, store
+        self.base = store << STORE_SHIFT
+        self.places = [array("q") for _ in range(signature.inputs)]
+        self.pointers = array("q")
+        self.total = self.calls = 0
+
+
+class Leaves:
+    """Arrays of one kind that come from outside, to be joined to one."""
+
+    __slots__ = ("arrays", "kind", "store", "total")
+
+    def __init__(self, kind: Kind, store: int) -> None:
+        """Empty."""
+        self.kind, self.store = kind, store
+        self.arrays: list[Any] = []
+        self.total = 0
+
+
+class Real:
+    """An array that is there already, met while recording.
+
+    Attributes:
+        tag: stands for it in keys: its type, or itself once it was used as a shared array.
+        value: its rows, if they were ever used as such.
+    """
+
+    __slots__ = ("array", "kind", "rows", "tag", "value")
+
+    def __init__(
+        self, given: Any, kind: Kind, tag: Any, rows: int = 0, value: Lazy | None = None
+    ) -> None:
+        """``given`` is kept alive, as its id is what it is found by."""
+        self.array, self.kind, self.tag, self.rows = given, kind, tag, rows
+        self.value = value
+
+
+class Recorder:
+    """Everything recorded in one call of a batched Block.
+
+    Attributes:
+        state: autograd's flags now, ``RECORDING`` and ``TRAINING``.
+        base: depth of everything that was run; calls go on from there.
+        groups: those not run yet, by depth and signature.
+        stores: what each output will be, an array once it was run.
+        tape: ``RECORDING`` if anything that was run is differentiated.
+        hosts: stores as numpy arrays, where samples read values.
+        totals: rows of each store, known once it is closed.
+        kinds: of the rows of each store.
+        homes: the store that has the rows of each store, and from which row on: another than
+            itself where groups were run together.
+    """
+
+    def __init__(self, library: Library, state: int, pause: Callable[..., None]) -> None:
+        """``pause`` returns when everything recorded so far was run."""
+        self.mx = import_mxnet()
+        self.library = library
+        self.entries, self.units = library.entries, library.units
+        self.state = self.outside = state
+        self.pause = pause
+        self.base = self.calls = 0
+        self.groups: dict[int, Group] = {}
+        self.views: dict[Any, Lazy] = {}
+        self.origins: dict[int, Lazy] = {}
+        self.fixed: dict[Any, Any] = {}
+        self.parameters: dict[int, Any] | None = None
+        self.constants: dict[Any, Lazy] = {}
+        self.leaves: dict[Kind, Leaves] = {}
+        self.reals: dict[int, Real] = {}
+        self.stores: list[Any] = []
+        self.totals: list[int] = []
+        self.kinds: list[Kind] = []
+        self.tape = state & RECORDING
+        self.hosts: dict[int, Any] = {}
+        self.homes: list[tuple[int, int]] = []
+        self._padded: dict[Any, Any] = {}
+        #: Blocks that were run, for values in them that were not asked for then.
+        self.blocks: list[Any] = []
+
+    def call(
+        self, operator: int, args: Sequence[Any], keys: Sequence[str], vals: Sequence[Any]
+    ) -> Any:
+        """Record an operator of MXNet, by its handle; returns what the call would."""
+        kinds = [
+            a.kind if type(a) is Lazy and a.recorder is self else self.real(a).tag for a in args
+        ]
+        try:
+            # 0 and -0.0 are equal keys, but not equal numbers.
+            signs = (str(vals),) if 0 in vals else ()
+            key = (self.state, operator, *kinds, *keys, *vals, *signs)
+            entry = self.entries.get(key)
+        except (TypeError, ValueError):  # a list or numpy array among the attributes
+            vals = [tuple(v) if type(v) is list else v for v in vals]
+            key = (self.state, operator, *kinds, *keys, *map(str, vals))
+            entry = self.entries.get(key)
+        if entry is None:
+            entry = self.library.enter(
+                self, key, operator, args, dict(zip(keys, vals, strict=True))
+            )
+        self.calls += 1
+        return entry(self, args)
+
+    def unary(self, signature: Signature, x: Lazy) -> Any:
+        """:meth:`join` for one argument, the most frequent call."""
+        depth = x.depth + 1
+        if depth <= self.base:
+            depth = self.base + 1
+        group = self.groups.get(signature.serial << 24 | depth) or self.open(signature, depth)
+        if x.runs is None:
+            group.places[0].append(x.run)
+        else:
+            group.places[0].extend(x.runs)
+        group.calls += 1
+        return self.made(group, depth, x.rows)
+
+    def join(self, signature: Signature, args: Sequence[Any], rows: int) -> Any:
+        """Add a call to its group.
+
+        Args:
+            signature: of the call.
+            args: Lazy values with ``rows`` rows each; or one, to be repeated.
+            rows: of its outputs.
+
+        Returns:
+            The call's outputs: one Lazy, or a list of them.
+        """
+        depth = self.base
+        for x in args:
+            if x.depth > depth:
+                depth = x.depth
+        depth += 1
+        group = self.groups.get(signature.serial << 24 | depth)
+        if group is None:
+            group = self.open(signature, depth)
+        for place, x in zip(group.places, args):  # noqa: B905 - strict= is slower
+            if x.rows == rows:
+                if x.runs is None:
+                    place.append(x.run)
+                else:
+                    place.extend(x.runs)
+            else:
+                place.extend((x.run,) * rows)
+        group.calls += 1
+        return self.made(group, depth, rows)
+
+    def reduce(self, signature: Signature, runs: Sequence[int], rows: int, depth: int) -> Any:
+        """Add a call that reduces ``rows`` rows to one."""
+        depth += 1
+        group = self.groups.get(signature.serial << 24 | depth) or self.open(signature, depth)
+        group.places[0].extend(runs)
+        group.pointers.append(rows)
+        group.calls += 1
+        return self.made(group, depth, 1)
+
+    def view(self, signature: Signature, x: Lazy, rows: int) -> Any:
+        """Add a call that has the elements of ``x`` as ``rows`` rows."""
+        depth = max(x.depth, self.base) + 1
+        group = self.groups.get(signature.serial << 24 | depth) or self.open(signature, depth)
+        group.places[0].extend((x.run,) if x.runs is None else x.runs)
+        group.calls += 1
+        return self.made(group, depth, rows)
+
+    def join_single(self, signature: Signature, args: Sequence[Any], rows: int) -> Any:
+        """Add a call that runs for itself; each argument is one run."""
+        depth = max(self.base, *[x.depth for x in args]) + 1
+        group = self.groups.get(signature.serial << 24 | depth) or self.open(signature, depth)
+        for place, x in zip(group.places, args, strict=True):
+            place.append(x.run)
+        group.calls += 1
+        return self.made(group, depth, rows)
+
+    def made(self, group: Group, depth: int, rows: int) -> Any:
+        """The outputs of the call that was added last."""
+        total = group.total
+        group.total = end = total + rows
+        if end > START_MASK or rows > COUNT_MASK:
+            pack(group.store, total, rows)
+        outs = group.signature.outs
+        run = group.base + (total << COUNT_BITS) + rows
+        if len(outs) == 1:
+            return Lazy(self, run, rows, outs[0], depth)
+        return [
+            Lazy(self, run + (at << STORE_SHIFT), rows, out, depth) for at, out in enumerate(outs)
+        ]
+
+    def open(self, signature: Signature, depth: int) -> Group:
+        """A new group."""
+        group = Group(signature, depth, len(self.stores))
+        self.stores.extend([None] * len(signature.outs))
+        self.totals.extend([0] * len(signature.outs))
+        self.kinds.extend(signature.outs)
+        self.homes.extend((group.store + at, 0) for at in range(len(signature.outs)))
+        self.groups[signature.serial << 24 | depth] = group
+        pack(group.store, 0, 1)
+        return group
+
+    def real(self, given: Any) -> Real:
+        """What is known of an array that is there already."""
+        found = self.reals.get(id(given))
+        if found is None:
+            found = self.reals[id(given)] = self.library.meet(self, given)
+        return found
+
+    def rows_of(self, given: Any) -> Lazy:
+        """An argument as rows: itself, or a leaf if it is a real array."""
+        if type(given) is Lazy and given.recorder is self:
+            return given
+        real = self.real(given)
+        if real.value is None:
+            real.value = self._leaf(real)
+        return real.value
+
+    def padded(self, given: Any, rank: int) -> Any:
+        """A real array with axes of 1 in front."""
+        key = (id(given), rank, self.state)
+        if key not in self._padded:
+            self.real(given)  # which keeps it alive
+            shape = (1,) * (rank - len(given.shape)) + tuple(given.shape)
+            self._padded[key] = given.reshape(shape)
+        return self._padded[key]
+
+    def _leaf(self, real: Real) -> Lazy:
+        leaves = self.leaves.get(real.kind)
+        if leaves is None:
+            leaves = self.leaves[real.kind] = Leaves(real.kind, len(self.stores))
+            self.stores.append(None)
+            self.totals.append(0)
+            self.kinds.append(real.kind)
+            self.homes.append((leaves.store, 0))
+        rows = real.rows
+        run = pack(leaves.store, leaves.total, rows)
+        leaves.arrays.append(real.array)
+        leaves.total += rows
+        return Lazy(self, run, rows, real.kind, 0)
+
+    def scattered(self, runs: Sequence[int], rows: int, kind: Kind, depth: int) -> Lazy:
+        """A value made of several runs, or of one."""
+        found = Lazy(self, runs[0], rows, kind, depth)
+        if len(runs) > 1:
+            found.runs = tuple(runs)
+        return found
+
+    def close(self) -> list[Group]:
+        """The groups recorded since the last time, in an order in which they can run."""
+        groups = sorted(self.groups.values(), key=lambda group: group.depth)
+        for group in groups:
+            for at in range(len(group.signature.outs)):
+                self.totals[group.store + at] = group.total
+        for leaves in self.leaves.values():
+            self.totals[leaves.store] = leaves.total
+        return groups
+
+    def reopen(self) -> None:
+        """Go on after what was closed has run; it counts as leaves."""
+        if self.groups:
+            self.base = max(group.depth for group in self.groups.values())
+        self.groups.clear()
+        self.leaves.clear()
+
+    def locate(self, run: int) -> tuple[Any, int, int]:
+        """The array that has a run (None if it was not run), its first row, its number of rows."""
+        store, start, count = unpack(run)
+        home, offset = self.homes[store]
+        return self.stores[home], start + offset, count
+
+    def has_pending(self) -> bool:
+        """Whether anything was recorded that was not run."""
+        return bool(self.groups or self.leaves)
+
+    def before_write(self) -> None:
+        """Somebody writes into a real array: what was recorded must read it as it is now."""
+        if self.has_pending():
+            self.pause(at_once=True)
+        self.constants.clear()
+        self.fixed.clear()
+        self.hosts.clear()
+        # A leaf alone in its store is that very array; later readers of the store want the old one.
+        for real in self.reals.values():
+            if real.value is not None:
+                store = real.value.run >> STORE_SHIFT
+                if self.stores[store] is real.array:
+                    with unrecorded():
+                        self.stores[store] = real.array.copy()
+                if real.value.array is None:
+                    real.value = None
+                else:  # an argument of a sample stands for the array itself
+                    real.value.run = self._leaf(real).run

@@ -1,0 +1,134 @@
+"""Runs samples side by side: each until it needs a value, then all that is pending, then on.
+
+Every sample has a greenlet, so that plain Python (recursion, loops, ``if x.asscalar() > 0``) can
+wait in the middle of an expression. One thread runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from graphopt.batching.hooks import set_autograd_state
+from graphopt.batching.lazy import Lazy
+from graphopt.batching.recorder import Recorder
+from graphopt.batching.sums import settled
+from graphopt.errors import GraphoptError
+
+
+@dataclass
+class Outcome:
+    """What samples returned, and what they raised, by number of sample."""
+
+    results: list[Any]
+    failures: dict[int, Exception] = field(default_factory=dict)
+
+
+#: What a greenlet says to the main one: go on with others, or run what is recorded and return.
+_WAITING, _FLUSH = object(), object()
+
+
+def _settled(result: Any) -> Any:
+    """What a sample returned, with sums recorded that were not yet."""
+    if isinstance(result, Lazy):
+        return settled(result)
+    if type(result) in (tuple, list):
+        return type(result)(_settled(item) for item in result)
+    if type(result) is dict:
+        return {key: _settled(item) for key, item in result.items()}
+    return result
+
+
+def _nothing() -> None:
+    """Before samples run there is nothing to flush."""
+
+
+class Samples:
+    """The greenlets of one batch."""
+
+    def __init__(self) -> None:
+        self._main = getcurrent()
+        self._recorder: Recorder | None = None
+        self._flush: Callable[[], None] = _nothing
+        #: What all samples returned, when nothing else of them can be read any more.
+        self.finished: list[Any] | None = None
+
+    def pause(self, *, at_once: bool = False) -> None:
+        """Called where a sample needs a value: returns when everything recorded was run.
+
+        Args:
+            at_once: before any other sample goes on, so that samples stay in their order.
+
+        Raises:
+            GraphoptError: called from elsewhere than a running sample.
+        """
+        here = getcurrent()
+        recorder = self._recorder
+        if recorder is None or here.parent is not self._main:
+            raise GraphoptError(
+                "a value of a batched call is read that was never computed: the call failed, or is"
+                " still recording in another thread"
+            )
+        state = recorder.state
+        default = recorder.mx.Context._default_ctx
+        context = getattr(default, "value", None)
+        self._main.switch(_FLUSH if at_once else _WAITING)
+        # Scopes that this sample is in; others have come and gone meanwhile.
+        recorder.state = state
+        set_autograd_state(state)
+        default.value = context
+
+    def run(
+        self,
+        recorder: Recorder,
+        call: Callable[..., Any],
+        samples: Sequence[Sequence[Any]],
+        flush: Callable[[], None],
+    ) -> Outcome:
+        """Run ``call(*sample)`` for all samples; ``flush`` runs what is recorded."""
+        self._main, self._recorder, self._flush = getcurrent(), recorder, flush
+        outcome = Outcome([None] * len(samples))
+        self.finished = None
+        waiting: list[tuple[int, Any]] = []
+        try:
+            for number, sample in enumerate(samples):
+                self._resume(greenlet(call), sample, number, waiting, outcome)
+            while waiting:
+                flush()
+                for number, paused in [waiting.pop(0) for _ in range(len(waiting))]:
+                    self._resume(paused, (), number, waiting, outcome)
+            self.finished = outcome.results
+            flush()
+        finally:
+            self._recorder = None
+            for _, paused in waiting:  # only where a flush raised
+                paused.throw()
+            set_autograd_state(recorder.outside)
+        return outcome
+
+    def _resume(
+        self, runner: Any, args: Sequence[Any], number: int, waiting: list[Any], outcome: Outcome
+    ) -> None:
+        recorder = self._recorder
+        assert recorder is not None
+        default = recorder.mx.Context._default_ctx
+        context = getattr(default, "value", None)
+        try:
+            found = runner.switch(*args)
+            while found is _FLUSH:
+                self._flush()
+                found = runner.switch()
+        except Exception as error:  # noqa: BLE001 - the user's; the other samples go on
+            outcome.failures[number] = error
+        else:
+            if found is _WAITING and not runner.dead:
+                waiting.append((number, runner))
+            else:
+                outcome.results[number] = _settled(found)
+        default.value = context
+        if recorder.state != recorder.outside:
+            recorder.state = recorder.outside
+            set_autograd_state(recorder.outside)

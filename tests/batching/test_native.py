@@ -1,0 +1,227 @@
+"""Groups that the bridge runs as one operator: the same as MXNet's operators, and no crash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.backend.invoke import invoke
+from graphopt.batching import plan
+from graphopt.batching.kinds import kind
+from graphopt.batching.native.programs import Cut, cut_of
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+nd, gluon = mx.nd, mx.gluon
+
+UNITS = 6
+
+
+class Cell(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """State and memory of a node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.x = gluon.nn.Dense(2 * UNITS, in_units=4)
+            self.h = gluon.nn.Dense(2 * UNITS, in_units=UNITS)
+
+    def hybrid_forward(self, F: Any, x: Any, h: Any, c: Any) -> Any:
+        i, u = F.split(self.x(x) + self.h(h), num_outputs=2, axis=1)
+        c = F.sigmoid(i) * F.tanh(u) + c
+        return F.tanh(c), c
+
+
+class Trees(gluon.Block):  # type: ignore[misc, name-defined]
+    """A tree is nested tuples of positions in a sentence (1, length, 4)."""
+
+    def __init__(self, how: str = "sum") -> None:
+        super().__init__()
+        self.how = how
+        with self.name_scope():
+            self.cell = Cell()
+            self.out = gluon.nn.Dense(3, in_units=UNITS)
+        self.seen: list[Any] = []
+
+    def forward(self, tree: Any, words: Any) -> Any:
+        h, _ = self.visit(tree, words)
+        return self.out(h)
+
+    def visit(self, tree: Any, words: Any) -> Any:
+        position, *below = tree
+        states = [self.visit(child, words) for child in below]
+        none = nd.zeros((1, UNITS), dtype=words.dtype)
+        if not states:
+            return self.cell(words[:, position], none, none)
+        hs, cs = ([state[n] for state in states] for n in (0, 1))
+        found = self.cell(words[:, position], self.joined(hs), self.joined(cs))
+        self.seen.append(found[1])
+        return found
+
+    def joined(self, rows: list[Any]) -> Any:
+        if self.how == "sum":
+            return nd.add_n(*rows)
+        return getattr(nd, self.how)(nd.concat(*rows, dim=0), axis=0, keepdims=True)
+
+
+def random_tree(rng: np.random.Generator, size: int) -> Any:
+    nodes: list[list[Any]] = [[0]]
+    for position in range(1, size):
+        node = [position]
+        nodes[int(rng.integers(0, len(nodes)))].append(node)
+        nodes.append(node)
+    return nodes[0]
+
+
+def samples(count: int, dtype: str = "float32", seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        size = int(rng.integers(1, 9))
+        words = nd.array(rng.uniform(-1, 1, (1, size, 4)), dtype=dtype)
+        found.append((random_tree(rng, size), words))
+    return found
+
+
+def made(dtype: str = "float32", how: str = "sum") -> Any:
+    net = Trees(how)
+    net.initialize(mx.init.Xavier())
+    net.cast(dtype)
+    for n, parameter in enumerate(net.collect_params().values()):
+        rng = np.random.default_rng(n)
+        parameter.set_data(nd.array(rng.uniform(-1, 1, parameter.shape), dtype=dtype))
+    return net
+
+
+def results(net: Any, call: Any, given: list[Any]) -> list[Any]:
+    for _, words in given:
+        words.attach_grad()
+    with mx.autograd.record():
+        found = call()
+        total = (found * nd.arange(found.size).reshape(found.shape).astype(found.dtype)).sum()
+    total.backward()
+    gradients = [p.grad() for p in net.collect_params().values()]
+    return [a.asnumpy().copy() for a in (found, *gradients, *(words.grad for _, words in given))]
+
+
+@pytest.mark.parametrize("count", [1, 3, 90])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("how", ["sum", "mean", "max"])
+def test_blocks_compute_what_samples_do(how: str, dtype: str, count: int) -> None:
+    net, given = made(dtype, how), samples(count, dtype)
+    batched = graphopt.batch(net)
+    mine = results(net, lambda: batched(given), given)
+    assert batched.statistics.operators == 1
+    theirs = results(net, lambda: nd.concat(*[net(*s) for s in given], dim=0), given)
+    tolerance = 1e-4 if dtype == "float32" else 1e-10
+    for a, b in zip(mine, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1, abs(b).max()))
+
+
+def test_without_the_bridge_groups_run_in_mxnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, given = made(), samples(20)
+    wanted = graphopt.batch(net)(given).asnumpy()
+    monkeypatch.setattr(plan.bridge, "why_not", lambda _mx: "there is no compiler")
+    batched = graphopt.batch(net)
+    np.testing.assert_allclose(batched(given).asnumpy(), wanted, rtol=1e-5, atol=1e-6)
+    assert batched.statistics.operators > 10
+    assert "there is no compiler" in batched.explain()
+
+
+def test_what_a_block_keeps_to_itself_can_be_read_later() -> None:
+    net, given = made(), samples(8)
+    graphopt.batch(net)(given)
+    kept, net.seen = net.seen, []
+    for sample in given:
+        net(*sample)
+    assert len(kept) == len(net.seen)
+    for mine, theirs in zip(kept, net.seen, strict=True):
+        np.testing.assert_allclose(mine.asnumpy(), theirs.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_all_samples_may_read_the_same_rows() -> None:
+    shared = nd.array(np.random.default_rng(3).uniform(-1, 1, (1, 4)))
+    net = made()
+
+    class Around(gluon.Block):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Any, same: Any) -> Any:
+            none = nd.zeros((1, UNITS))
+            h, c = self.net.cell(same, none, none)
+            return self.net.out(self.net.cell(x, h, c)[0])
+
+    around = Around()
+    given = [(nd.array([[n, 1 - n, 2, n / 7]]), shared) for n in range(60)]
+    shared.attach_grad()
+
+    def gradient(call: Any) -> Any:
+        with mx.autograd.record():
+            total = (call() ** 2).sum()
+        total.backward()
+        return shared.grad.asnumpy().copy()
+
+    mine = gradient(lambda: graphopt.batch(around)(given))
+    theirs = gradient(lambda: nd.concat(*[around(*sample) for sample in given], dim=0))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "wanted"),
+    [
+        ((None, 1), (None, 3), Cut(4, 8)),
+        ((None, 1, 2), (None, 2, 3), Cut(6, 1)),
+        ((None, 1, 0), (None, 2, 4), Cut(4, 4)),
+        ((None, -1), (None, None), Cut(8, 4)),
+        ((None, 0, 1), (None, 3, 2), None),  # a column of each
+        ((None, 0, 1), (None, 2, 4), None),
+        ((1,), (2,), None),  # not all rows
+        ((), (), Cut(0, 12)),
+    ],
+)
+def test_slices_are_cuts_where_elements_are_adjacent(begin: Any, end: Any, wanted: Any) -> None:
+    assert cut_of(begin, end, (), kind((3, 4), "float32", mx.cpu())) == wanted
+    assert cut_of(begin, end, (None, 2), kind((3, 4), "float32", mx.cpu())) is None
+
+
+SPEC = "recurrence f32 (2) () () () ;; next ;; emit x0"
+
+#: One array of 2 rows from outside, one step that copies 2 rows, one export.
+GOOD = [1, 2, 2, 1, 0, 0, 2, 1, 1, 2, 2, 2, 0, 1, 0, 1, 0, 0]
+
+
+def ran(numbers: list[int], exports: str = "2 2") -> Any:
+    x = nd.array([[1, 2], [3, 4]])
+    attrs = {"specs": SPEC, "externals": 1, "exports": exports, "dtype": 0}
+    return invoke("graphopt_schedule", [x, nd.array(numbers, dtype="int32")], attrs)[0].asnumpy()
+
+
+def test_a_plan_is_run() -> None:
+    np.testing.assert_array_equal(ran(GOOD), [[3, 4], [1, 2]])
+
+
+@pytest.mark.parametrize("end", range(1, len(GOOD)))
+def test_a_plan_that_ends_too_early_is_refused(end: int) -> None:
+    with pytest.raises(mx.MXNetError, match=r"a plan of graphopt.batch"):
+        ran(GOOD[:end])
+
+
+@pytest.mark.parametrize("value", [-1, 7, 1 << 30])
+@pytest.mark.parametrize("at", range(len(GOOD)))
+def test_a_plan_that_makes_no_sense_is_refused(at: int, value: int) -> None:
+    numbers = GOOD.copy()
+    numbers[at] = value
+    harmless = at == 12  # whether there are offsets: then the rest is read as such
+    with pytest.raises(mx.MXNetError, match=r"a plan of graphopt.batch"):
+        ran(numbers)
+    assert not harmless or numbers[at]
+
+
+def test_a_plan_for_other_outputs_is_refused() -> None:
+    with pytest.raises(mx.MXNetError, match="does not fit its outputs"):
+        ran(GOOD, exports="1 4")
