@@ -20,14 +20,18 @@ SERVER = Path(__file__).with_name("server.py")
 
 #: Modules a Python needs, per job.
 JOBS = {
+    "graphopt_trees": ("mxnet",),
     "mxnet": ("mxnet",),
     "mxnet_recurrence": ("mxnet",),
+    "mxnet_trees": ("mxnet",),
     "export": ("mxnet", "onnx"),
     "onnxruntime": ("onnxruntime",),
     "torch_encoder": ("torch",),
     "torch_expression": ("torch",),
     "torch_lstm": ("torch",),
     "torch_text": ("torch",),
+    "torch_tree_package": ("torch", "treelstm"),
+    "torch_trees": ("torch",),
 }
 
 
@@ -122,6 +126,18 @@ class Peers:
             raise
         return peer
 
+    def memory(self, job: str, **request: Any) -> float:
+        """MB by which so many runs exceed what a process has in any case.
+
+        Raises:
+            PeerError: it cannot tell.
+        """
+        peer = Peer(self._pythons[job])
+        try:
+            return float(peer.ask("memory", kind=job, **request)["mb"])
+        finally:
+            peer.close()
+
     def export(self, symbol: Path, params: Path, shapes: list[tuple[int, ...]], to: Path) -> None:
         """Write an ONNX file.
 
@@ -154,5 +170,6 @@ def _pythons() -> dict[str, str]:
         for job, needed in JOBS.items():
             if has >= set(needed):
                 found.setdefault(job, python)
-    found["mxnet"] = sys.executable  # the same MXNet, numpy and Python as here
+    # The same MXNet, numpy and Python as here.
+    found["mxnet"] = found["graphopt_trees"] = sys.executable
     return found

@@ -339,15 +339,59 @@ class TorchText:
         return nn.one_hot(self._numbers, len(self._w["score_bias"])).float()
 
 
+class MXNetTrees:
+    """A net of bench/tree_nets.py; only those that are not sample by sample need graphopt."""
+
+    def __init__(self, request: dict) -> None:
+        import numpy
+
+        for name, value in {"bool": bool, "int": int}.items():
+            vars(numpy).setdefault(name, value)
+        sys.path.insert(0, request["root"])
+        import mxnet
+
+        from bench import tree_nets
+
+        self._steps, self._check = tree_nets.requested(request)
+        self._wait = mxnet.nd.waitall
+
+    def __call__(self) -> list:
+        found = self._steps()
+        self._wait()
+        return [found.asnumpy()]
+
+    def found(self) -> list:
+        """Of the batch to check, with the gradients."""
+        return self._check.found()
+
+
+def torch_trees(request: dict) -> object:
+    """A Tree-LSTM of bench/peers/torch_trees.py."""
+    sys.path.insert(0, request["root"])
+    from bench.peers import torch_trees as nets
+
+    return nets.KINDS[request["net"]](request)
+
+
 KINDS = {
+    "graphopt_trees": MXNetTrees,
     "mxnet": MXNet,
     "mxnet_recurrence": MXNetRecurrence,
+    "mxnet_trees": MXNetTrees,
     "onnxruntime": OnnxRuntime,
     "torch_encoder": TorchEncoder,
     "torch_expression": TorchExpression,
     "torch_lstm": TorchLstm,
     "torch_text": TorchText,
+    "torch_tree_package": torch_trees,
+    "torch_trees": torch_trees,
 }
+
+
+def _peak_mb() -> float:
+    with open("/proc/self/status") as file:  # noqa: PTH123
+        lines = [line.split() for line in file]
+    return next(int(line[1]) / 1e3 for line in lines if line[0] == "VmHWM:")
 
 
 class Server:
@@ -357,6 +401,22 @@ class Server:
         self._model = KINDS[request["kind"]](request)
         self._model()
         return {}
+
+    def memory(self, request: dict) -> dict:
+        """MB by which runs of a model exceed what the process has after runs of a small one.
+
+        The small one has everything loaded and compiled. The peak is not that of getrusage, which
+        starts with the peak of the process that started this one.
+        """
+        model = KINDS[request["kind"]](request | {"batches": request["check"]})
+        model()
+        large = KINDS[request["kind"]](request)
+        with open("/proc/self/clear_refs", "w") as file:  # noqa: PTH123 - not a file of bytes
+            file.write("5")  # the peak is what there is now
+        before = _peak_mb()
+        for _ in range(request["count"]):
+            large()
+        return {"mb": _peak_mb() - before}
 
     def run(self, request: dict) -> dict:
         times = []
@@ -369,7 +429,8 @@ class Server:
     def save(self, request: dict) -> dict:
         import numpy
 
-        numpy.savez(request["to"], *self._model())
+        found = getattr(self._model, "found", self._model)
+        numpy.savez(request["to"], *found())
         return {}
 
     def export(self, request: dict) -> dict:

@@ -1,0 +1,308 @@
+"""Tree-LSTMs on SICK: whole forests, batched samples, and what people do otherwise.
+
+Figures are samples a second, since contenders that take one sample at a time get smaller batches.
+A training step is forward and backward, without an optimizer, for all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from bench import dynamic, trees
+from bench.conftest import THREADS
+from bench.peers.client import ROOT, Peer, PeerError, Peers
+from bench.report import Record
+from bench.test_cnn_inference import check_peer
+from bench.timing import race, ratios
+from bench.tree_nets import PerSample, Size, Steps, made, weights_of
+from graphopt.compat import import_mxnet
+from graphopt.demo.checking import relative_error
+
+mx = import_mxnet()
+
+#: Pairs in a batch, and how many of them a net gets that takes one at a time.
+BATCH, APART = 256, 32
+
+#: Samples that a net of bench/dynamic.py takes one at a time; batched it takes all.
+FEW = 16
+
+#: Different batches, so that none is known from the last time.
+BATCHES = 8
+
+BACKWARD = pytest.mark.parametrize("backward", [False, True], ids=["forward", "step"])
+
+#: Contenders of graphopt.
+OURS = ("vectorised", "batched")
+
+#: By whether there is a backward: what "vectorised" is to be faster than, and by how much.
+TARGETS = {False: {"levels": 2.5}, True: {"levels": 2.5}}
+
+#: Kinds of PyTorch's nets and the jobs that run them.
+LEVELS = {"levels": "torch_trees", "levels, each word once": "torch_trees"}
+TORCH = LEVELS | {"pytorch-tree-lstm": "torch_tree_package"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is run: a size, weights and pairs; a batch to check contenders with."""
+
+    size: Size
+    weights: dict[str, np.ndarray]
+    pairs: list[trees.Pair]
+    check: trees.Batch
+    backward: bool
+
+    def batches(self, size: int, count: int = BATCHES) -> list[trees.Batch]:
+        return trees.batches_of(self.pairs, size, count)
+
+    def request(self, peers: Peers, batches: list[trees.Batch]) -> dict[str, Any]:
+        """What a peer is asked for, but for the kind of net."""
+        files = {name: peers.folder / f"{name}.npz" for name in ("batches", "check", "weights")}
+        trees.save(batches, files["batches"])
+        trees.save([self.check], files["check"])
+        np.savez(files["weights"], **self.weights)
+        return {
+            "root": str(ROOT),
+            "size": astuple(self.size),
+            "threads": THREADS,
+            "backward": self.backward,
+            **{name: str(path) for name, path in files.items()},
+        }
+
+
+def load_of(backward: bool, quick: bool, units: int = 150) -> Load:
+    pairs, words = trees.pairs_of()
+    size = Size(words, 6, 5) if quick else Size(words, units=units)
+    # Gradients are summed over a batch; in a small one errors show.
+    check = trees.batches_of(pairs, 8, 1)[0]
+    return Load(size, weights_of(made(PerSample, size)), pairs, check, backward)
+
+
+@BACKWARD
+def test_sick(
+    backward: bool,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    peers: Peers,
+    quick: bool,
+    rounds: int,
+) -> None:
+    load = load_of(backward, quick)
+    samples = 4 if quick else BATCH
+    expected = found("one by one", load)
+    contenders: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    error = 0.0
+    for kind in OURS:
+        error = max(error, relative_error(expected, found(kind, load)))
+        contenders[kind] = runs(kind, load, load.batches(samples))
+        sizes[kind] = samples
+    assert error < 1e-4
+    notes: list[str] = []
+    if not quick:
+        batches, few = load.batches(BATCH), load.batches(APART)
+        for kind, job in TORCH.items():
+            started, told = start(peers, job, kind, load, batches, expected)
+            contenders |= started
+            sizes[kind] = BATCH
+            notes += told
+        for label, job in (("pytorch", "torch_trees"), ("gluon", "mxnet_trees")):
+            kind = "per sample" if label == "pytorch" else "one by one"
+            started, told = start(peers, job, kind, load, few, expected)
+            contenders |= {f"{label} one by one": peer for peer in started.values()}
+            sizes[f"{label} one by one"] = APART
+            notes += told
+    medians = race(benchmark, contenders, max(3, rounds // 3), quick)
+    if medians:
+        each = per_sample(medians, sizes)
+        table = f"SICK, Tree-LSTM 300-150, {BATCH} pairs, samples/s, {way(backward)}"
+        shown = speeds(each) | {"max error": error}
+        line = f"{len(batches[0].words)} nodes a batch"
+        faster = ratios(each, next(iter(each)))
+        record(Record(table, line, shown, faster, TARGETS[backward], tuple(notes)))
+
+
+@pytest.mark.slow
+@BACKWARD
+@pytest.mark.parametrize("units", [50, 150, 512])
+@pytest.mark.parametrize("samples", [1, 16, 64, 256, 1024])
+def test_sizes(
+    samples: int,
+    units: int,
+    backward: bool,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    peers: Peers,
+    quick: bool,
+    rounds: int,
+) -> None:
+    """Whole forests in graphopt and by hand in PyTorch, from one pair to a thousand."""
+    load = load_of(backward, quick, units)
+    samples = min(samples, 8) if quick else samples
+    batches = load.batches(samples, 3 if samples > 256 else BATCHES)
+    contenders: dict[str, Any] = {"vectorised": runs("vectorised", load, batches)}
+    notes: list[str] = []
+    for kind, job in {} if quick else LEVELS.items():
+        started, told = start(peers, job, kind, load, batches, None)
+        contenders |= started
+        notes += told
+    medians = race(benchmark, contenders, max(3, rounds // 4), quick)
+    if medians:
+        each = {name: ms / samples for name, ms in medians.items()}
+        table = f"Forests of different sizes, pairs/s, {way(backward)}"
+        line = f"{samples} pairs, {units} units"
+        record(Record(table, line, speeds(each), ratios(each, "vectorised"), {}, tuple(notes)))
+
+
+def test_memory(
+    benchmark: Any, record: Callable[[Record], None], peers: Peers, quick: bool
+) -> None:
+    """What training steps need in a process of their own, beyond a step on 8 pairs."""
+    load = load_of(True, quick)
+    batches = load.batches(4 if quick else BATCH)
+    benchmark.pedantic(runs("vectorised", load, batches), rounds=1)
+    if quick:
+        return
+    request = load.request(peers, batches)
+    ours, notes = {"vectorised": "graphopt_trees"}, []
+    shown: dict[str, float] = {}
+    for kind, job in (ours | TORCH).items():
+        if not peers.has(job):
+            notes.append(peers.missing(job))
+            continue
+        try:
+            mb = peers.memory(job, net=kind, count=2 * BATCHES, **request)
+        except PeerError as error:
+            notes.append(f"no {kind}: {error}")
+        else:
+            shown[f"{kind} MB"] = mb
+    line = f"{BATCH} pairs, {load.size.units} units"
+    record(Record("Peak memory of training steps", line, shown, {}, {}, tuple(notes)))
+
+
+@pytest.mark.parametrize("samples", [16, BATCH])
+def test_structures(
+    samples: int, benchmark: Any, record: Callable[[Record], None], quick: bool, rounds: int
+) -> None:
+    """What new trees cost: nets in which next to nothing else is computed."""
+    load = load_of(False, quick)
+    tiny = replace(load, size=Size(load.size.words, 1, 1))
+    tiny = replace(tiny, weights=weights_of(made(PerSample, tiny.size)))
+    batches = load.batches(4 if quick else samples)
+    contenders = {
+        "vectorised": runs("vectorised", load, batches),
+        "one unit": runs("vectorised", tiny, batches),
+    }
+    medians = race(benchmark, contenders, rounds, quick)
+    if medians:
+        share = medians["one unit"] / medians["vectorised"]
+        shown = {f"{name} ms": ms for name, ms in medians.items()} | {"share": share}
+        record(
+            Record("Schedules, and all that widths do not matter for", f"{samples} pairs", shown)
+        )
+
+
+@BACKWARD
+@pytest.mark.parametrize("name", dynamic.NETS)
+def test_dynamic(
+    name: str,
+    backward: bool,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    quick: bool,
+    rounds: int,
+) -> None:
+    """Nets that build a graph for each sample, as they are and batched."""
+    case = dynamic.NETS[name](dynamic.SMALL if quick else dynamic.Size())
+    mx.random.seed(0)
+    case.net.initialize(mx.init.Xavier())
+    case.net.hybridize()  # for static memory see tree_nets.ready
+    few = case.samples[:FEW]
+    calls: dict[str, Any] = {
+        "batched": graphopt.batch(case.net),
+        "one by one": lambda samples: [case.net(*sample) for sample in samples],
+    }
+    results = {kind: outcome(case.net, lambda call=call: call(few)) for kind, call in calls.items()}
+    error = relative_error(results["one by one"], results[next(iter(calls))])
+    assert error < 1e-4
+    samples = {kind: few if kind == "one by one" else case.samples for kind in calls}
+    contenders = {
+        kind: lambda call=call, some=samples[kind]: (
+            trained(lambda: call(some)) if backward else call(some)
+        )
+        for kind, call in calls.items()
+    }
+    medians = race(benchmark, contenders, max(3, rounds // 5), quick)
+    if medians:
+        each = per_sample(medians, {kind: len(some) for kind, some in samples.items()})
+        table = f"Nets that differ by sample, {len(case.samples)}, samples/s, {way(backward)}"
+        shown = speeds(each) | {"max error": error}
+        record(Record(table, name, shown, ratios(each, next(iter(each)))))
+
+
+def trained(call: Callable[[], Any]) -> list[Any]:
+    """The outputs, after a backward from all of their elements' squares."""
+    with mx.autograd.record():
+        outputs = call()
+        outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        loss = mx.nd.add_n(*((output * output).sum() for output in outputs))
+    loss.backward()
+    return outputs
+
+
+def outcome(net: Any, call: Callable[[], Any]) -> dict[str, np.ndarray]:
+    """The outputs, laid flat, for they may be in one array or in many; and the gradients."""
+    flat = np.concatenate([output.asnumpy().ravel() for output in trained(call)])
+    gradients = {n: p.grad().asnumpy().copy() for n, p in net.collect_params().items()}
+    return {"outputs": flat, **gradients}
+
+
+def runs(kind: str, load: Load, batches: list[trees.Batch]) -> Steps:
+    return Steps(kind, load.size, load.weights, batches, backward=load.backward)
+
+
+def found(kind: str, load: Load) -> dict[str, np.ndarray]:
+    """What a contender makes of the batch that all are checked with."""
+    names = ["scores"] if not load.backward else ["loss", *sorted(load.weights)]
+    return dict(zip(names, runs(kind, load, [load.check]).found(), strict=True))
+
+
+def way(backward: bool) -> str:
+    """For titles."""
+    return "training step" if backward else "forward"
+
+
+def per_sample(medians: dict[str, float], sizes: dict[str, int]) -> dict[str, float]:
+    """Milliseconds a sample."""
+    return {name: ms / sizes[name] for name, ms in medians.items()}
+
+
+def speeds(each: dict[str, float]) -> dict[str, float]:
+    """Samples a second, from milliseconds a sample; titles of tables say what is counted."""
+    return {f"{name}/s": round(1e3 / ms) for name, ms in each.items()}
+
+
+def start(
+    peers: Peers,
+    job: str,
+    kind: str,
+    load: Load,
+    batches: list[trees.Batch],
+    expected: dict[str, np.ndarray] | None,
+) -> tuple[dict[str, Peer], list[str]]:
+    """A peer, checked if something is expected of it; or a note that tells why not."""
+    if not peers.has(job):
+        return {}, [peers.missing(job)]
+    try:
+        peer = peers.start(job, net=kind, **load.request(peers, batches))
+        if expected is not None:
+            check_peer(peer, peers, expected)
+    except PeerError as error:
+        return {}, [f"no {kind}: {error}"]
+    return {kind: peer}, []
