@@ -12,6 +12,7 @@ from typing import Any
 
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN
+from graphopt.batching.operators import handle
 from graphopt.batching.recorder import Recorder, unrecorded
 from graphopt.batching.rules import NotRowwiseError
 from graphopt.batching.unit import Layout, Unit, layout_of, make_unit, regroup
@@ -20,6 +21,7 @@ from graphopt.frontend.gluon import describe
 
 _DESCEND = object()
 _ARRAY = import_mxnet().nd.NDArray
+_EMBEDDING = import_mxnet().gluon.nn.Embedding
 
 
 def call_block(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
@@ -45,7 +47,26 @@ def call_block(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
         unit = recorder.units[tuple(key)] = _enter(recorder, block, values, layout)
     if unit is _DESCEND:
         return descend(block, args)
+    if type(unit) is _Lookup:
+        return unit(recorder, values[0]) if not _has_hooks(block) else descend(block, args)
     return _record(recorder, block, unit, args, values)
+
+
+class _Lookup:
+    """An Embedding of sequences: its operator, which looks up each element by itself."""
+
+    def __init__(self, block: Any) -> None:
+        self._weight = block.weight
+        self._operator = handle("Embedding")
+        self._keys, self._values = list(block._kwargs), list(block._kwargs.values())
+
+    def __call__(self, recorder: Recorder, x: Lazy) -> Any:
+        given = [x, self._weight.data(x.kind.ctx)]
+        return recorder.call(self._operator, given, self._keys, self._values)
+
+
+def _has_hooks(block: Any) -> bool:
+    return bool(block._forward_hooks or block._forward_pre_hooks)
 
 
 def _call_nested(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
@@ -64,7 +85,7 @@ def _call_nested(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
     unit = recorder.units.get(key)
     if unit is None:
         unit = recorder.units[key] = _enter(recorder, block, values, layout)
-    if unit is _DESCEND:
+    if type(unit) is not Unit:
         return descend(block, args)
     return _record(recorder, block, unit, args, values)
 
@@ -91,6 +112,8 @@ def _record(recorder: Recorder, block: Any, unit: Unit, args: Any, values: Seque
 
 def _enter(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout) -> Any:
     library = recorder.library
+    if type(block) is _EMBEDDING and values[0].kind.tail:
+        return _Lookup(block)
     with library.lock, unrecorded():
         try:
             return make_unit(library, block, values, layout, recorder.state)

@@ -10,14 +10,20 @@ import numpy as np
 from graphopt.batching import special
 from graphopt.batching.lazy import Lazy, real
 from graphopt.batching.recorder import ACTIVE, unrecorded
+from graphopt.batching.runs import COUNT_BITS, COUNT_MASK
 from graphopt.batching.sums import settled
 from graphopt.compat import import_mxnet
 
 _INTEGERS = (int, np.integer)
+_ALL = slice(None)
 
 
 def get(x: Lazy, key: Any) -> Any:
     """As ``NDArray.__getitem__``: the same values, and IndexError where it raises that."""
+    if type(key) is tuple and len(key) == 2 and type(key[1]) is int and key[0] == _ALL:
+        found = _picked(x, key[1])
+        if found is not None:
+            return found
     x = settled(x)
     if isinstance(key, _INTEGERS) and not isinstance(key, bool):
         return _row(x, int(key))
@@ -54,6 +60,24 @@ def _is_basic(key: Any) -> bool:
     return (isinstance(key, (*_INTEGERS, slice)) and not isinstance(key, bool)) or (
         key is None or key is Ellipsis
     )
+
+
+def _picked(x: Lazy, at: int) -> Lazy | None:
+    """``x[:, at]`` of one row, as samples read the words of a sentence; None if it is not so."""
+    recorder, tail = ACTIVE.recorder, x.kind.tail
+    if recorder is None or x.recorder is not recorder or recorder.state != recorder.outside:
+        return None
+    if x.rows != 1 or x.runs is not None or len(tail) < 2 or type(x) is not Lazy:
+        return None
+    if not -tail[0] <= at < tail[0]:
+        return None
+    # The row's parts are rows, too: only places change.
+    parts = special.as_shape(recorder, x, tail)
+    if parts.runs is not None:
+        return None
+    at %= tail[0]
+    run = (parts.run & ~COUNT_MASK) + (at << COUNT_BITS) + 1
+    return Lazy(recorder, run, 1, parts.kind, parts.depth)
 
 
 def _row(x: Lazy, at: int) -> Any:

@@ -39,6 +39,8 @@ def find(op: str, attrs: Attributes, args: Sequence[Any]) -> Maker | None:
         return _view
     if name == "add_n":
         return _add_n
+    if name == "Embedding" and rank > 1:
+        return _embedding
     if name == "Concat" and axis_of(attrs, rank, 1, "dim") == 0:
         return _concat
     if name == "stack" and axis_of(attrs, rank + 1, 0) == 0:
@@ -149,6 +151,19 @@ def _view(library: Library, state: int, op: str, operator: int, attrs: Attribute
                 raise ValueError(f"cannot reshape array of shape {x.shape} into shape {shape}")
             shapes[key] = shape
         return as_shape(recorder, x, shape)
+
+    return entry
+
+
+def _embedding(library: Library, state: int, op: str, operator: int, attrs: Attributes) -> Entry:
+    """Each element by itself, so that sequences of different lengths are looked up together."""
+    names, values = list(attrs), list(attrs.values())
+
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
+        x = recorder.rows_of(args[0])
+        words = as_shape(recorder, x, (x.size,))
+        found = recorder.call(operator, [words, *args[1:]], names, values)
+        return as_shape(recorder, found, (*x.shape, *found.kind.tail))
 
     return entry
 
