@@ -211,7 +211,8 @@ def _call_hybrid(self: Any, *args: Any) -> Any:
     recorder = ACTIVE.recorder
     if recorder is None:
         return _block_call(self, *args)
-    return call_block(recorder, self, args)
+    found = recorder.block(self, args)
+    return call_block(recorder, self, args) if found is NotImplemented else found
 
 
 def _call_optimized(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,23 +1,26 @@
-"""What is written down while samples run: groups of like calls, and where arguments come from.
-
-A call joins its group the moment it is recorded: calls of one signature and one depth (the longest
-way to a leaf) can never depend on one another, so that running groups by depth is a schedule.
-
-Source: Looks et al., Deep Learning with Dynamic Computation Graphs (TensorFlow Fold), ICLR 2017.
-"""
+"""What is written down while samples run: groups of like calls, and where arguments come from."""
 
 from __future__ import annotations
 
 import threading
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from graphopt.batching import calls, speedups
 from graphopt.batching.kinds import Kind
 from graphopt.batching.lazy import Lazy
-from graphopt.batching.runs import COUNT_BITS, COUNT_MASK, START_MASK, STORE_SHIFT, pack, unpack
+from graphopt.batching.runs import STORE_SHIFT, pack, unpack
 from graphopt.compat import import_mxnet
+
+_fast: Any = speedups.load()[0]
+if TYPE_CHECKING:
+    from graphopt.batching.calls import Calls, Group
+else:
+    Calls, Group = (
+        (calls if _fast is None else _fast).Calls,
+        (calls if _fast is None else _fast).Group,
+    )
 
 if TYPE_CHECKING:
     from graphopt.batching.library import Library
@@ -44,26 +47,6 @@ def unrecorded() -> Iterator[None]:
         yield
     finally:
         ACTIVE.recorder = recorder
-
-
-class Group:
-    """Calls of one signature at one depth, made as one.
-
-    Attributes:
-        places: per argument that has rows, the runs of all calls, one behind the other.
-        pointers: of reductions of unequal numbers of rows: how many rows each result takes.
-        total: rows recorded so far.
-    """
-
-    __slots__ = ("base", "calls", "depth", "places", "pointers", "signature", "store", "total")
-
-    def __init__(self, signature: Signature, depth: int, store: int) -> None:
-        """An empty group whose outputs go to ``store`` and those behind it."""
-        self.signature, self.depth, self.store = signature, depth, store
-        self.base = store << STORE_SHIFT
-        self.places = [array("q") for _ in range(signature.inputs)]
-        self.pointers = array("q")
-        self.total = self.calls = 0
 
 
 class Leaves:
@@ -96,7 +79,7 @@ class Real:
         self.value = value
 
 
-class Recorder:
+class Recorder(Calls):
     """Everything recorded in one call of a batched Block.
 
     Attributes:
@@ -114,6 +97,7 @@ class Recorder:
 
     def __init__(self, library: Library, state: int, pause: Callable[..., None]) -> None:
         """``pause`` returns when everything recorded so far was run."""
+        speedups.configure()
         self.mx = import_mxnet()
         self.library = library
         self.entries, self.units = library.entries, library.units
@@ -138,10 +122,10 @@ class Recorder:
         #: Blocks that were run, for values in them that were not asked for then.
         self.blocks: list[Any] = []
 
-    def call(
+    def enter(
         self, operator: int, args: Sequence[Any], keys: Sequence[str], vals: Sequence[Any]
     ) -> Any:
-        """Record an operator of MXNet, by its handle; returns what the call would."""
+        """The entry for an operator call."""
         kinds = [
             a.kind if type(a) is Lazy and a.recorder is self else self.real(a).tag for a in args
         ]
@@ -155,71 +139,9 @@ class Recorder:
             key = (self.state, operator, *kinds, *keys, *map(str, vals))
             entry = self.entries.get(key)
         if entry is None:
-            entry = self.library.enter(
-                self, key, operator, args, dict(zip(keys, vals, strict=True))
-            )
-        self.calls += 1
-        return entry(self, args)
-
-    def unary(self, signature: Signature, x: Lazy) -> Any:
-        """:meth:`join` for one argument, the most frequent call."""
-        depth = x.depth + 1
-        if depth <= self.base:
-            depth = self.base + 1
-        group = self.groups.get(signature.serial << 24 | depth) or self.open(signature, depth)
-        if x.runs is None:
-            group.places[0].append(x.run)
-        else:
-            group.places[0].extend(x.runs)
-        group.calls += 1
-        return self.made(group, depth, x.rows)
-
-    def join(self, signature: Signature, args: Sequence[Any], rows: int) -> Any:
-        """Add a call to its group.
-
-        Args:
-            signature: of the call.
-            args: Lazy values with ``rows`` rows each; or one, to be repeated.
-            rows: of its outputs.
-
-        Returns:
-            The call's outputs: one Lazy, or a list of them.
-        """
-        depth = self.base
-        for x in args:
-            if x.depth > depth:
-                depth = x.depth
-        depth += 1
-        group = self.groups.get(signature.serial << 24 | depth)
-        if group is None:
-            group = self.open(signature, depth)
-        for place, x in zip(group.places, args):  # noqa: B905 - strict= is slower
-            if x.rows == rows:
-                if x.runs is None:
-                    place.append(x.run)
-                else:
-                    place.extend(x.runs)
-            else:
-                place.extend((x.run,) * rows)
-        group.calls += 1
-        return self.made(group, depth, rows)
-
-    def reduce(self, signature: Signature, runs: Sequence[int], rows: int, depth: int) -> Any:
-        """Add a call that reduces ``rows`` rows to one."""
-        depth += 1
-        group = self.groups.get(signature.serial << 24 | depth) or self.open(signature, depth)
-        group.places[0].extend(runs)
-        group.pointers.append(rows)
-        group.calls += 1
-        return self.made(group, depth, 1)
-
-    def view(self, signature: Signature, x: Lazy, rows: int) -> Any:
-        """Add a call that has the elements of ``x`` as ``rows`` rows."""
-        depth = max(x.depth, self.base) + 1
-        group = self.groups.get(signature.serial << 24 | depth) or self.open(signature, depth)
-        group.places[0].extend((x.run,) if x.runs is None else x.runs)
-        group.calls += 1
-        return self.made(group, depth, rows)
+            attrs = dict(zip(keys, vals, strict=True))
+            entry = self.library.enter(self, key, operator, args, attrs)
+        return entry
 
     def join_single(self, signature: Signature, args: Sequence[Any], rows: int) -> Any:
         """Add a call that runs for itself; each argument is one run."""
@@ -230,19 +152,13 @@ class Recorder:
         group.calls += 1
         return self.made(group, depth, rows)
 
-    def made(self, group: Group, depth: int, rows: int) -> Any:
-        """The outputs of the call that was added last."""
-        total = group.total
-        group.total = end = total + rows
-        if end > START_MASK or rows > COUNT_MASK:
-            pack(group.store, total, rows)
-        outs = group.signature.outs
-        run = group.base + (total << COUNT_BITS) + rows
-        if len(outs) == 1:
-            return Lazy(self, run, rows, outs[0], depth)
-        return [
-            Lazy(self, run + (at << STORE_SHIFT), rows, out, depth) for at, out in enumerate(outs)
-        ]
+    def check_size(self, group: Group, rows: int) -> None:
+        """Refuse what does not fit into a run.
+
+        Raises:
+            UnsupportedError: it is too large.
+        """
+        pack(group.store, group.total - rows, rows)
 
     def open(self, signature: Signature, depth: int) -> Group:
         """A new group."""

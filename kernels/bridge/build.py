@@ -84,7 +84,7 @@ def build(mxnet: Path) -> bytes:
     Raises:
         MissingDependencyError: there is no C++ compiler, or it fails.
     """
-    compiler = _compiler()
+    command = compiler()
     include, binary = mxnet / "include", mxnet / "libmxnet.so"
     if not (include / "nnvm" / "op.h").exists():
         raise MissingDependencyError(
@@ -93,7 +93,7 @@ def build(mxnet: Path) -> bytes:
         )
     # fmt: off
     common = [
-        compiler, "-std=c++17", "-fPIC", "-fopenmp", "-fno-access-control", "-fvisibility=hidden",
+        command, "-std=c++17", "-fPIC", "-fopenmp", "-fno-access-control", "-fvisibility=hidden",
         "-w", *_abi(binary), "-DMSHADOW_USE_CUDA=0", "-DMSHADOW_USE_CBLAS=0",
         "-DMSHADOW_USE_MKL=0", "-DMSHADOW_USE_F16C=0", f"-I{include}",
     ]
@@ -103,17 +103,17 @@ def build(mxnet: Path) -> bytes:
         with tempfile.TemporaryDirectory(prefix="graphopt-bridge-") as work:
             target = Path(work) / "bridge.so"
             objects = [Path(work) / f"{source}.o" for source in SOURCES]
-            _run(
+            run_compilers(
                 [
                     [*common, *_speed(source), "-c", str(HERE / source), "-o", str(made)]
                     for source, made in zip(SOURCES, objects, strict=True)
                 ]
             )
-            _run([[*common, *map(str, objects), *link, "-o", str(target)]])
+            run_compilers([[*common, *map(str, objects), *link, "-o", str(target)]])
             return target.read_bytes()
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingDependencyError(
-            f"{compiler} cannot build graphopt's fused kernels: {error}"
+            f"{command} cannot build graphopt's fused kernels: {error}"
         ) from error
 
 
@@ -123,8 +123,12 @@ def _speed(source: str) -> list[str]:
     return ["-O2"] if vectors is None else [*vectors, *_INSTRUCTIONS[instructions()]]
 
 
-def _run(commands: list[list[str]]) -> None:
-    """Run compilers side by side."""
+def run_compilers(commands: list[list[str]]) -> None:
+    """Run compilers side by side.
+
+    Raises:
+        MissingDependencyError: one fails; the message is its first error.
+    """
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for command in commands
@@ -184,7 +188,12 @@ def main() -> int:
     return 1
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """The C++ compiler at hand.
+
+    Raises:
+        MissingDependencyError: there is none; the message says what to do.
+    """
     wanted = os.environ.get("CXX", "").split()
     candidates = (*wanted[:1], *_COMPILERS)
     found = next(filter(None, map(shutil.which, candidates)), None)
