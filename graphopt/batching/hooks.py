@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from graphopt.batching import arithmetic, indexing  # noqa: F401 - they complete Lazy
+from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - they complete Lazy
 from graphopt.batching.blocks import call_block
 from graphopt.batching.lazy import Lazy, real
 from graphopt.batching.recorder import ACTIVE, RECORDING, TRAINING, Recorder, unrecorded
@@ -80,7 +80,7 @@ def _install() -> None:
         _NDArray.__setitem__ = _checked_setitem
         _Parameter._finish_deferred_init = _finish_unrecorded
         mx.nd.zeros, mx.nd.ones = _constant(_zeros), _constant(_ones)
-        mx.gluon.HybridBlock.__call__ = _call_hybrid
+        mx.gluon.HybridBlock.__call__ = _hybrid
         Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
         # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
         # everything that lives in the process took a third of the time of recording.
@@ -213,6 +213,22 @@ def _call_hybrid(self: Any, *args: Any) -> Any:
         return _block_call(self, *args)
     found = recorder.block(self, args)
     return call_block(recorder, self, args) if found is NotImplemented else found
+
+
+def _methods() -> tuple[Any, Any]:
+    """``Lazy.__getitem__`` and ``HybridBlock.__call__`` while something is recorded."""
+    module: Any = speedups.load()[0]
+    if module is None:
+        return indexing.get, _call_hybrid
+    speedups.configure()
+    base = mx.gluon.HybridBlock
+    found: tuple[Any, Any] = module.foreign(
+        ACTIVE, Lazy, indexing.get, base, call_block, _block_call
+    )
+    return found
+
+
+Lazy.__getitem__, _hybrid = _methods()
 
 
 def _call_optimized(self: Any, *args: Any, **kwargs: Any) -> Any:

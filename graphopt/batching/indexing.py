@@ -72,7 +72,10 @@ def _picked(x: Lazy, at: int) -> Lazy | None:
     if not -tail[0] <= at < tail[0]:
         return None
     # The row's parts are rows, too: only places change.
-    parts = special.as_shape(recorder, x, tail)
+    parts = recorder.views.get((x.run, tail))
+    if parts is None:
+        parts = special.as_shape(recorder, x, tail)
+        recorder.views[x.run, tail] = parts  # as_shape finds it after more work
     if parts.runs is not None:
         return None
     at %= tail[0]
@@ -206,7 +209,7 @@ def _reshape(self: Lazy, *shape: Any, **kwargs: Any) -> Any:
     return reshape(self, shape, **kwargs)
 
 
-Lazy.__getitem__ = get
+Lazy.__getitem__ = get  # hooks.py may set a faster one
 Lazy._at = get
 Lazy._slice = lambda self, start, stop: get(self, slice(start, stop))
 Lazy.reshape = _reshape

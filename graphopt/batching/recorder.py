@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from graphopt.batching.library import Library
     from graphopt.batching.signature import Signature
 
+_NUMBERS = (int, float)
+
 #: Autograd's two flags as one number.
 RECORDING, TRAINING = 2, 1
 
@@ -131,7 +133,7 @@ class Recorder(Calls):
         ]
         try:
             # 0 and -0.0 are equal keys, but not equal numbers.
-            signs = (str(vals),) if 0 in vals else ()
+            signs = (str(vals),) if any(type(v) in _NUMBERS and v == 0 for v in vals) else ()
             key = (self.state, operator, *kinds, *keys, *vals, *signs)
             entry = self.entries.get(key)
         except (TypeError, ValueError):  # a list or numpy array among the attributes

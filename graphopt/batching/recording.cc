@@ -53,7 +53,7 @@ PyTypeObject *lazy_type, *unit_type;
 LazySlots lazy;
 SignatureSlots signature_slots;
 PyObject *name_open, *name_real, *name_enter, *name_tag, *name_value, *name_signature,
-    *name_results, *name_flat, *name_forward_hooks, *name_pre_hooks, *name_check, *zero;
+    *name_results, *name_flat, *name_forward_hooks, *name_pre_hooks, *name_check, *name_recorder, *name_tail, *zero;
 
 PyObject*& Slot(PyObject* object, Py_ssize_t offset) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
@@ -211,8 +211,8 @@ PyTypeObject* group_type;
 
 struct Calls {
   PyObject_HEAD
-  PyObject *groups, *entries, *units, *reals;
-  long long state, base, calls;
+  PyObject *groups, *entries, *units, *reals, *views;
+  long long state, outside, base, calls;
 };
 
 Calls* As(PyObject* self) { return reinterpret_cast<Calls*>(self); }
@@ -224,6 +224,7 @@ PyObject* CallsNew(PyTypeObject* type, PyObject*, PyObject*) {
   As(self)->reals = PyDict_New();
   As(self)->entries = PyDict_New();
   As(self)->units = PyDict_New();
+  As(self)->views = PyDict_New();
   return self;
 }
 
@@ -232,6 +233,7 @@ int CallsTraverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(As(self)->entries);
   Py_VISIT(As(self)->units);
   Py_VISIT(As(self)->reals);
+  Py_VISIT(As(self)->views);
   return 0;
 }
 
@@ -240,6 +242,7 @@ int CallsClear(PyObject* self) {
   Py_CLEAR(As(self)->entries);
   Py_CLEAR(As(self)->units);
   Py_CLEAR(As(self)->reals);
+  Py_CLEAR(As(self)->views);
   return 0;
 }
 
@@ -433,7 +436,7 @@ PyObject* FindEntry(PyObject* self, PyObject* operator_, PyObject* args, PyObjec
     for (Py_ssize_t i = 0; i < k; ++i) {
       PyObject* item = PySequence_Fast_GET_ITEM(list, i);
       // 0 and -0.0 are equal keys, but not equal numbers: Python knows what to do.
-      if (list == vals && (PyFloat_Check(item) || PyLong_Check(item)) &&
+      if (list == vals && (PyFloat_CheckExact(item) || PyLong_CheckExact(item)) &&
           PyObject_RichCompareBool(item, zero, Py_EQ) != 0)
         return nullptr;
       Py_INCREF(item);
@@ -542,7 +545,9 @@ PyMemberDef calls_members[] = {
     {"entries", T_OBJECT_EX, offsetof(Calls, entries), 0, nullptr},
     {"units", T_OBJECT_EX, offsetof(Calls, units), 0, nullptr},
     {"reals", T_OBJECT_EX, offsetof(Calls, reals), 0, nullptr},
+    {"views", T_OBJECT_EX, offsetof(Calls, views), 0, nullptr},
     {"state", T_LONGLONG, offsetof(Calls, state), 0, nullptr},
+    {"outside", T_LONGLONG, offsetof(Calls, outside), 0, nullptr},
     {"base", T_LONGLONG, offsetof(Calls, base), 0, nullptr},
     {"calls", T_LONGLONG, offsetof(Calls, calls), 0, nullptr},
     {nullptr, 0, 0, 0, nullptr}};
@@ -557,6 +562,157 @@ PyType_Slot calls_slots[] = {{Py_tp_new, reinterpret_cast<void*>(CallsNew)},
 PyType_Spec calls_spec = {"graphopt_recording.Calls", sizeof(Calls), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
                           calls_slots};
+
+/* ---- add_n ---- */
+
+/* Sums(reductions by kind, entry): the entry of add_n; asks `entry` where it is no plain sum of rows. */
+struct Sums {
+  PyObject_HEAD
+  PyObject *reductions, *entry;
+};
+
+int SumsInit(PyObject* object, PyObject* args, PyObject*) {
+  auto self = reinterpret_cast<Sums*>(object);
+  if (!PyArg_ParseTuple(args, "O!O", &PyDict_Type, &self->reductions, &self->entry)) return -1;
+  Py_INCREF(self->reductions);
+  Py_INCREF(self->entry);
+  return 0;
+}
+
+void SumsDealloc(PyObject* object) {
+  Py_XDECREF(reinterpret_cast<Sums*>(object)->reductions);
+  Py_XDECREF(reinterpret_cast<Sums*>(object)->entry);
+  Free(object);
+}
+
+/* The sum of one row each of like values; null without an exception if it is something else. */
+PyObject* SumRows(Sums* sums, PyObject* calls, PyObject* values) {
+  if (!PyList_CheckExact(values) && !PyTuple_CheckExact(values)) return nullptr;
+  Py_ssize_t n = PySequence_Fast_GET_SIZE(values);
+  PyObject** items = PySequence_Fast_ITEMS(values);
+  long long depth = As(calls)->base;
+  if (n == 0) return nullptr;
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    if (!IsOwn(calls, items[i]) || Slot(items[i], lazy.kind) != Slot(items[0], lazy.kind) ||
+        Number(items[i], lazy.rows) != 1)
+      return nullptr;
+    depth = std::max(depth, Number(items[i], lazy.depth));
+  }
+  if (n == 1) {
+    if (As(calls)->state != As(calls)->outside) return nullptr;
+    Py_INCREF(items[0]);
+    return items[0];
+  }
+  PyObject* reduction = PyDict_GetItemWithError(sums->reductions, Slot(items[0], lazy.kind));
+  if (!reduction) return nullptr;
+  Group* group = FindGroup(calls, reduction, depth + 1);
+  if (!group) return nullptr;
+  auto place = reinterpret_cast<Ints*>(PyList_GET_ITEM(group->places, 0));
+  for (Py_ssize_t i = 0; i < n; ++i)
+    if (!Append(place, Slot(items[i], lazy.run))) return nullptr;
+  reinterpret_cast<Ints*>(group->pointers)->values->push_back(n);
+  ++group->calls;
+  Ref one(PyLong_FromLong(1));
+  return Made(calls, group, depth + 1, one.get());
+}
+
+PyObject* SumsCall(PyObject* object, PyObject* args, PyObject*) {
+  auto self = reinterpret_cast<Sums*>(object);
+  PyObject *calls, *values;
+  if (!PyArg_ParseTuple(args, "OO", &calls, &values)) return nullptr;
+  PyObject* found = SumRows(self, calls, values);
+  if (found || PyErr_Occurred()) return found;
+  return PyObject_Call(self->entry, args, nullptr);
+}
+
+PyType_Slot sums_slots[] = {{Py_tp_init, reinterpret_cast<void*>(SumsInit)},
+                            {Py_tp_dealloc, reinterpret_cast<void*>(SumsDealloc)},
+                            {Py_tp_call, reinterpret_cast<void*>(SumsCall)},
+                            {0, nullptr}};
+PyType_Spec sums_spec = {"graphopt_recording.Sums", sizeof(Sums), 0, Py_TPFLAGS_DEFAULT, sums_slots};
+PyTypeObject* sums_type;
+
+/* ---- What stands in classes of others ---- */
+
+PyObject *active, *slow_getitem, *slow_block, *plain_block;
+
+/* The recorder of this thread if it is one of ours, else null. */
+PyObject* Recorder() {
+  Ref found(PyObject_GetAttr(active, name_recorder));
+  // A thread's recorder stays alive while it records.
+  return found && found.get() != Py_None ? found.get() : nullptr;
+}
+
+/* x[:, at] of one row whose parts were looked at before; null without an exception otherwise. */
+PyObject* Picked(PyObject* x, PyObject* key) {
+  if (Py_TYPE(x) != lazy_type || !PyTuple_CheckExact(key) || PyTuple_GET_SIZE(key) != 2)
+    return nullptr;
+  PyObject *all = PyTuple_GET_ITEM(key, 0), *place = PyTuple_GET_ITEM(key, 1);
+  if (!PySlice_Check(all) || !PyLong_CheckExact(place)) return nullptr;
+  auto slice = reinterpret_cast<PySliceObject*>(all);
+  if (slice->start != Py_None || slice->stop != Py_None || slice->step != Py_None) return nullptr;
+  PyObject* calls = Slot(x, lazy.recorder);
+  if (calls != Recorder() || As(calls)->state != As(calls)->outside) return nullptr;
+  if (Number(x, lazy.rows) != 1 || Slot(x, lazy.runs) != Py_None) return nullptr;
+  Ref tail(PyObject_GetAttr(Slot(x, lazy.kind), name_tail));
+  if (!tail) return nullptr;
+  Ref known(PyTuple_Pack(2, Slot(x, lazy.run), tail.get()));
+  PyObject* parts = known ? PyDict_GetItemWithError(As(calls)->views, known.get()) : nullptr;
+  if (!parts || Py_TYPE(parts) != lazy_type || Slot(parts, lazy.runs) != Py_None) return nullptr;
+  long long at = PyLong_AsLongLong(place), count = Number(parts, lazy.rows);
+  if (at < 0) at += count;
+  if (at < 0 || at >= count) {
+    PyErr_Clear();  // Python says what is wrong
+    return nullptr;
+  }
+  int64_t mask = (int64_t{1} << count_bits) - 1;
+  int64_t run = (Number(parts, lazy.run) & ~mask) + (at << count_bits) + 1;
+  Ref one(PyLong_FromLong(1));
+  return NewLazy(calls, run, one.get(), Slot(parts, lazy.kind), Slot(parts, lazy.depth));
+}
+
+PyObject* LazyGetItem(PyObject* x, PyObject* const* args, Py_ssize_t count) {
+  if (count != 1) return Refuse("x[key]"), nullptr;
+  PyObject* found = Picked(x, args[0]);
+  if (found || PyErr_Occurred()) return found;
+  return PyObject_CallFunctionObjArgs(slow_getitem, x, args[0], nullptr);
+}
+
+PyObject* BlockCall(PyObject* block, PyObject* const* args, Py_ssize_t count) {
+  PyObject* calls = Recorder();
+  if (!calls && PyErr_Occurred()) return nullptr;
+  Ref given(PyTuple_New(count));
+  if (!given) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Py_INCREF(args[i]);
+    PyTuple_SET_ITEM(given.get(), i, args[i]);
+  }
+  if (calls) {
+    PyObject* both[] = {block, given.get()};
+    PyObject* found = CallsBlock(calls, both, 2);
+    if (found != Py_NotImplemented) return found;
+    Py_DECREF(found);
+    return PyObject_CallFunctionObjArgs(slow_block, calls, block, given.get(), nullptr);
+  }
+  std::vector<PyObject*> all(args, args + count);
+  all.insert(all.begin(), block);
+  return PyObject_Vectorcall(plain_block, all.data(), all.size(), nullptr);
+}
+
+PyMethodDef foreign_methods[] = {{"__getitem__", Fast<LazyGetItem>(), METH_FASTCALL, nullptr},
+                                 {"__call__", Fast<BlockCall>(), METH_FASTCALL, nullptr}};
+
+/* foreign(ACTIVE, Lazy, get, HybridBlock, call_block, Block.__call__): methods for Lazy and HybridBlock. */
+PyObject* Foreign(PyObject*, PyObject* args) {
+  PyObject *lazies, *blocks;
+  if (!PyArg_ParseTuple(args, "OOOOOO", &active, &lazies, &slow_getitem, &blocks, &slow_block,
+                        &plain_block))
+    return nullptr;
+  for (PyObject* kept : {active, slow_getitem, slow_block, plain_block}) Py_INCREF(kept);
+  return Py_BuildValue(
+      "NN", PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(lazies), &foreign_methods[0]),
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(blocks), &foreign_methods[1]));
+}
 
 /* The offset of a slot of a Python class; -1 if it has none. */
 Py_ssize_t OffsetOf(PyObject* type, const char* name) {
@@ -586,6 +742,7 @@ PyObject* Configure(PyObject*, PyObject* args) {
 }
 
 PyMethodDef module_methods[] = {{"configure", Configure, METH_VARARGS, nullptr},
+                                {"foreign", Foreign, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "graphopt_recording", nullptr, -1, module_methods,
                                  nullptr, nullptr, nullptr, nullptr};
@@ -602,7 +759,8 @@ PyMODINIT_FUNC PyInit_graphopt_recording() {
   PyTypeObject* calls_type;
   if (!module || !AddType(module.get(), "Ints", &ints_spec, &ints_type) ||
       !AddType(module.get(), "Group", &group_spec, &group_type) ||
-      !AddType(module.get(), "Calls", &calls_spec, &calls_type))
+      !AddType(module.get(), "Calls", &calls_spec, &calls_type) ||
+      !AddType(module.get(), "Sums", &sums_spec, &sums_type))
     return nullptr;
   const std::pair<PyObject**, const char*> names[] = {
       {&name_open, "open"},        {&name_real, "real"},
@@ -610,7 +768,8 @@ PyMODINIT_FUNC PyInit_graphopt_recording() {
       {&name_tag, "tag"},          {&name_value, "value"},
       {&name_signature, "signature"}, {&name_results, "results"},
       {&name_flat, "flat"},        {&name_forward_hooks, "_forward_hooks"},
-      {&name_pre_hooks, "_forward_pre_hooks"}, {&name_check, "check_size"}};
+      {&name_pre_hooks, "_forward_pre_hooks"}, {&name_check, "check_size"},
+      {&name_recorder, "recorder"}, {&name_tail, "tail"}};
   for (auto [place, name] : names)
     if (!(*place = PyUnicode_InternFromString(name))) return nullptr;
   zero = PyLong_FromLong(0);
