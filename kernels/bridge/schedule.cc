@@ -355,6 +355,33 @@ class ScheduleWalk {
     return to;
   }
 
+  /* Whether an argument is one row of zeros from outside, whose gradient nobody wants. */
+  bool IsZero(const PlannedArg& arg, size_t step) const {
+    const int32_t* rows = RowsOf(step);
+    int32_t id = arg.ids[rows[0]];
+    int64_t value = s_.plan.value_of[id];
+    if (s_.plan.values[value].step >= 0 || arg.offsets) return false;
+    if (is_backward_ && s_.call.external_gradients[value]) return false;
+    for (int64_t r = 1; r < Count(step); ++r)
+      if (arg.ids[rows[r]] != id) return false;
+    const T* row = RowAt(id, value_at_);
+    return std::all_of(row, row + arg.width, [](T element) { return element == T(0); });
+  }
+
+  /* Arguments side by side that are zero: what has no children is given such states. */
+  Bare FindBare(size_t number) const {
+    const auto& args = s_.plan.steps[number].args;
+    Bare bare;
+    while (bare.begin < static_cast<int64_t>(args.size()) && !IsZero(args[bare.begin], number))
+      ++bare.begin;
+    bare.end = bare.begin;
+    while (bare.end < static_cast<int64_t>(args.size()) && IsZero(args[bare.end], number))
+      ++bare.end;
+    if (is_backward_)
+      bare.gradients = args.size() + 2 * s_.plan.steps[number].values.size();
+    return bare;
+  }
+
   void Forward(size_t number) {
     const PlannedStep& step = s_.plan.steps[number];
     RowProgram<T>& program = *programs_[step.program];
@@ -371,7 +398,7 @@ class ScheduleWalk {
     for (int64_t value : step.values)
       program.sequences[at++] = {value_at_[value], s_.plan.values[value].width};
     program.stash = {stash_at_[number], s_.programs[step.program]->program.stash_width};
-    program.Run(0, rows, 0);
+    program.Run(0, rows, 0, FindBare(number));
   }
 
   /* Calls `each` with the place of a row of the step, and the numbers of its first and last entry. */
@@ -442,7 +469,7 @@ class ScheduleWalk {
       free += rows * arg.width;
     }
     program.stash = {stash_at_[number], s_.programs[step.program]->program.stash_width};
-    program.Run(0, rows, ring_[step.program]);
+    program.Run(0, rows, ring_[step.program], FindBare(number));
     ring_[step.program] += rows;
     for (size_t a = 0; a < n_in; ++a) {
       const T* from = program.sequences[n_in + 2 * n_out + a].at;
