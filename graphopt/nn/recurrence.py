@@ -23,6 +23,8 @@ from graphopt.rewrite.substitute import transplant
 mx = import_mxnet()
 
 _ROWS = "rows"
+#: So many times as many numbers as nodes may be looked at to tell which are words in use.
+_DENSE = 64
 
 
 class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
@@ -128,9 +130,8 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
         """Rows of words, and which of them is each node's unless there is a row for each."""
         if F is not mx.nd:
             return self._embedding(words), []
-        distinct, index = np.unique(words.asnumpy(), return_inverse=True)
-        rows = self._embedding(mx.nd.array(distinct, words.context, words.dtype))
-        return rows, [mx.nd.array(index, words.context, np.int32)]
+        distinct, index = _distinct(words.asnumpy())
+        return self._embedding(mx.nd.from_numpy(distinct)), [mx.nd.from_numpy(index)]
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Hybridize the Blocks within; the layer is one operator, and needs no graph."""
@@ -257,6 +258,17 @@ class _Trace:
         for node in graph.inputs:
             if node.op == PARAM and node.type.is_static:
                 self.shapes[node.name] = tuple(n or 0 for n in node.type.shape or ())
+
+
+def _distinct(words: Any) -> tuple[Any, Any]:
+    """The distinct words in ascending order, and which of them each word is, as int32."""
+    if not len(words) or words.min() < 0 or words.max() > _DENSE * len(words):
+        distinct, index = np.unique(words, return_inverse=True)
+        return distinct, index.astype(np.int32)
+    # Without sorting, where there is not much between the smallest and the largest.
+    seen = np.bincount(words) > 0
+    distinct = np.flatnonzero(seen).astype(words.dtype)
+    return distinct, (np.cumsum(seen, dtype=np.int32) - 1)[words]
 
 
 def _columns(graph: Graph) -> list[int]:

@@ -99,9 +99,10 @@ class TreeWalk {
     message_at_.clear();
     for (size_t j = 0; j < n_messages; ++j) {
       int64_t width = shape_.messages[j];
-      reduced_at_.push_back(keeps ? Located<T>{NodeStash(at), node_width}
-                                  : Located<T>{reduced_[j], shape_.reduced[j]});
-      at += shape_.reduced[j];
+      bool is_reduced_kept = keeps && shape_.kept[j];
+      reduced_at_.push_back(is_reduced_kept ? Located<T>{NodeStash(at), node_width}
+                                            : Located<T>{reduced_[j], shape_.reduced[j]});
+      if (is_reduced_kept) at += shape_.reduced[j];
       bool is_kept = keeps && shape_.reduce[j] == kMax;
       message_at_.push_back(is_kept ? Located<T>{EdgeStash(edge_at), edge_width}
                                     : Located<T>{messages_[j], width});
@@ -398,7 +399,8 @@ void SumRows(const std::vector<RowSum>& sums, const int32_t* index, int64_t node
 
 int64_t TreeShape::node_stash_width() const {
   int64_t width = node_stash;
-  for (int64_t row : reduced) width += row;
+  for (size_t j = 0; j < reduced.size(); ++j)
+    if (kept[j]) width += reduced[j];
   return width;
 }
 

@@ -42,11 +42,11 @@ struct TreeProgram {
   Program message, update;
 };
 
-/* Columns of everything; `reduce` says how each message is reduced, and to how many columns
- * `reduced`. */
+/* Columns of everything; `reduce` says how each message is reduced, `reduced` to how many columns, and
+ * `kept` whether backward reads that. */
 struct TreeShape {
   int64_t node_stash = 0, edge_stash = 0;  // columns of the programs' own stashes
-  std::vector<int64_t> node_rows, edge_rows, states, messages, reduce, reduced, emitted;
+  std::vector<int64_t> node_rows, edge_rows, states, messages, reduce, reduced, kept, emitted;
 
   /* What an update's and a message's row of the stashes hold behind that: what was reduced, and
    * messages whose largest one was taken. */

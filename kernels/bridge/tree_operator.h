@@ -48,7 +48,7 @@ std::unique_ptr<TreeSignature> ReadTreeSignature(const int64_t* at) {
   shape.node_stash = *at++;
   shape.edge_stash = *at++;
   for (auto table : {&shape.node_rows, &shape.edge_rows, &shape.states, &shape.messages,
-                     &shape.reduce, &shape.reduced, &shape.emitted, &made->message.rows, &made->message.columns,
+                     &shape.reduce, &shape.reduced, &shape.kept, &shape.emitted, &made->message.rows, &made->message.columns,
                      &made->message.vectors, &made->update.rows, &made->update.columns,
                      &made->update.vectors})
     for (int64_t n = *at++; n > 0; --n) table->push_back(*at++);
@@ -147,7 +147,7 @@ bool TreeTypes(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* o
   return true;
 }
 
-constexpr int64_t kChunkNodes = 384;  // what fits the level-2 cache, backward too
+constexpr int64_t kChunkNodes = 256;  // what fits the level-2 cache, backward too
 constexpr int64_t kMinChunkNodes = 32;
 constexpr int64_t kWantedChunks = 16;
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.recurrence.encode import BACKWARD, TRAINING, numbers
-from graphopt.kernels.recurrence.program import backward, forward, plan
+from graphopt.kernels.recurrence.program import SEQUENCE, backward, forward, plan
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 from graphopt.kernels.tree.spec import REDUCTIONS, TreeSpec, reduction
 
@@ -14,13 +14,14 @@ def signature(spec: TreeSpec) -> list[int]:
 
     In order: MXNet's type code, columns of the stashes of updates and of messages; then, each with
     how many there are: columns of rows that updates read, of rows that messages read, of states, of
-    messages, their reductions, columns of what these make and of what is emitted; and of messages,
-    then of updates, the matrices' rows and columns and the vectors' columns.
+    messages, their reductions, columns of what these make, whether backward reads that, columns of
+    what is emitted; and of messages, then of updates, the matrices' rows and columns and the
+    vectors' columns.
     """
     found = [DTYPES[spec.dtype][2], _stash(spec.update), _stash(spec.message)]
     reductions = tuple(REDUCTIONS.index(reduction(name)[0]) for name in spec.reduce)
     tables = [spec.node_rows, spec.edge_rows, spec.states, spec.messages]
-    tables += [reductions, spec.reduced, spec.emitted]
+    tables += [reductions, spec.reduced, _kept(spec), spec.emitted]
     for rows in (spec.message, spec.update):
         tables.append(tuple(n for n, _ in rows.matrices))
         tables.append(tuple(n for _, n in rows.matrices))
@@ -43,6 +44,16 @@ def _one(rows: RecurrenceSpec, kind: int) -> list[int]:
     if kind == BACKWARD:
         return numbers(backward(rows, lengths=False))
     return numbers(forward(rows, lengths=False, training=kind == TRAINING))
+
+
+def _kept(spec: TreeSpec) -> tuple[int, ...]:
+    """Of what messages are reduced to: whether backward reads it."""
+    codes = backward(spec.update, lengths=False).codes
+    read = {index for code in codes for place, index, _ in code.views if place == SEQUENCE}
+    first = len(spec.node_rows)
+    return tuple(
+        int(first + n in read or reduction(name)[0] == "max") for n, name in enumerate(spec.reduce)
+    )
 
 
 def _stash(rows: RecurrenceSpec) -> int:
