@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphopt.batching.recorder import Group
+from graphopt.batching.calls import Group
 from graphopt.batching.runs import STORE_SHIFT
 
 

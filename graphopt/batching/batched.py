@@ -28,7 +28,7 @@ MAX_PLANS = 64
 
 
 def batch(
-    net: Any, batch_axis: int = 0, debug: bool = False, scheduler: Scheduler = "agenda"
+    net: Any, batch_axis: int = 0, debug: bool = False, scheduler: Scheduler = "depth"
 ) -> Batched:
     """Run a Block over many samples at once, whatever their structure.
 
@@ -63,7 +63,7 @@ class Batched:
     """
 
     def __init__(
-        self, net: Any, batch_axis: int = 0, *, debug: bool = False, scheduler: Scheduler = "agenda"
+        self, net: Any, batch_axis: int = 0, *, debug: bool = False, scheduler: Scheduler = "depth"
     ) -> None:
         """Nothing is recorded before the first call."""
         self.net, self.batch_axis = net, batch_axis
@@ -139,7 +139,10 @@ class Batched:
             spent - statistics.seconds_scheduling - statistics.seconds_running
         )
         self.statistics = statistics
-        return self._finish(outcome, recorder)
+        try:
+            return self._finish(outcome, recorder)
+        finally:
+            recorder.forget()
 
     def _flush(
         self, recorder: Recorder, statistics: Statistics, finished: Sequence[Any] | None

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.runs import COUNT_BITS, COUNT_MASK, START_MASK, STORE_SHIFT
 
 if TYPE_CHECKING:
+    from graphopt.batching.recorder import Recorder
     from graphopt.batching.signature import Signature
 
 
@@ -152,10 +153,11 @@ class Calls:
         group.total = end = total + rows
         if end > START_MASK or rows > COUNT_MASK:
             self.check_size(group, rows)
-        outs = group.signature.outs
+        outs, recorder = group.signature.outs, cast("Recorder", self)
         run = group.base + (total << COUNT_BITS) + rows
         if len(outs) == 1:
-            return Lazy(self, run, rows, outs[0], depth)
+            return Lazy(recorder, run, rows, outs[0], depth)
         return [
-            Lazy(self, run + (at << STORE_SHIFT), rows, out, depth) for at, out in enumerate(outs)
+            Lazy(recorder, run + (at << STORE_SHIFT), rows, out, depth)
+            for at, out in enumerate(outs)
         ]

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.batching.calls import Group
 from graphopt.batching.gather import Segments, gather, index_array
 from graphopt.batching.kinds import Kind
 from graphopt.batching.native.block import NativeBlock
 from graphopt.batching.native.stages import Planned, arrange
-from graphopt.batching.recorder import Group, Recorder
+from graphopt.batching.recorder import Recorder
 from graphopt.batching.runs import Ints, expand, unpack
 from graphopt.batching.signature import Signature
 from graphopt.compat import import_mxnet

@@ -236,6 +236,11 @@ class Recorder(Calls):
         self.groups.clear()
         self.leaves.clear()
 
+    def forget(self) -> None:
+        """Let go of what only recording needed, so that no cycle keeps the values alive."""
+        for found in (self.views, self.origins, self.constants, self.fixed, self.reals):
+            found.clear()
+
     def locate(self, run: int) -> tuple[Any, int, int]:
         """The array that has a run (None if it was not run), its first row, its number of rows."""
         store, start, count = unpack(run)
