@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphopt.compat import install_import_hook
 
 if TYPE_CHECKING:
+    from graphopt import fold
     from graphopt.api.lifting import lift
     from graphopt.api.loading import load
     from graphopt.api.lowering import lower
@@ -40,6 +41,7 @@ __all__ = [
     "Graph",
     "GraphoptError",
     "batch",
+    "fold",
     "lift",
     "load",
     "lower",
@@ -48,10 +50,15 @@ __all__ = [
     "run",
 ]
 
+#: Modules that are attributes, too.
+_MODULES = ("fold",)
+
 install_import_hook()
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"graphopt.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'graphopt' has no attribute {name!r}")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
@@ -60,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *_PUBLIC, *_MODULES})
