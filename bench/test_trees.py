@@ -215,10 +215,12 @@ def test_dynamic(
     backward: bool,
     benchmark: Any,
     record: Callable[[Record], None],
+    tally: Callable[[str, dict[str, int]], None],
     quick: bool,
     rounds: int,
 ) -> None:
     """Nets that build a graph for each sample, as they are and batched."""
+    tally(f"dynamic/{name}", groups_of(name))
     case = dynamic.NETS[name](dynamic.SMALL if quick else dynamic.Size())
     mx.random.seed(0)
     case.net.initialize(mx.init.Xavier())
@@ -244,6 +246,17 @@ def test_dynamic(
         table = f"Nets that differ by sample, {len(case.samples)}, samples/s, {way(backward)}"
         shown = speeds(each) | {"max error": error}
         record(Record(table, name, shown, ratios(each, next(iter(each)))))
+
+
+def groups_of(name: str) -> dict[str, int]:
+    """How many calls a small batch records, and how few they become."""
+    case = dynamic.NETS[name](dynamic.SMALL)
+    mx.random.seed(0)
+    case.net.initialize(mx.init.Xavier())
+    batched = graphopt.batch(case.net)
+    batched(case.samples)
+    found = vars(batched.statistics)
+    return {key: found[key] for key in ("samples", "calls", "groups", "operators", "flushes")}
 
 
 def trained(call: Callable[[], Any]) -> list[Any]:
