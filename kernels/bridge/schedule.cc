@@ -71,11 +71,13 @@ SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<i
     plan.step_rows += step.rows;
     int64_t n_args = from.Next(), n_outs = from.Next(), known = plan.value_of.size();
     if (step.rows < 0 || step.rows > count || n_args < 1) Refuse("has rows that nothing makes");
-    const bool reduces = step.kind != kRowsStep;
-    if (step.kind < kRowsStep || step.kind > kMaxStep || (reduces && (n_args != 1 || n_outs != 1)))
+    const bool reduces = step.kind != kRowsStep && step.kind != kConcatStep;
+    if (step.kind < kRowsStep || step.kind > kConcatStep || (reduces && n_args != 1) ||
+        (step.kind != kRowsStep && n_outs != 1))
       Refuse("has a step of unknown kind");
     for (int64_t o = 0; o < n_outs; ++o)
       step.values.push_back(AddValue(&plan, s, step.rows, from.Next()));
+    int64_t width = 0;
     for (int64_t a = 0; a < n_args; ++a) {
       PlannedArg arg;
       arg.width = from.Next();
@@ -86,7 +88,10 @@ SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<i
       if (!reduces && arg.entries != step.rows) Refuse("has too few or too many rows");
       CheckArg(plan, arg, known);
       step.args.push_back(arg);
+      width += arg.width;
     }
+    if (step.kind == kConcatStep && width != plan.values[step.values[0]].width)
+      Refuse("puts together too few or too many columns");
     if (reduces) {
       step.lengths = from.Many(step.rows);
       int64_t total = 0;
@@ -273,7 +278,7 @@ class ScheduleWalk {
     const auto& steps = s_.plan.steps;
     if (!is_backward_) {
       for (size_t s = 0; s < steps.size(); ++s)
-        if (Count(s)) steps[s].kind == kRowsStep ? Forward(s) : Reduce(s);
+        if (Count(s)) Make(s);
       for (size_t k = 0; k < s_.plan.exports.size(); ++k) Export(k);
       return;
     }
@@ -281,7 +286,7 @@ class ScheduleWalk {
     used_args_ = 0;
     for (size_t k = 0; k < s_.plan.exports.size(); ++k) Import(k);
     for (size_t s = steps.size(); s-- > 0;)
-      if (Count(s)) steps[s].kind == kRowsStep ? Backward(s) : Spread(s);
+      if (Count(s)) Unmake(s);
     for (auto& program : programs_) program->Flush();
   }
 
@@ -341,6 +346,44 @@ class ScheduleWalk {
 
   T* EntryAt(const PlannedArg& arg, int64_t entry, const std::vector<T*>& where) const {
     return RowAt(arg.ids[entry], where) + (arg.offsets ? arg.offsets[entry] : 0);
+  }
+
+  void Make(size_t step) {
+    switch (s_.plan.steps[step].kind) {
+      case kRowsStep: return Forward(step);
+      case kConcatStep: return Join(step);
+      default: return Reduce(step);
+    }
+  }
+
+  void Unmake(size_t step) {
+    switch (s_.plan.steps[step].kind) {
+      case kRowsStep: return Backward(step);
+      case kConcatStep: return Part(step);
+      default: return Spread(step);
+    }
+  }
+
+  /* Columns of all arguments side by side. */
+  void Join(size_t number) {
+    const PlannedStep& step = s_.plan.steps[number];
+    int64_t width = s_.plan.values[step.values[0]].width, at = 0;
+    for (const PlannedArg& arg : step.args) {
+      for (int64_t p = 0; p < Count(number); ++p)
+        CopyRow(value_at_[step.values[0]] + p * width + at,
+                EntryAt(arg, RowsOf(number)[p], value_at_), arg.width);
+      at += arg.width;
+    }
+  }
+
+  void Part(size_t number) {
+    const PlannedStep& step = s_.plan.steps[number];
+    int64_t width = s_.plan.values[step.values[0]].width, at = 0;
+    for (const PlannedArg& arg : step.args) {
+      for (int64_t p = 0; p < Count(number); ++p)
+        Contribute(arg, RowsOf(number)[p], gradient_at_[step.values[0]] + p * width + at);
+      at += arg.width;
+    }
   }
 
   /* Rows of an argument, where they lie if they adjoin, else copied to `to`. */

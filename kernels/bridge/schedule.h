@@ -17,7 +17,7 @@
 namespace graphopt {
 
 /* What a step does; graphopt/batching/native/block.py has the same list. */
-enum StepKind { kRowsStep = 0, kSumStep = 1, kMeanStep = 2, kMaxStep = 3 };
+enum StepKind { kRowsStep = 0, kSumStep = 1, kMeanStep = 2, kMaxStep = 3, kConcatStep = 4 };
 
 /* Rows that a step reads: columns `offsets[e]` and on of the row with number `ids[e]`. */
 struct PlannedArg {

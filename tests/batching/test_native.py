@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from graphopt.batching import plan
 from graphopt.batching.kinds import kind
 from graphopt.batching.native.programs import Cut, cut_of
 from graphopt.compat import import_mxnet
+from tests.places import REPOSITORY
 
 mx = import_mxnet()
 nd, gluon = mx.nd, mx.gluon
@@ -225,3 +229,67 @@ def test_a_plan_that_makes_no_sense_is_refused(at: int, value: int) -> None:
 def test_a_plan_for_other_outputs_is_refused() -> None:
     with pytest.raises(mx.MXNetError, match="does not fit its outputs"):
         ran(GOOD, exports="1 4")
+
+
+@pytest.mark.parametrize("way", ["concat", "stack"])
+def test_columns_are_put_together_in_blocks(way: str) -> None:
+    net = made()
+
+    class Around(gluon.Block):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, *rows: Any) -> Any:
+            h = [self.net.cell(x, nd.zeros((1, UNITS)), nd.zeros((1, UNITS)))[0] for x in rows]
+            if way == "concat":
+                return nd.concat(*h, *(x * 2 for x in rows), dim=1).tanh()
+            return nd.stack(*h, axis=1)[:, 1].tanh()
+
+    rng = np.random.default_rng(2)
+    given = [tuple(nd.array(rng.uniform(-1, 1, (1, 4))) for _ in range(2)) for _ in range(40)]
+    around = Around()
+    batched = graphopt.batch(around)
+
+    def run(call: Any) -> list[Any]:
+        for sample in given:
+            for x in sample:
+                x.attach_grad()
+        with mx.autograd.record():
+            found = call()
+            total = (found * nd.arange(found.size).reshape(found.shape)).sum()
+        total.backward()
+        gradients = [x.grad for sample in given for x in sample]
+        gradients += [p.grad() for p in net.cell.collect_params().values()]
+        return [a.asnumpy().copy() for a in (found, *gradients)]
+
+    mine = run(lambda: batched(given))
+    assert batched.statistics.operators == 1
+    for a, b in zip(mine, run(lambda: nd.concat(*[around(*s) for s in given], dim=0)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6 * max(1, abs(b).max()))
+
+
+def test_recording_in_python_is_the_same() -> None:
+    script = (
+        "import sys; sys.path.insert(0, '.')\n"
+        "import graphopt\n"
+        "from graphopt.batching import speedups\n"
+        "from tests.batching.test_native import made, samples\n"
+        "batched = graphopt.batch(made())\n"
+        "found = batched(samples(30)).asnumpy().tobytes().hex()\n"
+        "print(speedups.load()[1], batched.statistics.calls, batched.statistics.groups, found)\n"
+    )
+    found = []
+    for name in ("python", "fastest"):
+        environment = os.environ | {"GRAPHOPT_RECORDER": name, "PYTHONPATH": str(REPOSITORY)}
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env=environment,
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(ran.stdout.split())
+    assert found[0][0] == "GRAPHOPT_RECORDER=python"
+    assert found[0][1:] == found[1][1:]

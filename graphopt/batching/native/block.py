@@ -13,6 +13,7 @@ from graphopt.batching.kinds import Kind
 from graphopt.batching.native.programs import (
     REDUCTIONS,
     Cut,
+    Joined,
     Native,
     Parameter,
     Reduction,
@@ -28,7 +29,7 @@ from graphopt.kernels.recurrence.program import plan as plan_program
 from graphopt.kernels.recurrence.spec import parse
 
 #: Kinds of steps; kernels/bridge/schedule.h has the same list.
-_KINDS = {name: kind for kind, name in enumerate(("rows", *REDUCTIONS))}
+_KINDS = {name: kind for kind, name in enumerate(("rows", *REDUCTIONS, "concat"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class NativeBlock:
         learned: arrays of all programs, each the sum of what is named.
         attrs: of the operator, but for the stash.
         stash_size: elements that backward needs.
-        calls: the groups, for those who want what was not exported.
+        calls: the groups, and those that nobody reads, for whoever wants what was not exported.
     """
 
     externals: tuple[int, ...]
@@ -81,7 +82,11 @@ class NativeBlock:
 
 
 def make_block(
-    calls: Sequence[Call], totals: Sequence[int], kinds: Sequence[Kind], wanted: Container[int]
+    calls: Sequence[Call],
+    totals: Sequence[int],
+    kinds: Sequence[Kind],
+    wanted: Container[int],
+    unread: Sequence[Call] = (),
 ) -> NativeBlock:
     """Put a block together.
 
@@ -90,8 +95,11 @@ def make_block(
         totals: rows of each store.
         kinds: of the rows of each store.
         wanted: stores that are read outside of the block.
+        unread: groups that need not run unless somebody asks for them.
     """
-    return _Maker(calls, totals, kinds, wanted).finish()
+    made = _Maker(calls, totals, kinds, wanted).finish()
+    made.calls += tuple(unread)
+    return made
 
 
 class _Maker:
@@ -180,12 +188,17 @@ class _Maker:
         self._step(call, native, found)
 
     def _step(
-        self, call: Call, native: Rows | Reduction, found: Sequence[tuple[Ints, Ints]]
+        self, call: Call, native: Rows | Reduction | Joined, found: Sequence[tuple[Ints, Ints]]
     ) -> None:
-        kind, program, stash = native.how if isinstance(native, Reduction) else "rows", 0, 0
+        kind, program, stash = "rows", 0, 0
         outs = [width_of(out) for out in call.signature.outs]
         widths: Sequence[int] = outs
-        if isinstance(native, Rows):
+        if isinstance(native, Reduction):
+            kind = native.how
+        elif isinstance(native, Joined):
+            kind = "concat"
+            widths = [width_of(self.kinds[int(stores[0])]) for stores, _ in call.arguments]
+        else:
             program = self.programs.setdefault(native, len(self.programs))
             widths = native.spec.sequences
             stash = plan_program(native.spec, lengths=False, training=True).stash_width

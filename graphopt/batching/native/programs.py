@@ -67,8 +67,13 @@ class Reduction:
     how: str
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The elements of all arguments' rows, one behind the other."""
+
+
 #: What a signature is made from, as far as the bridge may be able to compute it.
-Source = Block | Operator | Cut | Reshaped | Reduction
+Source = Block | Operator | Cut | Reshaped | Reduction | Joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ class Rows:
     learned: tuple[tuple[Parameter, ...], ...]
 
 
-Native = Rows | Cut | Reshaped | Reduction
+Native = Rows | Cut | Reshaped | Reduction | Joined
 
 
 def native_of(source: Source | None, inputs: Sequence[Kind]) -> Native | str:
@@ -100,7 +105,7 @@ def native_of(source: Source | None, inputs: Sequence[Kind]) -> Native | str:
         return f"it computes in {inputs[0].dtype} on {inputs[0].ctx}"
     if isinstance(source, Reduction) and source.how not in REDUCTIONS:
         return f"it has no reduction {source.how}"
-    if isinstance(source, (Cut, Reshaped, Reduction)):
+    if isinstance(source, (Cut, Reshaped, Reduction, Joined)):
         return source
     mx = import_mxnet()
     try:
@@ -132,6 +137,13 @@ def source_of(
         bounds = [parsed.get(key, ()) for key in ("begin", "end", "step")]
         parts = [part if isinstance(part, tuple) else (part,) for part in bounds]
         return cut_of(parts[0], parts[1], parts[2], rows[0])
+    joins = {"Concat": ("dim", 1), "stack": ("axis", 0)}
+    if op in joins and len(rows) == len(template):
+        key, default = joins[op]
+        axis = from_mxnet(texts).get(key, default)
+        rank = 1 + len(rows[0].tail) + (op == "stack")
+        if isinstance(axis, int) and axis % rank == 1:  # behind that rows would be interleaved
+            return Joined()
     if op == "slice_axis":
         parsed = from_mxnet(texts)
         axis, begin, end = (parsed.get(key) for key in ("axis", "begin", "end"))

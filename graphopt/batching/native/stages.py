@@ -42,37 +42,63 @@ def arrange(
         Numbers of groups that MXNet runs, and blocks, in their order.
     """
     natives = [_native(group, kinds, outside) for group in groups]
+    reads = [_reads(group) for group in groups]
+    unread = _unread(groups, natives, reads, outside, wanted)
     turns: list[int] = []
     made_in: dict[int, tuple[int, bool]] = {}
-    for group, native in zip(groups, natives, strict=True):
+    for group, native, read in zip(groups, natives, reads, strict=True):
         turn = 0
-        for store in _reads(group):
+        for store in read:
             found, is_native = made_in.get(store, (0, False))
             turn = max(turn, found + (is_native and native is None))
         turns.append(turn)
         for at in range(len(group[0].outs)):
             made_in[group[1] + at] = (turn, native is not None)
     order: list[int | NativeBlock] = []
+    unread_is_kept = False
     for turn in range(max(turns, default=-1) + 1):
-        mine = [n for n, found in enumerate(turns) if found == turn]
+        mine = [n for n, found in enumerate(turns) if found == turn and n not in unread]
         order += [n for n in mine if natives[n] is None]
         ours = [n for n in mine if natives[n] is not None]
         if sum(_computes(natives[n]) for n in ours) < MIN_CALLS:
             order += ours
             continue
         calls = [_call(groups[n], native) for n in ours if (native := natives[n]) is not None]
-        order.append(make_block(calls, totals, kinds, _Wanted(groups, set(ours), wanted)))
-    return order
+        left = [_call(groups[n], Reshaped()) for n in sorted(unread)]
+        order.append(make_block(calls, totals, kinds, _Wanted(reads, set(ours), wanted), left))
+        unread_is_kept = True
+    return order if unread_is_kept else [*order, *sorted(unread)]
+
+
+def _unread(
+    groups: Sequence[Planned],
+    natives: Sequence[Native | None],
+    reads: Sequence[set[int]],
+    outside: int,
+    wanted: Container[int] | None,
+) -> set[int]:
+    """Views that MXNet would make and nobody reads, but for parts, where they come from."""
+    read = set().union(*reads)
+    return {
+        n
+        for n, (signature, store, *_) in enumerate(groups)
+        if natives[n] is None
+        and isinstance(signature.source, Reshaped)
+        and signature.state == outside
+        and wanted is not None
+        and store not in read
+        and store not in wanted
+    }
 
 
 class _Wanted:
     """Stores that others read than some groups."""
 
     def __init__(
-        self, groups: Sequence[Planned], but: set[int], after: Container[int] | None
+        self, reads: Sequence[set[int]], but: set[int], after: Container[int] | None
     ) -> None:
         self.after = after
-        self.read = {s for n, group in enumerate(groups) if n not in but for s in _reads(group)}
+        self.read = {store for n, read in enumerate(reads) if n not in but for store in read}
 
     def __contains__(self, store: object) -> bool:
         return store in self.read or self.after is None or store in self.after
