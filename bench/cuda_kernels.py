@@ -18,6 +18,7 @@ import numpy as np
 from numba import cuda
 
 from graphopt.kernels.cuda import run
+from graphopt.kernels.cuda_rows import gather_rows, inverse, segment_sum
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import KernelSpec, parse
@@ -34,7 +35,17 @@ SPECS = {
     " %4 = mul %0 0.5; %5 = mul %4 %3; return %5:f32[a,b] }",
     "masked softmax": "f32[a|b] (f32[a,b], b1[a,b]) { %2 = where %1 %0 -10000.0;"
     " %3 = softmax %2; return %3:f32[a,b] }",
+    # What graphopt.nn.ChildSumTreeLSTM computes along edges and at nodes, products aside.
+    "tree message": "f32[a,b] (f32[a,b], f32[b], f32[a,b], f32[a,b]) { %4 = add %2 %1;"
+    " %5 = add %3 %4; %6 = sigmoid %5; %7 = mul %6 %0; return %7:f32[a,b] }",
+    "tree update": "f32[a,b] (f32[a,b], f32[b], f32[a,b], f32[a,b], f32[b], f32[a,b], f32[a,b],"
+    " f32[b], f32[a,b], f32[a,b]) { %10 = add %2 %1; %11 = add %3 %10; %12 = tanh %11;"
+    " %13 = add %5 %4; %14 = add %6 %13; %15 = sigmoid %14; %16 = mul %15 %12; %17 = add %16 %0;"
+    " %18 = tanh %17; %19 = add %8 %7; %20 = add %9 %19; %21 = sigmoid %20; %22 = mul %21 %18;"
+    " return %17:f32[a,b], %22:f32[a,b] }",
 }
+#: Kernels of kernels/cuda_rows.py; the backward of one is the other.
+ROWS = ("gather rows", "segment sum")
 SHAPES = [(4096, 768), (16384, 4096)]
 #: Rows that are compared with float64, at most: numpy on the CPU takes long.
 CHECKED_ELEMENTS = 4_000_000
@@ -154,6 +165,52 @@ def check(spec: KernelSpec, shape: tuple[int, int]) -> dict[str, float]:
     }
 
 
+def measure_rows(name: str, shape: tuple[int, int]) -> list[dict[str, Any]]:
+    """Rows of the table: a word's row for each node, or the sum of nodes of each word.
+
+    Half as many words as nodes, in any order.
+    """
+    nodes, words = shape[0], max(1, shape[0] // 2)
+    index = np.random.default_rng(1).integers(0, words, nodes).astype(np.int32)
+    places = [cuda.to_device(array) for array in inverse(index, words)]
+    of_words, of_nodes = (
+        np.random.default_rng(2).standard_normal((count, shape[1]), dtype="float32")
+        for count in (words, nodes)
+    )
+    sums = np.zeros(of_words.shape)
+    for word, row in zip(index, of_nodes, strict=True):
+        sums[word] += row
+    on_device = [cuda.to_device(array) for array in (of_words, of_nodes, index)]
+    speed = copy_speed(size_of(on_device[1:2]))
+    rows = []
+    for direction in ("forward", "backward"):
+        gathers = (name == "gather rows") == (direction == "forward")
+        given = [on_device[0], on_device[2]] if gathers else [on_device[1], *places]
+        function = gather_rows if gathers else segment_sum
+        out = function(*given)
+        want = of_words[index] if gathers else sums
+
+        def work(function: Any = function, given: Any = given, out: Any = out) -> None:
+            function(*given, out=out)
+
+        took = microseconds(work)
+        # Rows that are gathered more than once are counted as often.
+        moved = size_of(given[1:]) + size_of([out]) + on_device[1].nbytes
+        rows.append(
+            {
+                "kernel": name,
+                "shape": list(shape),
+                "direction": direction,
+                "error": float(np.abs(out.copy_to_host() - want).max() / np.abs(want).max()),
+                "microseconds": took,
+                "gigabytes_per_second": moved / took / 1e3,
+                "share_of_copy": moved / took / speed,
+                "torch_compile_microseconds": None,
+            }
+        )
+    return rows
+
+
 def torch_times(name: str, shape: tuple[int, int]) -> list[float | None]:
     """Microseconds of torch.compile forward and backward; ``None`` without torch."""
     try:
@@ -168,6 +225,8 @@ def torch_times(name: str, shape: tuple[int, int]) -> list[float | None]:
         "log_softmax": lambda x: torch.log_softmax(x, 1),
         "GELU": functional.gelu,
         "masked softmax": lambda x, m: torch.softmax(torch.where(m, x, -10000.0), 1),
+        "tree message": lambda c, b, p, x: torch.sigmoid(x + (p + b)) * c,
+        "tree update": torch_update,
     }
     inputs = [torch.from_numpy(array).cuda() for array in data(parse(SPECS[name]), shape)]
     try:
@@ -177,14 +236,24 @@ def torch_times(name: str, shape: tuple[int, int]) -> list[float | None]:
             forward = torch_microseconds(lambda: compiled(*inputs))
         wrt = [x.requires_grad_() for x in inputs if x.is_floating_point()]
         out = compiled(*inputs)
-        head = torch.randn_like(out)
+        outs = out if isinstance(out, tuple) else (out,)
+        heads = [torch.randn_like(out) for out in outs]
         backward = torch_microseconds(
-            lambda: torch.autograd.grad(out, wrt, head, retain_graph=True)
+            lambda: torch.autograd.grad(outs, wrt, heads, retain_graph=True)
         )
     except RuntimeError as failure:  # no compiler for its generated code, or no memory
         print(f"torch.compile on {name}: {str(failure).splitlines()[0]}", file=sys.stderr)
         return [None, None]
     return [forward, backward]
+
+
+def torch_update(cell: Any, *parts: Any) -> Any:
+    """The spec "tree update"; ``parts``: bias, product and input of each gate."""
+    import torch
+
+    update, enter, leave = (x + (p + b) for b, p, x in zip(*[iter(parts)] * 3, strict=True))
+    cell = torch.sigmoid(enter) * torch.tanh(update) + cell
+    return cell, torch.sigmoid(leave) * torch.tanh(cell)
 
 
 def torch_microseconds(work: Callable[[], Any]) -> float:
@@ -210,7 +279,7 @@ def main() -> None:
     """Measure, print the table, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="where to write the table")
-    parser.add_argument("--only", choices=SPECS, action="append", help="kernels to run")
+    parser.add_argument("--only", choices=[*SPECS, *ROWS], action="append", help="kernels to run")
     options = parser.parse_args()
     rows = []
     print(
@@ -218,8 +287,8 @@ def main() -> None:
         f" {'torch us':>8}"
     )
     for shape in SHAPES:
-        for name in options.only or SPECS:
-            for row in measure(name, shape):
+        for name in options.only or [*SPECS, *ROWS]:
+            for row in (measure_rows if name in ROWS else measure)(name, shape):
                 rows.append(row)
                 took = row["torch_compile_microseconds"]
                 print(

@@ -33,14 +33,15 @@ from graphopt.kernels.expand import collapse, expand
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.spec import KernelSpec, Operand
 
-_SIMULATED = bool(config.ENABLE_CUDASIM)
+#: Whether numba interprets kernels on the CPU.
+SIMULATED = bool(config.ENABLE_CUDASIM)
 
 _WARP = 32
 #: Threads of a block of the flat form.
 _FLAT_THREADS = 256
 #: Threads of a block whose warps are teams, and of blocks that are teams at most.
-_TEAMS_THREADS = 64 if _SIMULATED else 128
-_MOST_THREADS = 64 if _SIMULATED else 1024
+_TEAMS_THREADS = 64 if SIMULATED else 128
+_MOST_THREADS = 64 if SIMULATED else 1024
 #: Chunks that a thread may hold: more would not fit in its registers.
 _MOST_CHUNKS_OF_WARP = 8
 _MOST_CHUNKS = 4
@@ -440,8 +441,8 @@ def _simulated_storer(stored: str, _dtype: str, width: int) -> Any:
 
 def _scope(dtype: str, stored: Sequence[str], width: int, *, block: bool) -> dict[str, Any]:
     """What emitted source calls."""
-    scope = _simulated_scope(dtype) if _SIMULATED else _device_scope(dtype)
-    load, store = (_simulated_loader, _simulated_storer) if _SIMULATED else (_loader, _storer)
+    scope = _simulated_scope(dtype) if SIMULATED else _device_scope(dtype)
+    load, store = (_simulated_loader, _simulated_storer) if SIMULATED else (_loader, _storer)
     for number, kind in enumerate(stored):
         scope[f"load{number}"] = load(kind, dtype, 1)
         scope[f"store{number}"] = store(kind, dtype, 1)
@@ -458,7 +459,7 @@ def _defined(scope: dict[str, Any], source: str) -> dict[str, Any]:
     """The scope with the functions of ``source``, those that are not kernels for the device."""
     before = set(scope)
     exec(compile(source, "<kernel>", "exec"), scope)  # the source is ours
-    if not _SIMULATED:
+    if not SIMULATED:
         for name in set(scope) - before - {"kernel", "finish", "fill", "__builtins__"}:
             scope[name] = cuda.jit(device=True, inline="always")(scope[name])
     return scope
@@ -467,7 +468,7 @@ def _defined(scope: dict[str, Any], source: str) -> dict[str, Any]:
 def _function(spec: KernelSpec, width: int, chunks: int, *, block: bool) -> Any:
     """The Python function of a kernel, for numba to compile."""
     scope = _scope(spec.dtype, storage(spec), width, block=block)
-    shared = _SOURCE if _SIMULATED else _SOURCE + "\n" + _ON_DEVICE_SOURCE
+    shared = _SOURCE if SIMULATED else _SOURCE + "\n" + _ON_DEVICE_SOURCE
     if spec.precise:
         shared += "\ndef sub_(x, y):\n    return add_(x, -y)\n"
     scope = _defined(scope, shared)
@@ -539,16 +540,16 @@ def _walked(spec: KernelSpec, backward: bool) -> KernelSpec:
 @cache
 def _compiled(spec: KernelSpec, form: Form) -> Any:
     function = _function(spec, form.width, form.chunks, block=form.block)
-    return cuda.jit(function) if _SIMULATED else cuda.jit(_arguments(spec))(function)
+    return cuda.jit(function) if SIMULATED else cuda.jit(_arguments(spec))(function)
 
 
 @cache
 def _helpers(dtype: str, stored: str) -> tuple[Any, Any]:
     """The kernels ``finish`` and ``fill`` for parts in ``dtype``."""
     scope = _scope(dtype, [dtype, stored], 1, block=False)
-    scope = _defined(scope, _SOURCE if _SIMULATED else _SOURCE + "\n" + _ON_DEVICE_SOURCE)
+    scope = _defined(scope, _SOURCE if SIMULATED else _SOURCE + "\n" + _ON_DEVICE_SOURCE)
     scope = _defined(scope, emit_finish())
-    if _SIMULATED:
+    if SIMULATED:
         return cuda.jit(scope["finish"]), cuda.jit(scope["fill"])
     finish = cuda.jit(types.void(*[types.int64] * 4))(scope["finish"])
     return finish, cuda.jit(types.void(*[types.int64] * 2))(scope["fill"])
@@ -572,7 +573,7 @@ class _Work:
 @cache
 def _processors() -> int:
     # In the simulator few, so that teams have several rows.
-    return 1 if _SIMULATED else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+    return 1 if SIMULATED else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
 
 
 def _width(spec: KernelSpec, extents: Sequence[int], *, aligned: bool) -> int:
@@ -600,7 +601,7 @@ def _form(spec: KernelSpec, extents: Sequence[int], width: int) -> tuple[Form, i
     if not spec.inner:
         # Nothing needs whole rows; threads hold sums over rows if they stay on their columns.
         holds = all(spec.rank - 1 in r.operand.covers for r in spec.outputs if spec.summed(r))
-        team = min(_WARP if _SIMULATED else _TEAMS_THREADS, -(-max(row, 1) // _WARP) * _WARP)
+        team = min(_WARP if SIMULATED else _TEAMS_THREADS, -(-max(row, 1) // _WARP) * _WARP)
         return Form(width, int(holds), block=True), team
     most = _MOST_CHUNKS_OF_WARP
     if any(spec.summed(result) for result in spec.outputs) or width > 4:
@@ -673,7 +674,8 @@ def run(
         raise InputError(f"the kernel reads {len(walked.inputs)} inputs, not {len(arrays)}")
     space = {} if extents is None else dict(enumerate(extents))
     places = [
-        _place(array, operand, space) for array, operand in zip(arrays, walked.inputs, strict=True)
+        place_of(array, operand, space)
+        for array, operand in zip(arrays, walked.inputs, strict=True)
     ]
     missing = [axis for axis in range(walked.rank) if axis not in space]
     if missing:
@@ -683,7 +685,7 @@ def run(
     if len(outputs) != len(walked.outputs):
         raise InputError(f"the kernel has {len(walked.outputs)} outputs, not {len(outputs)}")
     for array, result in zip(outputs, walked.outputs, strict=True):
-        places.append(_place(array, result.operand, space))
+        places.append(place_of(array, result.operand, space))
     _launch(walked, places, tuple(space[axis] for axis in range(walked.rank)), stream)
     return list(outputs)
 
@@ -693,9 +695,13 @@ def _empty(operand: Operand, space: dict[int, int], stream: Any) -> Any:
     return cuda.device_array(shape, np.dtype(operand.dtype), stream=stream)
 
 
-def _place(array: Any, operand: Operand, space: dict[int, int]) -> Any:
-    """The address of an array, in the simulator the array, flat; notes its extents."""
-    if _SIMULATED:
+def place_of(array: Any, operand: Operand, space: dict[int, int]) -> Any:
+    """The address of an array, in the simulator the array, flat; notes its extents.
+
+    Raises:
+        InputError: the array is not as the operand says, or not C-contiguous.
+    """
+    if SIMULATED:
         found = getattr(array, "_ary", array)
         shape, dtype, contiguous = found.shape, found.dtype, found.flags.c_contiguous
         place = found.reshape(-1) if contiguous else None
@@ -780,11 +786,11 @@ def _plan(walked: KernelSpec, space: tuple[int, ...], aligned: bool) -> _Plan:
 
 
 def _launch(walked: KernelSpec, places: list[Any], space: tuple[int, ...], stream: Any) -> None:
-    aligned = _SIMULATED or all(place % _ACCESS == 0 for place in places)
+    aligned = SIMULATED or all(place % _ACCESS == 0 for place in places)
     plan = _plan(walked, space, aligned)
     if not plan.blocks:
         return
-    if not _SIMULATED:
+    if not SIMULATED:
         if not plan.sums:
             plan.kernel[plan.blocks, plan.threads, stream](*places, *plan.numbers)
         else:
@@ -807,13 +813,13 @@ def _launch_sums(plan: _Plan, places: list[Any], stream: Any) -> None:
     for total in plan.sums:
         size = total.count * total.size
         if size and total.zeroed:
-            threads = _WARP if _SIMULATED else _FLAT_THREADS
+            threads = _WARP if SIMULATED else _FLAT_THREADS
             blocks = min(-(-size // threads), _processors() * _BLOCKS_PER_PROCESSOR)
             _helpers(dtype, total.dtype)[1][blocks, threads, stream](arguments[total.operand], size)
     plan.kernel[plan.blocks, plan.threads, stream](*arguments, *plan.numbers)
     for total in elsewhere:
         if total.size:
-            threads_of_finish = (_WARP, 2 if _SIMULATED else 32)
+            threads_of_finish = (_WARP, 2 if SIMULATED else 32)
             source, target = arguments[total.operand], places[total.operand]
             _helpers(dtype, total.dtype)[0][-(-total.size // _WARP), threads_of_finish, stream](
                 source, target, total.count, total.size
@@ -826,7 +832,7 @@ _workspaces_lock = threading.Lock()
 
 def _workspace(sizes: Sequence[int], dtype: str, stream: Any) -> list[Any]:
     """Memory for parts of the given numbers of elements, kept for the stream's next launch."""
-    if _SIMULATED:
+    if SIMULATED:
         return [np.full(max(1, size), np.nan, dtype) for size in sizes]
     item = ITEM_SIZE[dtype]
     starts = [0]

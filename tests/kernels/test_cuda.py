@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
-from graphopt.kernels.recurrence.spec import Map
-from graphopt.kernels.spec import parse
+from graphopt.compat import import_mxnet
+from graphopt.kernels.gradient import Gradient
+from graphopt.kernels.recurrence.program import plan
+from graphopt.kernels.recurrence.spec import Map, RecurrenceSpec
+from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.tree.spec import parse as parse_tree
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.cells import Cell, body_of
 
@@ -42,8 +46,50 @@ def _of_step(mode: str) -> str:
 
 SPECS |= {"lstm step": _of_step("lstm"), "gru step": _of_step("gru")}
 
+#: What graphopt.nn.ChildSumTreeLSTM translates to, with which MXNet has to help.
+TREE = (
+    "tree (16, 16) (sum, sum)"
+    " ;;; recurrence f32 (16, 16, 16) () (16x16) (16) ;; 16 = x1 @ m0' ;; 16 = x2 v0 t0 x0 ->"
+    " f32[a,b] (f32[a,b], f32[b], f32[a,b], f32[a,b]) { %4 = add %2 %1; %5 = add %3 %4;"
+    " %6 = sigmoid %5; %7 = mul %6 %0; return %7:f32[a,b] } ;; next ;; emit x1, t1"
+    " ;;; recurrence f32 (16, 16, 16, 16, 16) () (48x16) (48) ;; 48 = x3 @ m0' ;; 16, 16 ="
+    " x4 v0[16:32] t0[16:32] x2 v0[0:16] t0[0:16] x1 v0[32:48] t0[32:48] x0 ->"
+    " f32[a,b] (f32[a,b], f32[b], f32[a,b], f32[a,b], f32[b], f32[a,b], f32[a,b], f32[b],"
+    " f32[a,b], f32[a,b]) { %10 = add %2 %1; %11 = add %3 %10; %12 = tanh %11; %13 = add %5 %4;"
+    " %14 = add %6 %13; %15 = sigmoid %14; %16 = mul %15 %12; %17 = add %16 %0; %18 = tanh %17;"
+    " %19 = add %8 %7; %20 = add %9 %19; %21 = sigmoid %20; %22 = mul %21 %18;"
+    " return %17:f32[a,b], %22:f32[a,b] } ;; next ;; emit t2, t1"
+)
+
+
+def _trained(rows: RecurrenceSpec) -> tuple[KernelSpec, KernelSpec, Gradient]:
+    """What a part of a tree computes element by element; the same for training; its gradient."""
+    ((first, (forward, gradient)),) = plan(rows, lengths=False, training=True).maps.items()
+    step = next(step for number, step in rows.numbered() if number == first)
+    assert isinstance(step, Map)
+    assert gradient is not None
+    return step.kernel, forward, gradient
+
+
+TRAINED = {
+    "tree message": _trained(parse_tree(TREE).message),
+    "tree update": _trained(parse_tree(TREE).update),
+}
+SPECS |= {name: str(kernel) for name, (kernel, _, _) in TRAINED.items()}
+
 ROOT = Path(__file__).parents[2]
+CAPABILITIES = [(7, 0), (8, 0), (8, 6), (9, 0)]
 ROWS = ["layer norm", "softmax", "log_softmax", "masked softmax"]
+
+
+def test_the_tree_is_what_the_layer_computes() -> None:
+    mx = import_mxnet()
+    from graphopt import nn
+
+    found = nn.ChildSumTreeLSTM(16, 8)(mx.sym.var("x"), mx.sym.var("parents"))
+    attrs = mx.sym.Group(list(found)).attr_dict().values()
+    specs = [given["spec"] for given in attrs if given.get("spec", "").startswith("tree")]
+    assert specs == [TREE] == [str(parse_tree(TREE))]
 
 
 def test_in_the_simulator() -> None:
@@ -88,7 +134,7 @@ def compile_ptx() -> Any:
     return compile_ptx
 
 
-@pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 6), (9, 0)], ids=str)
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 def test_ptx(capability: tuple[int, int], compile_ptx: Any) -> None:
     # NVVM takes its time: all kernels for one kind of GPU, two for the others.
     names = SPECS if capability == (8, 0) else ("chain", "softmax")
@@ -102,7 +148,48 @@ def test_ptx(capability: tuple[int, int], compile_ptx: Any) -> None:
         assert not re.search(r"\bcall\b|\.local\b", ptx), name
 
 
-@pytest.mark.parametrize("name", ["chain", "layer norm", "softmax", "lstm step", "gru step"])
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+def test_ptx_of_trees(capability: tuple[int, int], compile_ptx: Any) -> None:
+    for name, (_, forward, gradient) in TRAINED.items():
+        assert gradient.spec is not None
+        for spec in (forward, gradient.spec):
+            ptx = compile_ptx(spec, capability)
+            assert f".target sm_{capability[0]}{capability[1]}" in ptx
+            assert re.search(r"ld\.global(\.nc)?\.v4\.f32", ptx), name
+            assert "st.global.v4.f32" in ptx, name
+            assert not re.search(r"\bcall\b|\.local\b|\batom\.|\bred\.", ptx), name
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["gather_rows", "segment_sum", "ordered_segment_sum"])
+@pytest.mark.usefixtures("compile_ptx")
+def test_ptx_of_rows(name: str, dtype: str, capability: tuple[int, int]) -> None:
+    from graphopt.kernels import cuda_rows
+
+    ptx = cuda_rows.compile_ptx(name, dtype, capability)
+    short = "f" + dtype.removeprefix("float")
+    assert f".target sm_{capability[0]}{capability[1]}" in ptx
+    assert re.search(rf"ld\.global(\.nc)?\.{short}", ptx)
+    assert f"st.global.{short}" in ptx
+    # Sums in the dtype of the rows, and no atomics.
+    assert re.findall(r"add(?:\.rn)?\.(f\d+)", ptx)[:1] == ([] if name[0] == "g" else [short])
+    assert dtype == "float64" or ".f64" not in ptx
+    assert not re.search(r"\bcall\b|\.local\b|\batom\.|\bred\.", ptx)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chain",
+        "layer norm",
+        "softmax",
+        "lstm step",
+        "gru step",
+        "tree message",
+        "tree update",
+    ],
+)
 def test_ptx_of_gradients(name: str, compile_ptx: Any) -> None:
     ptx = compile_ptx(parse(SPECS[name]), (9, 0), backward=True)
     assert re.search(r"ld\.global(\.nc)?\.v4\.f32", ptx)
