@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from graphopt.backend.memory import keep_freed_memory
 from graphopt.compat import import_mxnet
 from graphopt.ir.attrs import to_mxnet
 from graphopt.kernels import bridge
@@ -16,6 +17,7 @@ from graphopt.kernels import bridge
 def _handle(op: str) -> int:
     mx = import_mxnet()
     bridge.load(mx)
+    keep_freed_memory()
     handle = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.NNGetOpHandle(mx.base.c_str(op), ctypes.byref(handle)))
     assert handle.value is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.backend.arrays import array_of
 from graphopt.backend.invoke import compose, invoke
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
@@ -131,11 +132,16 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
         if F is not mx.nd:
             return self._embedding(words), []
         distinct, index = _distinct(words.asnumpy())
-        return self._embedding(mx.nd.from_numpy(distinct)), [mx.nd.from_numpy(index)]
+        return self._embedding(array_of(distinct)), [array_of(index)]
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Hybridize the Blocks within; the layer is one operator, and needs no graph."""
         mx.gluon.Block.hybridize(self, active, **kwargs)
+        if self._embedding is not None:
+            # Batches differ in their number of words, and static memory is planned for each anew.
+            planned = ("static_alloc", "static_shape")
+            more = {name: value for name, value in kwargs.items() if name not in planned}
+            self._embedding.hybridize(active, **more)
 
     def infer_shape(self, x: Any, *_others: Any) -> None:
         """Learn the shapes of parameters from an array."""
