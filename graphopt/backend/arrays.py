@@ -7,7 +7,7 @@ from typing import Any
 from graphopt.compat import import_mxnet
 
 
-def array_of(numbers: Any, ctx: Any = None) -> Any:
+def array_of(numbers: Any, ctx: Any) -> Any:
     """A copy of a numpy array, of its dtype, as an NDArray.
 
     In a fourth of the time of ``mx.nd.array``. ``mx.nd.from_numpy`` copies nothing but is no faster
@@ -16,7 +16,7 @@ def array_of(numbers: Any, ctx: Any = None) -> Any:
 
     Args:
         numbers: contiguous, of a dtype that MXNet has.
-        ctx: device; default: MXNet's current one.
+        ctx: where it is to be; not left to MXNet, whose current one may be None in a thread.
     """
     mx = import_mxnet()
     made = mx.nd.empty(numbers.shape, ctx, numbers.dtype)

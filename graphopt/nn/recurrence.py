@@ -132,7 +132,7 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
         if F is not mx.nd:
             return self._embedding(words), []
         distinct, index = _distinct(words.asnumpy())
-        return self._embedding(array_of(distinct)), [array_of(index)]
+        return self._embedding(array_of(distinct, words.ctx)), [array_of(index, words.ctx)]
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Hybridize the Blocks within; the layer is one operator, and needs no graph."""

@@ -24,6 +24,7 @@ from graphopt.batching.native.programs import (
 )
 from graphopt.batching.runs import Ints
 from graphopt.batching.signature import Signature
+from graphopt.compat import import_mxnet
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.recurrence.program import plan as plan_program
 from graphopt.kernels.recurrence.spec import parse
@@ -148,7 +149,7 @@ class _Maker:
             exports=tuple(
                 (store, (self.totals[store], *self.kinds[store].tail)) for store in stores
             ),
-            numbers=array_of(np.concatenate(parts)),
+            numbers=array_of(np.concatenate(parts), import_mxnet().cpu()),
             learned=tuple(group for rows in self.programs for group in rows.learned),
             attrs={
                 "specs": " ;;;; ".join(str(rows.spec) for rows in self.programs),
