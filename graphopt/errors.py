@@ -27,6 +27,10 @@ class UnsupportedError(GraphoptError, NotImplementedError):
     """The request is understood, but this version cannot serve it; nothing was changed."""
 
 
+class BudgetError(InputError):
+    """No plan keeps a training step within its memory budget."""
+
+
 class PassError(GraphoptError, RuntimeError):
     """A pass raised, broke the graph or changed its values; raised only in strict mode."""
 

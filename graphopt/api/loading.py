@@ -11,12 +11,13 @@ import numpy as np
 
 from graphopt.api.running import run
 from graphopt.backend.lower import Lowered, lower
+from graphopt.backend.step import Pools
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
-from graphopt.nn.config import Config
+from graphopt.nn.config import Config, check_shapes
 from graphopt.pipeline.manager import Receipt, Result
 
 Signature = tuple[Any, ...]
@@ -51,6 +52,7 @@ class Model:
         self._name = name
         self._inputs: list[str] = symbol.list_inputs()
         _check_known(self.params, self._inputs)
+        self._pools: Pools | None = None
         self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
         for key in shapes or {}:
             _check_known({key: None}, self._inputs)
@@ -81,6 +83,8 @@ class Model:
         ctx = next(iter(arrays.values())).ctx
         key = (mode, ctx, tuple((n, a.shape, a.dtype) for n, a in arrays.items()))
         if key not in self._compiled:
+            if mode == "training" and self._config.plans_memory:
+                self._prepare_memory(arrays, ctx)
             self._compiled[key] = self._compile(mode, arrays, ctx)
         found = self._compiled[key][2].run(arrays)
         return found[0] if len(found) == 1 else found
@@ -177,8 +181,23 @@ class Model:
             training=mode == "training",
             frozen=settings.frozen,
             tune=not settings.precise,
+            memory=self._config.memory,
+            pools=self._pools if mode == "training" else None,
         )
         return graph, result, lowered
+
+    def _prepare_memory(self, arrays: Mapping[str, Any], ctx: Any) -> None:
+        """Take the memory of the largest shapes before the first step, and refuse larger ones."""
+        limits = self._config.max_shapes or {}
+        check_shapes(limits, {name: array.shape for name, array in arrays.items()})
+        if self._pools is not None:
+            return
+        self._pools = Pools()
+        if limits:
+            zeros = import_mxnet().nd.zeros
+            largest = {n: zeros(s, arrays[n].ctx, arrays[n].dtype) for n, s in limits.items()}
+            largest = {**arrays, **largest}
+            self._compile("training", largest, ctx)[2].reserve(largest)
 
     def _typed_params(self) -> dict[str, Any]:
         return {name: array for name, array in self.params.items() if name in self._inputs}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphopt.errors import InputError, UnsupportedError
+from graphopt.errors import InputError
+from graphopt.memory.sizes import parse_size
 from graphopt.nn.config import Config, OptimizeMode
 from graphopt.passes import registry
 from graphopt.pipeline.base import Pass
@@ -22,6 +23,7 @@ def optimize(
     passes: str | Sequence[Pass] = "default",
     mode: OptimizeMode = "auto",
     memory: str | int | None = None,
+    max_shapes: Mapping[str, Sequence[int]] | None = None,
     check: bool = False,
     precise: bool = False,
     strict: bool = False,
@@ -36,7 +38,12 @@ def optimize(
         mode: ``auto`` compiles a training and an inference graph and picks by autograd's state;
             ``training`` always the first; ``inference`` always the second with parameters frozen as
             they are at the first call (``.reset()`` reads them anew), which allows the most.
-        memory: budget of a training step, such as ``"900MB"``; not available yet.
+        memory: budget of a training step, such as ``"900MB"`` (millions of bytes), ``"1.5GiB"`` or
+            a number of bytes: for inputs, parameters, their gradients, and what the step computes.
+            Values that do not fit are computed again in backward. Training then runs on MXNet's
+            executors: one backward per call, and steps of several shapes share their memory.
+        max_shapes: the largest shape of inputs, by name: training takes the memory of these at
+            once, and all smaller shapes run in it. Without a budget nothing is computed again.
         check: compare every pass's result with the original, on the first call's values.
         precise: no pass may round differently.
         strict: raise where a pass fails or a Block cannot be compiled, instead of reporting it.
@@ -52,7 +59,7 @@ def optimize(
         InputError: ``net`` is none of those, or an option has no such value.
         ParseError: the pipeline names an unknown pass.
     """
-    config = _config(passes, mode, memory, check=check, precise=precise, strict=strict)
+    config = _config(passes, mode, memory, max_shapes, check=check, precise=precise, strict=strict)
     if net is None:
         return functools.partial(_optimize, config=config)
     return _optimize(net, config)
@@ -62,6 +69,7 @@ def _config(
     passes: str | Sequence[Pass],
     mode: OptimizeMode,
     memory: str | int | None,
+    max_shapes: Mapping[str, Sequence[int]] | None,
     *,
     check: bool,
     precise: bool,
@@ -69,12 +77,26 @@ def _config(
 ) -> Config:
     if mode not in _MODES:
         raise InputError(f"mode {mode!r} is none of {', '.join(_MODES)}")
-    if memory is not None:
-        raise UnsupportedError("memory= is not available in this version; leave it out")
+    for name, value in (("memory", memory), ("max_shapes", max_shapes)):
+        if value is not None and mode == "inference":
+            raise InputError(f"{name}= is about training; leave it out with mode='inference'")
     build(passes, registry)
     return Config(
-        passes if isinstance(passes, str) else tuple(passes), mode, check, precise, strict
+        passes if isinstance(passes, str) else tuple(passes),
+        mode,
+        check,
+        precise,
+        strict,
+        None if memory is None else parse_size(memory),
+        None if max_shapes is None else {n: _shape(n, shape) for n, shape in max_shapes.items()},
     )
+
+
+def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else ()
+    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise InputError(f"max_shapes: {shape!r} is no shape for {name!r}; write {name}: (64, 500)")
+    return sizes
 
 
 def _optimize(net: Any, config: Config) -> Any:

@@ -20,12 +20,14 @@ from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.passing import hands_on_gradients
+from graphopt.backend.recompute import StepMemory
 from graphopt.backend.recurrence import with_stash
+from graphopt.backend.step import Pools, StepEngine
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError, InputError
+from graphopt.errors import BudgetError, GraphoptError, InputError
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, FUSED, PARAM
@@ -44,6 +46,7 @@ CACHED_OP_ONEDNN = "CachedOp + oneDNN subgraphs"
 EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
 #: What engines are called that run graphopt's fused kernels.
 KERNELS = " + kernels"
+STEP = "executor for training"
 
 #: Calls shorter than this are timed several at once.
 _SHORT_S = 1e-3
@@ -59,7 +62,8 @@ class Choice:
     """Which engine was picked, and what each candidate took (milliseconds a call, best of few).
 
     ``failed`` tells why candidates were not taken, ``tuning`` what measuring changed in the graph,
-    ``is_remembered`` whether an earlier process measured it.
+    ``is_remembered`` whether an earlier process measured it, ``memory`` what a training step takes
+    where that was asked for.
     """
 
     engine: str = ""
@@ -67,6 +71,7 @@ class Choice:
     failed: dict[str, str] = field(default_factory=dict)
     tuning: list[str] = field(default_factory=list)
     is_remembered: bool = False
+    memory: str = ""
 
 
 class Lowered:
@@ -90,8 +95,11 @@ class Lowered:
         engine: str = "auto",
         numpy: bool = False,
         tune: bool = True,
+        memory: int | None = None,
+        pools: Pools | None = None,
     ) -> None:
         """Bind; see :func:`lower`."""
+        self._memory, self._pools = memory, pools
         mx = import_mxnet()
         keep_freed_memory()
         self.graph = graph
@@ -157,6 +165,13 @@ class Lowered:
     def parameters(self) -> dict[str, Any]:
         """The arrays the symbol reads besides data: parameters, folded values, constants."""
         return {n: self._fixed_value(n) for n in self._inputs if n not in self.data}
+
+    def reserve(self, data: Mapping[str, Any]) -> None:
+        """Take the memory of a step on such inputs, for steps on smaller ones to share."""
+        with self._lock:
+            self._engine = self._engine or self._choose(data)
+        assert isinstance(self._engine, StepEngine)
+        self._engine.reserve([data.get(n, self._fixed_value(n)) for n in self._engine.inputs])
 
     def rebind(self, params: Mapping[str, Any]) -> None:
         """Go on with other arrays for (some) parameters of a graph that is not frozen."""
@@ -258,6 +273,8 @@ class Lowered:
                     best = min(self.choice.measured_ms.values(), default=float("inf"))
                     self.choice.measured_ms[name] = _time(engine, arrays, best)
                 engines[name] = engine
+            except BudgetError:
+                raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self.choice.failed[name] = first_line(error)
         if not engines:
@@ -289,6 +306,9 @@ class Lowered:
     def _candidates(self, arrays: Mapping[str, Any]) -> dict[str, Callable[[], Engine]]:
         graph = self._per_call
         has_kernels = is_fused(graph)
+        if self._pools is not None:
+            name = STEP + KERNELS if has_kernels else STEP
+            return {name: lambda: self._step(arrays, name)}
         if not self._frozen or self.ctx.device_type != "cpu":
             name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
             return {name: lambda: self._cached_op(self._symbol, name)}
@@ -325,6 +345,20 @@ class Lowered:
         is_static = self._frozen or not hands_on_gradients(self._per_call)
         return CachedOpEngine(self._typed(symbol), self.data, name, is_static=is_static)
 
+    def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
+        assert self._pools is not None
+        fitted = StepMemory(self._per_call, self._symbol, arrays, self.ctx).fit(self._memory)
+        self.choice.memory = str(fitted)
+        return StepEngine(
+            fitted.symbol,
+            self.data,
+            self.ctx,
+            self._pools,
+            name,
+            numpy=self._numpy,
+            match=fitted.plan.cost.setting,
+        )
+
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         symbol = self._typed(to_symbol(guard(graph)))
         values = [arrays[name] for name in symbol.list_inputs()]
@@ -345,6 +379,8 @@ def lower(
     engine: str = "auto",
     numpy: bool = False,
     tune: bool = True,
+    memory: int | None = None,
+    pools: Pools | None = None,
 ) -> Lowered:
     """Make a graph callable.
 
@@ -358,8 +394,11 @@ def lower(
         engine: ``auto`` measures at the first call; else the name of an engine.
         numpy: return ``mx.np`` arrays.
         tune: let frozen graphs use the matrix products that are fastest on this machine.
+        memory: bytes that a training step may take; with ``pools`` only.
+        pools: train on MXNet's executors, in this memory.
 
     Raises:
+        BudgetError: at the first call: no training step takes as little as ``memory``.
         InputError: parameters are missing or misshapen; the message names them.
     """
     mx = import_mxnet()
@@ -380,6 +419,8 @@ def lower(
         engine=engine,
         numpy=numpy,
         tune=tune,
+        memory=memory,
+        pools=pools if training else None,
     )
 
 

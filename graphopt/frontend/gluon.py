@@ -49,7 +49,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     given = [array for array in flat if array is not None]
     if not given:
         raise UnsupportedError("all arguments are None")
-    names = ("data",) if len(given) == 1 else tuple(f"data{i}" for i in range(len(given)))
+    names = input_names(len(given))
     symbols = iter([_variable(mx, n, a) for n, a in zip(names, given, strict=True)])
     inputs = mx.gluon.block._regroup(
         [None if array is None else next(symbols) for array in flat], layout
@@ -65,6 +65,11 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
     return Traced(group, names, results)
+
+
+def input_names(count: int) -> tuple[str, ...]:
+    """What a Block's inputs are called in graphs, as Gluon calls them."""
+    return ("data",) if count == 1 else tuple(f"data{i}" for i in range(count))
 
 
 def lift_traced(

@@ -12,11 +12,12 @@ import numpy as np
 
 from graphopt.api.running import run
 from graphopt.backend.lower import Lowered, lower
+from graphopt.backend.step import Pools
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import Traced, describe, lift_traced, trace
+from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
-from graphopt.nn.config import Config
+from graphopt.nn.config import Config, check_shapes
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
@@ -51,6 +52,7 @@ class CompiledBlock:
         self._config = config
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
+        self._pools: Pools | None = None
         mx = self._mx = import_mxnet()
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
         self._flatten, self._regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
@@ -86,16 +88,37 @@ class CompiledBlock:
             self._config.graph_mode(differentiating=differentiating),
             str(layout),
             ctx,
-            tuple((a.shape, a.dtype, a.stype) for a in given),
+            _types(given),
         )
         entry = self._entries.get(key)
         if entry is None:
+            if key[0] == "training" and self._config.plans_memory:
+                self._prepare_memory(key, args, given)
             entry = self._compile(key, args, given)
         else:
             self._entries.move_to_end(key)
         self._refresh(entry, ctx)
         found = entry.lowered.run(dict(zip(entry.traced.names, given, strict=True)))
         return self._regroup(found, entry.traced.results)
+
+    def _prepare_memory(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> None:
+        """Take the memory of the largest shapes before the first step, and refuse larger ones."""
+        with self._lock:
+            limits = self._config.max_shapes or {}
+            arrays = dict(zip(input_names(len(given)), given, strict=True))
+            check_shapes(limits, {name: array.shape for name, array in arrays.items()})
+            if self._pools is not None:
+                return
+            self._pools = Pools()
+            if not limits:
+                return
+            for name, shape in limits.items():
+                found = self._mx.nd.zeros(shape, arrays[name].ctx, arrays[name].dtype)
+                is_numpy = isinstance(arrays[name], self._mx.np.ndarray)
+                arrays[name] = found.as_np_ndarray() if is_numpy else found
+            largest = list(arrays.values())
+            entry = self._compile((*key[:3], _types(largest)), args, largest)
+            entry.lowered.reserve(arrays)
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         with self._lock:
@@ -139,6 +162,8 @@ class CompiledBlock:
             frozen=settings.frozen,
             numpy=isinstance(given[0], self._mx.np.ndarray),
             tune=not settings.precise,
+            memory=self._config.memory,
+            pools=self._pools if mode == "training" else None,
         )
         types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
         # Frozen graphs keep the values they were made from, whatever happens to the parameters.
@@ -184,3 +209,7 @@ class CompiledBlock:
             return
         entry.lowered.rebind({p.name: p.data(ctx) for p in stale})
         entry.watched = [(p, p._data) for p, _ in entry.watched]
+
+
+def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple((a.shape, a.dtype, a.stype) for a in arrays)

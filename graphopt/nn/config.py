@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from graphopt.errors import InputError
 from graphopt.pipeline.base import Mode, Pass, Settings
 
 OptimizeMode = Literal["auto", "training", "inference"]
@@ -20,6 +22,13 @@ class Config:
     check: bool = False
     precise: bool = False
     strict: bool = False
+    memory: int | None = None  # bytes of a training step
+    max_shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    @property
+    def plans_memory(self) -> bool:
+        """Whether training runs in memory that graphopt bounds or shares."""
+        return self.memory is not None or self.max_shapes is not None
 
     def graph_mode(self, *, differentiating: bool) -> Mode:
         """Which graph a call needs: training whenever autograd records or trains."""
@@ -34,3 +43,19 @@ class Config:
     def pipeline(self, mode: Mode) -> str | Sequence[Pass]:
         """``default`` stands for the pipeline named as the mode."""
         return mode if self.passes == "default" else self.passes
+
+
+def check_shapes(limits: Mapping[str, tuple[int, ...]], shapes: Mapping[str, Any]) -> None:
+    """Refuse inputs larger than ``max_shapes`` says.
+
+    Raises:
+        InputError: one is, or a name is unknown.
+    """
+    for name, limit in limits.items():
+        if name not in shapes:
+            raise InputError(f"max_shapes names {name!r}; the inputs are {', '.join(shapes)}")
+        shape = tuple(shapes[name])
+        if len(shape) != len(limit) or any(map(operator.gt, shape, limit)):
+            raise InputError(
+                f"input {name!r} has shape {shape}, and max_shapes allows {limit}: nothing was run"
+            )

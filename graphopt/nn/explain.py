@@ -43,6 +43,8 @@ def explain_result(original: Graph, result: Result, choice: Choice, title: str) 
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
         how = "measured earlier" if choice.is_remembered else "measured"
         lines.append(f"  runs on: {choice.engine}" + (f" ({how}: {times})" if times else ""))
+    if choice.memory:
+        lines.append(f"  memory: {choice.memory}")
     lines += [f"  measured and changed: {text}" for text in choice.tuning]
     for name, why in choice.failed.items():
         lines.append(f"  not on {name}: {why}")

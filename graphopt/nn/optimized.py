@@ -233,6 +233,8 @@ def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
             reason = str(error)
     else:
         reason = f"{describe(block)} is no HybridBlock"
+    if state.config.plans_memory:
+        raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
     if state.fallback is None:
         optimize = functools.partial(view, config=state.config)
         state.notes.clear()

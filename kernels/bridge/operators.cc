@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "batch_dot.h"
+#include "executor_operator.h"
 #include "fused.h"
 #include "legacy.h"
 #include "recurrence_operator.h"
@@ -72,6 +73,7 @@ void Register() {
   unschedule.get_num_outputs = LegacyFunction(&ScheduleInputs);
   SetAttribute<nnvm::TIsBackward>(unschedule, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(unschedule, "FCompute<cpu>", LegacyFunction(&ScheduleBackward));
+  RegisterExecutor();
 }
 
 }  // namespace graphopt
@@ -149,6 +151,29 @@ int graphopt_run(const char* spec, int backward, void** data, const int64_t* sha
     graphopt::python_error = error.what();
     return 1;
   }
+}
+
+/* Memory that one call at a time may have; see executor_operator.h. */
+int64_t graphopt_pool_add() { return graphopt::pools.Add(std::make_shared<graphopt::Pool>()); }
+
+void graphopt_pool_remove(int64_t pool) { graphopt::pools.Remove(pool); }
+
+int graphopt_pool_is_taken(int64_t pool) {
+  auto found = graphopt::pools.Find(pool);
+  return found && found->is_taken;
+}
+
+int64_t graphopt_binding_add(int64_t pool, void* executor, int arguments, void** argument,
+                             void** gradient, const int* is_users, int outputs, void** output) {
+  return graphopt::AddBinding(pool, executor, arguments, argument, gradient, is_users, outputs,
+                              output);
+}
+
+void graphopt_binding_remove(int64_t binding) { graphopt::bindings.Remove(binding); }
+
+/* Whether autograd wants, or may want, a gradient of the array. */
+int graphopt_is_recorded(void* array) {
+  return static_cast<mxnet::NDArray*>(array)->entry_.node != nullptr;
 }
 
 const char* graphopt_error() { return graphopt::python_error.c_str(); }

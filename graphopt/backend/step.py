@@ -1,0 +1,323 @@
+"""Training on MXNet's executors, which recompute what is marked and share each other's memory.
+
+MXNet's CachedOp, on which Gluon trains, can do neither. Autograd sees one operator of the bridge
+for the whole graph (``kernels/bridge/executor_operator.h``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from graphopt.backend.invoke import invoke
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+
+OPERATOR = "graphopt_executor"
+#: What is tried as the range of sizes that share memory; MXNet's default first.
+MATCHES = (16, 2)
+_ALLOCATED = re.compile(r"Total (\d+) MB allocated")
+
+
+@dataclass
+class Pool:
+    """Memory that one call at a time may have, from its forward until its tape is gone."""
+
+    number: int
+    last: Any = None  # handle of the executor bound last, which knows all of the memory
+    bindings: dict[Any, int] = field(default_factory=dict)
+
+
+class Pools:
+    """The memory of executors of one net, of whatever shapes; one pool for each call under way."""
+
+    def __init__(self) -> None:
+        """No memory is taken before something is bound."""
+        self._library = _library()
+        self._pools: list[Pool] = []
+        self._numbers: dict[str, list[int]] = {"pool": [], "binding": []}
+        #: Called with every new pool, to bind in it what will need the most memory.
+        self.prepare: Callable[[Pool], None] | None = None
+        self.lock = threading.RLock()
+        weakref.finalize(self, _release, self._library, self._numbers)
+
+    def __len__(self) -> int:
+        """How many there are: as many as calls were under way at a time."""
+        return len(self._pools)
+
+    def free(self) -> Pool:
+        """One that no call has; the lock is held until the call has it."""
+        for pool in self._pools:
+            if not self._library.graphopt_pool_is_taken(pool.number):
+                return pool
+        made = Pool(self._library.graphopt_pool_add())
+        self._numbers["pool"].append(made.number)
+        self._pools.append(made)
+        if self.prepare is not None:
+            self.prepare(made)
+        return made
+
+    def drop(self, owner: object) -> None:
+        """Forget the executors of one engine; the memory stays for others."""
+        for pool in self._pools:
+            for key in [key for key in pool.bindings if key[0] is owner]:
+                number = pool.bindings.pop(key)
+                self._numbers["binding"].remove(number)
+                self._library.graphopt_binding_remove(number)
+
+    def add(self, pool: Pool, key: Any, bound: Bound) -> int:
+        """Hand an executor over to the bridge, under ``key``."""
+        number = _hand_over(self._library, pool.number, bound)
+        pool.bindings[key] = number
+        pool.last = SimpleNamespace(handle=bound.handle)
+        self._numbers["binding"].append(number)
+        return number
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An executor and the arrays it reads and writes, in the order of its arguments."""
+
+    handle: Any
+    arguments: Sequence[Any]
+    gradients: Sequence[Any]
+    is_users: Sequence[bool]
+    outputs: Sequence[Any]
+    megabytes: int
+
+
+class StepEngine:
+    """A training graph on MXNet's executors: differentiable, asynchronous.
+
+    Calls whose tapes live at one time, as those of siamese nets, each get memory of their own.
+
+    Attributes:
+        megabytes: what the executor bound last holds besides inputs, parameters and their
+            gradients, by MXNet's count.
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        data: Collection[str],
+        ctx: Any,
+        pools: Pools,
+        name: str,
+        *,
+        numpy: bool = False,
+        match: int = MATCHES[0],
+    ) -> None:
+        """Bind nothing yet; ``data`` names the inputs that change from call to call."""
+        self._match = match
+        self.name = name
+        self.inputs: Sequence[str] = symbol.list_inputs()
+        self.megabytes = 0
+        self._symbol, self._ctx, self._pools, self._numpy = symbol, ctx, pools, numpy
+        arguments = symbol.list_arguments()
+        self._arguments = [self.inputs.index(name) for name in arguments]
+        self._is_data = [name in data for name in arguments]
+        self._states = {n: self.inputs.index(n) for n in symbol.list_auxiliary_states()}
+        self._learned: list[Any] = []
+        self._mx = import_mxnet()
+        self._is_recorded = _library().graphopt_is_recorded
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """Run; recorded by autograd when it records."""
+        given = [arrays[at] for at in self._arguments]
+        recording = self._mx.autograd.is_recording()
+        wanted = tuple(
+            recording and (bool(self._is_recorded(a.handle)) if is_data else a.grad is not None)
+            for a, is_data in zip(given, self._is_data, strict=True)
+        )
+        with self._pools.lock:
+            self._follow(arrays)
+            number = self._binding(arrays, wanted, self._pools.free())
+            found = invoke(OPERATOR, given, {"binding": number})
+        return [array.as_np_ndarray() for array in found] if self._numpy else found
+
+    def reserve(self, arrays: Sequence[Any]) -> None:
+        """Take the memory of a training step on such arrays, now and in pools to come."""
+        wanted = tuple(
+            not is_data and arrays[at].grad is not None
+            for at, is_data in zip(self._arguments, self._is_data, strict=True)
+        )
+
+        def prepare(pool: Pool) -> None:
+            self._follow(arrays)
+            self._binding(arrays, wanted, pool)
+
+        with self._pools.lock:
+            self._pools.prepare = prepare
+            prepare(self._pools.free())
+
+    def _follow(self, arrays: Sequence[Any]) -> None:
+        """Drop what was bound to other parameters."""
+        places = [at for at, data in zip(self._arguments, self._is_data, strict=True) if not data]
+        learned = [arrays[at] for at in (*places, *self._states.values())]
+        if len(learned) != len(self._learned) or any(map(operator.is_not, learned, self._learned)):
+            self._pools.drop(self)
+            self._learned = learned
+
+    def _binding(self, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool) -> int:
+        """The number of an executor in a pool, bound now if there is none."""
+        number = pool.bindings.get((self, wanted))
+        if number is None:
+            with self._mx.autograd.pause():
+                bound = self._bind(arrays, wanted, pool)
+            self.megabytes = bound.megabytes
+            number = self._pools.add(pool, (self, wanted), bound)
+        return number
+
+    def _bind(self, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool) -> Bound:
+        names = self._symbol.list_arguments()
+        given = [arrays[at] for at in self._arguments]
+        own = [
+            self._like(array) if is_data else array
+            for array, is_data in zip(given, self._is_data, strict=True)
+        ]
+        gradients = [
+            (self._like(array) if is_data else array.grad) if is_wanted else None
+            for array, is_data, is_wanted in zip(given, self._is_data, wanted, strict=True)
+        ]
+        executor = bind(
+            self._symbol,
+            self._ctx,
+            dict(zip(names, own, strict=True)),
+            {n: g for n, g in zip(names, gradients, strict=True) if g is not None},
+            {name: arrays[at] for name, at in self._states.items()},
+            pool.last,
+            self._match,
+        )
+        outputs, megabytes = list(executor.outputs), allocated(executor)
+        # From here on the bridge frees it, when the last tape is gone.
+        handle, executor.handle = executor.handle, self._mx.base.ExecutorHandle()
+        is_users = [not is_data for is_data in self._is_data]
+        return Bound(handle, own, gradients, is_users, outputs, megabytes)
+
+    def _like(self, array: Any) -> Any:
+        return self._mx.nd.zeros(array.shape, self._ctx, array.dtype)
+
+
+def bind(
+    symbol: Any,
+    ctx: Any,
+    arguments: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    states: Mapping[str, Any],
+    shared: Any = None,
+    match: int = MATCHES[0],
+) -> Any:
+    """An executor for training; gradients are written, not added.
+
+    Args:
+        symbol: what it runs.
+        ctx: where.
+        arguments: arrays by name.
+        gradients: arrays by name of the argument.
+        states: arrays by name.
+        shared: an executor whose memory it shares.
+        match: a value may get the memory of one that is this many times larger or smaller.
+    """
+    # MXNet announces oneDNN's subgraphs, of which it makes none in training.
+    with _environment(MXNET_SUBGRAPH_VERBOSE="0", NNVM_EXEC_MATCH_RANGE=str(match)):
+        return symbol.bind(
+            ctx,
+            dict(arguments),
+            args_grad=dict(gradients),
+            grad_req={name: "write" if name in gradients else "null" for name in arguments},
+            aux_states=dict(states),
+            shared_exec=shared,
+        )
+
+
+def allocated(executor: Any, listing: str | None = None) -> int:
+    """MiB that MXNet planned for what an executor computes, without parameters.
+
+    Args:
+        executor: bound.
+        listing: its ``debug_str()``, if that is at hand.
+    """
+    found = _ALLOCATED.search(listing or executor.debug_str())
+    return int(found.group(1)) if found else 0
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+def _hand_over(library: Any, pool: int, bound: Bound) -> int:
+    """Give an executor to the bridge.
+
+    Returns:
+        Its number there.
+    """
+
+    def handles(arrays: Sequence[Any]) -> Any:
+        values = [None if array is None else array.handle for array in arrays]
+        return (ctypes.c_void_p * len(values))(*values)
+
+    return int(
+        library.graphopt_binding_add(
+            pool,
+            bound.handle,
+            len(bound.arguments),
+            handles(bound.arguments),
+            handles(bound.gradients),
+            (ctypes.c_int * len(bound.is_users))(*bound.is_users),
+            len(bound.outputs),
+            handles(bound.outputs),
+        )
+    )
+
+
+def _release(library: Any, numbers: Mapping[str, Sequence[int]]) -> None:
+    for number in numbers["binding"]:
+        library.graphopt_binding_remove(number)
+    for number in numbers["pool"]:
+        library.graphopt_pool_remove(number)
+
+
+def _library() -> Any:
+    """The bridge, with the types of what is called here."""
+    library = bridge.load(import_mxnet())
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+    number = ctypes.c_int64
+    library.graphopt_pool_add.restype = number
+    library.graphopt_binding_add.restype = number
+    library.graphopt_binding_add.argtypes = [
+        number,
+        ctypes.c_void_p,
+        ctypes.c_int,
+        pointers,
+        pointers,
+        ctypes.POINTER(ctypes.c_int),
+        ctypes.c_int,
+        pointers,
+    ]
+    for function in (
+        library.graphopt_pool_remove,
+        library.graphopt_pool_is_taken,
+        library.graphopt_binding_remove,
+    ):
+        function.argtypes = [number]
+    library.graphopt_is_recorded.argtypes = [ctypes.c_void_p]
+    return library

@@ -1,0 +1,261 @@
+/*
+ * The operators graphopt_executor and _backward_graphopt_executor: a forward and a backward of one of
+ * MXNet's executors, for autograd.
+ *
+ * MXNet's executor recomputes what is marked, and its memory can be shared with others; but autograd
+ * knows nothing of it. These operators hand a call's arrays to an executor and its results and
+ * gradients back. They run in the thread that calls them, where the executor pushes its own operators
+ * to the engine: what a later call writes is ordered behind.
+ *
+ * Attribute: `binding`, a number that AddBinding gave. Inputs: the arguments of the binding, in its
+ * order; outputs: those of the executor. Backward reads gradients of the outputs only: all else is in
+ * the memory of the executor, which nobody else may use until the tape is gone. Bindings with one
+ * pool share memory, so one call at a time has it.
+ */
+#pragma once
+
+#include <mxnet/ndarray.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "legacy.h"
+
+namespace graphopt {
+
+using mxnet::NDArray;
+using mxnet::OpStatePtr;
+
+/* Whether somebody needs what is in the memory. */
+struct Pool {
+  std::atomic<bool> is_taken{false};
+};
+
+/* An executor and what it was bound to. */
+struct Binding {
+  ExecutorHandle executor = nullptr;
+  std::vector<NDArray> arguments;
+  std::vector<NDArray> gradients;     // none where nobody asked for one
+  std::vector<bool> is_users;         // whether a gradient's array is the user's
+  std::vector<NDArray> outputs;
+  std::shared_ptr<Pool> pool;
+
+  ~Binding() { MXExecutorFree(executor); }
+};
+
+template <typename T>
+class Numbered {
+ public:
+  int64_t Add(std::shared_ptr<T> what) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    known_[++last_] = std::move(what);
+    return last_;
+  }
+  std::shared_ptr<T> Find(int64_t number) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = known_.find(number);
+    return found == known_.end() ? nullptr : found->second;
+  }
+  void Remove(int64_t number) {
+    std::shared_ptr<T> last;  // what it holds is freed without the lock
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = known_.find(number);
+    if (found == known_.end()) return;
+    last = std::move(found->second);
+    known_.erase(found);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<int64_t, std::shared_ptr<T>> known_;
+  int64_t last_ = 0;
+};
+
+Numbered<Binding> bindings;
+Numbered<Pool> pools;
+
+std::shared_ptr<Binding> BindingOf(const NodeAttrs& attrs) {
+  auto number = attrs.dict.find("binding");
+  std::shared_ptr<Binding> found;
+  if (number != attrs.dict.end())
+    found = bindings.Find(std::strtoll(number->second.c_str(), nullptr, 10));
+  if (!found) Fail("node " + attrs.name + " has no executor: it cannot be saved or traced");
+  return found;
+}
+
+/* A call, from its forward until its tape is gone. */
+class RunningCall {
+ public:
+  explicit RunningCall(std::shared_ptr<Binding> binding) : binding_(std::move(binding)) {
+    if (binding_->pool->is_taken.exchange(true)) {
+      binding_.reset();
+      Fail("the memory of an executor is in use by another call");
+    }
+  }
+  ~RunningCall() {
+    if (binding_) binding_->pool->is_taken = false;
+  }
+  RunningCall(const RunningCall&) = delete;
+  RunningCall& operator=(const RunningCall&) = delete;
+
+  Binding& binding() { return *binding_; }
+
+  /* The executor computes gradients in the memory of what it read for them. */
+  void StartBackward() {
+    if (is_done_)
+      Fail("backward ran a second time through one call of a net with a memory budget, which keeps"
+           " nothing for that: leave out retain_graph, or call the net again");
+    is_done_ = true;
+  }
+
+ private:
+  std::shared_ptr<Binding> binding_;
+  bool is_done_ = false;
+};
+
+/* What lies behind the pointer depends on how MXNet was built, so nothing here may read it. */
+bool IsSame(const NDArray& one, const NDArray& other) {
+  return one.ptr_ == other.ptr_ && one.byte_offset_ == other.byte_offset_;
+}
+
+void CheckCall(int result) {
+  if (result != 0) Fail(MXGetLastError());
+}
+
+uint32_t ExecutorInputs(const NodeAttrs& attrs) { return BindingOf(attrs)->arguments.size(); }
+uint32_t ExecutorOutputs(const NodeAttrs& attrs) { return BindingOf(attrs)->outputs.size(); }
+
+bool ExecutorShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  std::shared_ptr<Binding> binding = BindingOf(attrs);
+  for (size_t i = 0; i < in->size(); ++i) (*in)[i] = binding->arguments[i].shape();
+  for (size_t i = 0; i < out->size(); ++i) (*out)[i] = binding->outputs[i].shape();
+  return true;
+}
+
+bool ExecutorTypes(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  std::shared_ptr<Binding> binding = BindingOf(attrs);
+  for (size_t i = 0; i < in->size(); ++i) (*in)[i] = binding->arguments[i].dtype();
+  for (size_t i = 0; i < out->size(); ++i) (*out)[i] = binding->outputs[i].dtype();
+  return true;
+}
+
+bool ExecutorStorage(const NodeAttrs&, int, mxnet::DispatchMode* mode, std::vector<int>* in,
+                     std::vector<int>* out) {
+  for (int& kind : *in) kind = mxnet::kDefaultStorage;
+  for (int& kind : *out) kind = mxnet::kDefaultStorage;
+  *mode = mxnet::DispatchMode::kFComputeEx;
+  return true;
+}
+
+mxnet::ExecType ExecutorWhere(const NodeAttrs&) { return mxnet::ExecType::kSubgraphExec; }
+
+OpStatePtr ExecutorState(const NodeAttrs& attrs, mxnet::Context, const mxnet::ShapeVector&,
+                         const std::vector<int>&) {
+  return OpStatePtr::Create<RunningCall>(BindingOf(attrs));
+}
+
+void ExecutorForward(const OpStatePtr& state, const mxnet::OpContext& context,
+                     const std::vector<NDArray>& inputs, const std::vector<OpReqType>&,
+                     const std::vector<NDArray>& outputs) {
+  Binding& binding = state.get_state<RunningCall>().binding();
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (!IsSame(inputs[i], binding.arguments[i]))
+      mxnet::CopyFromTo(inputs[i], &binding.arguments[i]);
+  CheckCall(MXExecutorForward(binding.executor, context.is_train));
+  for (size_t i = 0; i < outputs.size(); ++i) mxnet::CopyFromTo(binding.outputs[i], &outputs[i]);
+}
+
+void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
+                      const std::vector<NDArray>& heads, const std::vector<OpReqType>& requests,
+                      const std::vector<NDArray>& outputs) {
+  RunningCall& call = state.get_state<RunningCall>();
+  Binding& binding = call.binding();
+  call.StartBackward();
+  // The executor writes to the user's gradients even where they are to stay, or to be added to.
+  std::vector<NDArray> before(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    NDArray& own = binding.gradients[i];
+    if (own.is_none()) {
+      if (requests[i] != mxnet::kNullOp)
+        Fail("input " + std::to_string(i) + " got no gradient: it was recorded after the call");
+      continue;
+    }
+    bool is_target = requests[i] != mxnet::kAddTo && requests[i] != mxnet::kNullOp &&
+                     IsSame(outputs[i], own);
+    if (binding.is_users[i] && !is_target) before[i] = own.Copy(own.ctx());
+  }
+  std::vector<NDArrayHandle> handles;
+  for (const NDArray& head : heads) handles.push_back(const_cast<NDArray*>(&head));
+  CheckCall(MXExecutorBackwardEx(binding.executor, handles.size(), handles.data(), context.is_train));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    NDArray& own = binding.gradients[i];
+    if (own.is_none()) continue;
+    bool is_same = IsSame(outputs[i], own);
+    NDArray target = outputs[i];
+    if (requests[i] == mxnet::kAddTo)
+      mxnet::ElementwiseSum({is_same ? before[i] : target, own}, &target);
+    else if (requests[i] != mxnet::kNullOp && !is_same)
+      mxnet::CopyFromTo(own, &target);
+    bool is_to_stay = requests[i] == mxnet::kNullOp || !is_same;
+    if (!before[i].is_none() && is_to_stay) mxnet::CopyFromTo(before[i], &own);
+  }
+}
+
+std::vector<NodeEntry> ExecutorGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
+  const NodeAttrs& attrs = node->attrs;
+  std::shared_ptr<Binding> binding = BindingOf(attrs);
+  ObjectPtr made = MakeNode("_backward_graphopt_executor", attrs.name + "_backward",
+                            {{"binding", attrs.dict.at("binding")}});
+  LegacyNode& backward = View(made);
+  backward.control_deps.push_back(node);
+  for (const NodeEntry& head : heads) backward.inputs.push_back(head);
+  std::vector<NodeEntry> gradients;
+  for (uint32_t i = 0; i < binding->arguments.size(); ++i) gradients.emplace_back(made, i, 0);
+  return gradients;
+}
+
+void RegisterExecutor() {
+  auto registry = dmlc::Registry<nnvm::Op>::Get();
+  nnvm::Op& forward = registry->__REGISTER_OR_GET__("graphopt_executor");
+  nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_executor");
+  forward.get_num_inputs = LegacyFunction(&ExecutorInputs);
+  forward.get_num_outputs = LegacyFunction(&ExecutorOutputs);
+  SetAttribute<mxnet::FInferShape>(forward, "FInferShape", LegacyFunction(&ExecutorShapes));
+  SetAttribute<nnvm::FInferType>(forward, "FInferType", LegacyFunction(&ExecutorTypes));
+  SetAttribute<mxnet::FCreateOpState>(forward, "FCreateOpState", LegacyFunction(&ExecutorState));
+  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&ExecutorGradient));
+  backward.get_num_inputs = LegacyFunction(&ExecutorOutputs);
+  backward.get_num_outputs = LegacyFunction(&ExecutorInputs);
+  SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
+  SetAttribute<bool>(backward, "TIsLayerOpBackward", true);
+  for (nnvm::Op* op : {&forward, &backward}) {
+    SetAttribute<mxnet::FInferStorageType>(*op, "FInferStorageType",
+                                           LegacyFunction(&ExecutorStorage));
+    SetAttribute<mxnet::FExecType>(*op, "FExecType", LegacyFunction(&ExecutorWhere));
+    // Arrays come as they are: whatever layout oneDNN gave them, the executor can read it.
+    SetAttribute<bool>(*op, "TIsMKLDNN", true);
+    auto compute = LegacyFunction(op == &forward ? &ExecutorForward : &ExecutorBackward);
+    for (const char* device : {"FStatefulComputeEx<cpu>", "FStatefulComputeEx<gpu>"})
+      if (nnvm::Op::GetAttrMap(device) != nullptr)
+        SetAttribute<mxnet::FStatefulComputeEx>(*op, device, compute);
+  }
+}
+
+/* Takes over an executor; arrays are handles of MXNet, a gradient may be null. */
+int64_t AddBinding(int64_t pool, ExecutorHandle executor, int arguments, NDArrayHandle* argument,
+                   NDArrayHandle* gradient, const int* is_users, int outputs,
+                   NDArrayHandle* output) {
+  auto made = std::make_shared<Binding>();
+  made->executor = executor;
+  made->pool = pools.Find(pool);
+  for (int i = 0; i < arguments; ++i) {
+    made->arguments.push_back(*static_cast<NDArray*>(argument[i]));
+    made->gradients.push_back(gradient[i] ? *static_cast<NDArray*>(gradient[i]) : NDArray());
+    made->is_users.push_back(is_users[i]);
+  }
+  for (int i = 0; i < outputs; ++i) made->outputs.push_back(*static_cast<NDArray*>(output[i]));
+  return bindings.Add(std::move(made));
+}
+
+}  // namespace graphopt
