@@ -1,0 +1,194 @@
+"""Runs training steps of a net in this process and tells what memory they took."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import graphopt
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+gluon = mx.gluon
+
+#: Nets by name: a Block with its inputs' shapes for a batch.
+Case = tuple[Callable[[], Any], Callable[[int], tuple[int, ...]]]
+
+
+def cases() -> dict[str, Case]:
+    """Nets whose step takes much memory."""
+    zoo = gluon.model_zoo.vision
+
+    def image(size: int) -> Callable[[int], tuple[int, ...]]:
+        return lambda batch: (batch, 3, size, size)
+
+    return {
+        "resnet50": (zoo.resnet50_v1, image(224)),
+        "vgg16": (zoo.vgg16, image(224)),
+        "inception-v3": (zoo.inception_v3, image(299)),
+        "densenet121": (zoo.densenet121, image(224)),
+        "encoder": (Encoder, lambda batch: (batch, 128, 256)),
+        "lstm": (lstm, lambda batch: (batch, 40, 64)),
+    }
+
+
+class Encoder(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Twelve layers of a transformer's encoder, without attention's mask."""
+
+    def __init__(self, layers: int = 12, units: int = 256, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.layers = gluon.nn.HybridSequential()
+            for _ in range(layers):
+                self.layers.add(Layer(units, 4))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.mean(self.layers(x), axis=1)
+
+
+class Layer(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Self-attention and a feed-forward part, normalized behind each."""
+
+    def __init__(self, units: int, heads: int, **more: Any) -> None:
+        super().__init__(**more)
+        self._heads, self._width = heads, units // heads
+        with self.name_scope():
+            self.all = gluon.nn.Dense(3 * units, flatten=False, in_units=units)
+            self.out = gluon.nn.Dense(units, flatten=False, in_units=units)
+            self.up = gluon.nn.Dense(4 * units, flatten=False, in_units=units)
+            self.down = gluon.nn.Dense(units, flatten=False, in_units=4 * units)
+            self.norm1 = gluon.nn.LayerNorm(in_channels=units)
+            self.norm2 = gluon.nn.LayerNorm(in_channels=units)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        query, key, value = (self._split(F, part) for part in F.split(self.all(x), 3, axis=2))
+        weights = F.softmax(F.batch_dot(query, key, transpose_b=True) / self._width**0.5)
+        found = F.batch_dot(weights, value).reshape((-1, self._heads, 0, 0), reverse=False)
+        found = F.reshape(F.transpose(found, (0, 2, 1, 3)), (0, 0, -3))
+        x = self.norm1(x + self.out(found))
+        return self.norm2(x + self.down(F.LeakyReLU(self.up(x), act_type="gelu")))
+
+    def _split(self, F: Any, x: Any) -> Any:
+        x = F.reshape(x, (0, 0, -4, self._heads, self._width))
+        return F.reshape(F.transpose(x, (0, 2, 1, 3)), (-3, 0, 0))
+
+
+def lstm() -> Any:
+    """Two layers, unrolled over 40 steps."""
+    net = gluon.rnn.HybridSequentialRNNCell()
+    for _ in range(2):
+        net.add(gluon.rnn.LSTMCell(256))
+
+    class Unrolled(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = net
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return self.cells.unroll(40, x, layout="NTC", merge_outputs=True)[0]
+
+    return Unrolled()
+
+
+class Step:
+    """Training steps of one net: forward, backward, no optimizer.
+
+    Args:
+        name: of :func:`cases`.
+        batch: samples.
+        how: ``gluon`` (hybridized, static memory), ``executor``, ``mirror``, ``search`` (MXNet's
+            executor with its own options), ``graphopt`` or ``graphopt:900MB``.
+    """
+
+    def __init__(self, name: str, batch: int, how: str) -> None:
+        make, shape = cases()[name]
+        self._net = net = make()
+        mx.random.seed(0)
+        net.initialize(mx.init.Xavier(magnitude=2))
+        self._x = mx.nd.random.uniform(shape=shape(batch))
+        self._executor = None
+        self.planned = 0.0
+        way, _, budget = how.partition(":")
+        if way == "gluon":
+            net.hybridize(static_alloc=True, static_shape=True)
+        elif way == "graphopt":
+            net = graphopt.optimize(net, memory=budget or None)
+        else:
+            self._bind(way)
+        self.run = net
+        self.way = way
+
+    def __call__(self) -> Any:
+        if self._executor is not None:
+            out = self._executor.forward(is_train=True)[0]
+            self._executor.backward([mx.nd.ones_like(out)])
+            return out
+        with mx.autograd.record():
+            out = self.run(self._x)
+        out.backward()
+        return out
+
+    def told(self) -> str:
+        """What graphopt says about memory."""
+        if self.way != "graphopt":
+            return ""
+        found = re.search(r"memory: (.*)", self.run.explain())
+        return found.group(1) if found else ""
+
+    def _bind(self, way: str) -> None:
+        import os
+
+        os.environ["MXNET_BACKWARD_DO_MIRROR"] = "1" if way == "mirror" else "0"
+        if way == "search":
+            os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
+            os.environ["NNVM_AUTO_SEARCH_SHARE_RANGE"] = "1"
+        symbol = self._net(mx.sym.var("data"))
+        self._net(self._x[:1])
+        known = {p.name: p for p in self._net.collect_params().values()}
+        arguments = {n: known[n].data() if n in known else self._x for n in symbol.list_arguments()}
+        gradients = {n: known[n].grad() for n in arguments if n in known}
+        self._executor = symbol.bind(
+            mx.cpu(),
+            arguments,
+            gradients,
+            {n: "write" if n in gradients else "null" for n in arguments},
+            {n: known[n].data() for n in symbol.list_auxiliary_states()},
+        )
+        found = re.search(r"Total (\d+) MB allocated", self._executor.debug_str())
+        self.planned = float(found.group(1)) if found else 0.0
+
+
+def peak_mb() -> float:
+    """The most memory this process ever had (MiB)."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if "VmHWM" in line)) / 1024
+
+
+def main() -> None:
+    """Run steps, and print what they took as JSON."""
+    name, batch, how, steps = sys.argv[1:5]
+    before = peak_mb()
+    step = Step(name, int(batch), how)
+    times = []
+    for _ in range(int(steps)):
+        start = time.perf_counter()
+        step().wait_to_read()
+        mx.nd.waitall()
+        times.append(time.perf_counter() - start)
+    found = {
+        "peak": peak_mb() - before,
+        "planned": step.planned,
+        "seconds": min(times[1:] or times),
+        "first": times[0],
+        "told": step.told(),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
