@@ -309,3 +309,11 @@ def test_devices_are_not_mixed_in_a_block() -> None:
     samples = [(rand(1, 3), rand(1, 3).as_in_context(mx.cpu(1))) for _ in range(3)]
     found = check(net, samples, grads=False)(samples)
     assert [array.ctx for array in found] == [mx.cpu(0), mx.cpu(1)]
+
+
+def test_a_block_without_programs_has_its_dtype() -> None:
+    def forward(net: Any, x: Any, y: Any) -> Any:
+        return mx.nd.concat(mx.nd.add_n(x, y, x), mx.nd.add_n(x, y), dim=1)
+
+    samples = [(rand(1, 3, dtype="float64"), rand(1, 3, dtype="float64")) for _ in range(3)]
+    check(Fn(forward), samples, grads=False)
