@@ -78,6 +78,7 @@ def _creation(
     made = run(())[0]
     if not made.shape:
         return lambda recorder, args: run(())[0], True
+    library.constants[id(made)] = made
     return lambda recorder, args: _constant(recorder, made), True
 
 

@@ -43,6 +43,7 @@ class Library:
         units: by Block, types and autograd state.
         remarks: how often each kind of call could not be batched, and why.
         plans: by structure.
+        constants: arrays that later batches read, too, by id: nobody else may get hold of them.
     """
 
     def __init__(self, net: Any) -> None:
@@ -58,6 +59,7 @@ class Library:
         self.entries: dict[Any, Entry] = {}
         self.units: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
+        self.constants: dict[int, Any] = {}
         self._signatures: dict[Any, Signature] = {}
         self._tags: dict[Any, Tag] = {}
         self._shared: dict[int, Tag] = {}

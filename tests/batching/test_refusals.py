@@ -375,3 +375,16 @@ def test_python_errors_of_mxnet_are_those_of_a_plain_call() -> None:
     with pytest.raises(SampleError, match="IndexError") as caught:
         graphopt.batch(net)(rows(2))
     assert isinstance(caught.value, GraphoptError)
+
+
+def test_results_may_be_written_into() -> None:
+    def forward(net: Any, x: Any) -> Any:
+        return x * 2, mx.nd.zeros((1, 4)), mx.nd.zeros((1, 4)), [mx.nd.arange(3)]
+
+    batched = graphopt.batch(Fn(forward))
+    for _ in range(2):
+        _, zeros, others, (numbers,) = batched(rows(1))
+        assert zeros.sum().asscalar() == 0
+        assert numbers.sum().asscalar() == 3
+        zeros[:], numbers[:] = 5, 7
+        assert others.sum().asscalar() == 0
