@@ -42,7 +42,7 @@ def make_entry(
     if not args:
         return _creation(library, facts, operator, attrs)
     if any(not isinstance(a, Lazy) and recorder.real(a).tag is FOREIGN for a in args):
-        return _eager(library, operator, attrs, f"{op}: an argument is sparse, or of mx.np"), True
+        return _eager(library, operator, attrs, f"{op}: an argument is sparse, empty, or of mx.np"), True
     # In inference BatchNorm writes nothing, and its rule knows the difference.
     if not is_known(op) or (facts.writes(len(args)) and op not in _BATCH_NORMS):
         why = f"{op}: may write to its arguments"
@@ -76,7 +76,7 @@ def _creation(
     if not facts.pure:
         return lambda recorder, args: run(())[0], True
     made = run(())[0]
-    if not made.shape:
+    if not made.shape or not made.shape[0]:
         return lambda recorder, args: run(())[0], True
     library.constants[id(made)] = made
     return lambda recorder, args: _constant(recorder, made), True

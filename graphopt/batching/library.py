@@ -31,7 +31,7 @@ class Tag:
         self.shared = shared
 
 
-#: Of arrays that nothing is recorded on: sparse ones, those of ``mx.np``, scalars.
+#: Of arrays that nothing is recorded on: sparse ones, those of ``mx.np``, scalars, no rows.
 FOREIGN = Tag()
 
 
@@ -112,7 +112,7 @@ class Library:
         if not is_lazy and type(given) is not _ARRAY:
             return Real(given, _NO_KIND, FOREIGN)
         shape, of = (given.shape, given.kind) if is_lazy else typed(given)
-        if not shape:
+        if not shape or not shape[0]:
             return Real(given, _NO_KIND, FOREIGN)
         tag = self._shared.get(id(given))
         if tag is None or tag.shared is not given:

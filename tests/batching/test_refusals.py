@@ -388,3 +388,10 @@ def test_results_may_be_written_into() -> None:
         assert numbers.sum().asscalar() == 3
         zeros[:], numbers[:] = 5, 7
         assert others.sum().asscalar() == 0
+
+
+def test_arguments_without_rows_are_computed_at_once() -> None:
+    net = Fn(lambda net, x: x * 2)
+    with mx.util.np_shape(True):
+        for shapes in ([(0, 3)], [(0, 3), (2, 3)], [(1, 0), (1, 0)]):
+            check(net, [(mx.nd.zeros(shape),) for shape in shapes], grads=False)
