@@ -79,7 +79,8 @@ def _install() -> None:
         _register._imperative_invoke = _imperative_invoke
         _register._verify_all_legacy_ndarrays = _verify
         _autograd.set_recording, _autograd.set_training = _note_recording, _note_training
-        _autograd.backward, _autograd.grad = _checked(_backward, "backward"), _checked(_grad, "grad")
+        _autograd.backward = _checked(_backward, "backward")
+        _autograd.grad = _checked(_grad, "grad")
         _autograd.Function.__call__ = _call_unrecorded
         _NDArray.__setitem__ = _checked_setitem
         _Parameter._finish_deferred_init = _finish_unrecorded

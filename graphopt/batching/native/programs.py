@@ -92,9 +92,7 @@ class Rows:
 Native = Rows | Cut | Reshaped | Reduction | Joined
 
 
-def native_of(
-    source: Source | None, inputs: Sequence[Kind], outs: Sequence[Kind]
-) -> Native | str:
+def native_of(source: Source | None, inputs: Sequence[Kind], outs: Sequence[Kind]) -> Native | str:
     """What the bridge makes of a signature's source, or why it cannot.
 
     Args:
