@@ -11,6 +11,7 @@ from graphopt.batching.kinds import Kind, kind
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN, Entry, Library
 from graphopt.batching.native.programs import source_of
+from graphopt.batching.numbers import number_as_row
 from graphopt.batching.operators import handle, infer, name_of
 from graphopt.batching.recorder import TRAINING, Recorder
 from graphopt.batching.rules import NotRowwiseError, roles
@@ -42,7 +43,8 @@ def make_entry(
     if not args:
         return _creation(library, facts, operator, attrs)
     if any(not isinstance(a, Lazy) and recorder.real(a).tag is FOREIGN for a in args):
-        return _eager(library, operator, attrs, f"{op}: an argument is sparse, empty, or of mx.np"), True
+        why = f"{op}: an argument is sparse, empty, or of mx.np"
+        return _eager(library, operator, attrs, why), True
     # In inference BatchNorm writes nothing, and its rule knows the difference.
     if not is_known(op) or (facts.writes(len(args)) and op not in _BATCH_NORMS):
         why = f"{op}: may write to its arguments"
@@ -50,6 +52,9 @@ def make_entry(
     constant = make_fixed(library, recorder, facts, operator, args, attrs)
     if constant is not None:
         return constant
+    numbered = number_as_row(library, recorder, op, args, attrs)
+    if numbered is not None:
+        return numbered, False
     handler = special.find(op, attrs, args)
     if handler is not None:
         return handler(library, recorder.state, op, operator, dict(attrs)), True

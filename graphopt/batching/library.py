@@ -43,6 +43,7 @@ class Library:
         units: by Block, types and autograd state.
         remarks: how often each kind of call could not be batched, and why.
         plans: by structure.
+        numbers: how many different ones an operator was called with; see numbers.py.
         constants: arrays that later batches read, too, by id: nobody else may get hold of them.
     """
 
@@ -60,6 +61,7 @@ class Library:
         self.units: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
         self.constants: dict[int, Any] = {}
+        self.numbers: Counter[Any] = Counter()
         self._signatures: dict[Any, Signature] = {}
         self._tags: dict[Any, Tag] = {}
         self._shared: dict[int, Tag] = {}

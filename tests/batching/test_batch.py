@@ -547,3 +547,15 @@ def test_nothing_is_left_behind(lstm: Any) -> None:
         mx.gluon.HybridBlock.__call__,
     )
     assert before == after
+
+
+def test_numbers_of_every_sample_are_one_group() -> None:
+    def forward(net: Any, x: Any, k: float) -> Any:
+        return (k - net.g(x)) * k, (net.g(x) + 9) ** k
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    batched = check(net, [(rand(1, 2), 0.5 + at / 50) for at in range(12)])
+    known = len(batched._library._signatures)
+    batched([(rand(1, 2), 2 + at / 50) for at in range(50)])
+    assert len(batched._library._signatures) == known
+    assert batched.statistics.groups < 10
