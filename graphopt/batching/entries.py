@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphopt.batching import special
-from graphopt.batching.fixed import make_fixed
+from graphopt.batching.fixed import is_parameter, make_fixed
 from graphopt.batching.kinds import Kind, kind
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN, Entry, Library
@@ -21,6 +21,8 @@ from graphopt.errors import UnsupportedError
 from graphopt.ir.ops import OpInfo, info, is_known
 
 _BATCH_NORMS = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_BatchNormWithReLU")
+#: As many arrays that are no parameters as are taken for weights, by operator and types.
+_MAX_WEIGHTS = 32
 
 
 def make_entry(
@@ -133,6 +135,8 @@ def _rows(
             return _weights_per_sample(library, recorder, op, operator, attrs, shared)
         if recorder.real(args[at]).tag.shared is None:
             fresh = True
+            if not is_parameter(recorder, args[at]):
+                _count_weights(library, (op, tuple(kinds), recorder.state))
             library.share(recorder, args[at])
     outs = _outs(operator, attrs, shapes, kinds, found)
     tags = [recorder.real(a).tag if at in shared else None for at, a in enumerate(args)]
@@ -158,6 +162,13 @@ def _rows(
     if stretches:
         return _pair(signature, check), not fresh
     return _several(signature, positions, check), not fresh
+
+
+def _count_weights(library: Library, key: Any) -> None:
+    """Raise where each sample brings its own: each would be kept, with a group by itself."""
+    library.numbers[key] += 1
+    if library.numbers[key] > _MAX_WEIGHTS:
+        raise NotRowwiseError("its weights differ from sample to sample")
 
 
 def by_rows(

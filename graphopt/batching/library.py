@@ -43,7 +43,7 @@ class Library:
         units: by Block, types and autograd state.
         remarks: how often each kind of call could not be batched, and why.
         plans: by structure.
-        numbers: how many different ones an operator was called with; see numbers.py.
+        numbers: how many different numbers (see numbers.py) or weights an operator was called with.
         constants: arrays that later batches read, too, by id: nobody else may get hold of them.
     """
 
