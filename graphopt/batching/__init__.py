@@ -6,7 +6,8 @@ alike are then made once for all samples. `batched` has the public class; README
     recording   hooks (what is replaced in MXNet), recorder, lazy (values), arithmetic, indexing,
                 sums, kinds and runs (types and places of rows)
     deciding    library (what is known), entries and special (operators), rules (which operators
-                leave rows apart), blocks and unit (child HybridBlocks), fixed (of parameters only)
+                leave rows apart), blocks and unit (child HybridBlocks), fixed (of parameters only),
+                numbers (those that differ from sample to sample)
     running     agenda, plan, execute, gather, signature, operators
     samples     samples (greenlets), outputs, statistics
 """

@@ -188,7 +188,7 @@ def _wrap(recorder: Recorder, nested: Any) -> Any:
     """Arguments with rows for arrays, also inside plain tuples, lists and dicts."""
     mx = import_mxnet()
     kind = type(nested)
-    if kind is mx.nd.NDArray and nested.shape:
+    if kind is mx.nd.NDArray and nested.shape and nested.shape[0]:
         leaf = recorder.rows_of(nested)
         leaf.array = nested
         return leaf

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphopt.batching import special
-from graphopt.batching.fixed import make_fixed
+from graphopt.batching.fixed import is_parameter, make_fixed
 from graphopt.batching.kinds import Kind, kind
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN, Entry, Library
 from graphopt.batching.native.programs import source_of
+from graphopt.batching.numbers import number_as_row
 from graphopt.batching.operators import handle, infer, name_of
 from graphopt.batching.recorder import TRAINING, Recorder
 from graphopt.batching.rules import NotRowwiseError, roles
@@ -20,6 +21,8 @@ from graphopt.errors import UnsupportedError
 from graphopt.ir.ops import OpInfo, info, is_known
 
 _BATCH_NORMS = ("BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_BatchNormWithReLU")
+#: As many arrays that are no parameters as are taken for weights, by operator and types.
+_MAX_WEIGHTS = 32
 
 
 def make_entry(
@@ -42,7 +45,8 @@ def make_entry(
     if not args:
         return _creation(library, facts, operator, attrs)
     if any(not isinstance(a, Lazy) and recorder.real(a).tag is FOREIGN for a in args):
-        return _eager(library, operator, attrs, f"{op}: an argument is sparse, or of mx.np"), True
+        why = f"{op}: an argument is sparse, empty, or of mx.np"
+        return _eager(library, operator, attrs, why), True
     # In inference BatchNorm writes nothing, and its rule knows the difference.
     if not is_known(op) or (facts.writes(len(args)) and op not in _BATCH_NORMS):
         why = f"{op}: may write to its arguments"
@@ -50,6 +54,9 @@ def make_entry(
     constant = make_fixed(library, recorder, facts, operator, args, attrs)
     if constant is not None:
         return constant
+    numbered = number_as_row(library, recorder, op, args, attrs)
+    if numbered is not None:
+        return numbered, False
     handler = special.find(op, attrs, args)
     if handler is not None:
         return handler(library, recorder.state, op, operator, dict(attrs)), True
@@ -76,8 +83,9 @@ def _creation(
     if not facts.pure:
         return lambda recorder, args: run(())[0], True
     made = run(())[0]
-    if not made.shape:
+    if not made.shape or not made.shape[0]:
         return lambda recorder, args: run(())[0], True
+    library.constants[id(made)] = made
     return lambda recorder, args: _constant(recorder, made), True
 
 
@@ -127,6 +135,8 @@ def _rows(
             return _weights_per_sample(library, recorder, op, operator, attrs, shared)
         if recorder.real(args[at]).tag.shared is None:
             fresh = True
+            if not is_parameter(recorder, args[at]):
+                _count_weights(library, (op, tuple(kinds), recorder.state))
             library.share(recorder, args[at])
     outs = _outs(operator, attrs, shapes, kinds, found)
     tags = [recorder.real(a).tag if at in shared else None for at, a in enumerate(args)]
@@ -152,6 +162,13 @@ def _rows(
     if stretches:
         return _pair(signature, check), not fresh
     return _several(signature, positions, check), not fresh
+
+
+def _count_weights(library: Library, key: Any) -> None:
+    """Raise where each sample brings its own: each would be kept, with a group by itself."""
+    library.numbers[key] += 1
+    if library.numbers[key] > _MAX_WEIGHTS:
+        raise NotRowwiseError("its weights differ from sample to sample")
 
 
 def by_rows(

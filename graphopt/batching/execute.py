@@ -176,6 +176,11 @@ def to_numpy(value: Lazy) -> Any:
     return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
 
+def owned(recorder: Recorder, array: Any) -> Any:
+    """The array, or a copy of a constant, so that whoever gets it may write into it."""
+    return array.copy() if id(array) in recorder.library.constants else array
+
+
 def materialize(value: Lazy) -> Any:
     """The real array of a value, waiting until it was run.
 
@@ -203,5 +208,5 @@ def materialize(value: Lazy) -> Any:
                 )
             parts.append(_rows(array, start, count))
         if len(parts) == 1:
-            return parts[0]
+            return owned(recorder, parts[0])
         return import_mxnet().nd.concat(*parts, dim=0)

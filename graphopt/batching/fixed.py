@@ -35,7 +35,7 @@ def make_fixed(
     if not facts.pure or any(isinstance(a, Lazy) for a in args):
         return None
     reals = [recorder.real(a) for a in args]
-    if not all(isinstance(r.tag.shared, Slot) or _is_parameter(recorder, r) for r in reals):
+    if not all(isinstance(r.tag.shared, Slot) or is_parameter(recorder, r.array) for r in reals):
         return None
     kinds = [real.kind for real in reals]
     shapes, _ = infer(operator, attrs, [a.shape for a in args], kinds)
@@ -63,9 +63,10 @@ def make_fixed(
     return entry, is_kept
 
 
-def _is_parameter(recorder: Recorder, real: Real) -> bool:
+def is_parameter(recorder: Recorder, array: Any) -> bool:
+    """Whether an array is that of a parameter of the net."""
     if recorder.parameters is None:
         params = recorder.library.net.collect_params().values()
         known = [array for p in params if p._data is not None for array in p.list_data()]
         recorder.parameters = {id(array): array for array in known}
-    return id(real.array) in recorder.parameters
+    return id(array) in recorder.parameters

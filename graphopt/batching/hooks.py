@@ -15,7 +15,7 @@ from typing import Any
 
 from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - they complete Lazy
 from graphopt.batching.blocks import call_block
-from graphopt.batching.lazy import Lazy, real
+from graphopt.batching.lazy import Lazy, real, refused
 from graphopt.batching.recorder import ACTIVE, RECORDING, TRAINING, Recorder, unrecorded
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
@@ -29,6 +29,8 @@ _NDArray = mx.nd.NDArray
 _invoke = _register._imperative_invoke
 _verify_slowly = _register._verify_all_legacy_ndarrays
 _set_recording, _set_training = _autograd.set_recording, _autograd.set_training
+_backward, _grad = _autograd.backward, _autograd.grad
+_call_function = _autograd.Function.__call__
 _setitem = _NDArray.__setitem__
 _Parameter = mx.gluon.Parameter
 _finish_deferred_init = _Parameter._finish_deferred_init
@@ -77,6 +79,9 @@ def _install() -> None:
         _register._imperative_invoke = _imperative_invoke
         _register._verify_all_legacy_ndarrays = _verify
         _autograd.set_recording, _autograd.set_training = _note_recording, _note_training
+        _autograd.backward = _checked(_backward, "backward")
+        _autograd.grad = _checked(_grad, "grad")
+        _autograd.Function.__call__ = _call_unrecorded
         _NDArray.__setitem__ = _checked_setitem
         _Parameter._finish_deferred_init = _finish_unrecorded
         mx.nd.zeros, mx.nd.ones = _constant(_zeros), _constant(_ones)
@@ -97,6 +102,8 @@ def _remove() -> None:
         _register._imperative_invoke = _invoke
         _register._verify_all_legacy_ndarrays = _verify_slowly
         _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
+        _autograd.backward, _autograd.grad = _backward, _grad
+        _autograd.Function.__call__ = _call_function
         _NDArray.__setitem__ = _setitem
         _Parameter._finish_deferred_init = _finish_deferred_init
         mx.nd.zeros, mx.nd.ones = _zeros, _ones
@@ -205,6 +212,34 @@ def _note_training(train_mode: bool) -> bool:
     if recorder is not None:
         recorder.state = (recorder.state & ~TRAINING) | TRAINING * bool(train_mode)
     return before
+
+
+def _checked(function: Any, name: str) -> Any:
+    """``mx.autograd.backward`` or ``grad``: refused as ``Lazy.backward`` is."""
+
+    def checked(heads: Any, *args: Any, **kwargs: Any) -> Any:
+        if ACTIVE.recorder is not None:
+            given = heads if isinstance(heads, (list, tuple)) else (heads,)
+            if any(isinstance(head, Lazy) for head in given):
+                raise refused(f"autograd.{name}() from")
+        return function(heads, *args, **kwargs)
+
+    return checked
+
+
+def _call_unrecorded(self: Any, *inputs: Any) -> Any:
+    """A user's ``autograd.Function`` runs at once, and what it returns are real arrays.
+
+    MXNet ties its ``backward`` to the very arrays that it returns; the rows of recorded ones would
+    be read elsewhere, without their gradient.
+    """
+    recorder = ACTIVE.recorder
+    if recorder is None:
+        return _call_function(self, *inputs)
+    recorder.library.note(f"{type(self).__name__}: it is an autograd.Function")
+    given = [real(x) if isinstance(x, Lazy) else x for x in inputs]
+    with unrecorded():
+        return _call_function(self, *given)
 
 
 def _call_hybrid(self: Any, *args: Any) -> Any:

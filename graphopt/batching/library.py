@@ -31,7 +31,7 @@ class Tag:
         self.shared = shared
 
 
-#: Of arrays that nothing is recorded on: sparse ones, those of ``mx.np``, scalars.
+#: Of arrays that nothing is recorded on: sparse ones, those of ``mx.np``, scalars, no rows.
 FOREIGN = Tag()
 
 
@@ -43,6 +43,8 @@ class Library:
         units: by Block, types and autograd state.
         remarks: how often each kind of call could not be batched, and why.
         plans: by structure.
+        numbers: how many different numbers (see numbers.py) or weights an operator was called with.
+        constants: arrays that later batches read, too, by id: nobody else may get hold of them.
     """
 
     def __init__(self, net: Any) -> None:
@@ -58,6 +60,8 @@ class Library:
         self.entries: dict[Any, Entry] = {}
         self.units: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
+        self.constants: dict[int, Any] = {}
+        self.numbers: Counter[Any] = Counter()
         self._signatures: dict[Any, Signature] = {}
         self._tags: dict[Any, Tag] = {}
         self._shared: dict[int, Tag] = {}
@@ -110,7 +114,7 @@ class Library:
         if not is_lazy and type(given) is not _ARRAY:
             return Real(given, _NO_KIND, FOREIGN)
         shape, of = (given.shape, given.kind) if is_lazy else typed(given)
-        if not shape:
+        if not shape or not shape[0]:
             return Real(given, _NO_KIND, FOREIGN)
         tag = self._shared.get(id(given))
         if tag is None or tag.shared is not given:

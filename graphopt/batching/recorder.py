@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from graphopt.backend.arrays import array_of
 from graphopt.batching import calls, speedups
 from graphopt.batching.kinds import Kind
 from graphopt.batching.lazy import Lazy
@@ -121,6 +124,7 @@ class Recorder(Calls):
         self.hosts: dict[int, Any] = {}
         self.homes: list[tuple[int, int]] = []
         self._padded: dict[Any, Any] = {}
+        self._numbers: dict[Any, Any] = {}
         #: Blocks that were run, for values in them that were not asked for then.
         self.blocks: list[Any] = []
 
@@ -197,6 +201,14 @@ class Recorder(Calls):
             shape = (1,) * (rank - len(given.shape)) + tuple(given.shape)
             self._padded[key] = given.reshape(shape)
         return self._padded[key]
+
+    def number(self, value: float, of: Kind, rank: int) -> Any:
+        """A real array of extents 1 that has a number, with the dtype and device of ``of``."""
+        key = (repr(value), of.dtype, of.ctx, rank)
+        if key not in self._numbers:
+            with unrecorded():
+                self._numbers[key] = array_of(np.full((1,) * rank, value, of.dtype), of.ctx)
+        return self._numbers[key]
 
     def _leaf(self, real: Real) -> Lazy:
         leaves = self.leaves.get(real.kind)

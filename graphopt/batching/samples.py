@@ -12,9 +12,9 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from graphopt.batching.hooks import set_autograd_state
+from graphopt.batching.hooks import autograd_state, set_autograd_state
 from graphopt.batching.lazy import Lazy
-from graphopt.batching.recorder import Recorder
+from graphopt.batching.recorder import ACTIVE, Recorder
 from graphopt.batching.sums import settled
 from graphopt.errors import GraphoptError
 
@@ -72,14 +72,16 @@ class Samples:
                 "a value of a batched call is read that was never computed: the call failed, or is"
                 " still recording in another thread"
             )
-        state = recorder.state
-        default = recorder.mx.Context._default_ctx
-        context = getattr(default, "value", None)
+        # Scopes that this sample is in; others come and go meanwhile, from none of them. What runs
+        # unrecorded is told apart from the recorder's state: only MXNet's flags follow it.
+        state, flags, active = recorder.state, autograd_state(), ACTIVE.recorder
+        context = recorder.mx.current_context()
+        recorder.state, ACTIVE.recorder = recorder.outside, recorder
+        set_autograd_state(recorder.outside)
         self._main.switch(_FLUSH if at_once else _WAITING)
-        # Scopes that this sample is in; others have come and gone meanwhile.
-        recorder.state = state
-        set_autograd_state(state)
-        default.value = context
+        recorder.state, ACTIVE.recorder = state, active
+        set_autograd_state(flags)
+        recorder.mx.Context._default_ctx.value = context
 
     def run(
         self,
@@ -114,8 +116,8 @@ class Samples:
     ) -> None:
         recorder = self._recorder
         assert recorder is not None
-        default = recorder.mx.Context._default_ctx
-        context = getattr(default, "value", None)
+        # Asked of MXNet: a thread that never used a device has none by itself.
+        context = recorder.mx.current_context()
         try:
             found = runner.switch(*args)
             while found is _FLUSH:
@@ -128,7 +130,7 @@ class Samples:
                 waiting.append((number, runner))
             else:
                 outcome.results[number] = _settled(found)
-        default.value = context
+        recorder.mx.Context._default_ctx.value = context
         if recorder.state != recorder.outside:
             recorder.state = recorder.outside
             set_autograd_state(recorder.outside)

@@ -674,7 +674,7 @@ void RunAs(const SchedulePlan& plan, const ScheduleCall& call, bool backward) {
 }  // namespace
 
 void RunSchedule(const SchedulePlan& plan, const ScheduleCall& call, bool backward) {
-  if (!call.programs.empty() && call.programs[0]->is_double)
+  if (call.is_double)
     RunAs<double>(plan, call, backward);
   else
     RunAs<float>(plan, call, backward);

@@ -58,6 +58,7 @@ struct ScheduleCall {
   void* stash = nullptr;  // null: there is no backward
   std::vector<const Program*> programs;
   std::vector<Learned> learned;  // of each program
+  bool is_double = false;
   int threads = 1;
 };
 

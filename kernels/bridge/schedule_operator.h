@@ -120,6 +120,8 @@ struct ScheduleArguments {
     size_t at = 0;
     while (at < signature.externals) call.externals.push_back(inputs[at++].dptr_);
     ++at;
+    // Not that of a program: plans of reductions and concatenations have none.
+    call.is_double = signature.dtype == mshadow::kFloat64;
     double work = 0;
     std::vector<double> work_of;
     for (size_t i = 0; i < signature.specs.size(); ++i) {

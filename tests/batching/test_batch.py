@@ -547,3 +547,26 @@ def test_nothing_is_left_behind(lstm: Any) -> None:
         mx.gluon.HybridBlock.__call__,
     )
     assert before == after
+
+
+def test_numbers_of_every_sample_are_one_group() -> None:
+    def forward(net: Any, x: Any, k: float) -> Any:
+        return (k - net.g(x)) * k, (net.g(x) + 9) ** k
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    batched = check(net, [(rand(1, 2), 0.5 + at / 50) for at in range(12)])
+    known = len(batched._library._signatures)
+    batched([(rand(1, 2), 2 + at / 50) for at in range(50)])
+    assert len(batched._library._signatures) == known
+    assert batched.statistics.groups < 10
+
+
+def test_weights_that_samples_bring_are_not_kept() -> None:
+    net = initialized(Fn(lambda net, x, w: net.g(mx.nd.dot(x, w)), g=nn.Dense(2, in_units=3)))
+    batched = graphopt.batch(net)
+    for _ in range(4):
+        batched([(rand(1, 3), rand(3, 3)) for _ in range(30)])
+    assert len(batched._library._shared) < 40
+    samples = [(rand(1, 3), rand(3, 3)) for _ in range(40)]
+    check(net, samples)
+    same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)

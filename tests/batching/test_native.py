@@ -16,6 +16,7 @@ from graphopt.batching import plan
 from graphopt.batching.kinds import kind
 from graphopt.batching.native.programs import Cut, cut_of
 from graphopt.compat import import_mxnet
+from tests.batching.comparing import Fn, check, initialized, rand
 from tests.places import REPOSITORY
 
 mx = import_mxnet()
@@ -293,3 +294,26 @@ def test_recording_in_python_is_the_same() -> None:
         found.append(ran.stdout.split())
     assert found[0][0] == "GRAPHOPT_RECORDER=python"
     assert found[0][1:] == found[1][1:]
+
+
+def test_dtypes_are_not_mixed_in_a_block() -> None:
+    def forward(net: Any, x: Any, y: Any) -> Any:
+        return mx.nd.tanh(net.g(x)) * 2, mx.nd.tanh(y * 2) + y
+
+    net = initialized(Fn(forward, g=mx.gluon.nn.Dense(4, in_units=3)))
+    check(net, [(rand(1, 3), rand(1, 3, dtype="float64")) for _ in range(3)])
+
+
+def test_devices_are_not_mixed_in_a_block() -> None:
+    net = Fn(lambda net, x, y: (mx.nd.tanh(x * 2) + 1, mx.nd.tanh(y * 2) + y))
+    samples = [(rand(1, 3), rand(1, 3).as_in_context(mx.cpu(1))) for _ in range(3)]
+    found = check(net, samples, grads=False)(samples)
+    assert [array.ctx for array in found] == [mx.cpu(0), mx.cpu(1)]
+
+
+def test_a_block_without_programs_has_its_dtype() -> None:
+    def forward(net: Any, x: Any, y: Any) -> Any:
+        return mx.nd.concat(mx.nd.add_n(x, y, x), mx.nd.add_n(x, y), dim=1)
+
+    samples = [(rand(1, 3, dtype="float64"), rand(1, 3, dtype="float64")) for _ in range(3)]
+    check(Fn(forward), samples, grads=False)

@@ -359,6 +359,21 @@ def test_one_batched_net_in_several_threads() -> None:
         np.testing.assert_allclose(array, np.concatenate(expected), rtol=1e-5)
 
 
+def test_a_new_thread_has_a_device_afterwards() -> None:
+    net = initialized(Fn(lambda net, x: net.g(x), g=nn.Dense(2, in_units=2)))
+    batched, samples = graphopt.batch(net), rows(2)
+    found: list[Any] = []
+
+    def work() -> None:
+        batched(samples)
+        found.append(mx.current_context())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [mx.cpu()]
+
+
 def test_a_batched_net_inside_a_batched_net() -> None:
     inner = initialized(Fn(lambda net, x: net.g(x), g=nn.Dense(2, in_units=2)))
     batched = graphopt.batch(inner)
@@ -375,3 +390,76 @@ def test_python_errors_of_mxnet_are_those_of_a_plain_call() -> None:
     with pytest.raises(SampleError, match="IndexError") as caught:
         graphopt.batch(net)(rows(2))
     assert isinstance(caught.value, GraphoptError)
+
+
+class _Cube(autograd.Function):
+    """``x ** 3``, with a gradient that nobody could derive."""
+
+    def forward(self, x: Any) -> Any:
+        self.save_for_backward(x)
+        return x * x * x
+
+    def backward(self, heads: Any) -> Any:
+        (x,) = self.saved_tensors
+        return heads * 7 * x
+
+
+def test_functions_of_the_users_keep_their_gradient() -> None:
+    def forward(net: Any, x: Any) -> Any:
+        y = net.g(_Cube()(net.g(x)))
+        return y + _Cube()(y)
+
+    check(initialized(Fn(forward, g=nn.Dense(2, in_units=2))), rows(3))
+
+
+def test_functions_of_the_users_may_wait_for_values() -> None:
+    class Scaled(autograd.Function):
+        def __init__(self, scale: Any) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: Any) -> Any:
+            return x * self.scale
+
+        def backward(self, heads: Any) -> Any:
+            return heads * self.scale
+
+    def forward(net: Any, x: Any) -> Any:
+        scale = net.g(x) * 3  # real when the function asks, inside of its pause
+        return net.g(Scaled(scale)(net.g(x)))
+
+    check(initialized(Fn(forward, g=nn.Dense(2, in_units=2))), rows(3))
+
+
+@pytest.mark.parametrize("name", ["backward", "grad"])
+def test_gradients_inside_a_sample_are_refused(name: str) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        with autograd.record():
+            y = net.g(x).sum()
+        getattr(autograd, name)([y], [x])
+        return x
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    with pytest.raises(UnsupportedError, match=rf"^sample 0: autograd.{name}\(\) from"):
+        graphopt.batch(net)(rows(2))
+    assert autograd.backward.__module__ == autograd.grad.__module__ == "mxnet.autograd"
+
+
+def test_results_may_be_written_into() -> None:
+    def forward(net: Any, x: Any) -> Any:
+        return x * 2, mx.nd.zeros((1, 4)), mx.nd.zeros((1, 4)), [mx.nd.arange(3)]
+
+    batched = graphopt.batch(Fn(forward))
+    for _ in range(2):
+        _, zeros, others, (numbers,) = batched(rows(1))
+        assert zeros.sum().asscalar() == 0
+        assert numbers.sum().asscalar() == 3
+        zeros[:], numbers[:] = 5, 7
+        assert others.sum().asscalar() == 0
+
+
+def test_arguments_without_rows_are_computed_at_once() -> None:
+    net = Fn(lambda net, x: x * 2)
+    with mx.util.np_shape(True):
+        for shapes in ([(0, 3)], [(0, 3), (2, 3)], [(1, 0), (1, 0)]):
+            check(net, [(mx.nd.zeros(shape),) for shape in shapes], grads=False)

@@ -92,17 +92,20 @@ class Rows:
 Native = Rows | Cut | Reshaped | Reduction | Joined
 
 
-def native_of(source: Source | None, inputs: Sequence[Kind]) -> Native | str:
+def native_of(source: Source | None, inputs: Sequence[Kind], outs: Sequence[Kind]) -> Native | str:
     """What the bridge makes of a signature's source, or why it cannot.
 
     Args:
         source: what the signature was made from.
         inputs: kinds of the arguments with rows.
+        outs: kinds of the outputs.
     """
     if source is None:
         return "it is no operator that the bridge knows"
     if inputs[0].ctx.device_type != "cpu" or inputs[0].dtype not in _DTYPES:
         return f"it computes in {inputs[0].dtype} on {inputs[0].ctx}"
+    if len({(of.dtype, of.ctx) for of in (*inputs, *outs)}) > 1:
+        return "it has arrays of several dtypes or devices"
     if isinstance(source, Reduction) and source.how not in REDUCTIONS:
         return f"it has no reduction {source.how}"
     if isinstance(source, (Cut, Reshaped, Reduction, Joined)):

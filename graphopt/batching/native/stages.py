@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -60,14 +61,27 @@ def arrange(
         mine = [n for n, found in enumerate(turns) if found == turn and n not in unread]
         order += [n for n in mine if natives[n] is None]
         ours = [n for n in mine if natives[n] is not None]
-        if sum(_computes(natives[n]) for n in ours) < MIN_CALLS:
-            order += ours
-            continue
-        calls = [_call(groups[n], native) for n in ours if (native := natives[n]) is not None]
-        left = [_call(groups[n], Reshaped()) for n in sorted(unread)]
-        order.append(make_block(calls, totals, kinds, _Wanted(reads, set(ours), wanted), left))
-        unread_is_kept = True
+        for same in _by_type(ours, groups):
+            if sum(_computes(natives[n]) for n in same) < MIN_CALLS:
+                order += same
+                continue
+            calls = [_call(groups[n], native) for n in same if (native := natives[n]) is not None]
+            left = [_call(groups[n], Reshaped()) for n in sorted(unread)]
+            order.append(make_block(calls, totals, kinds, _Wanted(reads, set(same), wanted), left))
+            unread_is_kept = True
     return order if unread_is_kept else [*order, *sorted(unread)]
+
+
+def _by_type(ours: Sequence[int], groups: Sequence[Planned]) -> list[list[int]]:
+    """Groups that may be one block: it has one dtype and one device.
+
+    None reads what another of another type makes, as the bridge converts nothing.
+    """
+    found: dict[tuple[str, Any], list[int]] = {}
+    for n in ours:
+        out = groups[n][0].outs[0]
+        found.setdefault((out.dtype, out.ctx), []).append(n)
+    return list(found.values())
 
 
 def _unread(
@@ -110,7 +124,7 @@ def _native(group: Planned, kinds: Sequence[Kind], outside: int) -> Native | Non
         return None
     if signature.native is None:
         inputs = [kinds[int(stores[0])] for stores, _ in arguments]
-        signature.native = native_of(signature.source, inputs)
+        signature.native = native_of(signature.source, inputs, signature.outs)
     native: Native | str = signature.native
     if isinstance(native, str):
         return None
