@@ -357,6 +357,7 @@ class Lowered:
             name,
             numpy=self._numpy,
             match=fitted.plan.cost.setting,
+            plain=self._symbol,
         )
 
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:

@@ -33,7 +33,8 @@ class Pool:
     """Memory that one call at a time may have, from its forward until its tape is gone."""
 
     number: int
-    last: Any = None  # handle of the executor bound last, which knows all of the memory
+    last: Any = None  # the executor bound last, which knows all of the memory
+    keeper: int = 0  # the number of that one, where nobody else needs it any more
     bindings: dict[Any, int] = field(default_factory=dict)
 
 
@@ -56,9 +57,20 @@ class Pools:
 
     def free(self) -> Pool:
         """One that no call has; the lock is held until the call has it."""
+        pool = self._idle()
+        if pool is None and self._pools:
+            # Operators that are still to run hold tapes that nobody else has.
+            import_mxnet().nd.waitall()
+            pool = self._idle()
+        return pool or self._new()
+
+    def _idle(self) -> Pool | None:
         for pool in self._pools:
             if not self._library.graphopt_pool_is_taken(pool.number):
                 return pool
+        return None
+
+    def _new(self) -> Pool:
         made = Pool(self._library.graphopt_pool_add())
         self._numbers["pool"].append(made.number)
         self._pools.append(made)
@@ -71,16 +83,25 @@ class Pools:
         for pool in self._pools:
             for key in [key for key in pool.bindings if key[0] is owner]:
                 number = pool.bindings.pop(key)
-                self._numbers["binding"].remove(number)
-                self._library.graphopt_binding_remove(number)
+                if number == pool.last.number:
+                    pool.keeper = number
+                else:
+                    self._remove(number)
 
     def add(self, pool: Pool, key: Any, bound: Bound) -> int:
         """Hand an executor over to the bridge, under ``key``."""
         number = _hand_over(self._library, pool.number, bound)
-        pool.bindings[key] = number
-        pool.last = SimpleNamespace(handle=bound.handle)
         self._numbers["binding"].append(number)
+        pool.bindings[key] = number
+        pool.last = SimpleNamespace(handle=bound.handle, number=number)
+        if pool.keeper:
+            self._remove(pool.keeper)
+            pool.keeper = 0
         return number
+
+    def _remove(self, number: int) -> None:
+        self._numbers["binding"].remove(number)
+        self._library.graphopt_binding_remove(number)
 
 
 @dataclass(frozen=True)
@@ -115,9 +136,22 @@ class StepEngine:
         *,
         numpy: bool = False,
         match: int = MATCHES[0],
+        plain: Any = None,
     ) -> None:
-        """Bind nothing yet; ``data`` names the inputs that change from call to call."""
+        """Bind nothing yet.
+
+        Args:
+            symbol: with marks.
+            data: names of the inputs that change from call to call.
+            ctx: where it runs.
+            pools: the memory it runs in.
+            name: of the engine.
+            numpy: return ``mx.np`` arrays.
+            match: see :func:`bind`.
+            plain: the symbol without marks.
+        """
         self._match = match
+        self._plain = symbol if plain is None else plain
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
         self.megabytes = 0
@@ -134,13 +168,14 @@ class StepEngine:
         """Run; recorded by autograd when it records."""
         given = [arrays[at] for at in self._arguments]
         recording = self._mx.autograd.is_recording()
+        training = self._mx.autograd.is_training()
         wanted = tuple(
             recording and (bool(self._is_recorded(a.handle)) if is_data else a.grad is not None)
             for a, is_data in zip(given, self._is_data, strict=True)
         )
         with self._pools.lock:
             self._follow(arrays)
-            number = self._binding(arrays, wanted, self._pools.free())
+            number = self._binding(arrays, wanted, self._pools.free(), training=training)
             found = invoke(OPERATOR, given, {"binding": number})
         return [array.as_np_ndarray() for array in found] if self._numpy else found
 
@@ -153,7 +188,7 @@ class StepEngine:
 
         def prepare(pool: Pool) -> None:
             self._follow(arrays)
-            self._binding(arrays, wanted, pool)
+            self._binding(arrays, wanted, pool, training=True)
 
         with self._pools.lock:
             self._pools.prepare = prepare
@@ -167,17 +202,25 @@ class StepEngine:
             self._pools.drop(self)
             self._learned = learned
 
-    def _binding(self, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool) -> int:
+    def _binding(
+        self, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool, *, training: bool
+    ) -> int:
         """The number of an executor in a pool, bound now if there is none."""
-        number = pool.bindings.get((self, wanted))
+        # What is recorded outside of training may run backward in training's mode, in which
+        # nothing comes out as before that is computed again.
+        symbol = self._symbol if training else self._plain
+        key = (self, wanted, symbol is self._symbol)
+        number = pool.bindings.get(key)
         if number is None:
             with self._mx.autograd.pause():
-                bound = self._bind(arrays, wanted, pool)
+                bound = self._bind(symbol, arrays, wanted, pool)
             self.megabytes = bound.megabytes
-            number = self._pools.add(pool, (self, wanted), bound)
+            number = self._pools.add(pool, key, bound)
         return number
 
-    def _bind(self, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool) -> Bound:
+    def _bind(
+        self, symbol: Any, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool
+    ) -> Bound:
         names = self._symbol.list_arguments()
         given = [arrays[at] for at in self._arguments]
         own = [
@@ -189,7 +232,7 @@ class StepEngine:
             for array, is_data, is_wanted in zip(given, self._is_data, wanted, strict=True)
         ]
         executor = bind(
-            self._symbol,
+            symbol,
             self._ctx,
             dict(zip(names, own, strict=True)),
             {n: g for n, g in zip(names, gradients, strict=True) if g is not None},

@@ -108,7 +108,7 @@ class Search:
 
     def least(self) -> Plan:
         """The plan with the fewest bytes of those tried."""
-        return min(self.tried.values(), key=lambda plan: (plan.cost.nbytes, plan.seconds))
+        return min(self.tried.values(), key=_size)
 
     def attempt(self, marks: frozenset[str]) -> Plan:
         """A plan with these marks."""
@@ -265,3 +265,8 @@ def _last_reads(work: Sequence[Work]) -> list[int]:
 def _dear(one: Work) -> float:
     """Seconds a byte."""
     return one.seconds / one.nbytes if one.nbytes else float("inf")
+
+
+def _size(plan: Plan) -> tuple[int, int, list[str]]:
+    """Bytes first; nothing measured, so that the same is found again."""
+    return plan.cost.nbytes, len(plan.cost.repeated), sorted(plan.marks)

@@ -101,6 +101,9 @@ class RunningCall {
 
   Binding& binding() { return *binding_; }
 
+  /* Values that are computed again have to come out as in forward. */
+  bool is_training = false;
+
   /* The executor computes gradients in the memory of what it read for them. */
   void StartBackward() {
     if (is_done_)
@@ -158,7 +161,9 @@ OpStatePtr ExecutorState(const NodeAttrs& attrs, mxnet::Context, const mxnet::Sh
 void ExecutorForward(const OpStatePtr& state, const mxnet::OpContext& context,
                      const std::vector<NDArray>& inputs, const std::vector<OpReqType>&,
                      const std::vector<NDArray>& outputs) {
-  Binding& binding = state.get_state<RunningCall>().binding();
+  RunningCall& call = state.get_state<RunningCall>();
+  Binding& binding = call.binding();
+  call.is_training = context.is_train;
   for (size_t i = 0; i < inputs.size(); ++i)
     if (!IsSame(inputs[i], binding.arguments[i]))
       mxnet::CopyFromTo(inputs[i], &binding.arguments[i]);
@@ -187,7 +192,8 @@ void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
   }
   std::vector<NDArrayHandle> handles;
   for (const NDArray& head : heads) handles.push_back(const_cast<NDArray*>(&head));
-  CheckCall(MXExecutorBackwardEx(binding.executor, handles.size(), handles.data(), context.is_train));
+  bool is_training = call.is_training || context.is_train;
+  CheckCall(MXExecutorBackwardEx(binding.executor, handles.size(), handles.data(), is_training));
   for (size_t i = 0; i < outputs.size(); ++i) {
     NDArray& own = binding.gradients[i];
     if (own.is_none()) continue;

@@ -476,7 +476,7 @@ def test_inputs_that_do_not_fit_name_the_node() -> None:
         ({"net": dict}, InputError, "cannot optimize class dict: it is no Gluon Block"),
         ({"mode": "fast"}, InputError, "mode 'fast' is none of auto, training, inference"),
         ({"passes": "dec"}, ParseError, "did you mean 'dce'"),
-        ({"memory": "1GB"}, UnsupportedError, "memory= is not available"),
+        ({"memory": "much"}, InputError, "is no size"),
     ],
 )
 def test_bad_arguments(arguments: dict, error: type, message: str) -> None:

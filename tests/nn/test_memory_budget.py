@@ -1,0 +1,371 @@
+"""Training within a budget: same values, same gradients, whatever is computed again."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import BudgetError, InputError, UnsupportedError
+from graphopt.memory.sizes import parse_size
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+autograd = mx.autograd
+
+
+def deep(layers: int = 6, dropout: float = 0.0) -> Any:
+    mx.random.seed(0)
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(layers):
+            net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
+            if dropout:
+                net.add(nn.Dropout(dropout))
+        net.add(nn.GlobalAvgPool2D(), nn.Dense(5))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def image(batch: int = 8, seed: int = 0) -> Any:
+    return mx.nd.array(np.random.default_rng(seed).normal(size=(batch, 3, 32, 32)))
+
+
+def told(net: Any) -> str:
+    found = re.search(r"memory: (.*)", net.explain())
+    assert found is not None
+    return found.group(1)
+
+
+def least(net: Any) -> int:
+    """Bytes of the smallest budget."""
+    with pytest.raises(BudgetError, match="the least is") as caught, autograd.record():
+        graphopt.optimize(net, memory=1000)(image())
+    text = re.search(r"the least is ([\d.]+ \w+)", str(caught.value))
+    assert text is not None
+    return parse_size(text.group(1))
+
+
+def both(net: Any, run: Any, budget: Any = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What ``run`` finds with the plain net and with the optimized one."""
+    net(image())
+    fast = graphopt.optimize(net, memory=budget or least(net))
+    start = {name: p.data().copy() for name, p in net.collect_params().items()}
+    found = []
+    for which in (net, fast):
+        for name, p in net.collect_params().items():
+            p.set_data(start[name])
+            p.zero_grad()
+        results = [array.asnumpy().copy() for array in run(which)]
+        params = net.collect_params().values()
+        results += [p.grad().asnumpy().copy() for p in params if p.grad_req != "null"]
+        results += [p.data().asnumpy().copy() for p in params]
+        found.append(results)
+    assert "computed again" in told(fast)
+    return found[0], found[1]
+
+
+def check(found: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
+    for want, got in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * max(1.0, abs(want).max()))
+
+
+def test_a_step_has_the_same_gradients_and_states() -> None:
+    def run(net: Any) -> list[Any]:
+        with autograd.record():
+            out = net(image())
+            loss = (out**2).sum()
+        loss.backward()
+        return [out]
+
+    check(both(deep(), run))
+
+
+def test_several_steps_with_a_trainer() -> None:
+    def run(net: Any) -> list[Any]:
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        losses = []
+        for step in range(3):
+            with autograd.record():
+                loss = (net(image(seed=step)) ** 2).sum()
+            loss.backward()
+            trainer.step(8)
+            losses.append(loss)
+        return losses
+
+    check(both(deep(), run))
+
+
+def test_two_calls_before_one_backward() -> None:
+    def run(net: Any) -> list[Any]:
+        with autograd.record():
+            one, two = net(image(seed=1)), net(image(seed=2))
+            loss = (one * two).sum() + (one**2).sum()
+        loss.backward()
+        return [one, two]
+
+    check(both(deep(), run))
+
+
+def test_gradients_of_inputs() -> None:
+    x = image()
+    x.attach_grad()
+
+    def run(net: Any) -> list[Any]:
+        with autograd.record():
+            loss = (net(x * 2) ** 2).sum()
+        loss.backward()
+        return [x.grad]
+
+    check(both(deep(), run))
+
+
+def test_gradients_that_are_added() -> None:
+    net = deep()
+    net(image())
+    for p in net.collect_params().values():
+        if p.grad_req == "write":
+            p.grad_req = "add"
+
+    def run(which: Any) -> list[Any]:
+        for step in range(2):
+            with autograd.record():
+                loss = (which(image(seed=step)) ** 2).sum()
+                loss = loss + which(image(seed=step + 5)).sum()
+            loss.backward()
+        return []
+
+    check(both(net, run))
+
+
+def test_frozen_parameters_get_no_gradient() -> None:
+    net = deep()
+    net(image())
+    frozen = net[0].weight
+    frozen.grad_req = "null"
+
+    def run(which: Any) -> list[Any]:
+        with autograd.record():
+            loss = (which(image()) ** 2).sum()
+        loss.backward()
+        return []
+
+    check(both(net, run))
+
+
+def test_gradients_asked_for_by_name_leave_the_others() -> None:
+    net = deep()
+    net(image())
+    weight = net[0].weight
+
+    def run(which: Any) -> list[Any]:
+        with autograd.record():
+            loss = (which(image()) ** 2).sum()
+        (gradient,) = autograd.grad(loss, [weight.data()])
+        return [gradient]
+
+    check(both(net, run))
+
+
+def test_a_call_inside_another_record_scope() -> None:
+    def run(net: Any) -> list[Any]:
+        with autograd.record():
+            one = net(image(seed=1))
+            with autograd.pause():
+                apart = net(image(seed=2))
+            with autograd.record():
+                two = net(image(seed=3))
+            loss = (one * apart).sum() + (two**2).sum()
+        loss.backward()
+        return [one, apart, two]
+
+    check(both(deep(), run))
+
+
+def test_recording_without_training() -> None:
+    def run(net: Any) -> list[Any]:
+        with autograd.record(train_mode=False):
+            loss = (net(image()) ** 2).sum()
+        loss.backward()
+        return [loss]
+
+    check(both(deep(), run))
+
+
+def test_dropout_has_one_mask_for_forward_and_backward() -> None:
+    net = deep(dropout=0.5)
+    net(image())
+    fast = graphopt.optimize(net, memory=least(net))
+    with autograd.record():
+        out = fast(image())
+    out.backward()
+    # Linear in the last layer: its gradient is what came in, and that is not masked anew.
+    last = net[-1]
+    want = (out - last.bias.data()).asnumpy().sum()
+    got = (last.weight.grad() * last.weight.data()).asnumpy().sum()
+    assert got == pytest.approx(want, rel=1e-4)
+
+
+def test_a_second_backward_is_refused() -> None:
+    net = deep()
+    net(image())
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        loss = fast(image()).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(mx.MXNetError, match="leave out retain_graph"):
+        loss.backward()
+
+
+def test_memory_of_a_call_is_free_when_its_tape_is_gone() -> None:
+    net = deep()
+    net(image())
+    fast = graphopt.optimize(net, memory="1GB")
+    for _ in range(5):
+        with autograd.record():
+            loss = fast(image()).sum()
+        loss.backward()
+    for _ in range(5):
+        with autograd.record():
+            loss = fast(image()).sum()
+        del loss
+        gc.collect()
+    pools = fast.graphopt_state.compiled._pools
+    assert len(pools) == 1
+
+
+def test_new_parameters_are_followed() -> None:
+    net = deep()
+    net(image())
+    fast = graphopt.optimize(net, memory="1GB")
+    for seed in range(3):
+        mx.random.seed(seed)
+        net.initialize(mx.init.Xavier(), force_reinit=True)
+        with autograd.record():
+            loss = (fast(image()) ** 2).sum()
+            want = (net(image()) ** 2).sum()
+        loss.backward()
+        got = net[0].weight.grad().asnumpy().copy()
+        want.backward()
+        np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_a_net_of_symbols_has_a_budget_too() -> None:
+    net = deep()
+    net(image())
+    symbol = net(mx.sym.var("data"))
+    params = {name: p.data().copy() for name, p in net.collect_params().items()}
+    fast = graphopt.optimize(symbol, memory="1GB")
+    for name, value in params.items():
+        fast.params[name] = value
+        if not name.endswith(("mean", "var")):
+            value.attach_grad()
+    fast._data = ["data"]
+    with autograd.record():
+        loss = (fast(image()) ** 2).sum()
+        want = (net(image()) ** 2).sum()
+    loss.backward()
+    want.backward()
+    name = net[0].weight.name
+    np.testing.assert_allclose(
+        params[name].grad.asnumpy(), net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_inference_is_not_touched() -> None:
+    net = deep()
+    x = image()
+    want = net(x).asnumpy()
+    fast = graphopt.optimize(net, memory="1kB")
+    np.testing.assert_allclose(fast(x).asnumpy(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_numpy_arrays_go_in_and_out() -> None:
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.Dense(2))
+    net.initialize()
+    with mx.util.np_array(True):
+        x = mx.np.ones((3, 5))
+        fast = graphopt.optimize(net, memory="1GB")
+        with autograd.record():
+            found = fast(x)
+        found.backward()
+    assert isinstance(found, mx.np.ndarray)
+
+
+# Shapes
+
+
+def test_smaller_shapes_run_in_the_memory_of_the_largest() -> None:
+    net = deep()
+    net(image())
+    fast = graphopt.optimize(net, max_shapes={"data": (16, 3, 40, 40)})
+    for batch in (16, 3, 8, 1):
+        with autograd.record():
+            found, want = (fast(image(batch)) ** 2).sum(), (net(image(batch)) ** 2).sum()
+        found.backward()
+        got = net[0].weight.grad().asnumpy().copy()
+        want.backward()
+        np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-3)
+    assert len(fast.graphopt_state.compiled._pools) == 1
+
+
+@pytest.mark.parametrize("shape", [(17, 3, 32, 32), (1, 3, 33, 41)])
+def test_a_larger_shape_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    net = deep()
+    net(image())
+    fast = graphopt.optimize(net, max_shapes={"data": (16, 3, 40, 40)})
+    with autograd.record():
+        fast(image())
+        with pytest.raises(InputError, match=r"'data' has shape .* allows \(16, 3, 40, 40\)"):
+            fast(mx.nd.ones(shape))
+
+
+def test_an_unknown_input_in_max_shapes_is_refused() -> None:
+    net = deep()
+    fast = graphopt.optimize(net, max_shapes={"image": (16, 3, 40, 40)})
+    with pytest.raises(InputError, match="the inputs are data"), autograd.record():
+        fast(image())
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize("memory", ["900", "much", "-1MB", 0])
+def test_a_budget_that_cannot_be(memory: Any) -> None:
+    net = deep()
+    net(image())
+    with pytest.raises(InputError), autograd.record():
+        graphopt.optimize(net, memory=memory)(image())
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), "64", (2.5,), 7])
+def test_shapes_that_cannot_be(shape: Any) -> None:
+    with pytest.raises(InputError, match="is no shape"):
+        graphopt.optimize(deep(), max_shapes={"data": shape})
+
+
+def test_a_budget_for_inference_is_refused() -> None:
+    with pytest.raises(InputError, match="about training"):
+        graphopt.optimize(deep(), mode="inference", memory="1GB")
+
+
+def test_a_net_that_does_not_compile_whole_is_refused() -> None:
+    class Plain(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Dense(3)
+
+        def forward(self, x: Any) -> Any:
+            return self.dense(x) if x.sum().asscalar() else x
+
+    net = Plain()
+    net.initialize()
+    with pytest.raises(UnsupportedError, match="compile whole"), autograd.record():
+        graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 2)))
