@@ -22,8 +22,8 @@ _STRIDES = (1, 2, 3, 4, 6)
 _BOUNDS = 6
 #: How many of the plans that fit are refined.
 _REFINED = 3
-#: How many operators a finished plan is tried without, each alone.
-_SINGLE = 12
+#: How many outputs a finished plan is tried to keep, one after the other.
+_SINGLE = 60
 #: How many values are kept or not, each alone, where nothing fits.
 _TOGGLED = 60
 _NEVER = np.iinfo(np.int64).max // 2
@@ -171,11 +171,12 @@ class Search:
                 return
 
     def _keep_single(self, plan: Plan, budget: int) -> None:
+        """Keep one output more, again and again, those first that take the most time a byte."""
         repeated = [one for one in self.work if one.name in plan.cost.repeated]
-        for one in sorted(repeated, key=lambda one: one.seconds, reverse=True)[:_SINGLE]:
-            less = self.attempt(plan.marks - {one.name})
-            if less.cost.nbytes <= budget and less.seconds < plan.seconds:
-                plan = less
+        for one in sorted(repeated, key=_dear, reverse=True)[:_SINGLE]:
+            more = self.attempt(plan.marks - {one.name})
+            if more.cost.nbytes <= budget and more.seconds < plan.seconds:
+                plan = more
 
 
 def cuts(work: Sequence[Work], limit: int) -> list[int] | None:
