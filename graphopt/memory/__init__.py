@@ -1,0 +1,1 @@
+"""What a graph's tensors occupy, when, and where they can lie."""

@@ -1,0 +1,270 @@
+"""From the executor's listing, which has names only, to steps and entries.
+
+MXNet calls all sums of gradients alike (``sum_grad``, ``sum_grad_1`` ...). What a read of one means
+follows from the structure: the terms of a sum say whose gradient it is, and a step of backward
+reads the gradients of its forward node's outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from graphopt.errors import UnsupportedError
+from graphopt.ir.node import CONSTANT, Node, Value
+from graphopt.ir.ops import Gradient, Kind, info
+from graphopt.memory.binding import Bound
+from graphopt.memory.listing import Line, Read
+from graphopt.memory.training import Entry, Phase, Step, TrainingGraph, Type
+
+#: Gradients whose outputs are not one per argument: the forward inputs they are gradients of.
+_FOR_INPUTS: dict[str, tuple[int, ...]] = {
+    "_backward_where": (1, 2),
+    "_backward_gather_nd": (0,),
+    "_backward_pick": (0,),
+    "_backward_copy": (0,),
+}
+_SUMS = ("add_n", "_grad_add", "elemwise_add")
+_HEAD = "_head_grad_"
+#: How far the terms of a sum are followed through additions, which hand their gradient on.
+_FAR = 64
+
+
+class Resolver:
+    """Makes the training graph of one listing."""
+
+    def __init__(self, bound: Bound) -> None:
+        """Prepare; :meth:`graph` does the work."""
+        self._bound = bound
+        self._graph = bound.graph
+        self._number = {node.id: name for name, node in bound.numbered.items()}
+        self._prefix = re.compile("|".join({re.sub(r"\d+$", r"\\d+", n) for n in bound.numbered}))
+        self._shown = _unique_names(bound)
+        self._consumers: dict[Value, list[Node]] = {}
+        for node in bound.graph:
+            for value in node.inputs:
+                self._consumers.setdefault(value, []).append(node)
+        lines = bound.listing.lines
+        self._count = Counter(line.name for line in lines)
+        phases = [self._phase(line) for line in lines]
+        self._differentiated = {of for phase, of in phases if phase == "backward"}
+        self._used: dict[str, int] = {}
+        for name, output in (*bound.listing.outputs, *(r for line in lines for r in line.inputs)):
+            self._used[name] = max(self._used.get(name, 0), output)
+
+        self._variables = dict(bound.variables)
+        self._steps: list[Step] = []
+        self._by_name: dict[str, list[int]] = {}
+        self._unclaimed: list[int] = []
+        self._owner: dict[int, Value] = {}
+        self._sums: dict[tuple[Value, str], int] = {}
+        self._owning: set[Value] = set()
+        self._guessed = 0
+
+    def graph(self) -> TrainingGraph:
+        """The training graph. Near-linear."""
+        bound, heads = self._bound, len(self._graph.outputs)
+        for name in bound.listing.variables:
+            if name not in self._variables:  # the gradient of an output
+                number = name.removeprefix(_HEAD)
+                if not number.isdigit() or int(number) >= heads:
+                    raise UnsupportedError(f"MXNet's executor has a variable {name!r} of its own")
+                self._variables[name] = self._type(self._graph.outputs[int(number)])
+        for line in bound.listing.lines:
+            self._add(line)
+        listed = bound.listing.outputs
+        outputs = [self._entry(read, lambda: ()) for read in listed[:heads]]
+        values = {node.name: node.out() for node in self._graph.inputs}
+        gradients = {
+            name: self._entry(read, lambda name=name: (values[name],))  # type: ignore[misc]
+            for name, read in zip(bound.gradients, listed[heads:], strict=True)
+        }
+        return TrainingGraph(
+            tuple(self._steps),
+            self._variables,
+            tuple(outputs),
+            gradients,
+            bound.listing.megabytes << 20,
+            self._guessed,
+        )
+
+    # -- one step --------------------------------------------------------------------------
+
+    def _add(self, line: Line) -> None:
+        phase, of = self._phase(line)
+        node = self._bound.numbered.get(of)
+        is_sum = phase == "backward" and node is None and line.op in _SUMS
+        owner = self._find_owner(line) if is_sum else None
+        inputs = tuple(
+            self._entry(read, lambda at=at: self._wanted(node, owner, at))  # type: ignore[misc]
+            for at, read in enumerate(line.inputs)
+        )
+        after = [self._by_name[name][-1] for name in line.after if name in self._by_name]
+        number = len(self._steps)
+        self._steps.append(
+            Step(
+                self._shown.get(of, "") + line.name.removeprefix(of),
+                line.op,
+                phase,
+                self._shown.get(of, ""),
+                (node.origin[0] if node.origin else node.name) if node else "",
+                inputs,
+                self._types(line, phase, of, inputs),
+                tuple(after),
+            )
+        )
+        while self._unclaimed and any(self._unclaimed[-1] == e.step for e in inputs):
+            self._unclaimed.pop()
+        self._by_name.setdefault(line.name, []).append(number)
+        self._unclaimed.append(number)
+        if owner is None and node is None and inputs:
+            owner = self._owner.get(inputs[0].step)  # a copy of a sum is as good as the sum
+        if owner is not None:
+            self._owner[number] = owner
+            self._owning.add(owner)
+            self._sums[owner, line.name] = number
+
+    def _phase(self, line: Line) -> tuple[Phase, str]:
+        """What kind of step it is, and the numbered name of the forward node it belongs to."""
+        if line.name in self._bound.numbered:
+            return "forward", line.name
+        match = self._prefix.match(line.name)
+        of = match[0] if match and match[0] in self._bound.numbered else ""
+        if of and line.name == f"{of}_mirror" and line.op == self._bound.numbered[of].op:
+            return "recompute", of
+        return "backward", of
+
+    def _types(
+        self, line: Line, phase: Phase, of: str, inputs: tuple[Entry, ...]
+    ) -> tuple[Type, ...]:
+        if phase != "backward":
+            return self._bound.outputs[of]
+        node = self._bound.numbered.get(of)
+        if node is None or not line.op.startswith("_backward"):
+            if line.op == "_identity_with_attr_like_rhs":
+                return (self._type_of(inputs[1]),)
+            like = info(line.op).kind is Kind.ELEMENTWISE or node is None
+            if inputs and like:
+                return (self._type_of(inputs[0]),)
+            if node is None:  # zeros of a shape that the first reader tells
+                return (Type((0,), "float32"),)
+            return (self._type(node.inputs[0]),)
+        wanted = _FOR_INPUTS.get(line.op)
+        values = node.inputs
+        if wanted is not None:
+            values = tuple(values[at] for at in wanted)
+        elif node.inputs:
+            values = tuple(v for v in values if self._graph[v.node].name not in self._bound.aux)
+        types = [self._type(value) for value in values]
+        while len(types) <= self._used.get(line.name, 0):
+            types.append(types[-1] if types else Type((0,), "float32"))
+        return tuple(types)
+
+    def _type(self, value: Value) -> Type:
+        """Type of a value of the forward graph."""
+        node = self._graph[value.node]
+        if node.is_input or node.op == CONSTANT:
+            return self._variables[node.name]
+        return self._bound.outputs[self._number[node.id]][value.index]
+
+    def _type_of(self, entry: Entry) -> Type:
+        if entry.step < 0:
+            return self._variables[entry.variable]
+        return self._steps[entry.step].outputs[entry.output]
+
+    # -- which step a name means -----------------------------------------------------------
+
+    def _entry(self, read: Read, wanted: Callable[[], Iterable[Value]]) -> Entry:
+        """The entry that a read means; ``wanted`` has the values whose gradient it may be."""
+        name, output = read
+        if name in self._variables:
+            return Entry(-1, 0, name)
+        known = self._by_name.get(name)
+        if not known:
+            raise UnsupportedError(f"MXNet's executor lists {name!r} after a step that reads it")
+        number = known[0] if len(known) == 1 else self._choose(name, known, tuple(wanted()))
+        step = self._steps[number]
+        if not step.inputs and step.phase == "backward" and step.outputs[0].shape == (0,):
+            for value in wanted():  # zeros
+                self._steps[number] = replace(step, outputs=(self._type(value),))
+                break
+        return Entry(number, output)
+
+    def _choose(self, name: str, known: list[int], wanted: tuple[Value, ...]) -> int:
+        for value in wanted:
+            found = self._sums.get((self._handed_to(value), name))
+            if found is not None:
+                return found
+        # The listing is in depth-first order: what nothing has read yet lies on a stack.
+        for number in reversed(self._unclaimed[-_FAR:]):
+            if number in known[-_FAR:] and self._fits(number, wanted):
+                return number
+        self._guessed += 1
+        fitting = [number for number in known[-_FAR:] if self._fits(number, wanted)]
+        return (fitting or known)[-1]
+
+    def _fits(self, number: int, wanted: tuple[Value, ...]) -> bool:
+        type_ = self._steps[number].outputs[0]
+        return not wanted or any(self._type(value) == type_ for value in wanted)
+
+    def _wanted(self, node: Node | None, owner: Value | None, position: int) -> list[Value]:
+        """Values whose gradient a step reads at a position, the likeliest first."""
+        if node is not None:  # gradients of its outputs come first, in their order
+            count = len(node.types)
+            return [node.out(at) for at in sorted(range(count), key=lambda at: at != position)]
+        if owner is None:
+            return []
+        return [owner, *(reader.out() for reader in self._consumers[owner] if self._hands(reader))]
+
+    def _handed_to(self, value: Value) -> Value:
+        """The value whose gradient is that of ``value`` too: an addition hands its own on."""
+        while value not in self._owning:
+            following = next(filter(self._hands, self._consumers.get(value, ())), None)
+            if following is None:
+                break
+            value = following.out()
+        return value
+
+    def _hands(self, node: Node) -> bool:
+        """Whether the gradient of a node's output is, unchanged, that of its inputs."""
+        return (
+            self._number.get(node.id) not in self._differentiated
+            and info(node.op, node.attrs).gradient is Gradient.NEITHER
+        )
+
+    def _find_owner(self, line: Line) -> Value | None:
+        """The value whose gradient a sum is: the one that most of its terms agree on."""
+        votes: Counter[Value] = Counter()
+        for name, output in line.inputs:
+            node = self._bound.numbered.get(self._of(name))
+            if node is None:
+                continue
+            wanted = _FOR_INPUTS.get(self._op_of(name), range(len(node.inputs)))
+            if output >= len(wanted):
+                continue
+            pending = [node.inputs[wanted[output]]]
+            for value in pending:
+                if len(self._consumers[value]) + self._graph.is_output(value) > 1:
+                    votes[value] += 1
+                elif len(pending) < _FAR and self._hands(self._graph[value.node]):
+                    pending.extend(self._graph[value.node].inputs)
+        return max(votes, key=votes.__getitem__) if votes else None
+
+    def _of(self, name: str) -> str:
+        match = self._prefix.match(name)
+        return match[0] if match and name not in self._bound.numbered else ""
+
+    def _op_of(self, name: str) -> str:
+        known = self._by_name.get(name)
+        return self._steps[known[-1]].op if known else ""
+
+
+def _unique_names(bound: Bound) -> dict[str, str]:
+    """A name to show for every operator, by its numbered one."""
+    count = Counter(node.name for node in bound.numbered.values())
+    return {
+        number: node.name if node.name and count[node.name] == 1 else f"{node.name}:{number}"
+        for number, node in bound.numbered.items()
+    }

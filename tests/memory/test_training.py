@@ -1,0 +1,130 @@
+"""The training graph, compared with what MXNet's executor runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, ParseError
+from graphopt.frontend.symbol import lift_symbol
+from graphopt.memory.listing import parse
+from graphopt.memory.training import Entry, TrainingGraph, backward_reads, training_graph
+from tests.memory.nets import NETS, learned, lstm, mlp, residual, watch
+
+pytest.importorskip("mxnet")
+
+
+def make(name: str) -> tuple[Any, TrainingGraph]:
+    symbol, shapes = NETS[name]()
+    return symbol, training_graph(symbol, shapes, grad_req=learned(symbol))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_each_entry_that_is_read_was_produced_before(name: str) -> None:
+    _, graph = make(name)
+    assert graph.guessed == 0
+    for number, step in enumerate(graph.steps):
+        for entry in step.inputs:
+            assert entry.step < number
+            assert graph.type_of(entry).nbytes > 0
+    for entry in (*graph.outputs, *graph.gradients.values()):
+        assert graph.type_of(entry).nbytes > 0
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_sizes_and_sums_are_those_of_a_run(name: str) -> None:
+    symbol, graph = make(name)
+    seen = watch(symbol, graph)
+    entries = [Entry(n, at) for n, step in enumerate(graph.steps) for at in range(len(step.outputs))]
+    assert [graph.type_of(e).shape for e in entries] == [array.shape for _, array in seen]
+    value = dict(zip(entries, (array for _, array in seen), strict=True))
+    sums = 0
+    for number, step in enumerate(graph.steps):
+        if step.phase == "backward" and not step.of and step.op in ("add_n", "_grad_add"):
+            terms = sum(value[entry] for entry in step.inputs)
+            np.testing.assert_allclose(value[Entry(number)], terms, rtol=1e-4, atol=1e-5)
+            sums += 1
+        if step.op == "_backward_mul":
+            head, left, right = step.inputs
+            if left.step >= 0 and right.step >= 0:
+                expected = value[head] * value[right]
+                np.testing.assert_allclose(value[Entry(number)], expected, rtol=1e-4, atol=1e-5)
+    assert sums or name == "mlp"
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_each_gradient_has_the_type_of_its_argument(name: str) -> None:
+    symbol, graph = make(name)
+    assert list(graph.gradients) == [n for n in symbol.list_arguments() if n in learned(symbol)]
+    for argument, entry in graph.gradients.items():
+        assert graph.type_of(entry) == graph.variables[argument]
+
+
+def test_backward_reads_are_what_gradients_need() -> None:
+    symbol, shapes = mlp()
+    graph = training_graph(symbol, shapes)
+    reads = backward_reads(graph)
+    at = graph.forward
+    assert reads["fc2"] == (Entry(at["act"]), Entry(-1, 0, "fc2_weight"))
+    assert reads["act"][0] == Entry(at["act"])
+    assert reads["softmax"] == (Entry(at["softmax"]), Entry(-1, 0, "softmax_label"))
+
+
+def test_recomputed_steps_stand_for_the_forward_entries_they_repeat() -> None:
+    symbol, shapes = residual()
+    for node in symbol.get_internals():
+        if node.name.startswith(("bn", "relu")) and not node.list_attr().get("__shape__"):
+            node._set_attr(__force_mirroring__="True")
+    graph = training_graph(symbol, shapes)
+    repeated = {step.of for step in graph.steps if step.phase == "recompute"}
+    assert {"relu1", "relu2"} <= repeated
+    relu = Entry(graph.forward["relu1"])
+    assert relu in backward_reads(graph)["c1"]
+    assert relu not in {e for step in graph.steps if step.phase == "backward" for e in step.inputs}
+
+
+def test_nodes_of_one_name_are_told_apart() -> None:
+    mx = import_mxnet()
+    x = mx.sym.var("data")
+    for _ in range(3):
+        x = mx.sym.sin(x, name="sin")
+    graph = training_graph(x, {"data": (3,)})
+    assert [e.step for step in graph.steps[:3] for e in step.inputs] == [-1, 0, 1]
+    assert len({step.name for step in graph.steps}) == len(graph.steps)
+
+
+def test_names_of_the_users_model_stay_with_the_steps() -> None:
+    symbol, shapes = mlp()
+    graph = training_graph(lift_symbol(symbol, shapes))
+    assert {step.block for step in graph.steps} == {"fc1", "act", "fc2", "softmax"}
+    assert graph.steps[-1].name == "fc1_backward"
+
+
+def test_long_chains_of_sums_are_told_apart() -> None:
+    symbol, shapes = lstm(40)
+    graph = training_graph(symbol, shapes, grad_req=learned(symbol))
+    assert graph.guessed == 0
+    assert graph.reported_bytes == 0  # in whole MiB
+    finals = {e for name, e in graph.gradients.items() if name.startswith("l_")}
+    assert len(finals) == 4
+
+
+def test_what_is_wrong_is_said() -> None:
+    symbol, shapes = mlp()
+    with pytest.raises(InputError, match="the type of input 'data' of graph 'softmax' is f32"):
+        training_graph(symbol)
+    with pytest.raises(InputError, match="'dta'; did you mean 'data'"):
+        training_graph(symbol, {"dta": (2, 5)})
+    with pytest.raises(InputError, match="no argument wants a gradient"):
+        training_graph(symbol, shapes, grad_req="null")
+    with pytest.raises(InputError, match="'wirte' is no grad_req; use one of write, add, null"):
+        training_graph(symbol, shapes, grad_req="wirte")
+    with pytest.raises(InputError, match="grad_req names 'fc', which is no argument"):
+        training_graph(symbol, shapes, grad_req={"fc": "write"})
+    with pytest.raises(InputError, match="a Graph or a Symbol is wanted, not a str"):
+        training_graph("net", shapes)
+    with pytest.raises(ParseError, match="names no outputs"):
+        parse("Variable:data\n")
