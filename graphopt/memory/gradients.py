@@ -97,10 +97,7 @@ class Resolver:
         node = self._bound.numbered.get(of)
         is_sum = phase == "backward" and node is None and line.op in _SUMS
         owner = self._find_owner(line) if is_sum else None
-        inputs = tuple(
-            self._entry(read, lambda at=at: self._wanted(node, owner, at))  # type: ignore[misc]
-            for at, read in enumerate(line.inputs)
-        )
+        inputs = self._terms(line, owner) if is_sum else self._reads(line, node)
         after = [self._by_name[name][-1] for name in line.after if name in self._by_name]
         number = len(self._steps)
         self._steps.append(
@@ -192,6 +189,28 @@ class Resolver:
                 break
         return Entry(number, output)
 
+    def _reads(self, line: Line, node: Node | None) -> tuple[Entry, ...]:
+        """What a step reads; the gradients of its node's outputs come first, in their order."""
+        outputs = node.values if node is not None else ()
+        return tuple(
+            self._entry(read, lambda at=at: (*outputs[at : at + 1], *outputs))  # type: ignore[misc]
+            for at, read in enumerate(line.inputs)
+        )
+
+    def _terms(self, line: Line, owner: Value | None) -> tuple[Entry, ...]:
+        """What a sum adds up: the sum so far, and what readers of the value hand on, each once."""
+        if owner is None:
+            return self._reads(line, None)
+        readers = self._consumers[owner]
+        values = [owner, *(self._handed_to(n.out()) for n in readers if self._hands(n))]
+        found = []
+        for name, output in line.inputs:
+            matching = [value for value in values if (value, name) in self._sums]
+            if self._count[name] > 1 and matching:
+                values.remove(matching[0])
+            found.append(self._entry((name, output), lambda m=matching: m[:1]))  # type: ignore[misc]
+        return tuple(found)
+
     def _choose(self, name: str, known: list[int], wanted: tuple[Value, ...]) -> int:
         for value in wanted:
             found = self._sums.get((self._handed_to(value), name))
@@ -208,15 +227,6 @@ class Resolver:
     def _fits(self, number: int, wanted: tuple[Value, ...]) -> bool:
         type_ = self._steps[number].outputs[0]
         return not wanted or any(self._type(value) == type_ for value in wanted)
-
-    def _wanted(self, node: Node | None, owner: Value | None, position: int) -> list[Value]:
-        """Values whose gradient a step reads at a position, the likeliest first."""
-        if node is not None:  # gradients of its outputs come first, in their order
-            count = len(node.types)
-            return [node.out(at) for at in sorted(range(count), key=lambda at: at != position)]
-        if owner is None:
-            return []
-        return [owner, *(reader.out() for reader in self._consumers[owner] if self._hands(reader))]
 
     def _handed_to(self, value: Value) -> Value:
         """The value whose gradient is that of ``value`` too: an addition hands its own on."""
@@ -250,7 +260,27 @@ class Resolver:
                     votes[value] += 1
                 elif len(pending) < _FAR and self._hands(self._graph[value.node]):
                     pending.extend(self._graph[value.node].inputs)
-        return max(votes, key=votes.__getitem__) if votes else None
+        return max(votes, key=votes.__getitem__) if votes else self._owner_of_sums(line)
+
+    def _owner_of_sums(self, line: Line) -> Value | None:
+        """The value of which every reader hands on a sum, and one of them the latest sum."""
+        latest = self._owner.get(self._unclaimed[-1]) if self._unclaimed else None
+        pending = [] if latest is None else [latest]
+        for owner in pending:
+            if not self._hands(self._graph[owner.node]):
+                continue
+            for value in self._graph[owner.node].inputs:
+                readers = self._consumers[value]
+                handed = {self._handed_to(reader.out()) for reader in readers}
+                if len(readers) == 1 and len(pending) < _FAR:
+                    pending.append(value)
+                elif (
+                    value not in self._owning
+                    and len(readers) + self._graph.is_output(value) == len(line.inputs)
+                    and handed <= self._owning
+                ):
+                    return value
+        return None
 
     def _of(self, name: str) -> str:
         match = self._prefix.match(name)
