@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from graphopt.backend.infer import with_types
-from graphopt.backend.symbol import first_line, to_json, to_symbol
+from graphopt.backend.symbol import first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.symbol import input_types, lift_symbol
@@ -37,9 +40,7 @@ class Bound:
     listing: Listing
 
 
-def as_graph(
-    model: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]
-) -> Graph:
+def as_graph(model: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> Graph:
     """The model as a typed graph.
 
     Raises:
@@ -77,7 +78,7 @@ def bind(
     graph = as_graph(model, shapes, dtypes)
     prefix = _free_prefix(graph)
     twin = graph.copy()
-    numbered = {}
+    numbered: dict[str, Node] = {}
     for node in graph:
         if not node.is_input and node.op != CONSTANT:
             name = f"{prefix}{len(numbered)}"
@@ -168,10 +169,6 @@ def _outputs(
     twin: Graph, numbered: Mapping[str, Node], variables: Mapping[str, Type]
 ) -> dict[str, tuple[Type, ...]]:
     """Types of all outputs of all operators: every one is made an output of the graph."""
-    import json
-
-    import numpy as np
-
     mx = import_mxnet()
     document = json.loads(to_symbol(twin).tojson())
     pointers = document["node_row_ptr"]

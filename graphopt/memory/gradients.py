@@ -28,6 +28,8 @@ _FOR_INPUTS: dict[str, tuple[int, ...]] = {
 }
 _SUMS = ("add_n", "_grad_add", "elemwise_add")
 _HEAD = "_head_grad_"
+#: Stands for the type of zeros until their first reader tells it.
+_ZEROS = Type((0,), "float32")
 #: How far the terms of a sum are followed through additions, which hand their gradient on.
 _FAR = 64
 
@@ -145,8 +147,8 @@ class Resolver:
             like = info(line.op).kind is Kind.ELEMENTWISE or node is None
             if inputs and like:
                 return (self._type_of(inputs[0]),)
-            if node is None:  # zeros of a shape that the first reader tells
-                return (Type((0,), "float32"),)
+            if node is None:
+                return (_ZEROS,)
             return (self._type(node.inputs[0]),)
         wanted = _FOR_INPUTS.get(line.op)
         values = node.inputs
@@ -156,7 +158,7 @@ class Resolver:
             values = tuple(v for v in values if self._graph[v.node].name not in self._bound.aux)
         types = [self._type(value) for value in values]
         while len(types) <= self._used.get(line.name, 0):
-            types.append(types[-1] if types else Type((0,), "float32"))
+            types.append(types[-1] if types else _ZEROS)
         return tuple(types)
 
     def _type(self, value: Value) -> Type:
@@ -183,15 +185,16 @@ class Resolver:
             raise UnsupportedError(f"MXNet's executor lists {name!r} after a step that reads it")
         number = known[0] if len(known) == 1 else self._choose(name, known, tuple(wanted()))
         step = self._steps[number]
-        if not step.inputs and step.phase == "backward" and step.outputs[0].shape == (0,):
-            for value in wanted():  # zeros
+        if step.outputs[output] is _ZEROS:
+            for value in wanted():
                 self._steps[number] = replace(step, outputs=(self._type(value),))
                 break
         return Entry(number, output)
 
     def _reads(self, line: Line, node: Node | None) -> tuple[Entry, ...]:
         """What a step reads; the gradients of its node's outputs come first, in their order."""
-        outputs = node.values if node is not None else ()
+        count = len(self._bound.outputs[self._number[node.id]]) if node is not None else 0
+        outputs = [node.out(at) for at in range(count)] if node is not None else []
         return tuple(
             self._entry(read, lambda at=at: (*outputs[at : at + 1], *outputs))  # type: ignore[misc]
             for at, read in enumerate(line.inputs)
@@ -226,7 +229,8 @@ class Resolver:
 
     def _fits(self, number: int, wanted: tuple[Value, ...]) -> bool:
         type_ = self._steps[number].outputs[0]
-        return not wanted or any(self._type(value) == type_ for value in wanted)
+        is_open = type_ is _ZEROS or not wanted
+        return is_open or any(self._type(value) == type_ for value in wanted)
 
     def _handed_to(self, value: Value) -> Value:
         """The value whose gradient is that of ``value`` too: an addition hands its own on."""

@@ -66,4 +66,3 @@ def parse(text: str) -> Listing:
     if not found.outputs:
         raise ParseError("the executor's listing names no outputs")
     return found
-

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from graphopt.errors import InputError
-from graphopt.ir.graph import Graph
 from graphopt.ir.types import DTYPES
-
-if TYPE_CHECKING:
-    from graphopt.memory.listing import Listing
 
 Phase = Literal["forward", "backward", "recompute"]
 GradReq = str | Mapping[str, str]
