@@ -1,0 +1,33 @@
+"""Compile the packer's loops when first called, and keep them in graphopt's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba import config, njit
+
+from graphopt.kernels.cache import folder
+
+
+@cache
+def _place() -> str:
+    """A folder for this very source: numba does not see when a called function changes."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return str(folder() / "packing" / digest.hexdigest()[:16])
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """The function as machine code; it does not hold the GIL."""
+    before = config.CACHE_DIR
+    config.CACHE_DIR = _place()
+    try:
+        # numba reads the folder's name now and writes to it when it has compiled.
+        return njit(cache=True, nogil=True)(function)
+    finally:
+        config.CACHE_DIR = before
