@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import InputError
@@ -51,12 +53,17 @@ class Operation:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All of a run; the bytes of what the caller gives, by kind."""
+    """All of a run.
+
+    ``given`` has the bytes of what the caller gives, by kind; ``numbers`` the tensor of each value
+    of the graph, or entry of the training graph.
+    """
 
     name: str
     operations: tuple[Operation, ...]
     tensors: tuple[Tensor, ...]
-    given: dict[str, int]
+    given: Mapping[str, int]
+    numbers: Mapping[Any, int]
 
     @property
     def total(self) -> int:
@@ -119,7 +126,7 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
                 facts.view and plain and not node.after,
             )
         )
-    return Schedule(graph.name, tuple(operations), tuple(tensors), given)
+    return Schedule(graph.name, tuple(operations), tuple(tensors), given, number)
 
 
 def training_schedule(graph: TrainingGraph, *, gradients: bool = False, name: str = "") -> Schedule:
@@ -168,7 +175,7 @@ def training_schedule(graph: TrainingGraph, *, gradients: bool = False, name: st
                 _pairs(step),
             )
         )
-    return Schedule(name, tuple(operations), tuple(tensors), given)
+    return Schedule(name, tuple(operations), tuple(tensors), given, number)
 
 
 def layer_of(node: Node) -> str:
