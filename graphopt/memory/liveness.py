@@ -87,10 +87,11 @@ class _Builder:
         for at, operation in enumerate(self._schedule.operations):
             self._run(at, operation)
         tensors = self._schedule.tensors
+        end = len(self._schedule.operations)
         ids = _unique([tensors[members[0]].name for members in self._members])
         return Liveness(
             self._schedule,
-            Buffers(ids, self._lower, self._upper, self._size),
+            Buffers(ids, self._lower, np.minimum(self._upper, end), self._size),
             tuple(map(tuple, self._members)),
             tuple(self._buffer_of),
         )
@@ -145,7 +146,7 @@ def _last_reads(schedule: Schedule) -> Sequence[int]:
     for at, operation in enumerate(schedule.operations):
         for number in (*operation.reads, *operation.writes):
             last[number] = at
-    end = len(schedule.operations) - 1
+    end = len(schedule.operations)  # a step later than any that could take its storage over
     for number, tensor in enumerate(schedule.tensors):
         if tensor.escapes:
             last[number] = end

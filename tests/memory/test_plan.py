@@ -16,7 +16,7 @@ from graphopt.errors import InputError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.parser import parse
 from graphopt.memory.check import check_packing
-from graphopt.memory.plan import learned, plan
+from graphopt.memory.memory_plan import learned, plan
 from graphopt.memory.report import amount
 from graphopt.memory.training import training_graph
 from graphopt.pipeline.instruments import compare
@@ -148,6 +148,19 @@ graph views(%x: f32[4,8]) {
     feeds = random_feeds(graph)
     for want, found in zip(reference.run(graph, feeds), arena.run(graph, made, feeds), strict=True):
         np.testing.assert_array_equal(want, found)
+
+
+def test_an_output_is_not_overwritten_by_what_reads_it_last():
+    graph = parse(
+        """\
+graph last(%x: f32[8]) {
+  %a = exp(%x) : f32[8]
+  %unused = relu(%a) : f32[8]
+  return %a
+}
+"""
+    )
+    assert plan(graph, compare=False).peak == 64
 
 
 def test_an_opaque_operator_takes_over_nothing():
