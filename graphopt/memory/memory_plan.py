@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import PARAM
+from graphopt.ir.node import CONSTANT, PARAM
 from graphopt.memory.buffers import Buffers, Integers
 from graphopt.memory.liveness import Liveness, liveness
 from graphopt.memory.packing import Packing
 from graphopt.memory.planner import pack
-from graphopt.memory.schedule import Schedule, Tensor, forward_schedule, training_schedule
+from graphopt.memory.schedule import Schedule, forward_schedule, training_schedule
 from graphopt.memory.training import GradReq, TrainingGraph, training_graph
 
 #: What CPUs and MXNet align storage to.
@@ -219,7 +219,7 @@ def plan(
     live = liveness(schedule, inplace=inplace)
     packing = pack(live.buffers, **limits)  # type: ignore[arg-type]
     reported = made.reported_bytes if made is not None else None
-    forward = _forward_figure(graph, ctx) if compare and graph is not None else None
+    forward = _forward_figure(graph, ctx) if compare and not _leaves_out(schedule, graph) else None
     if made is None:
         reported = forward
     rows: list[Row] = []
@@ -249,6 +249,14 @@ def learned(graph: Graph) -> dict[str, str]:
         and not node.name.endswith("label")
         and (node.type.dtype or "").startswith(("float", "bfloat"))
     }
+
+
+def _leaves_out(schedule: Schedule, graph: Graph | None) -> bool:
+    """Whether the schedule has fewer operators than the graph: MXNet would run them all."""
+    if graph is None:
+        return True
+    count = sum(not node.is_input and node.op != CONSTANT for node in graph)
+    return len(schedule.operations) < count
 
 
 def _forward_figure(graph: Graph | None, ctx: Any) -> int | None:

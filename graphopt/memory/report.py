@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from typing import TYPE_CHECKING
 
 from graphopt.errors import InputError
 
 if TYPE_CHECKING:
-    from graphopt.memory.plan import MemoryPlan, Row
+    from graphopt.memory.memory_plan import MemoryPlan, Row
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -67,7 +68,9 @@ def _table(rows: tuple[Row, ...]) -> list[str]:
         cells.append((row.name, amount(row.nbytes), amount(row.lower_bound), own))
     widths = [max(len(line[i]) for line in cells) for i in range(4)]
     return [
-        "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2, 3))]).rstrip()
+        "  ".join(
+            [line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in (1, 2, 3))]
+        ).rstrip()
         for line in cells
     ]
 
@@ -88,7 +91,9 @@ def _residents(plan: MemoryPlan, top: int) -> list[str]:
     lines = ["tensors at the peak"]
     lines += [f"  {amount(r.nbytes):>10}  {r.phase:<9}  {r.name}" for r in found[:top]]
     if found[top:]:
-        lines.append(f"  {amount(sum(r.nbytes for r in found[top:])):>10}  in {len(found) - top} more")
+        lines.append(
+            f"  {amount(sum(r.nbytes for r in found[top:])):>10}  in {len(found) - top} more"
+        )
     return lines
 
 
@@ -104,7 +109,7 @@ def timeline(plan: MemoryPlan, width: int = 64, height: int = 8) -> str:
         return "(nothing runs)"
     width = min(width, len(live))
     edges = [at * len(live) // width for at in range(width + 1)]
-    columns = [int(live[a:b].max()) for a, b in zip(edges, edges[1:], strict=False)]
+    columns = [int(live[a:b].max()) for a, b in itertools.pairwise(edges)]
     most = max(max(columns), 1)
     eighths = [-(-value * height * 8 // most) for value in columns]
     margin = max(len(amount(most)), 3)

@@ -89,27 +89,24 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
     tensors: list[Tensor] = []
     operations: list[Operation] = []
     number: dict[Value, int] = {}
-    given: dict[str, int] = {}
+    kinds: dict[int, str] = {}
     for node in graph.topological():
         outside = node.is_input or node.op == CONSTANT or node.id in once
-        is_read = outside and bool(graph.node_users(node.id))
         for value, type_ in zip(node.values, node.types, strict=True):
             nbytes = type_.nbytes
             if nbytes is None:
-                if outside and not is_read:
+                if outside and not graph.users(value) and value not in outputs:
                     continue
                 raise InputError(
                     f"the type of {node.label} in graph {graph.name!r} is {type_}; its shape and"
                     " dtype have to be known"
                 )
             number[value] = len(tensors)
+            kinds[len(tensors)] = node.op if node.is_input else "constant"
             name = f"{node.name}:{value.index}" if len(node.types) > 1 else node.name
             layer = layer_of(node)
             escapes = value in outputs
             tensors.append(Tensor(name, layer, "forward", nbytes, escapes, outside))
-            if outside and is_read:
-                kind = node.op if node.is_input else "constant"
-                given[kind] = given.get(kind, 0) + nbytes
         if outside:
             continue
         facts = info(node.op, node.attrs)
@@ -126,6 +123,10 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
                 facts.view and plain and not node.after,
             )
         )
+    given: dict[str, int] = {}
+    for at in sorted({at for operation in operations for at in operation.reads}):
+        if tensors[at].outside:
+            given[kinds[at]] = given.get(kinds[at], 0) + tensors[at].nbytes
     return Schedule(graph.name, tuple(operations), tuple(tensors), given, number)
 
 
@@ -154,8 +155,8 @@ def training_schedule(graph: TrainingGraph, *, gradients: bool = False, name: st
     layers: list[str] = []
     for at, step in enumerate(graph.steps):
         layer = shorten(step.block)
-        if not layer and step.inputs and step.inputs[0].step >= 0:
-            layer = layers[step.inputs[0].step]
+        if not layer:  # a sum of gradients belongs where its first term does
+            layer = next((layers[e.step] for e in step.inputs if e.step >= 0), "")
         layers.append(layer)
         for index, type_ in enumerate(step.outputs):
             entry = Entry(at, index)

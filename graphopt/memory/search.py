@@ -1,2 +1,4 @@
 """x."""
+
+
 def run(best, seed): ...

@@ -11,7 +11,7 @@ from graphopt.backend import reference
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Value
 from graphopt.ir.types import TensorType
-from graphopt.memory.plan import MemoryPlan
+from graphopt.memory.memory_plan import MemoryPlan
 
 Array = np.ndarray[Any, Any]
 #: NaN in every floating dtype, and a value no index should have in the others.
