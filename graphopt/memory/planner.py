@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from graphopt.errors import InputError
-from graphopt.memory.buffers import Buffers, Integers
+from graphopt.memory.best import Best
+from graphopt.memory.buffers import Buffers
 from graphopt.memory.model import Model
 from graphopt.memory.packing import Packing, Status
 
