@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphopt.backend.infer import with_types
-from graphopt.backend.symbol import first_line, to_symbol
+from graphopt.backend.symbol import MXNET_VERSION, first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.symbol import input_types, lift_symbol
@@ -109,6 +109,43 @@ def bind(
     outputs = _outputs(twin, numbered, variables)
     aux = frozenset(symbol.list_auxiliary_states())
     return Bound(graph, numbered, outputs, variables, gradients, aux, listing)
+
+
+def infer(op: str, attrs: Mapping[str, str], inputs: Sequence[Type]) -> tuple[Type, ...] | None:
+    """Types of all outputs of one operator that reads these; None where MXNet cannot tell."""
+    mx = import_mxnet()
+    names = [f"x{number}" for number in range(len(inputs))]
+    nodes: list[dict[str, Any]]
+    nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
+    reads = [[number, 0, 0] for number in range(len(inputs))]
+    nodes.append({"op": op, "name": "y", "attrs": dict(attrs), "inputs": reads})
+    document = {
+        "nodes": nodes,
+        "arg_nodes": list(range(len(names))),
+        "heads": [[len(names), 0, 0]],
+        "attrs": {"mxnet_version": ["int", MXNET_VERSION]},
+    }
+    try:
+        made = json.loads(mx.sym.load_json(json.dumps(document, ensure_ascii=False)).tojson())
+        count = made["node_row_ptr"][-1] - made["node_row_ptr"][-2]
+        made["heads"] = [[len(names), output, 0] for output in range(count)]
+        symbol = mx.sym.load_json(json.dumps(made, ensure_ascii=False))
+        types = dict(zip(names, inputs, strict=True))
+        known = {name: type_.shape for name, type_ in types.items()}
+        _, shapes, _ = symbol._infer_shape_impl(True, **known)  # infer_shape would warn
+        _, dtypes, _ = symbol.infer_type(**{name: t.dtype for name, t in types.items()})
+    except mx.MXNetError:
+        return None
+    if not shapes or not dtypes or not all(map(_is_known, shapes)):
+        return None
+    return tuple(
+        Type(tuple(shape), np.dtype(dtype).name)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    )
+
+
+def _is_known(shape: Sequence[int] | None) -> bool:
+    return bool(shape) and all(extent > 0 for extent in shape or ())
 
 
 def forward_bytes(graph: Graph, ctx: Any = None) -> int:

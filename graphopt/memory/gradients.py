@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from graphopt.errors import UnsupportedError
 from graphopt.ir.node import CONSTANT, Node, Value
 from graphopt.ir.ops import Gradient, Kind, info
-from graphopt.memory.binding import Bound
+from graphopt.memory.binding import Bound, infer
 from graphopt.memory.listing import Line, Read
 from graphopt.memory.training import Entry, Phase, Step, TrainingGraph, Type
 
@@ -79,10 +79,13 @@ class Resolver:
         listed = bound.listing.outputs
         outputs = [self._entry(read, lambda: ()) for read in listed[:heads]]
         values = {node.name: node.out() for node in self._graph.inputs}
-        gradients = {
-            name: self._entry(read, lambda name=name: (values[name],))  # type: ignore[misc]
-            for name, read in zip(bound.gradients, listed[heads:], strict=True)
-        }
+        gradients: dict[str, Entry] = {}
+        for name, read in zip(bound.gradients, listed[heads:], strict=True):
+            # They stand in the order in which they were made.
+            found = {entry.step for entry in gradients.values()}
+            fresh = [step for step in self._by_name.get(read[0], ()) if step not in found]
+            unread = [step for step in fresh if step in self._unclaimed]
+            gradients[name] = self._entry(read, lambda n=name: (values[n],), unread)  # type: ignore[misc]
         return TrainingGraph(
             tuple(self._steps),
             self._variables,
@@ -131,25 +134,31 @@ class Resolver:
             return "forward", line.name
         match = self._prefix.match(line.name)
         of = match[0] if match and match[0] in self._bound.numbered else ""
-        if of and line.name == f"{of}_mirror" and line.op == self._bound.numbered[of].op:
+        is_again = of and line.name in (f"{of}_mirror", f"{of}_again")
+        if is_again and line.op == self._bound.numbered[of].op:
             return "recompute", of
         return "backward", of
 
     def _types(
         self, line: Line, phase: Phase, of: str, inputs: tuple[Entry, ...]
     ) -> tuple[Type, ...]:
-        if phase != "backward":
+        if phase == "forward" or line.name == f"{of}_mirror":
             return self._bound.outputs[of]
+        read = tuple(self._type_of(entry) for entry in inputs)
+        if line.op == "_identity_with_attr_like_rhs":
+            return (read[1],)
         node = self._bound.numbered.get(of)
-        if node is None or not line.op.startswith("_backward"):
-            if line.op == "_identity_with_attr_like_rhs":
-                return (self._type_of(inputs[1]),)
-            like = info(line.op).kind is Kind.ELEMENTWISE or node is None
-            if inputs and like:
-                return (self._type_of(inputs[0]),)
-            if node is None:
+        if node is None or "backward" not in line.op:
+            if read and (line.op in _SUMS or info(line.op).kind is Kind.ELEMENTWISE):
+                return (read[0],)
+            if not read and node is None:
                 return (_ZEROS,)
-            return (self._type(node.inputs[0]),)
+            inferred = infer(line.op, line.attrs, read)
+            if inferred is not None:
+                return inferred
+            if node is None:
+                raise UnsupportedError(f"the types of {line.name!r} ({line.op}) are not known")
+        # One output for each argument of the forward node, with its type.
         wanted = _FOR_INPUTS.get(line.op)
         values = node.inputs
         if wanted is not None:
@@ -175,15 +184,23 @@ class Resolver:
 
     # -- which step a name means -----------------------------------------------------------
 
-    def _entry(self, read: Read, wanted: Callable[[], Iterable[Value]]) -> Entry:
-        """The entry that a read means; ``wanted`` has the values whose gradient it may be."""
+    def _entry(
+        self, read: Read, wanted: Callable[[], Iterable[Value]], unread: Sequence[int] = ()
+    ) -> Entry:
+        """The entry that a read means.
+
+        Args:
+            read: what the listing says.
+            wanted: the values whose gradient it may be, the likeliest first.
+            unread: steps of that name that nothing has read yet, the likeliest first.
+        """
         name, output = read
         if name in self._variables:
             return Entry(-1, 0, name)
         known = self._by_name.get(name)
         if not known:
             raise UnsupportedError(f"MXNet's executor lists {name!r} after a step that reads it")
-        number = known[0] if len(known) == 1 else self._choose(name, known, tuple(wanted()))
+        number = known[0] if len(known) == 1 else self._choose(name, known, tuple(wanted()), unread)
         step = self._steps[number]
         if step.outputs[output] is _ZEROS:
             for value in wanted():
@@ -195,10 +212,20 @@ class Resolver:
         """What a step reads; the gradients of its node's outputs come first, in their order."""
         count = len(self._bound.outputs[self._number[node.id]]) if node is not None else 0
         outputs = [node.out(at) for at in range(count)] if node is not None else []
-        return tuple(
-            self._entry(read, lambda at=at: (*outputs[at : at + 1], *outputs))  # type: ignore[misc]
-            for at, read in enumerate(line.inputs)
-        )
+        # The listing is in depth-first order: what nothing has read yet lies on a stack, and what
+        # this step is the first to read on its top, in the order in which it reads it.
+        times = Counter(name for name, _ in line.inputs if self._count[name] > 1)
+        top = self._unclaimed[-_FAR - len(line.inputs) :] if times else []
+        fresh = {name: [n for n in top if n in self._by_name.get(name, ())] for name in times}
+        fresh = {name: steps[-times[name] :] for name, steps in fresh.items()}
+        found = []
+        for at, read in enumerate(line.inputs):
+            unread = fresh.get(read[0], [])
+            wanted = lambda at=at: (*outputs[at : at + 1], *outputs)  # noqa: E731
+            found.append(self._entry(read, wanted, unread))
+            if unread and unread[0] == found[-1].step:
+                unread.pop(0)
+        return tuple(found)
 
     def _terms(self, line: Line, owner: Value | None) -> tuple[Entry, ...]:
         """What a sum adds up: the sum so far, and what readers of the value hand on, each once."""
@@ -214,14 +241,15 @@ class Resolver:
             found.append(self._entry((name, output), lambda m=matching: m[:1]))  # type: ignore[misc]
         return tuple(found)
 
-    def _choose(self, name: str, known: list[int], wanted: tuple[Value, ...]) -> int:
+    def _choose(
+        self, name: str, known: list[int], wanted: tuple[Value, ...], unread: Sequence[int]
+    ) -> int:
         for value in wanted:
             found = self._sums.get((self._handed_to(value), name))
             if found is not None:
                 return found
-        # The listing is in depth-first order: what nothing has read yet lies on a stack.
-        for number in reversed(self._unclaimed[-_FAR:]):
-            if number in known[-_FAR:] and self._fits(number, wanted):
+        for number in unread:
+            if self._fits(number, wanted):
                 return number
         self._guessed += 1
         fitting = [number for number in known[-_FAR:] if self._fits(number, wanted)]

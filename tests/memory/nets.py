@@ -72,14 +72,36 @@ def heads() -> Net:
     return mx.sym.Group([mx.sym.mean(mx.sym.softmax(y)), x]), {"data": (2, 3)}
 
 
+def recomputed() -> Net:
+    """The residual net with everything but the sums marked for recomputation."""
+    symbol, shapes = residual()
+    for node in symbol.get_internals():
+        if node.name.rstrip("0123") in ("bn", "relu", "c"):
+            node._set_attr(__force_mirroring__="True")
+    return symbol, shapes
+
+
+def moves() -> Net:
+    """Gradients that are forward operators: transposes, products, copies."""
+    mx = import_mxnet()
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc")
+    y = mx.sym.transpose(mx.sym.LayerNorm(x, name="norm"))
+    y = mx.sym.dot(y, x, name="dot") - x.sum(axis=0, keepdims=True).broadcast_to((4, 4))
+    y = mx.sym.batch_dot(y.expand_dims(0), y.expand_dims(0), transpose_b=True, name="products")
+    y = mx.sym.swapaxes(y, dim1=1, dim2=2) + mx.sym.negative(y).tile((1, 1, 1))
+    return mx.sym.stack(mx.sym.sqrt(mx.sym.square(y)), y, name="stack"), {"data": (4, 3)}
+
+
 NETS: Mapping[str, Callable[[], Net]] = {
     "mlp": mlp,
     "residual": residual,
     "residual_after": lambda: residual(after=True),
+    "recomputed": recomputed,
     "dropout": dropout,
     "lstm": lstm,
     "branches": branches,
     "heads": heads,
+    "moves": moves,
 }
 
 

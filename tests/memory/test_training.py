@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphopt.backend.symbol import to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, ParseError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.memory.listing import parse
 from graphopt.memory.training import Entry, TrainingGraph, backward_reads, training_graph
-from tests.memory.nets import NETS, learned, lstm, mlp, residual, watch
+from tests.memory.nets import NETS, learned, lstm, mlp, recomputed, watch
 
 pytest.importorskip("mxnet")
 
@@ -80,10 +81,7 @@ def test_backward_reads_are_what_gradients_need() -> None:
 
 
 def test_recomputed_steps_stand_for_the_forward_entries_they_repeat() -> None:
-    symbol, shapes = residual()
-    for node in symbol.get_internals():
-        if node.name in {f"{kind}{i}" for kind in ("bn", "relu", "c") for i in range(4)}:
-            node._set_attr(__force_mirroring__="True")
+    symbol, shapes = recomputed()
     graph = training_graph(symbol, shapes)
     repeated = {step.of for step in graph.steps if step.phase == "recompute"}
     assert {"relu1", "relu2"} <= repeated
@@ -116,6 +114,34 @@ def test_long_chains_of_sums_are_told_apart() -> None:
     assert graph.reported_bytes == 0  # in whole MiB
     finals = {e for name, e in graph.gradients.items() if name.startswith("l_")}
     assert len(finals) == 4
+
+
+def test_values_of_several_lines_do_not_end_the_listing() -> None:
+    text = (
+        "Symbol Outputs:\n\toutput[0]=a(0)\nVariable:x\n--------------------\n"
+        "Op:f, Name=a\nInputs:\n\targ[0]=x(0) version=0\nAttrs:\n\tn=1\n\tspec=in x\n  out x\n"
+        "--------------------\nOp:g, Name=\nInputs:\n\targ[0]=a(2)\nControl deps:\n\tcdep[0]=a\n"
+        "Total 3 MB allocated\n"
+    )
+    found = parse(text)
+    assert found.lines[0].attrs == {"n": "1", "spec": "in x\n  out x"}
+    assert (found.lines[1].inputs, found.lines[1].after) == ([("a", 2)], ["a"])
+    assert (found.variables, found.megabytes) == (["x"], 3)
+
+
+@pytest.mark.parametrize("mode", ["tanh", "lstm"])
+def test_graphs_that_passes_made(mode: str) -> None:
+    from graphopt.api.lifting import lift
+    from graphopt.api.running import run
+
+    gluon = import_mxnet().gluon
+    net = gluon.rnn.LSTM(8, 2) if mode == "lstm" else gluon.nn.Dense(8, activation="tanh")
+    net.initialize()
+    graph = run(lift(net, {"data": (5, 4, 3)}), "default", mode="training").graph
+    made = training_graph(graph, grad_req=learned(to_symbol(graph)))
+    assert made.guessed == 0
+    assert len({entry.step for entry in made.gradients.values()}) >= len(made.gradients) // 2
+    assert all(type_.nbytes for step in made.steps for type_ in step.outputs)
 
 
 def test_what_is_wrong_is_said() -> None:
