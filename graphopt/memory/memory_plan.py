@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, PARAM
 from graphopt.memory.buffers import Buffers, Integers
 from graphopt.memory.liveness import Liveness, liveness
+from graphopt.memory.order import Order, best_order, reordered
 from graphopt.memory.packing import Packing
 from graphopt.memory.planner import pack
 from graphopt.memory.schedule import Schedule, forward_schedule, training_schedule
@@ -53,6 +55,7 @@ class MemoryPlan:
         packing: where each buffer lies.
         rows: the ways to lay them out, from the most wasteful.
         reported_bytes: what MXNet's executor says it allocates for the same run, or None.
+        order: for a forward run, the best order found and those it was compared with, or None.
     """
 
     name: str
@@ -61,6 +64,7 @@ class MemoryPlan:
     packing: Packing
     rows: tuple[Row, ...]
     reported_bytes: int | None = None
+    order: Order | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -159,6 +163,7 @@ class MemoryPlan:
             "residents": [asdict(resident) for resident in self.residents[:top]],
             "layers": dict(list(self.layers.items())[:top]),
             "packing": self.packing.as_dict(),
+            "orders": dict(self.order.peaks) if self.order else {},
             "timeline": [int(nbytes) for nbytes in self.liveness.live_bytes],
             "phases": [operation.phase for operation in operations],
         }
@@ -174,6 +179,7 @@ def plan(
     gradients: bool = False,
     frozen: bool = False,
     inplace: bool = True,
+    reorder: bool = False,
     compare: bool = True,
     alignment: int = ALIGNMENT,
     time_limit: float = 1.0,
@@ -191,13 +197,14 @@ def plan(
             caller gives, as the parameters do.
         frozen: forward only: what depends on parameters alone was computed before.
         inplace: let operators write over inputs that nobody needs any more.
+        reorder: forward only: run operators in the order with the lowest peak that is found.
         compare: fill the rows of other layouts, and MXNet's own figures.
         alignment: bytes that offsets are multiples of.
         time_limit: seconds for each packing that does not reach its lower bound.
         ctx: MXNet context, for MXNet's own figures; default ``mx.cpu()``.
 
     Raises:
-        InputError: types are missing or contradict.
+        InputError: types are missing or contradict, or a training step is to be reordered.
     """
     graph: Graph | None = None
     made: TrainingGraph | None = None
@@ -211,10 +218,15 @@ def plan(
         if training:
             wanted = learned(graph) if grad_req is None else grad_req
             made = training_graph(graph, grad_req=wanted, ctx=ctx)
+    if made is not None and reorder:
+        raise InputError("a training step runs in MXNet's order; reorder is for forward runs only")
     if made is not None:
         schedule = training_schedule(made, gradients=gradients, name=name)
     elif graph is not None:
         schedule = forward_schedule(graph, frozen=frozen)
+    order = best_order(schedule, inplace=inplace) if made is None and (reorder or compare) else None
+    if order is not None and reorder:
+        schedule = reordered(schedule, order.operations)
     limits = {"alignment": alignment, "time_limit": time_limit}
     live = liveness(schedule, inplace=inplace)
     packing = pack(live.buffers, **limits)  # type: ignore[arg-type]
@@ -237,7 +249,7 @@ def plan(
         if made is not None and graph is not None:
             alone = pack(liveness(forward_schedule(graph)).buffers, **limits)  # type: ignore[arg-type]
             rows.append(Row("forward only", alone.arena, alone.lower_bound, forward))
-    return MemoryPlan(name, made is not None, live, packing, tuple(rows), reported)
+    return MemoryPlan(name, made is not None, live, packing, tuple(rows), reported, order)
 
 
 def learned(graph: Graph) -> dict[str, str]:
@@ -261,7 +273,6 @@ def _leaves_out(schedule: Schedule, graph: Graph | None) -> bool:
 
 def _forward_figure(graph: Graph | None, ctx: Any) -> int | None:
     """What MXNet takes to run the graph forward; None where it cannot be bound."""
-    from graphopt.errors import GraphoptError
     from graphopt.memory.binding import forward_bytes
 
     if graph is None:

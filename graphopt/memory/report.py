@@ -48,6 +48,9 @@ def report(plan: MemoryPlan, top: int = 10) -> str:
             f"peak         {amount(plan.peak)} at step {at} of {len(operations)}:"
             f" {operations[at].name} ({operations[at].op}, {operations[at].phase})"
         )
+    if plan.order is not None and plan.order.peak < plan.peak:
+        less = f"peak {amount(plan.order.peak)} ({plan.order.method})"
+        lines.append(f"reordered    {less}")
     if plan.rows:
         lines += ["", *_table(plan.rows)]
     lines += ["", "live bytes by step", plan.timeline()]

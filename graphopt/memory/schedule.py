@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graphopt.analysis.effects import is_pure, written_values
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import InputError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, WITH_SPEC, Node, Value
+from graphopt.ir.node import CONSTANT, WITH_SPEC, Node, NodeId, Value
 from graphopt.ir.ops import Kind, info
 from graphopt.memory.training import Entry, Step, TrainingGraph
 
@@ -39,6 +40,8 @@ class Operation:
 
     ``pairs`` (position among what is read, position among what is written) may share storage where
     the first dies here; ``view`` tells that the first output is the first input by another name.
+    ``after`` are operations that have to run first although nothing flows from them; those that are
+    ``ordered`` have to keep their order among each other.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Operation:
     writes: tuple[int, ...]
     pairs: Pairs = ()
     view: bool = False
+    after: tuple[int, ...] = ()
+    ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
     operations: list[Operation] = []
     number: dict[Value, int] = {}
     kinds: dict[int, str] = {}
+    place: dict[NodeId, int] = {}
+    written = written_values(graph, training=False)
     for node in graph.topological():
         outside = node.is_input or node.op == CONSTANT or node.id in once
         for value, type_ in zip(node.values, node.types, strict=True):
@@ -111,6 +118,8 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
             continue
         facts = info(node.op, node.attrs)
         plain = not node.graphs or node.op in WITH_SPEC
+        ordered = not is_pure(node, training=False) or any(v in written for v in node.inputs)
+        place[node.id] = len(operations)
         operations.append(
             Operation(
                 node.name,
@@ -121,6 +130,8 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
                 tuple(number[value] for value in node.values),
                 facts.inplace if plain else (),
                 facts.view and plain and not node.after,
+                tuple(place[before] for before in node.after if before in place),
+                ordered,
             )
         )
     given: dict[str, int] = {}
@@ -174,6 +185,8 @@ def training_schedule(graph: TrainingGraph, *, gradients: bool = False, name: st
                 tuple(number[entry] for entry in step.inputs),
                 tuple(number[Entry(at, index)] for index in range(len(step.outputs))),
                 _pairs(step),
+                after=step.after,
+                ordered=True,
             )
         )
     return Schedule(name, tuple(operations), tuple(tensors), given, number)

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphopt.backend import reference
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import Value
+from graphopt.ir.node import Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.memory.memory_plan import MemoryPlan
 
@@ -63,20 +63,22 @@ class Arena(Mapping[Value, Array]):
 
 
 def run(graph: Graph, plan: MemoryPlan, feeds: Mapping[str, Array]) -> list[Array]:
-    """The outputs of a graph that runs in its plan's arena."""
+    """The outputs of a graph that runs in its plan's arena, in its plan's order."""
     arena = Arena(graph, plan)
-    step = 0
-    for node in graph.topological():
+    operations = plan.schedule.operations
+    written = {number for operation in operations for number in operation.writes}
+    value_of = {number: value for value, number in plan.schedule.numbers.items()}
+
+    def evaluate(node: Node) -> None:
         arrays = reference._node(graph, node, feeds, arena, training=False)
-        runs = step < len(plan.schedule.operations)
-        runs = runs and plan.schedule.operations[step].writes == tuple(
-            plan.schedule.numbers.get(value, -1) for value in node.values
-        )
         for value, array in zip(node.values, arrays, strict=False):
             if value in plan.schedule.numbers:
                 arena.write(value, array)
-        if runs:
-            arena.free(step)
-            step += 1
-    assert step == len(plan.schedule.operations)
+
+    for node in graph.topological():
+        if not any(plan.schedule.numbers.get(value) in written for value in node.values):
+            evaluate(node)  # what lies outside
+    for step, operation in enumerate(operations):
+        evaluate(graph[value_of[operation.writes[0]].node])
+        arena.free(step)
     return [arena[value] for value in graph.outputs]

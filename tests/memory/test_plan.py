@@ -241,6 +241,8 @@ def test_what_is_wrong_is_said():
     made = plan(symbol, shapes=shapes)
     with pytest.raises(InputError, match="at least 1 column and 1 row, not 0 by 8"):
         made.timeline(width=0)
+    with pytest.raises(InputError, match="reorder is for forward runs only"):
+        plan(symbol, training=True, shapes=shapes, reorder=True)
     with pytest.raises(InputError, match="top must be at least 0, not -1"):
         made.report(-1)
 
