@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.backend.engines import quiet_binding
 from graphopt.backend.infer import with_types
 from graphopt.backend.symbol import MXNET_VERSION, first_line, to_symbol
 from graphopt.compat import import_mxnet
@@ -94,13 +95,14 @@ def bind(
         return mx.nd.empty(variables[name].shape, ctx, variables[name].dtype)
 
     try:
-        executor = symbol.bind(
-            ctx,
-            {name: array(name) for name in arguments},
-            {name: array(name) for name in gradients},
-            requests,
-            {name: array(name) for name in symbol.list_auxiliary_states()},
-        )
+        with quiet_binding():
+            executor = symbol.bind(
+                ctx,
+                {name: array(name) for name in arguments},
+                {name: array(name) for name in gradients},
+                requests,
+                {name: array(name) for name in symbol.list_auxiliary_states()},
+            )
         listing = parse(executor.debug_str())
     except mx.MXNetError as error:
         raise InputError(
@@ -158,7 +160,8 @@ def forward_bytes(graph: Graph, ctx: Any = None) -> int:
     args = {name: arrays[name] for name in symbol.list_arguments()}
     aux = {name: arrays[name] for name in symbol.list_auxiliary_states()}
     try:
-        executor = symbol.bind(ctx, args, None, "null", aux)
+        with quiet_binding():
+            executor = symbol.bind(ctx, args, None, "null", aux)
     except mx.MXNetError as error:
         raise InputError(f"MXNet cannot bind graph {graph.name!r}: {first_line(error)}") from None
     return parse(executor.debug_str()).megabytes << 20
