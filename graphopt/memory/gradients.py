@@ -63,6 +63,7 @@ class Resolver:
         self._owner: dict[int, Value] = {}
         self._sums: dict[tuple[Value, str], int] = {}
         self._owning: set[Value] = set()
+        self._handers: dict[Value, list[Node]] = {}
         self._guessed = 0
 
     def graph(self) -> TrainingGraph:
@@ -80,12 +81,15 @@ class Resolver:
         outputs = [self._entry(read, lambda: ()) for read in listed[:heads]]
         values = {node.name: node.out() for node in self._graph.inputs}
         gradients: dict[str, Entry] = {}
+        unread: dict[str, list[int]] = {}
+        for number in self._unclaimed:
+            unread.setdefault(bound.listing.lines[number].name, []).append(number)
         for name, read in zip(bound.gradients, listed[heads:], strict=True):
             # They stand in the order in which they were made.
-            found = {entry.step for entry in gradients.values()}
-            fresh = [step for step in self._by_name.get(read[0], ()) if step not in found]
-            unread = [step for step in fresh if step in self._unclaimed]
-            gradients[name] = self._entry(read, lambda n=name: (values[n],), unread)  # type: ignore[misc]
+            fresh = unread.get(read[0], [])
+            gradients[name] = self._entry(read, lambda n=name: (values[n],), fresh)  # type: ignore[misc]
+            if gradients[name].step in fresh:
+                fresh.remove(gradients[name].step)
         return TrainingGraph(
             tuple(self._steps),
             self._variables,
@@ -117,7 +121,8 @@ class Resolver:
                 tuple(after),
             )
         )
-        while self._unclaimed and any(self._unclaimed[-1] == e.step for e in inputs):
+        read = {entry.step for entry in inputs}
+        while self._unclaimed and self._unclaimed[-1] in read:
             self._unclaimed.pop()
         self._by_name.setdefault(line.name, []).append(number)
         self._unclaimed.append(number)
@@ -216,7 +221,8 @@ class Resolver:
         # this step is the first to read on its top, in the order in which it reads it.
         times = Counter(name for name, _ in line.inputs if self._count[name] > 1)
         top = self._unclaimed[-_FAR - len(line.inputs) :] if times else []
-        fresh = {name: [n for n in top if n in self._by_name.get(name, ())] for name in times}
+        lines = self._bound.listing.lines
+        fresh = {name: [n for n in top if lines[n].name == name] for name in times}
         fresh = {name: steps[-times[name] :] for name, steps in fresh.items()}
         found = []
         for at, read in enumerate(line.inputs):
@@ -231,8 +237,7 @@ class Resolver:
         """What a sum adds up: the sum so far, and what readers of the value hand on, each once."""
         if owner is None:
             return self._reads(line, None)
-        readers = self._consumers[owner]
-        values = [owner, *(self._handed_to(n.out()) for n in readers if self._hands(n))]
+        values = [owner, *(self._handed_to(node.out()) for node in self._handing(owner))]
         found = []
         for name, output in line.inputs:
             matching = [value for value in values if (value, name) in self._sums]
@@ -263,11 +268,17 @@ class Resolver:
     def _handed_to(self, value: Value) -> Value:
         """The value whose gradient is that of ``value`` too: an addition hands its own on."""
         while value not in self._owning:
-            following = next(filter(self._hands, self._consumers.get(value, ())), None)
-            if following is None:
+            following = self._handing(value)
+            if not following:
                 break
-            value = following.out()
+            value = following[0].out()
         return value
+
+    def _handing(self, value: Value) -> list[Node]:
+        """Readers of a value that hand their gradient on to it."""
+        if value not in self._handers:
+            self._handers[value] = list(filter(self._hands, self._consumers.get(value, ())))
+        return self._handers[value]
 
     def _hands(self, node: Node) -> bool:
         """Whether the gradient of a node's output is, unchanged, that of its inputs."""
