@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphopt.compat import import_mxnet
-from graphopt.memory.training import TrainingGraph
+from graphopt.memory.training import Entry, TrainingGraph
 
 Net = tuple[Any, dict[str, tuple[int, ...]]]
 Array = np.ndarray[Any, Any]
@@ -140,3 +140,29 @@ def watch(symbol: Any, graph: TrainingGraph, seed: int = 0) -> list[tuple[str, A
     executor.backward([mx.nd.ones(out.shape) * 0.5 for out in executor.outputs])
     mx.nd.waitall()
     return seen
+
+
+def check_run(symbol: Any, graph: TrainingGraph) -> int:
+    """Run a training step and compare sizes, sums and products; returns how many sums there are."""
+    seen = watch(symbol, graph)
+    value: dict[Entry, np.ndarray[Any, Any]] = {}
+    for number, step in enumerate(graph.steps):
+        if step.op == "_grad_add":  # MXNet lets the term add to it, which then holds the sum
+            value[Entry(number)] = value[step.inputs[1]]
+            continue
+        for at, type_ in enumerate(step.outputs):
+            value[Entry(number, at)] = seen.pop(0)[1]
+            assert value[Entry(number, at)].shape == type_.shape
+    assert not seen
+    sums = 0
+    for number, step in enumerate(graph.steps):
+        if step.phase == "backward" and not step.of and step.op in ("add_n", "_copy"):
+            terms = sum(value[entry] for entry in step.inputs)
+            np.testing.assert_allclose(value[Entry(number)], terms, rtol=1e-4, atol=1e-5)
+            sums += 1
+        if step.op == "_backward_mul":
+            head, left, right = step.inputs
+            if left.step >= 0 and right.step >= 0:
+                expected = value[head] * value[right]
+                np.testing.assert_allclose(value[Entry(number)], expected, rtol=1e-4, atol=1e-5)
+    return sums
