@@ -157,6 +157,9 @@ def check_run(symbol: Any, graph: TrainingGraph) -> int:
     sums = 0
     for number, step in enumerate(graph.steps):
         if step.phase == "backward" and not step.of and step.op in ("add_n", "_copy"):
+            # MXNet may write over the gradient of an output while others still need it.
+            if any(graph.steps[entry.step].name.startswith("_head") for entry in step.inputs):
+                continue
             terms = sum(value[entry] for entry in step.inputs)
             np.testing.assert_allclose(value[Entry(number)], terms, rtol=1e-4, atol=1e-5)
             sums += 1
