@@ -21,9 +21,7 @@ def _peak(model: Model) -> Integers:
     peak = np.empty(len(model), np.int64)
     for k, window in enumerate(levels):
         some = level == k
-        peak[some] = np.maximum(
-            window[model.first[some]], window[model.last[some] - 2**k]
-        )
+        peak[some] = np.maximum(window[model.first[some]], window[model.last[some] - 2**k])
     return peak
 
 

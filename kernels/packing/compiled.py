@@ -23,7 +23,7 @@ def _place() -> str:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """The function as machine code; it does not hold the GIL."""
+    """The function as machine code, kept on disk; it does not hold the GIL."""
     before = config.CACHE_DIR
     config.CACHE_DIR = _place()
     try:
@@ -31,3 +31,7 @@ def compiled(function: Callable[..., Any]) -> Any:
         return njit(cache=True, nogil=True)(function)
     finally:
         config.CACHE_DIR = before
+
+
+#: A part of a compiled function: without what calls from Python take, it compiles in half the time.
+part = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
