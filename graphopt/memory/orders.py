@@ -27,7 +27,8 @@ def _peak(model: Model) -> Integers:
 
 def _sorted(*keys: Integers) -> Integers:
     """Buffers by descending keys, the first counting most; ties keep the order they had."""
-    return np.lexsort([-key for key in reversed(keys)]).astype(np.int64)
+    order: Integers = np.lexsort([-key for key in reversed(keys)])
+    return order
 
 
 def _by_size(model: Model) -> Integers:

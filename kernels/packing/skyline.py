@@ -370,7 +370,7 @@ def _retreat(state: State) -> bool:
 def _is_full(state: State) -> bool:
     """Whether one more decision might not fit the memory."""
     n, m, level = len(state.buffer), len(state.section) - 1, state.control[DEPTH]
-    return (
+    return bool(
         level + 1 >= len(state.level)
         or (level >= 0 and state.level[level, END] + n + 1 > len(state.cases))
         or state.control[HEIGHTS] + 2 * m > len(state.heights)
