@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from graphopt.kernels.packing.skyline import EXHAUSTED, FOUND
 from graphopt.memory.best import Best
@@ -17,6 +18,8 @@ from graphopt.memory.buffers import Integers
 from graphopt.memory.decision import Decider
 from graphopt.memory.model import Model
 from graphopt.memory.reorder import Reordering
+
+Floats = npt.NDArray[np.float64]
 
 #: Decisions per buffer before a search for the lower bound, and for any smaller plan, is given up.
 PATIENCE, IMPATIENCE = 8, 3
@@ -88,14 +91,14 @@ def _large(model: Model, generator: np.random.Generator) -> Integers:
     return _ranks(_logarithm(model, 1, sizes) + generator.choice([0.1, 0.3]) * luck)
 
 
-def _logarithm(model: Model, lifetimes: float, sizes: float) -> np.ndarray:
+def _logarithm(model: Model, lifetimes: float, sizes: float) -> Floats:
     """Logarithm of a product of powers of lifetimes and sizes, float64 ``[n]``."""
     length = (model.last - model.first).astype(np.float64)
     product = lifetimes * np.log(length) + sizes * np.log(model.size.astype(np.float64))
     return np.asarray(product)
 
 
-def _ranks(score: np.ndarray) -> Integers:
+def _ranks(score: Floats) -> Integers:
     return np.argsort(np.argsort(score)).astype(np.int64)
 
 
