@@ -156,7 +156,19 @@ def clear() -> Info:
                     path.unlink()
         with contextlib.suppress(OSError):  # not empty, or not there
             (before.folder / name).rmdir()
+    _clear_loops(before.folder / "packing")
     return before
+
+
+def _clear_loops(place: Path) -> None:
+    """Remove what numba wrote for the memory packer: indices and code, two folders deep."""
+    for path in place.glob("*/*/*.nb[ic]"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+    for level in ("*/*", "*", "."):
+        for path in place.glob(level) if level != "." else [place]:
+            with contextlib.suppress(OSError):  # not empty, or not there
+                path.rmdir()
 
 
 def _path(key: str, kind: tuple[str, str]) -> Path:

@@ -26,6 +26,7 @@ VERBS = {
     "diff": ("diff", "Compare two graphs by structure; exit 1 if they differ."),
     "bisect": ("bisect", "Find the first pass that changes what a model computes."),
     "view": ("view", "Write an HTML page that steps through the passes."),
+    "pack": ("pack", "Place buffers of known lifetime in as small an arena as possible."),
     "cache": ("cache", "Show what compiled kernels take on disk, or remove them."),
     "demo": ("demo", "Optimize built-in models; nothing is downloaded."),
 }

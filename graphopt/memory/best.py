@@ -36,7 +36,7 @@ class Best:
     def offer(self, offsets: Integers, method: str) -> bool:
         """Take a plan if it is smaller than the best, and tell whether it is."""
         arena = self.model.arena(offsets)
-        if arena >= self.arena:
+        if arena >= self.arena and self.method != "none":
             return False
         self.offsets, self.arena, self.method = offsets.copy(), arena, method
         return True

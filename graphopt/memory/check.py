@@ -29,7 +29,9 @@ def check_packing(
             aligned.
     """
     if len(offsets) != len(buffers.ids):
-        raise InputError(f"{len(offsets)} offsets for {len(buffers.ids)} buffers; give one for each")
+        raise InputError(
+            f"{len(offsets)} offsets for {len(buffers.ids)} buffers; give one for each"
+        )
     begins, ends = [int(offset) for offset in offsets], []
     for name, begin, size in zip(buffers.ids, begins, buffers.size, strict=True):
         ends.append(begin + int(size))

@@ -82,8 +82,8 @@ class Resolver:
         values = {node.name: node.out() for node in self._graph.inputs}
         gradients: dict[str, Entry] = {}
         unread: dict[str, list[int]] = {}
-        for number in self._unclaimed:
-            unread.setdefault(bound.listing.lines[number].name, []).append(number)
+        for step in self._unclaimed:
+            unread.setdefault(bound.listing.lines[step].name, []).append(step)
         for name, read in zip(bound.gradients, listed[heads:], strict=True):
             # They stand in the order in which they were made.
             fresh = unread.get(read[0], [])

@@ -13,15 +13,23 @@ def run(best: Best) -> None:
     """Try the orders until one gives a plan that is enough, or the time is over; one at least."""
     model = best.model
     offsets = np.empty(len(model), np.int64)
+    scratch = np.empty((4, len(model)), np.int64)
     for name, order in ORDERS.items():
         ranked = order(model)
         for fit in ("first fit", "best fit"):
-            if best.is_enough or (best.seconds_left < 0 and best.method != "none"):
+            if best.method != "none" and (best.is_enough or best.seconds_left < 0):
                 return
             # In units, rounded up: one that ends exactly there may still be smaller by padding.
             limit = -(-best.arena // model.unit) + 1
             arena = place(
-                ranked, model.size, model.first, model.last, fit == "best fit", limit, offsets
+                ranked,
+                model.size,
+                model.first,
+                model.last,
+                fit == "best fit",
+                limit,
+                offsets,
+                scratch,
             )
             if arena < limit:
                 best.offer(offsets, f"greedy by {name}, {fit}")

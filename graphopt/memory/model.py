@@ -12,7 +12,7 @@ from graphopt.memory.buffers import Buffers, Integers
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Buffers over sections of time, in units of the alignment.
+    """Buffers over sections of time, in units of the alignment or of a multiple.
 
     A section is a moment before which a buffer starts and after which one ends. Two buffers are
     live at once if and only if they share a section, and what is live at any other moment is also
@@ -35,9 +35,12 @@ class Model:
     @classmethod
     def of(cls, buffers: Buffers, alignment: int) -> Model:
         """The problem of placing these buffers at multiples of the alignment."""
-        size = -(-buffers.size // alignment)
+        common = int(np.gcd.reduce(buffers.size)) if len(buffers) else alignment
+        # Buffers that lie as low as they can lie at sums of sizes.
+        unit = alignment if common % alignment else common
+        size = -(-buffers.size // unit)
         first, last = _sections(buffers.lower, buffers.upper)
-        return cls(size, first, last, size * alignment - buffers.size, alignment)
+        return cls(size, first, last, size * unit - buffers.size, unit)
 
     def __len__(self) -> int:
         return len(self.size)
@@ -71,8 +74,12 @@ class Model:
         """Bytes that a plan with these offsets, in units, takes."""
         return int(((offsets + self.size) * self.unit - self.padding).max(initial=0))
 
+    def next_arena(self, nbytes: int) -> int:
+        """The smallest arena above ``nbytes`` that any plan could have."""
+        return nbytes + 1 if self.padding.any() else (nbytes // self.unit + 1) * self.unit
+
     def limits(self, capacity: int) -> Integers:
-        """Units that the end of each buffer must not exceed for the arena to fit ``capacity``."""
+        """int64 ``[n]``: what the buffers' ends must not exceed to fit ``capacity`` bytes."""
         return (capacity + self.padding) // self.unit
 
 

@@ -21,15 +21,14 @@ def _peak(model: Model) -> Integers:
     peak = np.empty(len(model), np.int64)
     for k, window in enumerate(levels):
         some = level == k
-        peak[some] = np.maximum(
-            window[model.first[some]], window[model.last[some] - 2**k]
-        )
+        peak[some] = np.maximum(window[model.first[some]], window[model.last[some] - 2**k])
     return peak
 
 
 def _sorted(*keys: Integers) -> Integers:
     """Buffers by descending keys, the first counting most; ties keep the order they had."""
-    return np.lexsort([-key for key in reversed(keys)]).astype(np.int64)
+    order: Integers = np.lexsort([-key for key in reversed(keys)])
+    return order
 
 
 def _by_size(model: Model) -> Integers:

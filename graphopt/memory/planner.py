@@ -47,7 +47,7 @@ def pack(
         _improve(best, seed)
     return Packing(
         buffers=buffers,
-        offsets=best.offsets * alignment,
+        offsets=best.offsets * model.unit,
         arena=best.arena,
         lower_bound=best.lower_bound,
         seconds=time.perf_counter() - begin,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from graphopt.kernels.packing import Integers
 from graphopt.kernels.packing.compiled import compiled
 
@@ -17,6 +15,7 @@ def place(
     best_fit: bool,
     limit: int,
     offsets: Integers,
+    scratch: Integers,
 ) -> int:
     """Place buffers in the given order and return the arena, or ``limit`` if that is reached.
 
@@ -33,18 +32,16 @@ def place(
         best_fit: take the gap that is filled best, not the lowest.
         limit: an arena that is of no use.
         offsets: results, -1 for buffers not placed.
+        scratch: int64 ``[4, n]``.
     """
     n = len(order)
+    bottoms, tops, begins, ends = scratch[0], scratch[1], scratch[2], scratch[3]
     offsets[:] = -1
-    bottoms = np.empty(n, np.int64)
-    tops = np.empty(n, np.int64)
-    begins = np.empty(n, np.int32)
-    ends = np.empty(n, np.int32)
     arena = 0
     for count in range(n):
         b = order[count]
-        need, begin, end = size[b], np.int32(first[b]), np.int32(last[b])
-        top, at, gap = 0, -1, np.int64(1) << 62
+        need, begin, end = size[b], first[b], last[b]
+        top, at, gap = 0, -1, 1 << 62
         for i in range(count):
             if begins[i] < end and ends[i] > begin:
                 room = bottoms[i] - top

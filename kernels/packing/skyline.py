@@ -18,224 +18,237 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from graphopt.kernels.packing import Integers
-from graphopt.kernels.packing.compiled import compiled
+from graphopt.kernels.packing.compiled import compiled, part
 
-#: What a call of :func:`search` ends with.
-FOUND, EXHAUSTED, PAUSED = 0, 1, 2
+#: What a call of :func:`search` ends with: a plan; the proof that there is none; all nodes used
+#: up; no memory left for what is to be taken back.
+FOUND, EXHAUSTED, PAUSED, FULL = range(4)
 
 #: A section stays empty: stands for a buffer among the cases of a level.
 GAP = -1
 
-_LEVEL, _HEIGHTS, _TOPS, _LOW, _HIGH, _NODES, _RETREATED = range(7)
+#: More than any height.
+_HUGE = 1 << 62
 
+#: Columns of ``State.section``: the skyline; the first section on which it depends, and the one
+#: after the last; units of buffers left; how many of them are in the next section too; whether the
+#: skyline has to be computed again; where the section's buffers begin in ``State.listed``.
+HEIGHT, LOW, HIGH, LEFT, CROSSING, DIRTY, AT = range(7)
 
-class Problem(NamedTuple):
-    """What is to be packed; lists of buffers are ``buffers[at[s] : at[s + 1]]`` by section."""
+#: Columns of ``State.buffer``: units; first section; section after the last; what its end must not
+#: exceed; the higher, the earlier it is tried; its place, or -1 while it is left; the lowest place
+#: it can have while it is left, and the section that has that height.
+SIZE, FIRST, LAST, LIMIT, PRIORITY, OFFSET, TOP, WITNESS = range(8)
 
-    size: Integers
-    first: Integers
-    last: Integers
-    limit: Integers
-    at: Integers
-    buffers: Integers
+#: Columns of ``State.level``: how many changes there were before its decision; the section in which
+#: it decides, and the height up to which that can stay empty (-1: it cannot); its first case, the
+#: next, and the end of the cases; the run of sections that all its failures depend on.
+BEFORE_HEIGHTS, BEFORE_TOPS, SECTION, VALUE, BEGIN, NEXT, END, WHY_LOW, WHY_HIGH = range(9)
+
+#: Entries of ``State.control``: the level; how many changes there are; the run of sections that the
+#: last failure depends on; decisions so far; whether the level's last decision was taken back.
+DEPTH, HEIGHTS, TOPS, FAIL_LOW, FAIL_HIGH, NODES, RETREATED = range(7)
 
 
 class State(NamedTuple):
-    """Where the search stands.
+    """Problem and progress, int64; few arrays, since numba takes longer the more there are.
 
     Attributes:
-        height: skyline by section.
-        low: first section on which the height depends.
-        high: section after the last.
-        left: units of buffers left, by section.
-        crossing: buffers left that are in this section and the next.
-        offset: of each buffer, -1 while it is left.
-        top: lowest offset of a buffer left.
-        witness: section that has this height.
-        old_heights: rows section, height, low, high before a change.
-        old_tops: rows buffer, top, witness before a change.
-        mark: rows by level: lengths of the two, next case, cases' end, section, run of sections
-            that explains failures.
-        cases: buffers to try, levels one after another.
-        control: scalars, by the indices above.
-        dirty: whether a section's height must be computed again.
+        section: a row for each section, and one more that ends the last list.
+        buffer: a row for each buffer.
+        listed: buffers by section, one list after another.
+        heights: rows section, skyline and what it depends on, before a change.
+        tops: rows buffer, lowest place and witness, before a change.
+        level: a row for each decision.
+        cases: buffers to try, one list of cases after another.
+        control: scalars.
+        scratch: two values per section, and two.
     """
 
-    height: Integers
-    low: Integers
-    high: Integers
-    left: Integers
-    crossing: Integers
-    offset: Integers
-    top: Integers
-    witness: Integers
-    old_heights: Integers
-    old_tops: Integers
-    mark: Integers
+    section: Integers
+    buffer: Integers
+    listed: Integers
+    heights: Integers
+    tops: Integers
+    level: Integers
     cases: Integers
     control: Integers
-    dirty: Integers
+    scratch: Integers
 
 
-_MARK_HEIGHTS, _MARK_TOPS, _NEXT, _END, _SECTION, _WHY_LOW, _WHY_HIGH, _VALUE, _BEGIN = range(9)
-
-
-@compiled
+@part
 def _set_height(state: State, s: int, height: int, low: int, high: int) -> None:
-    count = state.control[_HEIGHTS]
-    row = state.old_heights[count]
-    row[0], row[1], row[2], row[3] = s, state.height[s], state.low[s], state.high[s]
-    state.control[_HEIGHTS] = count + 1
-    state.height[s], state.low[s], state.high[s] = height, low, high
+    count = state.control[HEIGHTS]
+    row = state.heights[count]
+    row[0], row[1], row[2], row[3] = (
+        s,
+        state.section[s, HEIGHT],
+        state.section[s, LOW],
+        state.section[s, HIGH],
+    )
+    state.control[HEIGHTS] = count + 1
+    state.section[s, HEIGHT], state.section[s, LOW], state.section[s, HIGH] = height, low, high
 
 
-@compiled
+@part
 def _fail(state: State, low: int, high: int) -> bool:
-    state.control[_LOW], state.control[_HIGH] = low, high
+    state.control[FAIL_LOW], state.control[FAIL_HIGH] = low, high
     return False
 
 
-@compiled
-def _lift(problem: Problem, state: State, begin: int, end: int) -> bool:
+@part
+def _lift(state: State, begin: int, end: int) -> bool:
     """Raise the buffers left over sections that have become higher; false if one is too high."""
     for t in range(begin, end):
-        height = state.height[t]
-        for i in range(problem.at[t], problem.at[t + 1]):
-            e = problem.buffers[i]
-            if state.offset[e] >= 0 or state.top[e] >= height:
+        height = state.section[t, HEIGHT]
+        for i in range(state.section[t, AT], state.section[t + 1, AT]):
+            e = state.listed[i]
+            if state.buffer[e, OFFSET] >= 0 or state.buffer[e, TOP] >= height:
                 continue
-            count = state.control[_TOPS]
-            row = state.old_tops[count]
-            row[0], row[1], row[2] = e, state.top[e], state.witness[e]
-            state.control[_TOPS] = count + 1
-            before = state.top[e]
-            state.top[e], state.witness[e] = height, t
-            if height + problem.size[e] > problem.limit[e]:
-                return _fail(state, state.low[t], state.high[t])
-            for s in range(problem.first[e], problem.last[e]):
-                if state.height[s] == before:
-                    state.dirty[s] = 1
+            count = state.control[TOPS]
+            row = state.tops[count]
+            row[0], row[1], row[2] = e, state.buffer[e, TOP], state.buffer[e, WITNESS]
+            state.control[TOPS] = count + 1
+            before = state.buffer[e, TOP]
+            state.buffer[e, TOP], state.buffer[e, WITNESS] = height, t
+            if height + state.buffer[e, SIZE] > state.buffer[e, LIMIT]:
+                return _fail(state, state.section[t, LOW], state.section[t, HIGH])
+            for s in range(state.buffer[e, FIRST], state.buffer[e, LAST]):
+                if state.section[s, HEIGHT] == before:
+                    state.section[s, DIRTY] = 1
     return True
 
 
-@compiled
-def _settle(problem: Problem, state: State, capacity: int) -> bool:
+@part
+def _settle(state: State, capacity: int) -> bool:
     """Compute dirty sections again; false if one of them exceeds the capacity."""
-    for s in range(len(state.height)):
-        if not state.dirty[s]:
+    for s in range(len(state.section) - 1):
+        if not state.section[s, DIRTY]:
             continue
-        state.dirty[s] = 0
-        if state.left[s] == 0:
+        state.section[s, DIRTY] = 0
+        if state.section[s, LEFT] == 0:
             continue
-        least, low, high = np.int64(1) << 62, s, s + 1
-        for i in range(problem.at[s], problem.at[s + 1]):
-            e = problem.buffers[i]
-            if state.offset[e] < 0:
-                w = state.witness[e]
-                least = min(least, state.top[e])
-                low, high = min(low, state.low[w]), max(high, state.high[w])
-        if least > state.height[s]:
+        least, low, high = _HUGE, s, s + 1
+        for i in range(state.section[s, AT], state.section[s + 1, AT]):
+            e = state.listed[i]
+            if state.buffer[e, OFFSET] < 0:
+                w = state.buffer[e, WITNESS]
+                least = min(least, state.buffer[e, TOP])
+                low, high = min(low, state.section[w, LOW]), max(high, state.section[w, HIGH])
+        if least > state.section[s, HEIGHT]:
             _set_height(state, s, least, low, high)
-        if state.height[s] + state.left[s] > capacity:
-            return _fail(state, state.low[s], state.high[s])
+        if state.section[s, HEIGHT] + state.section[s, LEFT] > capacity:
+            return _fail(state, state.section[s, LOW], state.section[s, HIGH])
     return True
 
 
-@compiled
-def _changed(problem: Problem, state: State, capacity: int, begin: int, end: int) -> bool:
+@part
+def _changed(state: State, capacity: int, begin: int, end: int) -> bool:
     """Draw conclusions from sections that have become higher."""
-    fine = _lift(problem, state, begin, end) and _settle(problem, state, capacity)
+    fine = _lift(state, begin, end) and _settle(state, capacity)
     if not fine:
-        state.dirty[:] = 0
+        state.section[:, DIRTY] = 0
     return fine
 
 
-@compiled
-def _put(problem: Problem, state: State, capacity: int, b: int, offset: int) -> bool:
+@part
+def _put(state: State, capacity: int, b: int, offset: int) -> bool:
     """Place a buffer; false if that cannot be completed."""
-    state.offset[b] = offset
-    begin, end = problem.first[b], problem.last[b]
+    state.buffer[b, OFFSET] = offset
+    begin, end = state.buffer[b, FIRST], state.buffer[b, LAST]
     for t in range(begin, end):
-        state.left[t] -= problem.size[b]
+        state.section[t, LEFT] -= state.buffer[b, SIZE]
         if t + 1 < end:
-            state.crossing[t] -= 1
-        _set_height(state, t, offset + problem.size[b], t, t + 1)
-        state.dirty[t] = 1
-    return _changed(problem, state, capacity, begin, end)
+            state.section[t, CROSSING] -= 1
+        _set_height(state, t, offset + state.buffer[b, SIZE], t, t + 1)
+        state.section[t, DIRTY] = 1
+    return _changed(state, capacity, begin, end)
 
 
-@compiled
-def _leave(problem: Problem, state: State, capacity: int, s: int, height: int) -> bool:
+@part
+def _leave(state: State, capacity: int, s: int, height: int) -> bool:
     """Leave a section empty below a height; false if that cannot be completed."""
     _set_height(state, s, height, s, s + 1)
-    state.dirty[s] = 1
-    return _changed(problem, state, capacity, s, s + 1)
+    state.section[s, DIRTY] = 1
+    return _changed(state, capacity, s, s + 1)
 
 
-@compiled
-def _undo(problem: Problem, state: State, level: int) -> None:
+@part
+def _undo(state: State, level: int) -> None:
     """Take back the decision of a level, if there is one."""
-    mark, control = state.mark[level], state.control
-    if mark[_NEXT] > mark[_BEGIN]:
-        b = state.cases[mark[_NEXT] - 1]
+    mark, control = state.level[level], state.control
+    if mark[NEXT] > mark[BEGIN]:
+        b = state.cases[mark[NEXT] - 1]
         if b != GAP:
-            state.offset[b] = -1
-            for t in range(problem.first[b], problem.last[b]):
-                state.left[t] += problem.size[b]
-                if t + 1 < problem.last[b]:
-                    state.crossing[t] += 1
-    while control[_HEIGHTS] > mark[_MARK_HEIGHTS]:
-        control[_HEIGHTS] -= 1
-        row = state.old_heights[control[_HEIGHTS]]
+            state.buffer[b, OFFSET] = -1
+            for t in range(state.buffer[b, FIRST], state.buffer[b, LAST]):
+                state.section[t, LEFT] += state.buffer[b, SIZE]
+                if t + 1 < state.buffer[b, LAST]:
+                    state.section[t, CROSSING] += 1
+    while control[HEIGHTS] > mark[BEFORE_HEIGHTS]:
+        control[HEIGHTS] -= 1
+        row = state.heights[control[HEIGHTS]]
         s = row[0]
-        state.height[s], state.low[s], state.high[s] = row[1], row[2], row[3]
-    while control[_TOPS] > mark[_MARK_TOPS]:
-        control[_TOPS] -= 1
-        row = state.old_tops[control[_TOPS]]
-        state.top[row[0]], state.witness[row[0]] = row[1], row[2]
+        state.section[s, HEIGHT], state.section[s, LOW], state.section[s, HIGH] = (
+            row[1],
+            row[2],
+            row[3],
+        )
+    while control[TOPS] > mark[BEFORE_TOPS]:
+        control[TOPS] -= 1
+        row = state.tops[control[TOPS]]
+        state.buffer[row[0], TOP], state.buffer[row[0], WITNESS] = row[1], row[2]
 
 
-@compiled
+@part
 def _valley_end(state: State, s: int) -> int:
     """The section after the run of one height that begins here; negative if it is no valley."""
     e = s + 1
-    while e < len(state.height) and state.crossing[e - 1] and state.height[e] == state.height[s]:
+    while (
+        e < len(state.section) - 1
+        and state.section[e - 1, CROSSING]
+        and state.section[e, HEIGHT] == state.section[s, HEIGHT]
+    ):
         e += 1
-    is_low = e == len(state.height) or not state.crossing[e - 1] or (
-        state.height[e] > state.height[s]
+    is_low = (
+        e == len(state.section) - 1
+        or not state.section[e - 1, CROSSING]
+        or (state.section[e, HEIGHT] > state.section[s, HEIGHT])
     )
-    if s and state.crossing[s - 1] and state.height[s - 1] <= state.height[s]:
+    if (
+        s
+        and state.section[s - 1, CROSSING]
+        and state.section[s - 1, HEIGHT] <= state.section[s, HEIGHT]
+    ):
         is_low = False
     return e if is_low else -e
 
 
-@compiled
-def _supports(problem: Problem, state: State, begin: int, end: int, scratch: Integers) -> None:
+@part
+def _supports(state: State, begin: int, end: int) -> None:
     """Per section of a valley, the least height of what touches the valley and is not there.
 
     If what is in the section does not lie on the skyline, it lies on something of that kind.
     """
-    n = end - begin
-    scratch[: 2 * n + 2] = np.int64(1) << 61
+    n, scratch = end - begin, state.scratch
+    scratch[: 2 * n + 2] = _HUGE
     for s in range(begin, end):
-        for i in range(problem.at[s], problem.at[s + 1]):
-            e = problem.buffers[i]
-            if state.offset[e] >= 0 or (problem.first[e] < s and s > begin):
+        for i in range(state.section[s, AT], state.section[s + 1, AT]):
+            e = state.listed[i]
+            if state.buffer[e, OFFSET] >= 0 or (state.buffer[e, FIRST] < s and s > begin):
                 continue
-            base = state.height[s]
-            if problem.first[e] < begin:
-                base = max(base, state.height[begin - 1])
-            if problem.last[e] > end:
-                base = max(base, state.height[end])
-            after = problem.last[e] - begin
+            base = state.section[s, HEIGHT]
+            if state.buffer[e, FIRST] < begin:
+                base = max(base, state.section[begin - 1, HEIGHT])
+            if state.buffer[e, LAST] > end:
+                base = max(base, state.section[end, HEIGHT])
+            after = state.buffer[e, LAST] - begin
             if after < n:
-                scratch[after] = min(scratch[after], base + problem.size[e])
-            before = n + 1 + problem.first[e] - begin
+                scratch[after] = min(scratch[after], base + state.buffer[e, SIZE])
+            before = n + 1 + state.buffer[e, FIRST] - begin
             if before > n + 1:
-                scratch[before] = min(scratch[before], base + problem.size[e])
+                scratch[before] = min(scratch[before], base + state.buffer[e, SIZE])
     for k in range(1, n):
         scratch[k] = min(scratch[k], scratch[k - 1])
         back = 2 * n - k
@@ -244,147 +257,157 @@ def _supports(problem: Problem, state: State, begin: int, end: int, scratch: Int
         scratch[k] = min(scratch[k], scratch[n + 2 + k])
 
 
-@compiled
-def _choose(
-    problem: Problem, state: State, capacity: int, scratch: Integers, mark: Integers
-) -> bool:
+@part
+def _choose(state: State, capacity: int, mark: Integers) -> bool:
     """Find the section with the fewest cases; false if all buffers are placed."""
-    fewest, tightest = np.int64(1) << 62, np.int64(1) << 62
+    fewest, tightest = _HUGE, _HUGE
     begin = 0
-    while begin < len(state.height):
+    while begin < len(state.section) - 1:
         end = _valley_end(state, begin)
-        if end < 0 or state.left[begin] == 0:
+        if end < 0 or state.section[begin, LEFT] == 0:
             begin = abs(end)
             continue
-        height = state.height[begin]
-        _supports(problem, state, begin, end, scratch)
+        height = state.section[begin, HEIGHT]
+        _supports(state, begin, end)
         for s in range(begin, end):
-            count, least = 0, np.int64(1) << 61
-            for i in range(problem.at[s], problem.at[s + 1]):
-                e = problem.buffers[i]
-                if state.offset[e] < 0:
-                    if state.top[e] == height:
+            count, least = 0, _HUGE
+            for i in range(state.section[s, AT], state.section[s + 1, AT]):
+                e = state.listed[i]
+                if state.buffer[e, OFFSET] < 0:
+                    if state.buffer[e, TOP] == height:
                         count += 1
-                        least = min(least, scratch[s - begin])
+                        least = min(least, state.scratch[s - begin])
                     else:
-                        least = min(least, state.top[e])
-            slack = capacity - state.left[s] - height
+                        least = min(least, state.buffer[e, TOP])
+            slack = capacity - state.section[s, LEFT] - height
             is_open = least - height <= slack
             count += is_open
             if count < fewest or (count == fewest and slack < tightest):
                 fewest, tightest = count, slack
-                mark[_SECTION], mark[_WHY_LOW], mark[_WHY_HIGH] = s, begin, end
-                mark[_VALUE] = least if is_open else -1
+                mark[SECTION], mark[WHY_LOW], mark[WHY_HIGH] = s, begin, end
+                mark[VALUE] = least if is_open else -1
         begin = end
-    return fewest < np.int64(1) << 62
+    return fewest < _HUGE
 
 
-@compiled
-def _explain(problem: Problem, state: State, mark: Integers) -> None:
+@part
+def _explain(state: State, mark: Integers) -> None:
     """Widen the run of a level's valley to all that its cases depend on."""
-    begin, end, s = mark[_WHY_LOW], mark[_WHY_HIGH], mark[_SECTION]
+    begin, end, s = mark[WHY_LOW], mark[WHY_HIGH], mark[SECTION]
     low, high = begin, end
-    if begin and state.crossing[begin - 1]:
+    if begin and state.section[begin - 1, CROSSING]:
         low = begin - 1
-    if end < len(state.height) and state.crossing[end - 1]:
+    if end < len(state.section) - 1 and state.section[end - 1, CROSSING]:
         high = end + 1
     for t in range(low, high):
-        mark[_WHY_LOW] = min(mark[_WHY_LOW], state.low[t])
-        mark[_WHY_HIGH] = max(mark[_WHY_HIGH], state.high[t])
-    mark[_WHY_LOW], mark[_WHY_HIGH] = min(mark[_WHY_LOW], low), max(mark[_WHY_HIGH], high)
-    for i in range(problem.at[s], problem.at[s + 1]):
-        e = problem.buffers[i]
-        if state.offset[e] < 0 and state.top[e] > state.height[s]:
-            w = state.witness[e]
-            mark[_WHY_LOW] = min(mark[_WHY_LOW], state.low[w])
-            mark[_WHY_HIGH] = max(mark[_WHY_HIGH], state.high[w])
+        mark[WHY_LOW] = min(mark[WHY_LOW], state.section[t, LOW])
+        mark[WHY_HIGH] = max(mark[WHY_HIGH], state.section[t, HIGH])
+    mark[WHY_LOW], mark[WHY_HIGH] = min(mark[WHY_LOW], low), max(mark[WHY_HIGH], high)
+    for i in range(state.section[s, AT], state.section[s + 1, AT]):
+        e = state.listed[i]
+        if state.buffer[e, OFFSET] < 0 and state.buffer[e, TOP] > state.section[s, HEIGHT]:
+            w = state.buffer[e, WITNESS]
+            mark[WHY_LOW] = min(mark[WHY_LOW], state.section[w, LOW])
+            mark[WHY_HIGH] = max(mark[WHY_HIGH], state.section[w, HIGH])
 
 
-@compiled
-def _open(problem: Problem, state: State, priority: Integers, mark: Integers, at: int) -> None:
+@part
+def _open(state: State, mark: Integers, at: int) -> None:
     """List the cases of a level: buffers by falling priority, of equal ones the first."""
-    s = mark[_SECTION]
-    height, count = state.height[s], at
-    for i in range(problem.at[s], problem.at[s + 1]):
-        e = problem.buffers[i]
-        if state.offset[e] >= 0 or state.top[e] != height:
+    s = mark[SECTION]
+    height, count = state.section[s, HEIGHT], at
+    for i in range(state.section[s, AT], state.section[s + 1, AT]):
+        e = state.listed[i]
+        if state.buffer[e, OFFSET] >= 0 or state.buffer[e, TOP] != height:
             continue
         is_new = True
         k = count
         for j in range(at, count):
             c = state.cases[j]
             if (
-                problem.first[c] == problem.first[e]
-                and problem.last[c] == problem.last[e]
-                and problem.size[c] == problem.size[e]
-                and problem.limit[c] == problem.limit[e]
+                state.buffer[c, FIRST] == state.buffer[e, FIRST]
+                and state.buffer[c, LAST] == state.buffer[e, LAST]
+                and state.buffer[c, SIZE] == state.buffer[e, SIZE]
+                and state.buffer[c, LIMIT] == state.buffer[e, LIMIT]
             ):
                 is_new = False
         if not is_new:
             continue
-        while k > at and priority[state.cases[k - 1]] < priority[e]:
+        while k > at and state.buffer[state.cases[k - 1], PRIORITY] < state.buffer[e, PRIORITY]:
             state.cases[k] = state.cases[k - 1]
             k -= 1
         state.cases[k] = e
         count += 1
-    if mark[_VALUE] >= 0:
+    if mark[VALUE] >= 0:
         state.cases[count] = GAP
         count += 1
-    mark[_BEGIN], mark[_NEXT], mark[_END] = at, at, count
+    mark[BEGIN], mark[NEXT], mark[END] = at, at, count
 
 
-@compiled
-def _retreat(problem: Problem, state: State) -> bool:
+@part
+def _retreat(state: State) -> bool:
     """Take back what has failed, and all that it does not depend on; false if nothing is left."""
     control = state.control
-    while control[_LEVEL] >= 0:
-        level = control[_LEVEL]
-        mark = state.mark[level]
-        b = state.cases[mark[_NEXT] - 1]
-        begin, end = mark[_SECTION], mark[_SECTION] + 1
+    while control[DEPTH] >= 0:
+        level = control[DEPTH]
+        mark = state.level[level]
+        b = state.cases[mark[NEXT] - 1]
+        begin, end = mark[SECTION], mark[SECTION] + 1
         if b != GAP:
-            begin, end = problem.first[b], problem.last[b]
-        _undo(problem, state, level)
-        low, high = control[_LOW], control[_HIGH]
+            begin, end = state.buffer[b, FIRST], state.buffer[b, LAST]
+        _undo(state, level)
+        low, high = control[FAIL_LOW], control[FAIL_HIGH]
         if low < end and begin < high:
-            mark[_WHY_LOW], mark[_WHY_HIGH] = min(low, mark[_WHY_LOW]), max(high, mark[_WHY_HIGH])
-            if mark[_NEXT] < mark[_END]:
+            mark[WHY_LOW], mark[WHY_HIGH] = min(low, mark[WHY_LOW]), max(high, mark[WHY_HIGH])
+            if mark[NEXT] < mark[END]:
                 return True
-            control[_LOW], control[_HIGH] = mark[_WHY_LOW], mark[_WHY_HIGH]
-        control[_LEVEL] = level - 1
+            control[FAIL_LOW], control[FAIL_HIGH] = mark[WHY_LOW], mark[WHY_HIGH]
+        control[DEPTH] = level - 1
     return False
 
 
+@part
+def _is_full(state: State) -> bool:
+    """Whether one more decision might not fit the memory."""
+    n, m, level = len(state.buffer), len(state.section) - 1, state.control[DEPTH]
+    return bool(
+        level + 1 >= len(state.level)
+        or (level >= 0 and state.level[level, END] + n + 1 > len(state.cases))
+        or state.control[HEIGHTS] + 2 * m > len(state.heights)
+        or state.control[TOPS] + n > len(state.tops)
+    )
+
+
 @compiled
-def search(
-    problem: Problem, state: State, priority: Integers, capacity: int, nodes: int, scratch: Integers
-) -> int:
+def search(state: State, capacity: int, nodes: int) -> int:
     """Go on searching for a number of decisions, and tell how that ended."""
     control = state.control
     for _ in range(nodes):
-        control[_NODES] += 1
-        if not control[_RETREATED]:
-            level = control[_LEVEL] + 1
-            mark = state.mark[level]
-            if not _choose(problem, state, capacity, scratch, mark):
+        control[NODES] += 1
+        if _is_full(state):
+            return FULL
+        if not control[RETREATED]:
+            level = control[DEPTH] + 1
+            mark = state.level[level]
+            if not _choose(state, capacity, mark):
                 return FOUND
-            _explain(problem, state, mark)
-            _open(problem, state, priority, mark, state.mark[level - 1, _END] if level else 0)
-            mark[_MARK_HEIGHTS], mark[_MARK_TOPS] = control[_HEIGHTS], control[_TOPS]
-            control[_LEVEL] = level
-            if mark[_BEGIN] == mark[_END]:
-                control[_LOW], control[_HIGH] = mark[_WHY_LOW], mark[_WHY_HIGH]
-                control[_LEVEL] = level - 1
-                if not _retreat(problem, state):
+            _explain(state, mark)
+            _open(state, mark, state.level[level - 1, END] if level else 0)
+            mark[BEFORE_HEIGHTS], mark[BEFORE_TOPS] = control[HEIGHTS], control[TOPS]
+            control[DEPTH] = level
+            if mark[BEGIN] == mark[END]:
+                control[FAIL_LOW], control[FAIL_HIGH] = mark[WHY_LOW], mark[WHY_HIGH]
+                control[DEPTH] = level - 1
+                if not _retreat(state):
                     return EXHAUSTED
-        mark = state.mark[control[_LEVEL]]
-        b, s = state.cases[mark[_NEXT]], mark[_SECTION]
-        mark[_NEXT] += 1
+        mark = state.level[control[DEPTH]]
+        b, s = state.cases[mark[NEXT]], mark[SECTION]
+        mark[NEXT] += 1
         if b == GAP:
-            fine = _leave(problem, state, capacity, s, mark[_VALUE])
+            fine = _leave(state, capacity, s, mark[VALUE])
         else:
-            fine = _put(problem, state, capacity, b, state.height[s])
-        control[_RETREATED] = not fine
-        if not fine and not _retreat(problem, state):
+            fine = _put(state, capacity, b, state.section[s, HEIGHT])
+        control[RETREATED] = not fine
+        if not fine and not _retreat(state):
             return EXHAUSTED
     return PAUSED

@@ -63,6 +63,15 @@ def test_clear_removes_what_killed_processes_left(graphopt, folder):
     assert list(folder.rglob("*")) == []
 
 
+def test_clear_removes_the_loops_of_the_memory_packer(graphopt, folder):
+    place = folder / "packing" / "abc" / "packing_0"
+    place.mkdir(parents=True)
+    (place / "greedy.place-9.py311.nbi").write_bytes(b"index")
+    (place / "greedy.place-9.py311.1.nbc").write_bytes(b"code")
+    assert graphopt("cache", "clear").code == 0
+    assert list(folder.rglob("*")) == []
+
+
 def test_clear_removes_nothing_of_others(graphopt, folder):
     # Such as in a checkout of this project, which has a folder of that name.
     (folder / "kernels" / "emit").mkdir()
