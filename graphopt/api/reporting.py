@@ -52,7 +52,28 @@ def page_data(name: str, mode: str, seen: Inspection) -> dict[str, object]:
     original = seen.steps[0].before if seen.steps else seen.result.graph
     pages = [_page(first, diff=[], text=str(original), remarks=[])]
     pages += [_step(row, step) for row, step in zip(rows, seen.steps, strict=True)]
-    return {"graph": name, "mode": mode, "pages": pages, "total": seen.total.as_dict()}
+    return {
+        "graph": name,
+        "mode": mode,
+        "pages": pages,
+        "total": seen.total.as_dict(),
+        "memory": _memory(original, seen.result.graph, training=mode == "training"),
+    }
+
+
+def _memory(before: Graph, after: Graph, *, training: bool) -> list[dict[str, object]]:
+    """Live bytes over time of the original graph and, if passes changed it, of theirs."""
+    from graphopt.memory.page import timeline_data
+
+    named = [("original", before)]
+    if not after.is_unchanged_from(before):
+        named.append(("after the passes", after))
+    found = []
+    for title, graph in named:
+        data = timeline_data(graph, training=training, frozen=not training)
+        if data is not None:
+            found.append({"title": title, **data})
+    return found
 
 
 def render(data: dict[str, object]) -> str:

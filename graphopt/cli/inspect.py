@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from graphopt.cli import models
 from graphopt.cli.console import Table, paint, say, say_json
 from graphopt.cli.inputs import Shape, type_options
+from graphopt.cli.memory import show as show_memory
 from graphopt.cli.progress import progress
 from graphopt.cli.verb import as_mode, build_pipeline, mode_option, pipeline_option, verb
 
@@ -47,7 +49,15 @@ SPARE = ("engine", ">original ms", ">parameters", ">pass ms", ">MB", ">nodes")
     show_default=True,
     help="How long to time each graph beside the original.",
 )
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Show where tensors can lie and what makes the peak instead; passes run only with -p.",
+)
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     model: str,
     shapes: dict[str, Shape],
     dtypes: dict[str, str],
@@ -57,6 +67,7 @@ def command(
     seed: int,
     run: bool,
     seconds: float,
+    memory: bool,
     as_json: bool,
 ) -> int:
     """Show what each pass does to a model: size, bytes, time, error.
@@ -71,6 +82,9 @@ def command(
 
     passes = build_pipeline(pipeline)
     found = models.load(model, shapes, dtypes)
+    if memory:
+        is_given = ctx.get_parameter_source("pipeline") is ParameterSource.COMMANDLINE
+        return show_memory(found.graph, passes if is_given else (), mode, as_json=as_json)
     values = models.feeds(found, params, seed) if run else None
     with progress(2 * len(passes), f"inspecting {found.graph.name}") as step:
         seen = inspect(

@@ -9,6 +9,7 @@ import click
 from graphopt.cli import models
 from graphopt.cli.console import note, say_json
 from graphopt.cli.inputs import Shape, type_options
+from graphopt.cli.native import hushed
 from graphopt.cli.progress import progress
 from graphopt.cli.saving import check_target, replacing
 from graphopt.cli.verb import as_mode, build_pipeline, mode_option, pipeline_option, verb
@@ -49,7 +50,8 @@ def command(
     values = models.feeds(found, params, seed) if run else None
     with progress(2 * len(passes), f"inspecting {found.graph.name}") as step:
         seen = inspect(found.graph, passes, mode=as_mode(mode), feeds=values, run=run, step=step)
-    data = page_data(found.graph.name, mode, seen)
+    with hushed():
+        data = page_data(found.graph.name, mode, seen)
     path = Path(output)
     with replacing(path) as draft:
         draft.write_text(render(data), encoding="utf-8")

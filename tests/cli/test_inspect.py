@@ -119,3 +119,36 @@ graph big(%x: f32[700,700]) {
     seen = inspect(graph, "none", seconds=0)
     assert seen.rows[0].run_ms is not None
     assert seen.rows[0].run_ms > 0.5
+
+
+def test_memory_of_a_forward_run(graphopt, net):
+    ran = graphopt("inspect", net, "--memory")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith(
+        "net: forward, 5 operators, 8 tensors in 3 buffers\n"
+        "arena        88 B, 1 x the lower bound 88 B (optimal)\n"
+    )
+    assert "not counted  data 32 B, param 60 B\n" in ran.out
+    assert "peak         48 B at step 1 of 5: left (relu, forward)\n" in ran.out
+
+
+def test_memory_of_a_training_step_as_json(graphopt, net):
+    found = json.loads(graphopt("inspect", net, "--memory", "--mode", "training", "--json").out)
+    assert found["training"]
+    assert [row["name"] for row in found["rows"]][-1] == "forward only"
+    assert found["peak"] <= found["lower_bound"] <= found["arena"]
+    assert len(found["timeline"]) == len(found["phases"])
+    assert set(found["phases"]) == {"forward", "backward"}
+    assert "" not in found["layers"]
+
+
+def test_memory_after_passes_only_if_they_are_named(graphopt, net):
+    ran = graphopt("inspect", net, "--memory", "-p", "dce,cse")
+    assert ran.err == "2 of 2 passes changed the graph\n"
+    assert ran.out.startswith("net: forward, 3 operators,")
+
+
+def test_memory_needs_shapes(graphopt, net_json):
+    ran = graphopt("inspect", net_json, "--memory")
+    assert (ran.code, ran.out) == (2, "")
+    assert "the shape of input 'data' must be given" in ran.err

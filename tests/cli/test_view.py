@@ -74,3 +74,21 @@ def test_a_pass_that_fails_is_1(graphopt, net, tmp_path):
     path = tmp_path / "a.html"
     assert graphopt("view", net, "-p", "crash", "--no-run", "-o", path).code == 1
     assert embedded(path.read_text())["pages"][1]["reason"] == "ValueError: on purpose"
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_memory_over_time(graphopt, net, tmp_path, mode):
+    path = tmp_path / "a.html"
+    assert graphopt("view", net, "-p", "cse", "--mode", mode, "--no-run", "-o", path).code == 0
+    before, after = embedded(path.read_text())["memory"]
+    assert (before["title"], after["title"]) == ("original", "after the passes")
+    for run in (before, after):
+        assert len(run["live"]) == len(run["steps"])
+        assert run["live"][run["peak_step"]] == run["peak"] == max(run["live"])
+        assert (run["backward"] is None) == (mode == "inference")
+
+
+def test_a_graph_without_types_has_no_timeline(graphopt, net_json, tmp_path):
+    path = tmp_path / "a.html"
+    assert graphopt("view", net_json, "-p", "none", "--no-run", "-o", path).code == 0
+    assert embedded(path.read_text())["memory"] == []
