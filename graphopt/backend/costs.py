@@ -1,74 +1,73 @@
-"""How long operators take, each measured alone."""
+"""How long each operator of a graph takes, where it runs."""
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from graphopt.backend.invoke import invoke
 from graphopt.backend.measured import once
+from graphopt.backend.step import bind
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError
+from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, WITH_SPEC, Node
-
-#: Operators that take longer run once only.
-_LONG_S = 0.02
-#: A guess at bytes a second, for what cannot run alone.
-_BANDWIDTH = 5e9
 
 
-def measure_costs(graph: Graph, ctx: Any) -> dict[str, float]:
+def measure_costs(
+    graph: Graph, symbol: Any, arrays: Mapping[str, Any], ctx: Any
+) -> dict[str, float]:
     """Seconds of each operator's forward in training, by name of its node.
 
-    Equal operators on equal types are measured once, and not again on this machine
-    (``GRAPHOPT_REMEMBER``). One that cannot run alone counts by its bytes.
+    The graph runs forward twice, in memory of its own, and in the second run each operator is
+    waited for. Alone, operators would take longer: oneDNN hands its own layouts from one to the
+    next. Measured once for a graph on this machine (``GRAPHOPT_REMEMBER``).
+
+    Args:
+        graph: lowered for training.
+        symbol: of the graph.
+        arrays: all it reads, by name.
+        ctx: where it runs.
     """
-    seconds: dict[tuple[str, ...], float] = {}
-    found: dict[str, float] = {}
-    for node in graph:
-        if node.is_input or node.op == CONSTANT:
-            continue
-        types = [graph.type_of(value) for value in node.inputs]
-        key = (node.op, str(node.attrs), *map(str, types), str(ctx))
-        if key not in seconds:
-            seconds[key] = float(once(("operator", *key), _alone(graph, node, ctx)))
-        found[node.name] = seconds[key]
+    found: dict[str, float] = once(
+        ("operators", fingerprint(graph), str(ctx)), lambda: _measure(symbol, arrays, ctx)
+    )
     return found
 
 
-def _alone(graph: Graph, node: Node, ctx: Any) -> Callable[[], float]:
-    def measure() -> float:
-        try:
-            return _run(graph, node, ctx)
-        except (import_mxnet().MXNetError, GraphoptError, TypeError, ValueError):
-            return sum(t.nbytes or 0 for t in node.types) / _BANDWIDTH
-
-    return measure
-
-
-def _run(graph: Graph, node: Node, ctx: Any) -> float:
+def _measure(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> dict[str, float]:
     mx = import_mxnet()
+    arguments = {name: arrays[name] for name in symbol.list_arguments()}
+    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
+    # Bound for inference alone, MXNet would fuse operators with oneDNN; the last argument's gradient
+    # takes the least.
+    last_name, array = list(arguments.items())[-1]
+    gradients = {last_name: mx.nd.zeros(array.shape, ctx, array.dtype)}
+    executor = bind(symbol, ctx, arguments, gradients, states)
+    node_of = {name: node.name for name, node in _outputs(symbol)}
+    seconds: dict[str, float] = {}
+    last = 0.0
 
-    def array(value: Any) -> Any:
-        kind = graph.type_of(value)
-        if kind.shape is None or kind.dtype is None:
-            raise ValueError("no static type")
-        # Ones are indices, too, and no operator here is faster for them.
-        return mx.nd.ones(kind.shape, ctx=ctx, dtype=kind.dtype)
-
-    if node.graphs and node.op not in WITH_SPEC:
-        raise ValueError("has nested graphs")
-    arrays = [array(value) for value in node.inputs]
-    mx.nd.waitall()
-
-    def run() -> float:
-        start = time.perf_counter()
-        invoke(node.op, arrays, dict(node.attrs))
-        mx.nd.waitall()
-        return time.perf_counter() - start
+    def note(label: bytes, handle: Any) -> None:
+        nonlocal last
+        mx.nd.NDArray(ctypes.cast(handle, mx.base.NDArrayHandle), writable=False).wait_to_read()
+        now = time.perf_counter()
+        name = label.decode()
+        node = node_of.get(name, name)
+        seconds[node] = seconds.get(node, 0.0) + now - last
+        last = now
 
     with mx.autograd.pause(train_mode=True):
-        first = run()
-        return first if first > _LONG_S else min(run(), run())
+        executor.forward(is_train=True)
+        mx.nd.waitall()
+        executor.set_monitor_callback(note)
+        last = time.perf_counter()
+        executor.forward(is_train=True)
+        mx.nd.waitall()
+    return seconds
+
+
+def _outputs(symbol: Any) -> list[tuple[str, Any]]:
+    """Every output of every node, by the name it has for MXNet's monitor."""
+    internals = symbol.get_internals()
+    return list(zip(internals.list_outputs(), internals, strict=True))

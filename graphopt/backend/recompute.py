@@ -26,6 +26,7 @@ from graphopt.ir.node import CONSTANT
 from graphopt.ir.ops import canonical
 from graphopt.memory.recompute import Cost, Plan, Search, Work
 from graphopt.memory.sizes import print_size
+from graphopt.memory.training import backward_reads, training_graph
 
 _MARK = "__force_mirroring__"
 _REPEATED = re.compile(r"^Op:\S+, Name=(.+)_mirror$", re.MULTILINE)
@@ -89,7 +90,8 @@ class StepMemory:
     @cached_property
     def search(self) -> Search:
         """Over this graph; operators that were not measured before are measured now."""
-        return Search(_work_of(self._graph, measure_costs(self._graph, self._ctx)), self._evaluate)
+        seconds = measure_costs(self._graph, self._symbol, self._arrays, self._ctx)
+        return Search(_work_of(self._graph, seconds), self._evaluate)
 
     def fit(self, budget: int | None) -> Fitted:
         """Marks so that a step takes at most ``budget`` bytes, at the least time.
@@ -111,11 +113,31 @@ class StepMemory:
             )
         work = self.search.work
         forward = sum(one.seconds for one in work)
-        symbol = marked(self._document, plan.marks)
+        symbol = self._marked(plan.marks)
         return Fitted(symbol, plan, plain, self.held, forward, len(work))
 
+    @cached_property
+    def _reads(self) -> dict[str, frozenset[str]]:
+        """Of each operator, those whose outputs its gradient reads, but for itself."""
+        shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
+        dtypes = {name: np.dtype(array.dtype).name for name, array in self._arrays.items()}
+        requests = dict.fromkeys(self._gradients, "write")
+        graph = training_graph(self._symbol, shapes, dtypes, requests, self._ctx)
+        return {
+            name: frozenset(graph.steps[entry.step].of for entry in entries if entry.step >= 0)
+            - {name}
+            for name, entries in backward_reads(graph).items()
+        }
+
+    def _marked(self, marks: frozenset[str]) -> Any:
+        if not marks:
+            return self._symbol
+        able = {one.name for one in self.search.work if one.can_repeat}
+        kept = {name for name in able - marks if marks & self._reads.get(name, frozenset())}
+        return marked(self._document, marks, kept)
+
     def _evaluate(self, marks: frozenset[str]) -> Cost:
-        symbol = marked(self._document, marks)
+        symbol = self._marked(marks)
         states = set(symbol.list_auxiliary_states())
         arguments = {n: self._arrays[n] for n in symbol.list_arguments()}
         aux = {n: self._arrays[n] for n in states}
@@ -128,15 +150,46 @@ class StepMemory:
         return min(found, key=lambda cost: cost.nbytes)
 
 
-def marked(document: Mapping[str, Any], names: Collection[str]) -> Any:
-    """The Symbol of a document in which the named nodes are to be computed again."""
-    nodes = [
-        node | {"attrs": {**node.get("attrs", {}), _MARK: "True"}}
-        if node["op"] != "null" and node["name"] in names
-        else node
-        for node in document["nodes"]
-    ]
-    return import_mxnet().sym.load_json(json.dumps({**document, "nodes": nodes}))
+def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection[str]) -> Any:
+    """The Symbol of a document in which nodes are to be computed again.
+
+    MXNet repeats a node for readers that are marked, too; the gradient of one that is not marked
+    reads, and so keeps, what that one read. So what is to be kept, but not for the sake of its own
+    gradient, is marked as well and handed on by an identity that is not. Its memory is the same.
+
+    Args:
+        document: Symbol JSON.
+        marks: nodes whose outputs are not kept.
+        kept: nodes of the others that are to be marked.
+    """
+    nodes: list[dict[str, Any]] = []
+    place: dict[int, int] = {}  # of a node
+    handed: dict[tuple[int, int], int] = {}  # of the identity behind an output
+    read = {(source, out) for node in document["nodes"] for source, out, *_ in node["inputs"]}
+
+    def entry(source: int, out: int, *more: int) -> list[int]:
+        if (source, out) in handed:
+            return [handed[source, out], 0, 0]
+        return [place[source], out, *more]
+
+    for number, node in enumerate(document["nodes"]):
+        place[number] = len(nodes)
+        is_kept = node["name"] in kept and node["op"] != "null"
+        more = {"inputs": [entry(*source) for source in node["inputs"]]}
+        if is_kept or (node["name"] in marks and node["op"] != "null"):
+            more["attrs"] = {**node.get("attrs", {}), _MARK: "True"}
+        nodes.append(node | more)
+        for out in sorted(out for source, out in read if is_kept and source == number):
+            handed[number, out] = len(nodes)
+            name = f"{node['name']}_kept{out}"
+            nodes.append({"op": "_copy", "name": name, "inputs": [[place[number], out, 0]]})
+    changed = {
+        "nodes": nodes,
+        "arg_nodes": [place[number] for number in document["arg_nodes"]],
+        "heads": [[place[head[0]], *head[1:]] for head in document["heads"]],
+    }
+    rest = {key: value for key, value in document.items() if key != "node_row_ptr"}
+    return import_mxnet().sym.load_json(json.dumps(rest | changed))
 
 
 def _work_of(graph: Graph, seconds: Mapping[str, float]) -> list[Work]:
@@ -153,7 +206,7 @@ def _work_of(graph: Graph, seconds: Mapping[str, float]) -> list[Work]:
             Work(
                 node.name,
                 sum(kind.nbytes or 0 for kind in node.types),
-                seconds[node.name],
+                seconds.get(node.name, 0.0),
                 again and node.id not in results,
                 tuple(sources),
             )
