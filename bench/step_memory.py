@@ -79,20 +79,25 @@ class Layer(gluon.HybridBlock):  # type: ignore[misc, name-defined]
 
 
 def lstm() -> Any:
-    """Two layers, unrolled over 40 steps."""
-    net = gluon.rnn.HybridSequentialRNNCell()
-    for _ in range(2):
-        net.add(gluon.rnn.LSTMCell(256))
-
-    class Unrolled(gluon.HybridBlock):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells = net
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return self.cells.unroll(40, x, layout="NTC", merge_outputs=True)[0]
-
+    """Two layers of LSTM cells, unrolled over the length of the input."""
     return Unrolled()
+
+
+class Unrolled(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Two layers of LSTM cells, unrolled over ``length`` steps."""
+
+    def __init__(self, length: int = 40, cells: Any = None) -> None:
+        super().__init__(prefix="unrolled_")
+        self._length = length
+        with self.name_scope():
+            self.cells = cells or gluon.rnn.HybridSequentialRNNCell(prefix="cells_")
+            if cells is None:
+                for _ in range(2):
+                    self.cells.add(gluon.rnn.LSTMCell(256))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        self.cells.reset()
+        return self.cells.unroll(self._length, x, layout="NTC", merge_outputs=True)[0]
 
 
 class Step:
@@ -138,7 +143,9 @@ class Step:
         if self.way != "graphopt":
             return ""
         found = re.search(r"memory: (.*)", self.run.explain())
-        return found.group(1) if found else ""
+        engine = next(e.lowered._engine for e in self.run.graphopt_state.compiled.entries)
+        more = f"; {engine.megabytes} MiB computed" if hasattr(engine, "megabytes") else ""
+        return (found.group(1) if found else "") + more
 
     def _bind(self, way: str) -> None:
         import os
@@ -163,6 +170,25 @@ class Step:
         self.planned = float(found.group(1)) if found else 0.0
 
 
+def buckets(batch: int, way: str, lengths: str) -> None:
+    """Two steps of one net on sequences of each length."""
+    sizes = [int(length) for length in lengths.split(",")]
+    x = mx.nd.random.uniform(shape=(batch, max(sizes), 64))
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.rnn.LSTM(256, 2, layout="NTC"), gluon.nn.Dense(64, flatten=False))
+    net.initialize(mx.init.Xavier())
+    if way == "gluon":
+        net.hybridize(static_alloc=True, static_shape=True)
+    else:
+        net = graphopt.optimize(net, max_shapes={"data": x.shape})
+    for _ in range(2):
+        for size in sizes:
+            with mx.autograd.record():
+                out = net(x[:, :size])
+            out.backward()
+            mx.nd.waitall()
+
+
 def peak_mb() -> float:
     """The most memory this process ever had (MiB)."""
     status = Path("/proc/self/status").read_text()
@@ -173,6 +199,10 @@ def main() -> None:
     """Run steps, and print what they took as JSON."""
     name, batch, how, steps = sys.argv[1:5]
     before = peak_mb()
+    if name == "buckets":
+        buckets(int(batch), *how.split(":"))
+        print(json.dumps({"peak": peak_mb() - before}))
+        return
     step = Step(name, int(batch), how)
     times = []
     for _ in range(int(steps)):

@@ -170,6 +170,7 @@ class Model:
             precise=settings.precise,
             strict=settings.strict,
             device=ctx.device_type,
+            plans_memory=settings.plans_memory,
             check=self._config.check,
             feeds=feeds if self._config.check else None,
         )

@@ -25,6 +25,7 @@ def run(
     precise: bool = False,
     strict: bool = False,
     device: str = "cpu",
+    plans_memory: bool = False,
     check: bool | Literal["mxnet", "reference"] = False,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
     instruments: Sequence[Instrument] = (),
@@ -39,6 +40,7 @@ def run(
         precise: no pass may round differently.
         strict: raise where a pass fails, instead of rolling it back and going on.
         device: ``cpu`` or ``gpu``: where the graph will run.
+        plans_memory: whether what operators allocate for themselves counts.
         check: run the graph after every change and compare it with the original: in MXNet
             (``True`` or ``"mxnet"``; in training mode gradients too) or by the slow numpy
             interpreter (``"reference"``; outputs only, and only operators it knows).
@@ -57,7 +59,7 @@ def run(
 
     passes = build(pipeline, registry)
     frozen = mode == "inference" if frozen is None else frozen
-    settings = Settings(mode, frozen, precise, strict, device)
+    settings = Settings(mode, frozen, precise, strict, device, plans_memory)
     around = list(instruments)
     if check:
         from graphopt.backend.calibrate import calibrated_feeds

@@ -39,8 +39,8 @@ def _measure(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> dict[str, floa
     mx = import_mxnet()
     arguments = {name: arrays[name] for name in symbol.list_arguments()}
     states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
-    # Bound for inference alone, MXNet would fuse operators with oneDNN; the last argument's gradient
-    # takes the least.
+    # Bound for inference alone, MXNet would fuse operators; the gradient of the last argument
+    # takes the least memory.
     last_name, array = list(arguments.items())[-1]
     gradients = {last_name: mx.nd.zeros(array.shape, ctx, array.dtype)}
     executor = bind(symbol, ctx, arguments, gradients, states)

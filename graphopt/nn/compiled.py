@@ -151,6 +151,7 @@ class CompiledBlock:
             precise=settings.precise,
             strict=settings.strict,
             device=ctx.device_type,
+            plans_memory=settings.plans_memory,
             check=self._config.check,
             feeds=self._feeds(parameters, arrays, ctx) if self._config.check else None,
         )

@@ -38,7 +38,9 @@ class Config:
 
     def settings(self, mode: Mode) -> Settings:
         """Parameters are frozen only where the user said that he only infers."""
-        return Settings(mode, self.mode == "inference", self.precise, self.strict)
+        frozen = self.mode == "inference"
+        planned = self.plans_memory and mode == "training"
+        return Settings(mode, frozen, self.precise, self.strict, plans_memory=planned)
 
     def pipeline(self, mode: Mode) -> str | Sequence[Pass]:
         """``default`` stands for the pipeline named as the mode."""

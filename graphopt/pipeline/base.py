@@ -69,6 +69,7 @@ class Settings:
         precise: keep every value to the last bit where a pass could round differently.
         strict: raise where a pass fails, instead of rolling it back.
         device: ``cpu`` or ``gpu``: where the graph will run.
+        plans_memory: memory counts: what operators allocate for themselves cannot be shared.
     """
 
     mode: Mode = "inference"
@@ -76,6 +77,7 @@ class Settings:
     precise: bool = False
     strict: bool = False
     device: str = "cpu"
+    plans_memory: bool = False
 
 
 @dataclass

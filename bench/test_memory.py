@@ -1,0 +1,155 @@
+"""Memory of training steps: what MXNet plans, within budgets, and what it costs in time."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report import Record
+from bench.step_memory import Step, cases
+from bench.timing import race, ratios
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Samples of a step; what --slow asks for, and otherwise.
+BATCH = {"resnet50": (32, 4), "vgg16": (16, 2), "inception-v3": (16, 2)}
+OTHERS = (16, 2)
+
+#: MXNet's own ways, and graphopt's with shares of what it takes without a budget.
+MXNET = ("executor", "search", "mirror")
+SHARES = (0.9, 0.7, 0.5, 0.4)
+
+#: Sequence lengths of a bucketed net.
+LENGTHS = tuple(range(10, 101, 10))
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_budgets(
+    name: str,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    quick: bool,
+    rounds: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Planned and resident memory and the time of a step, by budget."""
+    slow = request.config.getoption("--slow")
+    batch = BATCH.get(name, OTHERS)[0 if slow else 1]
+    if quick:
+        step = Step(name, 2, "graphopt") if name == "lstm" else None
+        benchmark.pedantic(step or (lambda: None), rounds=1)
+        return
+    plain = {way: apart(name, batch, way) for way in MXNET}
+    gluon = apart(name, batch, "gluon")
+    best = min(found["planned"] for found in plain.values())
+    whole = total(apart(name, batch, "graphopt:1000GB")["told"])
+    record(
+        Record(
+            "Training memory without a budget, MiB",
+            f"{name}, batch {batch}",
+            {f"{way} planned": found["planned"] for way, found in plain.items()}
+            | {f"{way} resident": found["peak"] for way, found in plain.items()}
+            | {"gluon resident": gluon["peak"]},
+        )
+    )
+    contenders = {"gluon": Step(name, batch, "gluon")}
+    planned: dict[str, float] = {}
+    resident: dict[str, float] = {}
+    for share in (*SHARES, 0.0):
+        ask = f"graphopt:{max(1, int(whole * share))}MB"
+        label = f"{share:.0%}" if share else "least"
+        found = apart(name, batch, ask if share else f"graphopt:{least(name, batch)}MB")
+        if not found:
+            continue
+        planned[label] = pool(found["told"])
+        resident[label] = found["peak"]
+        contenders[label] = Step(name, batch, found["how"])
+    medians = race(benchmark, contenders, max(3, rounds // 3), quick)
+    for label in planned:
+        record(
+            Record(
+                "Training memory by budget",
+                f"{name}, batch {batch}, {label}",
+                {
+                    "planned MiB": planned[label],
+                    "resident MiB": resident[label],
+                    "of MXNet's default": planned[label] / plain["executor"]["planned"],
+                    "of MXNet's best": planned[label] / best,
+                    "time over gluon": medians[label] / medians["gluon"],
+                },
+            )
+        )
+    assert ratios(medians, "gluon")
+
+
+def test_buckets(benchmark: Any, record: Callable[[Record], None], quick: bool) -> None:
+    """Ten lengths of an LSTM net: memory of all, and of the longest alone."""
+    benchmark.pedantic(lambda: None, rounds=1)
+    if quick:
+        return
+    figures = {
+        f"{way}, {which}": apart("buckets", 32, f"{way}:{lengths}")["peak"]
+        for way in ("gluon", "graphopt")
+        for which, lengths in (("longest", LENGTHS[-1]), ("all", ",".join(map(str, LENGTHS[::-1]))))
+    }
+    ours = figures["graphopt, all"] / figures["graphopt, longest"]
+    theirs = figures["gluon, all"] / figures["gluon, longest"]
+    line = "two layers of LSTM, 256 units, batch 32, lengths 10 to 100"
+    shown = figures | {"all over longest": ours, "gluon all over longest": theirs}
+    record(Record("Memory of ten buckets, MiB", line, shown, {}, {"all over longest": 1.1}))
+
+
+def apart(name: str, batch: int, how: str) -> dict[str, Any]:
+    """Two steps in a process of their own; empty where the budget is too small."""
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "bench.step_memory",
+        name,
+        str(batch),
+        how,
+        "2",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if "BudgetError" in done.stderr:
+            return {}
+        raise RuntimeError(f"{name}, {how}: {done.stderr.strip().splitlines()[-1:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"how": how}
+
+
+def least(name: str, batch: int) -> int:
+    """The smallest budget in millions of bytes."""
+    command = [sys.executable, "-W", "ignore", "-m", "bench.step_memory", name, str(batch)]
+    done = subprocess.run(
+        [*command, "graphopt:1kB", "1"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    found = re.search(r"the least is ([\d.]+) (\w+)", done.stderr)
+    if found is None:
+        raise RuntimeError(f"{name}: no least budget in {done.stderr[-300:]!r}")
+    size = float(found.group(1)) * (1000 if found.group(2) == "GB" else 1)
+    return int(size) + 1
+
+
+def total(told: str) -> float:
+    """Millions of bytes a step takes, as graphopt tells it."""
+    found = re.search(r"a step takes ([\d.]+) (\w+)", told)
+    assert found is not None
+    return float(found.group(1)) * (1000 if found.group(2) == "GB" else 1)
+
+
+def pool(told: str) -> float:
+    """MiB of what a step computes."""
+    found = re.search(r"([\d.]+) MiB computed", told)
+    assert found is not None
+    return float(found.group(1))
