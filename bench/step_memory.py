@@ -68,7 +68,7 @@ class Layer(gluon.HybridBlock):  # type: ignore[misc, name-defined]
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         query, key, value = (self._split(F, part) for part in F.split(self.all(x), 3, axis=2))
         weights = F.softmax(F.batch_dot(query, key, transpose_b=True) / self._width**0.5)
-        found = F.batch_dot(weights, value).reshape((-1, self._heads, 0, 0), reverse=False)
+        found = F.reshape(F.batch_dot(weights, value), (-4, -1, self._heads, 0, 0))
         found = F.reshape(F.transpose(found, (0, 2, 1, 3)), (0, 0, -3))
         x = self.norm1(x + self.out(found))
         return self.norm2(x + self.down(F.LeakyReLU(self.up(x), act_type="gelu")))
@@ -152,8 +152,7 @@ class Step:
 
         os.environ["MXNET_BACKWARD_DO_MIRROR"] = "1" if way == "mirror" else "0"
         if way == "search":
-            os.environ["NNVM_EXEC_MATCH_RANGE"] = "0"
-            os.environ["NNVM_AUTO_SEARCH_SHARE_RANGE"] = "1"
+            os.environ["NNVM_AUTO_SEARCH_MATCH_RANGE"] = "1"
         symbol = self._net(mx.sym.var("data"))
         self._net(self._x[:1])
         known = {p.name: p for p in self._net.collect_params().values()}
