@@ -179,6 +179,11 @@ class StepEngine:
             found = invoke(OPERATOR, given, {"binding": number})
         return [array.as_np_ndarray() for array in found] if self._numpy else found
 
+    def release(self) -> None:
+        """Let go of the executors; their memory stays for other shapes."""
+        with self._pools.lock:
+            self._pools.drop(self)
+
     def reserve(self, arrays: Sequence[Any]) -> None:
         """Take the memory of a training step on such arrays, now and in pools to come."""
         wanted = tuple(

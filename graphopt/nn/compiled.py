@@ -128,7 +128,7 @@ class CompiledBlock:
             entry = self._build(mode, args, given)
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
-                self._entries.popitem(last=False)
+                self._entries.popitem(last=False)[1].lowered.release()
             return entry
 
     def _build(self, mode: Mode, args: Sequence[Any], given: Sequence[Any]) -> Entry:

@@ -316,6 +316,22 @@ def test_smaller_shapes_run_in_the_memory_of_the_largest() -> None:
     assert len(fast.graphopt_state.compiled._pools) == 1
 
 
+def test_shapes_not_seen_for_long_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 2)
+    net = deep(2)
+    net(image())
+    fast = graphopt.optimize(net, memory="1GB")
+    for batch in (1, 2, 3, 4, 1, 2):
+        with autograd.record():
+            found, want = (fast(image(batch)) ** 2).sum(), (net(image(batch)) ** 2).sum()
+        found.backward()
+        got = net[0].weight.grad().asnumpy().copy()
+        want.backward()
+        np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-4)
+    (pool,) = fast.graphopt_state.compiled._pools._pools
+    assert len(pool.bindings) == 2
+
+
 @pytest.mark.parametrize("shape", [(17, 3, 32, 32), (1, 3, 33, 41)])
 def test_a_larger_shape_is_refused_by_name(shape: tuple[int, ...]) -> None:
     net = deep()
