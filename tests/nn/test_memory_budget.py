@@ -369,3 +369,32 @@ def test_a_net_that_does_not_compile_whole_is_refused() -> None:
     net.initialize()
     with pytest.raises(UnsupportedError, match="compile whole"), autograd.record():
         graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 2)))
+
+
+# Calls that differ
+
+
+def small() -> Any:
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(16), nn.Activation("tanh"), nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def test_backward_runs_after_the_net_is_gone() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    with autograd.record():
+        want = net(x).sum()
+    want.backward()
+    weight = net[0].weight
+    expected = weight.grad().asnumpy().copy()
+    weight.zero_grad()
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        loss = fast(x).sum()
+    del fast
+    gc.collect()
+    loss.backward()
+    np.testing.assert_allclose(weight.grad().asnumpy(), expected, rtol=1e-4, atol=1e-5)
