@@ -151,6 +151,27 @@ class StepMemory:
 
 
 def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection[str]) -> Any:
+def with_distinct_outputs(symbol: Any) -> Any:
+    """A symbol none of whose outputs is another's value.
+
+    MXNet's executor takes the gradient of one of several outputs that are the same value, and
+    forgets those of the others. Behind an identity they are values of their own.
+    """
+    document = json.loads(symbol.tojson())
+    nodes, heads = document["nodes"], document["heads"]
+    seen: set[tuple[int, int]] = set()
+    for at, (source, out, *_) in enumerate(heads):
+        if (source, out) in seen:
+            name = f"{nodes[source]['name']}_again{at}"
+            nodes.append({"op": "_copy", "name": name, "inputs": [[source, out, 0]]})
+            heads[at] = [len(nodes) - 1, 0, 0]
+        seen.add((source, out))
+    if len(seen) == len(heads):
+        return symbol
+    document.pop("node_row_ptr", None)
+    return import_mxnet().sym.load_json(json.dumps(document))
+
+
     """The Symbol of a document in which nodes are to be computed again.
 
     MXNet repeats a node for readers that are marked, too; the gradient of one that is not marked

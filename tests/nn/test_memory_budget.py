@@ -382,6 +382,31 @@ def small() -> Any:
     return net
 
 
+def test_outputs_that_are_one_value_have_gradients_of_their_own() -> None:
+    class Twice(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.dense = nn.Dense(4, in_units=6)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            y = F.tanh(self.dense(x))
+            return y, y, x, x
+
+    net = Twice()
+    net.initialize()
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(5, 6)))
+    x.attach_grad()
+    found = []
+    for which in (net, graphopt.optimize(net, memory="1GB")):
+        with autograd.record():
+            loss = sum((out**2).sum() * (n + 1) for n, out in enumerate(which(x)))
+        loss.backward()
+        found.append([x.grad.asnumpy().copy(), net.dense.weight.grad().asnumpy().copy()])
+    for want, got in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_backward_runs_after_the_net_is_gone() -> None:
     net, x = small(), mx.nd.ones((2, 5))
     net(x)
