@@ -277,6 +277,10 @@ def bind(
             dict(arguments),
             args_grad=dict(gradients),
             grad_req={name: "write" if name in gradients else "null" for name in arguments},
+    if not gradients:
+        # Then MXNet would fuse as for inference, BatchNorm with its moving averages.
+        name, array = min(arguments.items(), key=lambda item: int(item[1].size))
+        gradients = {name: import_mxnet().nd.zeros(array.shape, ctx, array.dtype)}
             aux_states=dict(states),
             shared_exec=shared,
         )

@@ -423,3 +423,12 @@ def test_backward_runs_after_the_net_is_gone() -> None:
     gc.collect()
     loss.backward()
     np.testing.assert_allclose(weight.grad().asnumpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_training_mode_without_gradients_uses_statistics_of_the_batch() -> None:
+    net = deep(layers=1)
+    net(image())
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.train_mode():
+        want, got = net(image()).asnumpy(), fast(image()).asnumpy()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
