@@ -117,8 +117,14 @@ class CompiledBlock:
                 is_numpy = isinstance(arrays[name], self._mx.np.ndarray)
                 arrays[name] = found.as_np_ndarray() if is_numpy else found
             largest = list(arrays.values())
-            entry = self._compile((*key[:3], _types(largest)), args, largest)
-            entry.lowered.reserve(arrays)
+            key = (*key[:3], _types(largest))
+            try:
+                self._compile(key, args, largest).lowered.reserve(arrays)
+            except Exception:
+                # The next call is to be refused as well, not to run with nothing reserved.
+                self._entries.pop(key, None)
+                self._pools = None
+                raise
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         with self._lock:

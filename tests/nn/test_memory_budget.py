@@ -432,3 +432,12 @@ def test_training_mode_without_gradients_uses_statistics_of_the_batch() -> None:
     with autograd.train_mode():
         want, got = net(image()).asnumpy(), fast(image()).asnumpy()
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_refused_once_is_refused_again() -> None:
+    net = small()
+    net(mx.nd.ones((2, 5)))
+    fast = graphopt.optimize(net, memory="2MB", max_shapes={"data": (100_000, 5)})
+    for _ in range(2):
+        with pytest.raises(BudgetError), autograd.record():
+            fast(mx.nd.ones((2, 5)))
