@@ -149,6 +149,11 @@ class CompiledBlock:
         ctx = given[0].ctx
         parameters = self._parameters(graph, ctx)
         settings = self._config.settings(mode)
+        if mode == "training" and self._config.plans_memory:
+            for name, parameter in parameters.items():
+                if parameter._grad_stype != "default":
+                    kind = parameter._grad_stype
+                    raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
         result = run(
             graph,
             self._config.pipeline(mode),

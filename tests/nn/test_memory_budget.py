@@ -441,3 +441,10 @@ def test_what_is_refused_once_is_refused_again() -> None:
     for _ in range(2):
         with pytest.raises(BudgetError), autograd.record():
             fast(mx.nd.ones((2, 5)))
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    net = nn.Embedding(10, 4, sparse_grad=True)
+    net.initialize()
+    with pytest.raises(UnsupportedError, match="row_sparse"), autograd.record():
+        graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 3)))
