@@ -173,6 +173,11 @@ class Lowered:
         assert isinstance(self._engine, StepEngine)
         self._engine.reserve([data.get(n, self._fixed_value(n)) for n in self._engine.inputs])
 
+    def release(self) -> None:
+        """Hand back what a training step keeps in shared memory; there are no calls to come."""
+        if isinstance(self._engine, StepEngine):
+            self._engine.release()
+
     def rebind(self, params: Mapping[str, Any]) -> None:
         """Go on with other arrays for (some) parameters of a graph that is not frozen."""
         self._params |= params

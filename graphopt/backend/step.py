@@ -196,6 +196,11 @@ class StepEngine:
 
     def _follow(self, arrays: Sequence[Any]) -> None:
         """Drop what was bound to other parameters."""
+    def release(self) -> None:
+        """Forget its executors, which the memory knows and so keeps."""
+        with self._pools.lock:
+            self._pools.drop(self)
+
         places = [at for at, data in zip(self._arguments, self._is_data, strict=True) if not data]
         learned = [arrays[at] for at in (*places, *self._states.values())]
         if len(learned) != len(self._learned) or any(map(operator.is_not, learned, self._learned)):

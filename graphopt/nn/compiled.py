@@ -134,7 +134,8 @@ class CompiledBlock:
             entry = self._build(mode, args, given)
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
-                self._entries.popitem(last=False)
+                _, oldest = self._entries.popitem(last=False)
+                oldest.lowered.release()
             return entry
 
     def _build(self, mode: Mode, args: Sequence[Any], given: Sequence[Any]) -> Entry:

@@ -448,3 +448,14 @@ def test_sparse_gradients_are_refused_by_name() -> None:
     net.initialize()
     with pytest.raises(UnsupportedError, match="row_sparse"), autograd.record():
         graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 3)))
+
+
+def test_shapes_that_are_forgotten_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 2)
+    fast = graphopt.optimize(small(), max_shapes={"data": (9, 5)})
+    for batch in range(1, 9):
+        with autograd.record():
+            loss = fast(mx.nd.ones((batch, 5))).sum()
+        loss.backward()
+    (pool,) = fast.graphopt_state.compiled._pools._pools
+    assert len(pool.bindings) <= 2
