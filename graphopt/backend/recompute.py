@@ -31,8 +31,9 @@ from graphopt.memory.training import backward_reads, training_graph
 _MARK = "__force_mirroring__"
 _REPEATED = re.compile(r"^Op:\S+, Name=(.+)_mirror$", re.MULTILINE)
 _MIB = 1 << 20
-#: Operators that update their states in backward only, and compute the same again.
-_REPEATABLE = frozenset({"BatchNorm"})
+#: Operators that update their states in backward only, and compute the same again, by device.
+#: On GPUs cuDNN updates those of BatchNorm in forward.
+_REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class StepMemory:
     def search(self) -> Search:
         """Over this graph; operators that were not measured before are measured now."""
         seconds = measure_costs(self._graph, self._symbol, self._arrays, self._ctx)
-        return Search(_work_of(self._graph, seconds), self._evaluate)
+        return Search(_work_of(self._graph, seconds, self._ctx.device_type), self._evaluate)
 
     def fit(self, budget: int | None) -> Fitted:
         """Marks so that a step takes at most ``budget`` bytes, at the least time.
@@ -150,7 +151,6 @@ class StepMemory:
         return min(found, key=lambda cost: cost.nbytes)
 
 
-def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection[str]) -> Any:
 def with_distinct_outputs(symbol: Any) -> Any:
     """A symbol none of whose outputs is another's value.
 
@@ -172,6 +172,7 @@ def with_distinct_outputs(symbol: Any) -> Any:
     return import_mxnet().sym.load_json(json.dumps(document))
 
 
+def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection[str]) -> Any:
     """The Symbol of a document in which nodes are to be computed again.
 
     MXNet repeats a node for readers that are marked, too; the gradient of one that is not marked
@@ -213,7 +214,8 @@ def with_distinct_outputs(symbol: Any) -> Any:
     return import_mxnet().sym.load_json(json.dumps(rest | changed))
 
 
-def _work_of(graph: Graph, seconds: Mapping[str, float]) -> list[Work]:
+def _work_of(graph: Graph, seconds: Mapping[str, float], device: str) -> list[Work]:
+    repeatable = _REPEATABLE.get(device, frozenset())
     results = {value.node for value in graph.outputs}
     place: dict[int, int] = {}
     found: list[Work] = []
@@ -221,7 +223,7 @@ def _work_of(graph: Graph, seconds: Mapping[str, float]) -> list[Work]:
         if node.is_input or node.op == CONSTANT:
             continue
         sources = sorted({place[v.node] for v in node.inputs if v.node in place})
-        again = is_pure(node, training=True) or canonical(node.op) in _REPEATABLE
+        again = is_pure(node, training=True) or canonical(node.op) in repeatable
         place[node.id] = len(found)
         found.append(
             Work(
