@@ -25,6 +25,8 @@ from graphopt.kernels import bridge
 OPERATOR = "graphopt_executor"
 #: What is tried as the range of sizes that share memory; MXNet's default first.
 MATCHES = (16, 2)
+#: Held while the environment is another: it is that of the whole process.
+_environment_lock = threading.RLock()
 _ALLOCATED = re.compile(r"Total (\d+) MB allocated")
 
 
@@ -194,13 +196,13 @@ class StepEngine:
             self._pools.prepare = prepare
             prepare(self._pools.free())
 
-    def _follow(self, arrays: Sequence[Any]) -> None:
-        """Drop what was bound to other parameters."""
     def release(self) -> None:
         """Forget its executors, which the memory knows and so keeps."""
         with self._pools.lock:
             self._pools.drop(self)
 
+    def _follow(self, arrays: Sequence[Any]) -> None:
+        """Drop what was bound to other parameters."""
         places = [at for at, data in zip(self._arguments, self._is_data, strict=True) if not data]
         learned = [arrays[at] for at in (*places, *self._states.values())]
         if len(learned) != len(self._learned) or any(map(operator.is_not, learned, self._learned)):
@@ -275,6 +277,10 @@ def bind(
         shared: an executor whose memory it shares.
         match: a value may get the memory of one that is this many times larger or smaller.
     """
+    if not gradients:
+        # Then MXNet would fuse as for inference, BatchNorm with its moving averages.
+        name, array = min(arguments.items(), key=lambda item: int(item[1].size))
+        gradients = {name: import_mxnet().nd.zeros(array.shape, ctx, array.dtype)}
     # MXNet announces oneDNN's subgraphs, of which it makes none in training.
     with _environment(MXNET_SUBGRAPH_VERBOSE="0", NNVM_EXEC_MATCH_RANGE=str(match)):
         return symbol.bind(
@@ -282,10 +288,6 @@ def bind(
             dict(arguments),
             args_grad=dict(gradients),
             grad_req={name: "write" if name in gradients else "null" for name in arguments},
-    if not gradients:
-        # Then MXNet would fuse as for inference, BatchNorm with its moving averages.
-        name, array = min(arguments.items(), key=lambda item: int(item[1].size))
-        gradients = {name: import_mxnet().nd.zeros(array.shape, ctx, array.dtype)}
             aux_states=dict(states),
             shared_exec=shared,
         )
@@ -304,16 +306,17 @@ def allocated(executor: Any, listing: str | None = None) -> int:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
+    with _environment_lock:
+        before = {key: os.environ.get(key) for key in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    del os.environ[key]
+                else:
+                    os.environ[key] = value
 
 
 def _hand_over(library: Any, pool: int, bound: Bound) -> int:
