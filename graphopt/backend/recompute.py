@@ -197,7 +197,7 @@ def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection
     for number, node in enumerate(document["nodes"]):
         place[number] = len(nodes)
         is_kept = node["name"] in kept and node["op"] != "null"
-        more = {"inputs": [entry(*source) for source in node["inputs"]]}
+        more: dict[str, Any] = {"inputs": [entry(*source) for source in node["inputs"]]}
         if is_kept or (node["name"] in marks and node["op"] != "null"):
             more["attrs"] = {**node.get("attrs", {}), _MARK: "True"}
         nodes.append(node | more)
