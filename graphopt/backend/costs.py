@@ -38,9 +38,10 @@ def measure_costs(
 def _measure(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> dict[str, float]:
     mx = import_mxnet()
     arguments = {name: arrays[name] for name in symbol.list_arguments()}
-    states = {name: arrays[name] for name in symbol.list_auxiliary_states()}
-    # Bound for inference alone, MXNet would fuse operators; the gradient of the last argument
-    # takes the least memory.
+    # Some operators update their states in forward, and the user's are not to change.
+    states = {name: arrays[name].copy() for name in symbol.list_auxiliary_states()}
+    # Bound for inference, MXNet would fuse operators with oneDNN; the last argument's gradient
+    # takes the least.
     last_name, array = list(arguments.items())[-1]
     gradients = {last_name: mx.nd.zeros(array.shape, ctx, array.dtype)}
     executor = bind(symbol, ctx, arguments, gradients, states)

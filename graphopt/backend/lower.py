@@ -20,7 +20,7 @@ from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.passing import hands_on_gradients
-from graphopt.backend.recompute import StepMemory
+from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.recurrence import with_stash
 from graphopt.backend.step import Pools, StepEngine
 from graphopt.backend.symbol import constants, first_line, to_symbol
@@ -174,7 +174,7 @@ class Lowered:
         self._engine.reserve([data.get(n, self._fixed_value(n)) for n in self._engine.inputs])
 
     def release(self) -> None:
-        """Nobody will call this any more."""
+        """Hand back what a training step keeps in shared memory; there are no calls to come."""
         if isinstance(self._engine, StepEngine):
             self._engine.release()
 
@@ -352,7 +352,8 @@ class Lowered:
 
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
         assert self._pools is not None
-        fitted = StepMemory(self._per_call, self._symbol, arrays, self.ctx).fit(self._memory)
+        symbol = with_distinct_outputs(self._symbol)
+        fitted = StepMemory(self._per_call, symbol, arrays, self.ctx).fit(self._memory)
         self.choice.memory = str(fitted)
         return StepEngine(
             fitted.symbol,
@@ -362,7 +363,7 @@ class Lowered:
             name,
             numpy=self._numpy,
             match=fitted.plan.cost.setting,
-            plain=self._symbol,
+            plain=symbol,
         )
 
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:

@@ -31,8 +31,9 @@ from graphopt.memory.training import backward_reads, training_graph
 _MARK = "__force_mirroring__"
 _REPEATED = re.compile(r"^Op:\S+, Name=(.+)_mirror$", re.MULTILINE)
 _MIB = 1 << 20
-#: Operators that update their states in backward only, and compute the same again.
-_REPEATABLE = frozenset({"BatchNorm"})
+#: Operators that update their states in backward only, and compute the same again, by device.
+#: On GPUs cuDNN updates those of BatchNorm in forward.
+_REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class StepMemory:
     def search(self) -> Search:
         """Over this graph; operators that were not measured before are measured now."""
         seconds = measure_costs(self._graph, self._symbol, self._arrays, self._ctx)
-        return Search(_work_of(self._graph, seconds), self._evaluate)
+        return Search(_work_of(self._graph, seconds, self._ctx.device_type), self._evaluate)
 
     def fit(self, budget: int | None) -> Fitted:
         """Marks so that a step takes at most ``budget`` bytes, at the least time.
@@ -150,6 +151,27 @@ class StepMemory:
         return min(found, key=lambda cost: cost.nbytes)
 
 
+def with_distinct_outputs(symbol: Any) -> Any:
+    """A symbol none of whose outputs is another's value.
+
+    MXNet's executor takes the gradient of one of several outputs that are the same value, and
+    forgets those of the others. Behind an identity they are values of their own.
+    """
+    document = json.loads(symbol.tojson())
+    nodes, heads = document["nodes"], document["heads"]
+    seen: set[tuple[int, int]] = set()
+    for at, (source, out, *_) in enumerate(heads):
+        if (source, out) in seen:
+            name = f"{nodes[source]['name']}_again{at}"
+            nodes.append({"op": "_copy", "name": name, "inputs": [[source, out, 0]]})
+            heads[at] = [len(nodes) - 1, 0, 0]
+        seen.add((source, out))
+    if len(seen) == len(heads):
+        return symbol
+    document.pop("node_row_ptr", None)
+    return import_mxnet().sym.load_json(json.dumps(document))
+
+
 def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection[str]) -> Any:
     """The Symbol of a document in which nodes are to be computed again.
 
@@ -192,7 +214,8 @@ def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection
     return import_mxnet().sym.load_json(json.dumps(rest | changed))
 
 
-def _work_of(graph: Graph, seconds: Mapping[str, float]) -> list[Work]:
+def _work_of(graph: Graph, seconds: Mapping[str, float], device: str) -> list[Work]:
+    repeatable = _REPEATABLE.get(device, frozenset())
     results = {value.node for value in graph.outputs}
     place: dict[int, int] = {}
     found: list[Work] = []
@@ -200,7 +223,7 @@ def _work_of(graph: Graph, seconds: Mapping[str, float]) -> list[Work]:
         if node.is_input or node.op == CONSTANT:
             continue
         sources = sorted({place[v.node] for v in node.inputs if v.node in place})
-        again = is_pure(node, training=True) or canonical(node.op) in _REPEATABLE
+        again = is_pure(node, training=True) or canonical(node.op) in repeatable
         place[node.id] = len(found)
         found.append(
             Work(

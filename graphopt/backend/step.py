@@ -11,6 +11,7 @@ import operator
 import os
 import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,10 @@ from graphopt.kernels import bridge
 OPERATOR = "graphopt_executor"
 #: What is tried as the range of sizes that share memory; MXNet's default first.
 MATCHES = (16, 2)
+#: Held while the environment is another: it is that of the whole process.
+_environment_lock = threading.RLock()
+#: How long memory is waited for that may be given back any moment.
+_PATIENCE, _A_MOMENT_S = 20, 1e-3
 _ALLOCATED = re.compile(r"Total (\d+) MB allocated")
 
 
@@ -59,9 +64,14 @@ class Pools:
         """One that no call has; the lock is held until the call has it."""
         pool = self._idle()
         if pool is None and self._pools:
-            # Operators that are still to run hold tapes that nobody else has.
+            # Operators that are still to run hold tapes that nobody else has, and MXNet lets go of
+            # them shortly after they were waited for.
             import_mxnet().nd.waitall()
-            pool = self._idle()
+            for _ in range(_PATIENCE):
+                pool = self._idle()
+                if pool is not None:
+                    break
+                time.sleep(_A_MOMENT_S)
         return pool or self._new()
 
     def _idle(self) -> Pool | None:
@@ -232,9 +242,15 @@ class StepEngine:
             self._like(array) if is_data else array
             for array, is_data in zip(given, self._is_data, strict=True)
         ]
+        # An array under two names has one gradient, and the executor writes one for each name.
+        first = {id(array): at for at, array in reversed(list(enumerate(given)))}
+        is_users = [
+            not is_data and first[id(array)] == at
+            for at, (array, is_data) in enumerate(zip(given, self._is_data, strict=True))
+        ]
         gradients = [
-            (self._like(array) if is_data else array.grad) if is_wanted else None
-            for array, is_data, is_wanted in zip(given, self._is_data, wanted, strict=True)
+            (array.grad if is_own else self._like(array)) if is_wanted else None
+            for array, is_own, is_wanted in zip(given, is_users, wanted, strict=True)
         ]
         executor = bind(
             symbol,
@@ -248,7 +264,6 @@ class StepEngine:
         outputs, megabytes = list(executor.outputs), allocated(executor)
         # From here on the bridge frees it, when the last tape is gone.
         handle, executor.handle = executor.handle, self._mx.base.ExecutorHandle()
-        is_users = [not is_data for is_data in self._is_data]
         return Bound(handle, own, gradients, is_users, outputs, megabytes)
 
     def _like(self, array: Any) -> Any:
@@ -275,6 +290,10 @@ def bind(
         shared: an executor whose memory it shares.
         match: a value may get the memory of one that is this many times larger or smaller.
     """
+    if not gradients:
+        # Then MXNet would fuse as for inference, BatchNorm with its moving averages.
+        name, array = min(arguments.items(), key=lambda item: int(item[1].size))
+        gradients = {name: import_mxnet().nd.zeros(array.shape, ctx, array.dtype)}
     # MXNet announces oneDNN's subgraphs, of which it makes none in training.
     with _environment(MXNET_SUBGRAPH_VERBOSE="0", NNVM_EXEC_MATCH_RANGE=str(match)):
         return symbol.bind(
@@ -300,16 +319,17 @@ def allocated(executor: Any, listing: str | None = None) -> int:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
+    with _environment_lock:
+        before = {key: os.environ.get(key) for key in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    del os.environ[key]
+                else:
+                    os.environ[key] = value
 
 
 def _hand_over(library: Any, pool: int, bound: Bound) -> int:

@@ -117,8 +117,14 @@ class CompiledBlock:
                 is_numpy = isinstance(arrays[name], self._mx.np.ndarray)
                 arrays[name] = found.as_np_ndarray() if is_numpy else found
             largest = list(arrays.values())
-            entry = self._compile((*key[:3], _types(largest)), args, largest)
-            entry.lowered.reserve(arrays)
+            key = (*key[:3], _types(largest))
+            try:
+                self._compile(key, args, largest).lowered.reserve(arrays)
+            except Exception:
+                # The next call is to be refused as well, not to run with nothing reserved.
+                self._entries.pop(key, None)
+                self._pools = None
+                raise
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         with self._lock:
@@ -128,7 +134,8 @@ class CompiledBlock:
             entry = self._build(mode, args, given)
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
-                self._entries.popitem(last=False)[1].lowered.release()
+                _, oldest = self._entries.popitem(last=False)
+                oldest.lowered.release()
             return entry
 
     def _build(self, mode: Mode, args: Sequence[Any], given: Sequence[Any]) -> Entry:
@@ -143,6 +150,11 @@ class CompiledBlock:
         ctx = given[0].ctx
         parameters = self._parameters(graph, ctx)
         settings = self._config.settings(mode)
+        if mode == "training" and self._config.plans_memory:
+            for name, parameter in parameters.items():
+                if parameter._grad_stype != "default":
+                    kind = parameter._grad_stype
+                    raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
         result = run(
             graph,
             self._config.pipeline(mode),

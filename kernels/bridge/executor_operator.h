@@ -44,31 +44,37 @@ struct Binding {
   ~Binding() { MXExecutorFree(executor); }
 };
 
+/* Things by number. What was removed is known for as long as somebody else has it: a tape may be all
+ * that is left of a call. */
 template <typename T>
 class Numbered {
  public:
   int64_t Add(std::shared_ptr<T> what) {
     std::lock_guard<std::mutex> guard(mutex_);
-    known_[++last_] = std::move(what);
+    for (auto at = known_.begin(); at != known_.end();)
+      at = at->second.expired() ? known_.erase(at) : std::next(at);
+    known_[++last_] = what;
+    owned_[last_] = std::move(what);
     return last_;
   }
   std::shared_ptr<T> Find(int64_t number) {
     std::lock_guard<std::mutex> guard(mutex_);
     auto found = known_.find(number);
-    return found == known_.end() ? nullptr : found->second;
+    return found == known_.end() ? nullptr : found->second.lock();
   }
   void Remove(int64_t number) {
     std::shared_ptr<T> last;  // what it holds is freed without the lock
     std::lock_guard<std::mutex> guard(mutex_);
-    auto found = known_.find(number);
-    if (found == known_.end()) return;
+    auto found = owned_.find(number);
+    if (found == owned_.end()) return;
     last = std::move(found->second);
-    known_.erase(found);
+    owned_.erase(found);
   }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<int64_t, std::shared_ptr<T>> known_;
+  std::unordered_map<int64_t, std::shared_ptr<T>> owned_;
+  std::unordered_map<int64_t, std::weak_ptr<T>> known_;
   int64_t last_ = 0;
 };
 

@@ -277,6 +277,24 @@ def test_a_net_of_symbols_has_a_budget_too() -> None:
     )
 
 
+def test_one_array_under_two_names_gets_the_sum_of_its_gradients() -> None:
+    x, a, b = (mx.sym.var(name) for name in ("data", "a", "b"))
+    both_of = mx.sym.dot(mx.sym.tanh(mx.sym.dot(x, a)), b)
+    weight = mx.nd.array(np.random.default_rng(0).normal(size=(4, 4)))
+    weight.attach_grad()
+    model = graphopt.optimize(both_of, memory="1GB")
+    model.params |= {"a": weight, "b": weight}
+    model._data = ["data"]
+    rows = mx.nd.array(np.random.default_rng(1).normal(size=(3, 4)))
+    found = []
+    for run in (model, lambda x: mx.nd.dot(mx.nd.tanh(mx.nd.dot(x, weight)), weight)):
+        with autograd.record():
+            loss = (run(rows) ** 2).sum()
+        loss.backward()
+        found.append(weight.grad.asnumpy().copy())
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
 def test_inference_is_not_touched() -> None:
     net = deep()
     x = image()
@@ -385,3 +403,93 @@ def test_a_net_that_does_not_compile_whole_is_refused() -> None:
     net.initialize()
     with pytest.raises(UnsupportedError, match="compile whole"), autograd.record():
         graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 2)))
+
+
+# Calls that differ
+
+
+def small() -> Any:
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(16), nn.Activation("tanh"), nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def test_outputs_that_are_one_value_have_gradients_of_their_own() -> None:
+    class Twice(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.dense = nn.Dense(4, in_units=6)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            y = F.tanh(self.dense(x))
+            return y, y, x, x
+
+    net = Twice()
+    net.initialize()
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(5, 6)))
+    x.attach_grad()
+    found = []
+    for which in (net, graphopt.optimize(net, memory="1GB")):
+        with autograd.record():
+            loss = sum((out**2).sum() * (n + 1) for n, out in enumerate(which(x)))
+        loss.backward()
+        found.append([x.grad.asnumpy().copy(), net.dense.weight.grad().asnumpy().copy()])
+    for want, got in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_backward_runs_after_the_net_is_gone() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    with autograd.record():
+        want = net(x).sum()
+    want.backward()
+    weight = net[0].weight
+    expected = weight.grad().asnumpy().copy()
+    weight.zero_grad()
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        loss = fast(x).sum()
+    del fast
+    gc.collect()
+    loss.backward()
+    np.testing.assert_allclose(weight.grad().asnumpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_training_mode_without_gradients_uses_statistics_of_the_batch() -> None:
+    net = deep(layers=1)
+    net(image())
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.train_mode():
+        want, got = net(image()).asnumpy(), fast(image()).asnumpy()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_refused_once_is_refused_again() -> None:
+    net = small()
+    net(mx.nd.ones((2, 5)))
+    fast = graphopt.optimize(net, memory="2MB", max_shapes={"data": (100_000, 5)})
+    for _ in range(2):
+        with pytest.raises(BudgetError), autograd.record():
+            fast(mx.nd.ones((2, 5)))
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    net = nn.Embedding(10, 4, sparse_grad=True)
+    net.initialize()
+    with pytest.raises(UnsupportedError, match="row_sparse"), autograd.record():
+        graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 3)))
+
+
+def test_shapes_that_are_forgotten_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 2)
+    fast = graphopt.optimize(small(), max_shapes={"data": (9, 5)})
+    for batch in range(1, 9):
+        with autograd.record():
+            loss = fast(mx.nd.ones((batch, 5))).sum()
+        loss.backward()
+    (pool,) = fast.graphopt_state.compiled._pools._pools
+    assert len(pool.bindings) <= 2
