@@ -165,6 +165,9 @@ def _show_rows(rows: Sequence[Row]) -> None:
     _title("graphopt.optimize(net) beside hybridize(static_alloc=True, static_shape=True)")
     columns = ("net", "mode", ">plain ms", ">graphopt ms", ">speed-up", ">max error")
     Table(columns, [_cells(row) for row in rows]).show()
+    say(
+        "tree_lstm walks one tree at a time: it runs by graphopt.batch(net), over all trees at once"
+    )
     say("max error: largest difference of outputs (in training also of gradients and")
     say("running statistics) from plain MXNet's, relative to the largest value")
     _show_reasons(rows)

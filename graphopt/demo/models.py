@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.batching.batched import Batched
 from graphopt.compat import import_mxnet
 from graphopt.demo import data
 from graphopt.demo.encoder import Encoder
@@ -37,6 +38,9 @@ class Example:
     def run(self, net: Any = None) -> list[Any]:
         """Outputs of all calls, of ``net`` in place of the example's own where given."""
         call = self.net if net is None else net
+        if isinstance(call, Batched):
+            found = call(list(self.calls))
+            return list(mx.nd.split(found, num_outputs=len(self.calls), axis=0))
         return [call(*args) for args in self.calls]
 
     def as_plain(self) -> Any:
