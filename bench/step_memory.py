@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import graphopt
+from graphopt.backend.step import StepEngine
 from graphopt.compat import import_mxnet
+from graphopt.memory.listing import allocated
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -117,7 +119,6 @@ class Step:
         net.initialize(mx.init.Xavier(magnitude=2))
         self._x = mx.nd.random.uniform(shape=shape(batch))
         self._executor = None
-        self.planned = 0.0
         way, _, budget = how.partition(":")
         if way == "gluon":
             net.hybridize(static_alloc=True, static_shape=True)
@@ -138,14 +139,21 @@ class Step:
         out.backward()
         return out
 
+    @property
+    def planned(self) -> float:
+        """MiB that MXNet planned for what a step computes; nobody knows of Gluon's."""
+        if self._executor is not None:
+            return allocated(self._executor.debug_str())
+        entries = self.run.graphopt_state.compiled.entries if self.way == "graphopt" else []
+        engines = [entry.lowered._engine for entry in entries]
+        return next((e.megabytes for e in engines if isinstance(e, StepEngine)), float("nan"))
+
     def told(self) -> str:
         """What graphopt says about memory."""
         if self.way != "graphopt":
             return ""
         found = re.search(r"memory: (.*)", self.run.explain())
-        engine = next(e.lowered._engine for e in self.run.graphopt_state.compiled.entries)
-        more = f"; {engine.megabytes} MiB computed" if hasattr(engine, "megabytes") else ""
-        return (found.group(1) if found else "") + more
+        return found.group(1) if found else ""
 
     def _bind(self, way: str) -> None:
         import os
@@ -165,8 +173,6 @@ class Step:
             {n: "write" if n in gradients else "null" for n in arguments},
             {n: known[n].data() for n in symbol.list_auxiliary_states()},
         )
-        found = re.search(r"Total (\d+) MB allocated", self._executor.debug_str())
-        self.planned = float(found.group(1)) if found else 0.0
 
 
 def buckets(batch: int, way: str, lengths: str) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bench.report import Record
-from bench.step_memory import Step, cases
-from bench.timing import race, ratios
+from bench.step_memory import Step, buckets, cases
+from bench.timing import race
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,8 +43,11 @@ def test_budgets(
     slow = request.config.getoption("--slow")
     batch = BATCH.get(name, OTHERS)[0 if slow else 1]
     if quick:
-        step = Step(name, 2, "graphopt") if name == "lstm" else None
-        benchmark.pedantic(step or (lambda: None), rounds=1)
+        if name != "encoder":
+            pytest.skip("runs in several processes, for minutes")
+        step = Step(name, 1, f"graphopt:{least(name, 1)}MB")
+        benchmark.pedantic(step, rounds=1)
+        assert "computed again" in step.told()
         return
     plain = {way: apart(name, batch, way) for way in MXNET}
     gluon = apart(name, batch, "gluon")
@@ -68,7 +71,7 @@ def test_budgets(
         found = apart(name, batch, ask if share else f"graphopt:{least(name, batch)}MB")
         if not found:
             continue
-        planned[label] = pool(found["told"])
+        planned[label] = found["planned"]
         resident[label] = found["peak"]
         contenders[label] = Step(name, batch, found["how"])
     medians = race(benchmark, contenders, max(3, rounds // 3), quick)
@@ -84,16 +87,18 @@ def test_budgets(
                     "of MXNet's best": planned[label] / best,
                     "time over gluon": medians[label] / medians["gluon"],
                 },
+                targets={"of MXNet's best": 1.0},
             )
         )
-    assert ratios(medians, "gluon")
+    assert min(planned.values()) <= best
 
 
 def test_buckets(benchmark: Any, record: Callable[[Record], None], quick: bool) -> None:
     """Ten lengths of an LSTM net: memory of all, and of the longest alone."""
-    benchmark.pedantic(lambda: None, rounds=1)
     if quick:
+        benchmark.pedantic(buckets, (2, "graphopt", "4,3,1"), rounds=1)
         return
+    benchmark.pedantic(lambda: None, rounds=1)
     figures = {
         f"{way}, {which}": apart("buckets", 32, f"{way}:{lengths}")["peak"]
         for way in ("gluon", "graphopt")
@@ -146,10 +151,3 @@ def total(told: str) -> float:
     found = re.search(r"a step takes ([\d.]+) (\w+)", told)
     assert found is not None
     return float(found.group(1)) * (1000 if found.group(2) == "GB" else 1)
-
-
-def pool(told: str) -> float:
-    """MiB of what a step computes."""
-    found = re.search(r"([\d.]+) MiB computed", told)
-    assert found is not None
-    return float(found.group(1))

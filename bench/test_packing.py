@@ -15,6 +15,7 @@ import pytest
 from bench import workloads
 from bench.report import Record
 from graphopt.memory import Buffers, check_packing, pack, read_buffers
+from tests.memory import cutting
 
 FILES = sorted((workloads.DATA / "memalloc").glob("*.csv"))
 
@@ -101,17 +102,4 @@ def training(count: int) -> Buffers:
 
 def cut(pieces: int) -> Buffers:
     """A rectangle of 60 moments and 1 MiB cut at random."""
-    generator = np.random.default_rng(pieces)
-    parts = [(0, 60, 0, 1024)]
-    while len(parts) < pieces:
-        left, right, low, high = parts.pop(int(generator.integers(len(parts))))
-        if generator.random() < 0.5 and right - left > 1:
-            at = int(generator.integers(left + 1, right))
-            parts += [(left, at, low, high), (at, right, low, high)]
-        elif high - low > 1:
-            at = int(generator.integers(low + 1, high))
-            parts += [(left, right, low, at), (left, right, at, high)]
-        else:
-            parts.append((left, right, low, high))
-    left, right, low, high = np.array(parts)[generator.permutation(len(parts))].T
-    return Buffers(range(len(parts)), left, right, (high - low) * 1024)
+    return cutting.cut(pieces, seed=pieces, height=1024, moments=60, unit=1024)

@@ -17,7 +17,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
-from graphopt.nn.config import Config, check_shapes
+from graphopt.nn.config import Config, check_shapes, largest_arrays
 from graphopt.pipeline.manager import Receipt, Result
 
 Signature = tuple[Any, ...]
@@ -81,10 +81,10 @@ class Model:
         differentiating = mx.autograd.is_recording() or mx.autograd.is_training()
         mode = self._config.graph_mode(differentiating=differentiating)
         ctx = next(iter(arrays.values())).ctx
-        key = (mode, ctx, tuple((n, a.shape, a.dtype) for n, a in arrays.items()))
+        key = _key(mode, arrays, ctx)
+        if key not in self._compiled and mode == "training" and self._config.plans_memory:
+            self._prepare_memory(arrays, ctx)
         if key not in self._compiled:
-            if mode == "training" and self._config.plans_memory:
-                self._prepare_memory(arrays, ctx)
             self._compiled[key] = self._compile(mode, arrays, ctx)
         found = self._compiled[key][2].run(arrays)
         return found[0] if len(found) == 1 else found
@@ -194,11 +194,16 @@ class Model:
         if self._pools is not None:
             return
         self._pools = Pools()
-        if limits:
-            zeros = import_mxnet().nd.zeros
-            largest = {n: zeros(s, arrays[n].ctx, arrays[n].dtype) for n, s in limits.items()}
-            largest = {**arrays, **largest}
-            self._compile("training", largest, ctx)[2].reserve(largest)
+        if not limits:
+            return
+        largest = largest_arrays(limits, arrays)
+        try:
+            compiled = self._compile("training", largest, ctx)
+            compiled[2].reserve(largest)
+        except Exception:
+            self._pools = None  # the next call is to be refused as well
+            raise
+        self._compiled[_key("training", largest, ctx)] = compiled
 
     def _typed_params(self) -> dict[str, Any]:
         return {name: array for name, array in self.params.items() if name in self._inputs}
@@ -287,6 +292,10 @@ def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
             near = difflib.get_close_matches(name, inputs, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InputError(f"the model has no input {name!r}{hint}")
+
+
+def _key(mode: str, arrays: Mapping[str, Any], ctx: Any) -> Signature:
+    return (mode, ctx, tuple((n, a.shape, a.dtype) for n, a in arrays.items()))
 
 
 def _title(key: Signature) -> str:

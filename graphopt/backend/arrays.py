@@ -16,7 +16,7 @@ def array_of(numbers: Any, ctx: Any) -> Any:
 
     Args:
         numbers: contiguous, of a dtype that MXNet has.
-        ctx: where it is to be; not left to MXNet, whose current one may be None in a thread.
+        ctx: where it is to be.
     """
     mx = import_mxnet()
     made = mx.nd.empty(numbers.shape, ctx, numbers.dtype)

@@ -40,11 +40,7 @@ def _measure(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> dict[str, floa
     arguments = {name: arrays[name] for name in symbol.list_arguments()}
     # Some operators update their states in forward, and the user's are not to change.
     states = {name: arrays[name].copy() for name in symbol.list_auxiliary_states()}
-    # Bound for inference, MXNet would fuse operators with oneDNN; the last argument's gradient
-    # takes the least.
-    last_name, array = list(arguments.items())[-1]
-    gradients = {last_name: mx.nd.zeros(array.shape, ctx, array.dtype)}
-    executor = bind(symbol, ctx, arguments, gradients, states)
+    executor = bind(symbol, ctx, arguments, {}, states)
     node_of = {name: node.name for name, node in _outputs(symbol)}
     seconds: dict[str, float] = {}
     last = 0.0

@@ -7,19 +7,16 @@ returned earlier is overwritten by a later call.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Callable, Collection, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 
+from graphopt.backend.environment import environment
 from graphopt.backend.onednn import ONEDNN
 from graphopt.compat import import_mxnet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SPARE = "graphopt_spare"
 
@@ -166,17 +163,6 @@ def _thread_releaser() -> Callable[[], object]:
     return lambda: pause(soft)
 
 
-@contextmanager
-def quiet_binding() -> Iterator[None]:
+def quiet_binding() -> AbstractContextManager[None]:
     """Inside the block MXNet's executor picks its oneDNN subgraphs without announcing it."""
-    wanted = {"MXNET_SUBGRAPH_BACKEND": ONEDNN, "MXNET_SUBGRAPH_VERBOSE": "0"}
-    before = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
+    return environment(MXNET_SUBGRAPH_BACKEND=ONEDNN, MXNET_SUBGRAPH_VERBOSE="0")

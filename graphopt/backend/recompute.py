@@ -8,7 +8,6 @@ memory, and lists what it planned.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,19 +17,20 @@ import numpy as np
 
 from graphopt.analysis.effects import is_pure
 from graphopt.backend.costs import measure_costs
-from graphopt.backend.step import MATCHES, allocated, bind
+from graphopt.backend.step import MATCHES, bind
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT
 from graphopt.ir.ops import canonical
+from graphopt.memory.listing import allocated, repeated
 from graphopt.memory.recompute import Cost, Plan, Search, Work
 from graphopt.memory.sizes import print_size
 from graphopt.memory.training import backward_reads, training_graph
 
 _MARK = "__force_mirroring__"
-_REPEATED = re.compile(r"^Op:\S+, Name=(.+)_mirror$", re.MULTILINE)
 _MIB = 1 << 20
+_NOTHING: frozenset[str] = frozenset()
 #: Operators that update their states in backward only, and compute the same again, by device.
 #: On GPUs cuDNN updates those of BatchNorm in forward.
 _REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
@@ -92,7 +92,12 @@ class StepMemory:
     def search(self) -> Search:
         """Over this graph; operators that were not measured before are measured now."""
         seconds = measure_costs(self._graph, self._symbol, self._arrays, self._ctx)
-        return Search(_work_of(self._graph, seconds, self._ctx.device_type), self._evaluate)
+        work = _work_of(self._graph, seconds, self._ctx.device_type)
+        return Search(work, self._evaluate, {_NOTHING: self._plain})
+
+    @cached_property
+    def _plain(self) -> Plan:
+        return Plan(_NOTHING, self._evaluate(_NOTHING), 0.0)
 
     def fit(self, budget: int | None) -> Fitted:
         """Marks so that a step takes at most ``budget`` bytes, at the least time.
@@ -100,8 +105,7 @@ class StepMemory:
         Raises:
             BudgetError: there are none; the message has the least that is possible.
         """
-        nothing: frozenset[str] = frozenset()
-        plain = Plan(nothing, self._evaluate(nothing), 0.0)
+        plain = self._plain
         if budget is None or self.held + plain.cost.nbytes <= budget:
             return Fitted(self._symbol, plain, plain, self.held, 0.0, 0)
         plan = self.search.plan(budget - self.held)
@@ -146,8 +150,8 @@ class StepMemory:
         for match in MATCHES:
             executor = bind(symbol, self._ctx, arguments, self._gradients, aux, match=match)
             listing = executor.debug_str()
-            nbytes = (allocated(executor, listing) + 1) * _MIB  # MXNet rounds down
-            found.append(Cost(nbytes, frozenset(_REPEATED.findall(listing)), match))
+            nbytes = (allocated(listing) + 1) * _MIB  # MXNet rounds down
+            found.append(Cost(nbytes, repeated(listing), match))
         return min(found, key=lambda cost: cost.nbytes)
 
 

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import operator
-import os
-import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from graphopt.backend.environment import environment
 from graphopt.backend.invoke import invoke
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
+from graphopt.memory.listing import allocated
 
 OPERATOR = "graphopt_executor"
 #: What is tried as the range of sizes that share memory; MXNet's default first.
 MATCHES = (16, 2)
-#: Held while the environment is another: it is that of the whole process.
-_environment_lock = threading.RLock()
 #: How long memory is waited for that may be given back any moment.
 _PATIENCE, _A_MOMENT_S = 20, 1e-3
-_ALLOCATED = re.compile(r"Total (\d+) MB allocated")
 
 
 @dataclass
@@ -261,7 +257,7 @@ class StepEngine:
             pool.last,
             self._match,
         )
-        outputs, megabytes = list(executor.outputs), allocated(executor)
+        outputs, megabytes = list(executor.outputs), allocated(executor.debug_str())
         # From here on the bridge frees it, when the last tape is gone.
         handle, executor.handle = executor.handle, self._mx.base.ExecutorHandle()
         return Bound(handle, own, gradients, is_users, outputs, megabytes)
@@ -291,11 +287,12 @@ def bind(
         match: a value may get the memory of one that is this many times larger or smaller.
     """
     if not gradients:
-        # Then MXNet would fuse as for inference, BatchNorm with its moving averages.
-        name, array = min(arguments.items(), key=lambda item: int(item[1].size))
+        # Then MXNet would fuse as for inference, BatchNorm with its moving averages. Backward to
+        # the last argument takes the least.
+        name, array = list(arguments.items())[-1]
         gradients = {name: import_mxnet().nd.zeros(array.shape, ctx, array.dtype)}
     # MXNet announces oneDNN's subgraphs, of which it makes none in training.
-    with _environment(MXNET_SUBGRAPH_VERBOSE="0", NNVM_EXEC_MATCH_RANGE=str(match)):
+    with environment(MXNET_SUBGRAPH_VERBOSE="0", NNVM_EXEC_MATCH_RANGE=str(match)):
         return symbol.bind(
             ctx,
             dict(arguments),
@@ -304,32 +301,6 @@ def bind(
             aux_states=dict(states),
             shared_exec=shared,
         )
-
-
-def allocated(executor: Any, listing: str | None = None) -> int:
-    """MiB that MXNet planned for what an executor computes, without parameters.
-
-    Args:
-        executor: bound.
-        listing: its ``debug_str()``, if that is at hand.
-    """
-    found = _ALLOCATED.search(listing or executor.debug_str())
-    return int(found.group(1)) if found else 0
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    with _environment_lock:
-        before = {key: os.environ.get(key) for key in values}
-        os.environ.update(values)
-        try:
-            yield
-        finally:
-            for key, value in before.items():
-                if value is None:
-                    del os.environ[key]
-                else:
-                    os.environ[key] = value
 
 
 def _hand_over(library: Any, pool: int, bound: Bound) -> int:

@@ -15,6 +15,7 @@ _INPUT = re.compile(r"\targ\[\d+\]=(.*)\((\d+)\)(?: version=\d+)?")
 _AFTER = re.compile(r"\tcdep\[\d+\]=(.*)")
 _ATTR = re.compile(r"\t(\w+)=(.*)")
 _TOTAL = re.compile(r"Total (\d+) MB allocated")
+_REPEATED = re.compile(r"^Op:\S+, Name=(.+)_mirror$", re.MULTILINE)
 _RULE = "-" * 20
 _SECTIONS = ("Symbol Outputs:", "Inputs:", "Attrs:", "Control deps:")
 
@@ -38,6 +39,23 @@ class Listing:
     variables: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     megabytes: int = 0
+
+
+def allocated(text: str) -> int:
+    """MiB, rounded down, that MXNet planned for what is computed.
+
+    Raises:
+        ParseError: the text does not say it.
+    """
+    total = _TOTAL.search(text)
+    if total is None:
+        raise ParseError("the executor's listing does not say what it allocated")
+    return int(total[1])
+
+
+def repeated(text: str) -> frozenset[str]:
+    """Names of the nodes that are computed again in backward, without parsing all."""
+    return frozenset(_REPEATED.findall(text))
 
 
 def parse(text: str) -> Listing:

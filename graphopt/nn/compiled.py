@@ -17,7 +17,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
-from graphopt.nn.config import Config, check_shapes
+from graphopt.nn.config import Config, check_shapes, largest_arrays
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
@@ -112,10 +112,7 @@ class CompiledBlock:
             self._pools = Pools()
             if not limits:
                 return
-            for name, shape in limits.items():
-                found = self._mx.nd.zeros(shape, arrays[name].ctx, arrays[name].dtype)
-                is_numpy = isinstance(arrays[name], self._mx.np.ndarray)
-                arrays[name] = found.as_np_ndarray() if is_numpy else found
+            arrays = largest_arrays(limits, arrays)
             largest = list(arrays.values())
             key = (*key[:3], _types(largest))
             try:

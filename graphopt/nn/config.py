@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.pipeline.base import Mode, Pass, Settings
 
@@ -61,3 +62,16 @@ def check_shapes(limits: Mapping[str, tuple[int, ...]], shapes: Mapping[str, Any
             raise InputError(
                 f"input {name!r} has shape {shape}, and max_shapes allows {limit}: nothing was run"
             )
+
+
+def largest_arrays(
+    limits: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The same arrays, but zeros of the largest shape where there is one."""
+    found = dict(arrays)
+    for name, shape in limits.items():
+        given = arrays[name]
+        mx = import_mxnet()
+        zeros = mx.nd.zeros(shape, given.ctx, given.dtype)
+        found[name] = zeros.as_np_ndarray() if isinstance(given, mx.np.ndarray) else zeros
+    return found

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from hypothesis import assume
 
 from graphopt.backend import reference
+from graphopt.backend.random_feeds import random_feeds
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.types import TensorType
@@ -16,6 +18,18 @@ from graphopt.memory.memory_plan import MemoryPlan
 Array = np.ndarray[Any, Any]
 #: NaN in every floating dtype, and a value no index should have in the others.
 POISON = 0xFF
+
+
+def reference_run(graph: Graph) -> tuple[dict[str, Array], list[Array]]:
+    """Random inputs of a random graph and its outputs; other graphs are drawn where it cannot."""
+    assume(reference.supports(graph))
+    assume(all(type_.is_static for node in graph for type_ in node.types))
+    feeds = random_feeds(graph)
+    try:
+        return feeds, list(reference.run(graph, feeds))
+    except Exception:
+        assume(False)
+        raise
 
 
 class Arena(Mapping[Value, Array]):

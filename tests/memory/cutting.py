@@ -7,10 +7,10 @@ import numpy as np
 from graphopt.memory import Buffers
 
 
-def cut(pieces: int, seed: int, height: int = 64) -> Buffers:
-    """A rectangle cut to pieces: they pack without any gap, which greedy orders miss."""
+def cut(pieces: int, seed: int, height: int = 64, moments: int = 24, unit: int = 1) -> Buffers:
+    """A rectangle of ``height`` units cut to pieces: they pack without any gap."""
     generator = np.random.default_rng(seed)
-    parts = [(0, 24, 0, height)]
+    parts = [(0, moments, 0, height)]
     while len(parts) < pieces:
         left, right, low, high = parts.pop(int(generator.integers(len(parts))))
         if generator.random() < 0.5 and right - left > 1:
@@ -22,4 +22,4 @@ def cut(pieces: int, seed: int, height: int = 64) -> Buffers:
         else:
             parts.append((left, right, low, high))
     left, right, low, high = np.array(parts)[generator.permutation(len(parts))].T
-    return Buffers(range(len(parts)), left, right, high - low)
+    return Buffers(range(len(parts)), left, right, (high - low) * unit)

@@ -368,6 +368,28 @@ def test_an_unknown_input_in_max_shapes_is_refused() -> None:
         fast(image())
 
 
+def test_a_net_of_symbols_shares_memory_and_stays_refused() -> None:
+    x, weight = mx.sym.var("data"), mx.nd.ones((4, 4))
+    weight.attach_grad()
+
+    def model(limit: tuple[int, int]) -> Any:
+        made = graphopt.optimize(mx.sym.dot(x, mx.sym.var("w")), max_shapes={"data": limit})
+        made.params["w"], made._data = weight, ["data"]
+        return made
+
+    fast = model((8, 4))
+    for rows in (8, 3):
+        with autograd.record():
+            loss = fast(mx.nd.ones((rows, 4))).sum()
+        loss.backward()
+        np.testing.assert_allclose(weight.grad.asnumpy(), rows)
+    assert len(fast._compiled) == 2  # the largest shape is compiled once
+    wrong = model((8, 5))  # no product with the weight
+    for _ in range(2):
+        with pytest.raises(InputError), autograd.record():
+            wrong(mx.nd.ones((3, 4)))
+
+
 # What is asked for
 
 
