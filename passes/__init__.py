@@ -28,6 +28,7 @@ PASSES = {
     "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
     "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
     "import-rnn": "graphopt.passes.import_rnn:ImportRnn",
+    "fuse-convolutions": "graphopt.passes.fuse_convolutions:FuseConvolutions",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
 }
@@ -53,7 +54,7 @@ PIPELINES = {
     "inference": (
         f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
         "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
-        f"eliminate-dead-code,{_FUSE}"
+        f"eliminate-dead-code,fuse-convolutions,{_FUSE}"
     ),
     "default": "inference",
 }

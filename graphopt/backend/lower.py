@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from graphopt.backend.engines import (
-    CachedOpEngine,
-    Engine,
-    ExecutorEngine,
-)
+from graphopt.backend.convolutions import has_convolutions, with_packed
+from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.freeze import freeze
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.passing import hands_on_gradients
+from graphopt.backend.race import race
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.recurrence import with_stash
 from graphopt.backend.step import Pools, StepEngine
@@ -30,7 +27,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, GraphoptError, InputError
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, DATA, FUSED, PARAM
+from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, FUSED, PARAM, Node
 from graphopt.kernels.library import prepare
 from graphopt.passes.fuse_pointwise import FusePointwise
 from graphopt.passes.fuse_reduction import FuseReduction
@@ -46,15 +43,14 @@ CACHED_OP_ONEDNN = "CachedOp + oneDNN subgraphs"
 EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
 #: What engines are called that run graphopt's fused kernels.
 KERNELS = " + kernels"
+#: What runs convolutions in blocked layout of our own, and the rest on oneDNN.
+CONVOLUTION_KERNELS = "executor + convolution kernels"
 STEP = "executor for training"
 
-#: Calls shorter than this are timed several at once.
-_SHORT_S = 1e-3
-_BURST = 10
-#: Calls longer than this are timed once.
-_LONG_S = 0.5
-#: Engines that take this many times the best one's time are not timed again.
-_HOPELESS = 1.5
+
+def is_region(_graph: Graph, node: Node) -> bool:
+    """Whether a node is a region of convolutions; for :func:`unfuse`."""
+    return node.op == CONVOLUTIONS
 
 
 @dataclass
@@ -160,7 +156,12 @@ class Lowered:
 
     def exported(self, *, kernels: bool) -> Any:
         """The Symbol to save: with fused nodes, or with the MXNet operators they stand for."""
-        return self._symbol if kernels else to_symbol(unfuse(self._per_call))
+        if not kernels:
+            return to_symbol(unfuse(self._per_call))
+        # Regions of convolutions are for one size of images and one kind of processor.
+        if has_convolutions(self._per_call):
+            return to_symbol(unfuse(self._per_call, is_region))
+        return self._symbol
 
     def parameters(self) -> dict[str, Any]:
         """The arrays the symbol reads besides data: parameters, folded values, constants."""
@@ -266,42 +267,45 @@ class Lowered:
         if measured is not None:
             candidates = {measured: candidates[measured]}
         engines: dict[str, Engine] = {}
+        feeds: dict[str, dict[str, Any]] = {}
         expected: dict[str, np.ndarray[Any, Any]] = {}
         for name, make in candidates.items():
             try:
                 engine = make()
                 if len(candidates) > 1:
-                    found = _run_once(engine, arrays)
+                    known = {n: data.get(n, self._fixed_value(n)) for n in engine.inputs}
+                    found = _run_once(engine, known)
                     expected = expected or found
                     # MXNet's oneDNN rewrites compute wrong values for some graphs.
                     compare(expected, found, where=name)
-                    best = min(self.choice.measured_ms.values(), default=float("inf"))
-                    self.choice.measured_ms[name] = _time(engine, arrays, best)
+                    feeds[name] = known
                 engines[name] = engine
             except BudgetError:
                 raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self.choice.failed[name] = first_line(error)
+        if len(engines) > 1:
+            self.choice.measured_ms = race(engines, feeds)
         if not engines:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.choice.failed.items())
             raise GraphoptError(f"MXNet cannot run graph {self.graph.name!r}: {reasons}")
         times = self.choice.measured_ms
         self.choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
-        if len(candidates) > 1:
-            remember(self._key(), {"engine": self.choice.engine, "measured_ms": times})
+        if len(candidates) > 1 and not self.choice.failed:
+            remember(self._key(candidates), {"engine": self.choice.engine, "measured_ms": times})
         chosen = engines[self.choice.engine]
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
 
-    def _key(self) -> tuple[str, ...]:
+    def _key(self, candidates: Iterable[str]) -> tuple[str, ...]:
         """What the choice of an engine depends on, besides the machine."""
-        return ("engine", fingerprint(self._per_call), str(self.ctx))
+        return ("engine", fingerprint(self._per_call), str(self.ctx), *candidates)
 
     def _remembered(self, candidates: Mapping[str, object]) -> str | None:
         """The engine an earlier process chose, by comparing and timing, for an equal graph."""
         if len(candidates) < 2:
             return None
-        known = remembered(self._key())
+        known = remembered(self._key(candidates))
         if known is None or known["engine"] not in candidates:
             return None
         self.choice.measured_ms = dict(known["measured_ms"])
@@ -317,12 +321,23 @@ class Lowered:
         if not self._frozen or self.ctx.device_type != "cpu":
             name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
             return {name: lambda: self._cached_op(self._symbol, name)}
-        if not has_kernels:
+        if not has_convolutions(graph):
+            return self._without_convolutions(graph, arrays)
+        plain = unfuse(graph, is_region)
+        return self._without_convolutions(plain, arrays) | {
+            CONVOLUTION_KERNELS: lambda: self._convolutions(graph, arrays)
+        }
+
+    def _without_convolutions(
+        self, graph: Graph, arrays: Mapping[str, Any]
+    ) -> dict[str, Callable[[], Engine]]:
+        if not is_fused(graph):
             return self._plain_candidates(graph, arrays)
+        symbol = self._symbol if graph is self._per_call else to_symbol(graph)
         name = CACHED_OP + KERNELS
         if not has_plain_form(graph):
             # Unrolled it would take longer to plan than it is worth, and lengths have no form.
-            return {name: lambda: self._cached_op(self._symbol, name)}
+            return {name: lambda: self._cached_op(symbol, name)}
         # Kernels for all but activations that oneDNN computes with the product before them.
         mixed, plain = unfuse(graph, follows_anchor), unfuse(graph)
         others = self._plain_candidates(plain, arrays)
@@ -330,7 +345,7 @@ class Lowered:
             # Then activations are all that oneDNN's subgraphs fuse, and `mixed` has those.
             others = {CACHED_OP: others[CACHED_OP]}
         return others | {
-            CACHED_OP + KERNELS: lambda: self._cached_op(self._symbol, CACHED_OP + KERNELS),
+            name: lambda: self._cached_op(symbol, name),
             EXECUTOR_ONEDNN + KERNELS: lambda: self._executor(
                 mixed, arrays, EXECUTOR_ONEDNN + KERNELS
             ),
@@ -370,6 +385,11 @@ class Lowered:
         symbol = self._typed(to_symbol(guard(graph)))
         values = [arrays[name] for name in symbol.list_inputs()]
         return ExecutorEngine(symbol, values, self.data, self.ctx, name)
+
+    def _convolutions(self, graph: Graph, arrays: Mapping[str, Any]) -> Engine:
+        packed, params = with_packed(graph, arrays, self.ctx)
+        self._fixed |= params
+        return self._executor(packed, {**arrays, **params}, CONVOLUTION_KERNELS)
 
     def _typed(self, symbol: Any) -> Any:
         """The symbol as MXNet's numpy kind, where the outputs are to be ``mx.np`` arrays."""
@@ -437,50 +457,10 @@ def _fits(shape: tuple[int, ...], want: Sequence[int | None]) -> bool:
     )
 
 
-def _time(
-    engine: Engine,
-    known: Mapping[str, Any],
-    best_so_far_ms: float = float("inf"),
-    budget_s: float = 0.3,
-) -> float:
-    """Best time of a call in milliseconds: one block, and more while time is left.
-
-    One that takes much longer than the best so far is not given another chance.
-
-    Short calls are made several at once before the results are waited for, as a net that calls a
-    small child for every node does: an engine that returns before it is done gains by that.
-    """
-    mx = import_mxnet()
-    arrays = [known[name] for name in engine.inputs]
-
-    def block(calls: int) -> float:
-        start = time.perf_counter()
-        for outputs in [engine(arrays) for _ in range(calls)]:
-            _wait(outputs)
-        return (time.perf_counter() - start) / calls
-
-    with mx.autograd.pause(train_mode=False):
-        first = block(1)
-        if first > _LONG_S or first * 1e3 > _HOPELESS * best_so_far_ms:
-            return first * 1e3
-        calls = _BURST if first < _SHORT_S else 1
-        spent = best = block(calls)
-        blocks = 1
-        while spent * calls < budget_s and blocks < 20:
-            took = block(calls)
-            best, spent, blocks = min(best, took), spent + took, blocks + 1
-    return best * 1e3
-
-
 def _run_once(engine: Engine, known: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     with import_mxnet().autograd.pause(train_mode=False):
         outputs = engine([known[name] for name in engine.inputs])
     return {f"output {i}": output.asnumpy() for i, output in enumerate(outputs)}
-
-
-def _wait(outputs: Sequence[Any]) -> None:
-    for output in outputs:
-        output.wait_to_read()
 
 
 def _require(needed: set[str], known: set[str]) -> None:

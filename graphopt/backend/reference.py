@@ -11,7 +11,16 @@ from graphopt.backend import reference_ops
 from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE, Node, Value
+from graphopt.ir.node import (
+    CONSTANT,
+    CONVOLUTIONS,
+    FUSED,
+    PARALLEL_BATCH_DOT,
+    RECURRENCE,
+    TREE,
+    Node,
+    Value,
+)
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.recurrence import interpret as recurrence
 from graphopt.kernels.recurrence.spec import parse as parse_recurrence
@@ -53,6 +62,7 @@ def supports(graph: Graph) -> bool:
     return all(
         node.is_input
         or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
+        or (node.op == CONVOLUTIONS and supports(node.graphs[0]))
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -75,6 +85,9 @@ def _node(
     if node.op == CONSTANT:
         return [constant_array(node)]
     inputs = [values[value] for value in node.inputs]
+    if node.op == CONVOLUTIONS:
+        names = [each.name for each in node.graphs[0].inputs]
+        return run(node.graphs[0], dict(zip(names, inputs, strict=True)))
     if node.op == FUSED:
         return evaluate(parse(node.attrs["spec"]), inputs)
     if node.op == RECURRENCE:

@@ -11,8 +11,16 @@ from graphopt.errors import GraphError
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, PARALLEL_BATCH_DOT, WITH_SPEC, Node, NodeId
+from graphopt.ir.node import (
+    CONSTANT,
+    CONVOLUTIONS,
+    PARALLEL_BATCH_DOT,
+    WITH_SPEC,
+    Node,
+    NodeId,
+)
 from graphopt.kernels import bridge
+from graphopt.kernels.convolutions.spec import spec_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,6 +114,8 @@ def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[st
     if is_variable and not node.name:
         raise GraphError("a variable of the graph has no name, so MXNet cannot be given its value")
     attrs = {} if node.op == CONSTANT else node.attrs
+    if node.op == CONVOLUTIONS:
+        attrs = {"spec": str(spec_of(node)), "packed": node.attrs.flag("packed")}
     if attrs:
         entry["attrs"] = {key: to_mxnet(value) for key, value in attrs.items()}
     if node.after:

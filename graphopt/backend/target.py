@@ -19,6 +19,8 @@ from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA
 from graphopt.kernels import bridge
+from graphopt.kernels.convolutions import native
+from graphopt.kernels.convolutions.single import Layer
 
 #: Graphs are timed against each other so often, or until this is spent.
 _MOST_ROUNDS = 5
@@ -76,6 +78,14 @@ class MXNetTarget:
         if why is None and not bridge.has_blas(import_mxnet()):
             return "MXNet brought no BLAS library that could be used"
         return why
+
+    def block_lanes(self) -> int:
+        """See :func:`graphopt.kernels.convolutions.native.lanes`."""
+        return native.lanes(import_mxnet())
+
+    def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
+        """See :func:`graphopt.kernels.convolutions.native.layer_times_ms`."""
+        return native.layer_times_ms(import_mxnet(), layer, algorithms)
 
     def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
         """See :mod:`graphopt.backend.measured`."""

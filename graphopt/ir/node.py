@@ -36,8 +36,13 @@ RECURRENCE: Final = "graphopt_recurrence"
 #: kernels/bridge/tree_operator.h).
 TREE: Final = "graphopt_tree"
 
+#: Convolutions and what lies between them, in blocked layout; attrs: ``lanes``, channels of a
+#: block; ``algorithms``, how each convolution of its nested graph, the region in MXNet's operators,
+#: is computed; ``packed``, whether its parameters are in the order in which they are read.
+CONVOLUTIONS: Final = "graphopt_convolutions"
+
 #: Operators whose spec says all: their nested graphs are there to be read and to be put back.
-WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE})
+WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE, CONVOLUTIONS})
 
 #: MXNet's batch_dot with a thread for every product.
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"

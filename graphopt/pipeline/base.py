@@ -21,6 +21,8 @@ from graphopt.pipeline.remarks import Remark, RemarkKind
 if TYPE_CHECKING:
     import numpy as np
 
+    from graphopt.kernels.convolutions.single import Layer
+
 Mode = Literal["inference", "training"]
 
 
@@ -45,6 +47,12 @@ class Target(Protocol):
 
     def why_no_products(self, device: str) -> str | None:
         """Why matrix products of our own cannot run on ``device``, or ``None`` if they can."""
+
+    def block_lanes(self) -> int:
+        """How many channels make a block in blocked layout."""
+
+    def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
+        """Milliseconds of a convolution by each algorithm, in turns, the best of some."""
 
     def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
         """``measure()``, or what it gave on this machine before; ``parts`` say what it is about."""

@@ -77,6 +77,8 @@ def _load(mxnet: Any) -> ctypes.CDLL:
     bridge = _open(Path(mxnet.__file__).parent)
     bridge.graphopt_register.restype = ctypes.c_char_p
     bridge.graphopt_error.restype = ctypes.c_char_p
+    bridge.graphopt_lanes.restype = ctypes.c_int64
+    bridge.graphopt_packed_size.restype = ctypes.c_int64
     if not _layout_fits(mxnet, bridge):
         raise MissingDependencyError(
             "graphopt's fused kernels fit MXNet 1.9.1 as it is on PyPI, and this build of MXNet"
@@ -155,6 +157,8 @@ def _describer(bridge: ctypes.CDLL) -> Any:
         try:
             if text.startswith(b"recurrence "):
                 numbers = _recurrence_numbers(text, backward)
+            elif text.startswith(b"convolutions "):
+                numbers = _convolutions_numbers(text)
             elif text.startswith(b"tree "):
                 numbers = _tree_numbers(text, backward)
             else:
@@ -178,6 +182,14 @@ def _kernel_numbers(text: bytes, backward: int) -> list[int]:
 
     spec = parse(text.decode())
     return backward_plan(spec) if backward else forward_plan(spec)
+
+
+def _convolutions_numbers(text: bytes) -> list[int]:
+    from graphopt.kernels.convolutions.plan import plan
+    from graphopt.kernels.convolutions.spec import parse
+
+    spec = parse(text.decode())
+    return plan(spec).numbers(spec.lanes)
 
 
 def _recurrence_numbers(text: bytes, mode: int) -> list[int]:

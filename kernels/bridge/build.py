@@ -18,12 +18,25 @@ from graphopt.kernels.cache import folder, write_atomically
 
 HERE = Path(__file__).parent
 #: What is compiled, each file by a process of its own.
-SOURCES = ("operators.cc", "recurrence.cc", "matrix.cc", "tree.cc", "levels.cc", "schedule.cc")
+SOURCES = (
+    "operators.cc",
+    "convolution.cc",
+    "recurrence.cc",
+    "matrix.cc",
+    "tree.cc",
+    "winograd.cc",
+    "levels.cc",
+    "schedule.cc",
+    "blocked.cc",
+)
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
 _VECTORS = {
     "matrix.cc": ["-O3"],
     "tree.cc": ["-O2", "-ftree-vectorize"],
     "schedule.cc": ["-O2", "-ftree-vectorize"],
+    "convolution.cc": ["-O2"],
+    "winograd.cc": ["-O2"],
+    "blocked.cc": ["-O2"],
 }
 _INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "batch_dot.h"
+#include "convolutions_operator.h"
 #include "executor_operator.h"
 #include "fused.h"
 #include "legacy.h"
@@ -73,6 +74,7 @@ void Register() {
   unschedule.get_num_outputs = LegacyFunction(&ScheduleInputs);
   SetAttribute<nnvm::TIsBackward>(unschedule, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(unschedule, "FCompute<cpu>", LegacyFunction(&ScheduleBackward));
+  RegisterConvolutions();
   RegisterExecutor();
 }
 
@@ -146,6 +148,46 @@ int graphopt_run(const char* spec, int backward, void** data, const int64_t* sha
     for (size_t i = 0; i < out.size(); ++i)
       wanted.push_back(static_cast<mxnet::OpReqType>(requests[i]));
     graphopt::Run(plan, in, out, wanted);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+/* How many channels make a block. */
+int64_t graphopt_lanes() { return graphopt::blocked::BlockLanes(); }
+
+/* Threads that a call which is worth it runs on. */
+int graphopt_threads() { return graphopt::Threads(1e9, 1 << 20); }
+
+/* Size of an input of convolutions once packed, or -1. */
+int64_t graphopt_packed_size(const char* spec, int64_t input) {
+  try {
+    return graphopt::ConvolutionsBy(spec).packed.at(input).Size();
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return -1;
+  }
+}
+
+/* Packs what the inputs of convolutions are into `packed`, null where nothing is to be done. */
+int graphopt_pack(const char* spec, const float** inputs, float** packed) {
+  try {
+    graphopt::PackInputs(graphopt::ConvolutionsBy(spec), inputs, packed);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+/* Runs convolutions on plain arrays, parameters packed; see TimeConvolutions. */
+int graphopt_run_convolutions(const char* spec, const float** inputs, float** outputs, int threads,
+                              int times, double* seconds) {
+  try {
+    graphopt::TimeConvolutions(graphopt::ConvolutionsBy(spec), inputs, outputs, threads, times,
+                               seconds);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

@@ -8,5 +8,6 @@ OPERATORS = (
     OpInfo("graphopt_fused", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_recurrence", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_tree", Kind.OPAQUE, pure=True),
+    OpInfo("graphopt_convolutions", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_batch_dot", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
 )

@@ -1,0 +1,52 @@
+"""Regions of convolutions on their way to MXNet: their parameters packed, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONVOLUTIONS, PARAM
+from graphopt.ir.types import TensorType
+from graphopt.kernels.convolutions.native import packed
+from graphopt.kernels.convolutions.spec import spec_of
+
+
+def has_convolutions(graph: Graph) -> bool:
+    """Whether a graph holds regions of convolutions."""
+    return any(node.op == CONVOLUTIONS for node in graph)
+
+
+def with_packed(graph: Graph, values: Mapping[str, Any], ctx: Any) -> tuple[Graph, dict[str, Any]]:
+    """A copy whose regions read packed parameters, and these parameters.
+
+    Args:
+        graph: its regions' parameters are inputs or constants.
+        values: NDArray per name of these.
+        ctx: where the packed ones are to be.
+
+    Raises:
+        GraphoptError: a region is for another processor.
+    """
+    mx = import_mxnet()
+    copy, made = graph.copy(), {}
+    for node in graph:
+        if node.op != CONVOLUTIONS:
+            continue
+        spec = spec_of(node)
+        given = [
+            values[graph[value.node].name].asnumpy() if inner.op == PARAM else None
+            for inner, value in zip(spec.body.inputs, node.inputs, strict=True)
+        ]
+        inputs = list(copy[node.id].inputs)
+        for at, array in enumerate(packed(mx, str(spec), given)):
+            if array is None:
+                continue
+            name = copy.unique_name(f"{graph[inputs[at].node].name}_packed")
+            learned = copy.add_input(name, PARAM, TensorType("float32", array.shape))
+            made[name] = mx.nd.array(array, ctx=ctx, dtype="float32")
+            inputs[at] = learned.out()
+        attrs = node.attrs.set(packed=True)
+        copy.update(copy[node.id].but(inputs=tuple(inputs), attrs=attrs))
+    return copy, made

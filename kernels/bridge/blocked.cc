@@ -1,0 +1,220 @@
+/*
+ * Steps over blocked images other than full convolutions, and what a step consists of.
+ */
+#include "lanes.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace graphopt::blocked {
+
+int64_t PackedDirect(const Step& step);
+void PackDirect(const Step& step, const float* weights, float* packed);
+int64_t PackedWinograd(const Step& step);
+void PackWinograd(const Step& step, const float* weights, float* packed);
+
+namespace {
+
+constexpr int64_t kTaskPixels = 2048;  // of a block, that a task is worth
+
+/* A plain image is (images, channels, height, width). */
+void Load(const Bound& bound, int64_t image, int64_t block, int64_t y, const float* from) {
+  const Step& step = *bound.step;
+  const View& out = step.out;
+  const int64_t first = block * kLanes, plane = out.height * out.width;
+  const int64_t many = std::min(kLanes, step.channels - first);
+  const float* row = from + (image * step.channels + first) * plane + y * out.width;
+  float* to = bound.arena + out.Place(image, block, y);
+  ClearHalo(out, bound.arena, image, block, y);
+  for (int64_t x = 0; x < out.width; ++x, to += kLanes) {
+    for (int64_t lane = 0; lane < many; ++lane) to[lane] = row[lane * plane + x];
+    for (int64_t lane = many; lane < kLanes; ++lane) to[lane] = 0;
+  }
+}
+
+void LoadPlanar(const Bound& bound, int64_t image, int64_t channel, int64_t y, const float* from) {
+  const Step& step = *bound.step;
+  const View& out = step.out;
+  const float* row = from + ((image * step.channels + channel) * out.height + y) * out.width;
+  const int64_t before = y == 0 ? out.halo : 0, behind = y == out.height - 1 ? out.halo : 0;
+  for (int64_t at = y - before; at <= y + behind; ++at) {
+    float* to = bound.arena + out.Place(image, channel, at);
+    std::fill(to - out.halo, to, 0.0f);
+    if (at == y)
+      std::copy(row, row + out.width, to);
+    else
+      std::fill(to, to + out.width, 0.0f);
+    std::fill(to + out.width, to + out.width + out.halo, 0.0f);
+  }
+}
+
+void Store(const Bound& bound, int64_t image, int64_t block, int64_t y, float* to) {
+  const Step& step = *bound.step;
+  const View& in = step.in;
+  const int64_t first = block * kLanes, plane = in.height * in.width;
+  const int64_t many = std::min(kLanes, step.channels - first);
+  float* row = to + (image * step.channels + first) * plane + y * in.width;
+  const float* from = bound.arena + in.Place(image, block, y);
+  for (int64_t lane = 0; lane < many; ++lane)
+    for (int64_t x = 0; x < in.width; ++x) row[lane * plane + x] = from[x * kLanes + lane];
+}
+
+constexpr int kStrip = 8;  // pixels of a row that are computed at a time
+
+template <int P>
+void DepthwiseStrip(const Bound& bound, const float* in, const float* weights, const Lanes& bias,
+                    const float* other, float* to) {
+  const Step& step = *bound.step;
+  Lanes sum[P];
+  for (int p = 0; p < P; ++p) sum[p] = bias;
+  const int64_t pixel = step.stride_x * kLanes;
+  for (int64_t y = 0; y < step.kernel_y; ++y)
+    for (int64_t x = 0; x < step.kernel_x; ++x, weights += kLanes) {
+      const Lanes w = LoadLanes(weights);
+      const float* at = in + y * step.dilation_y * step.in.row_stride + x * step.dilation_x * kLanes;
+#pragma GCC unroll 8
+      for (int p = 0; p < P; ++p) sum[p] += LoadLanes(at + p * pixel) * w;
+    }
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+    if (other) sum[p] += LoadLanes(other + p * kLanes);
+    StoreLanes(to + p * kLanes, Activated(step, sum[p]));
+  }
+}
+
+void Depthwise(const Bound& bound, int64_t image, int64_t block, int64_t y) {
+  const Step& step = *bound.step;
+  const Lanes zero = {};
+  const Lanes bias = bound.bias ? LoadLanes(bound.bias + block * kLanes) : zero;
+  const float* weights = bound.weights + block * kLanes * step.kernel_y * step.kernel_x;
+  const float* in = bound.arena + step.in.Place(image, block, y * step.stride_y - step.pad_y) -
+                    step.pad_x * kLanes;
+  float* to = bound.arena + step.out.Place(image, block, y);
+  const float* other =
+      step.has_other ? bound.arena + step.other.Place(image, block, y) : nullptr;
+  ClearHalo(step.out, bound.arena, image, block, y);
+  int64_t x = 0;
+  auto at = [&](const float* row, int64_t pixels) { return row ? row + pixels * kLanes : nullptr; };
+  for (; x + kStrip <= step.out.width; x += kStrip)
+    DepthwiseStrip<kStrip>(bound, at(in, x * step.stride_x), weights, bias, at(other, x),
+                           to + x * kLanes);
+  for (; x < step.out.width; ++x)
+    DepthwiseStrip<1>(bound, at(in, x * step.stride_x), weights, bias, at(other, x),
+                      to + x * kLanes);
+}
+
+void PoolRow(const Bound& bound, int64_t image, int64_t block, int64_t y) {
+  const Step& step = *bound.step;
+  const View& in = step.in;
+  const float* from = bound.arena + in.Place(image, block, 0);
+  float* to = bound.arena + step.out.Place(image, block, y);
+  ClearHalo(step.out, bound.arena, image, block, y);
+  const int64_t top = y * step.stride_y - step.pad_y;
+  const int64_t y0 = std::max<int64_t>(top, 0), y1 = std::min(top + step.kernel_y, in.height);
+  // As in MXNet, padding counts as far as the padded image goes.
+  const int64_t padded_y = std::min(top + step.kernel_y, in.height + step.pad_y) - top;
+  const Lanes zero = {};
+  for (int64_t x = 0; x < step.out.width; ++x, to += kLanes) {
+    const int64_t left = x * step.stride_x - step.pad_x;
+    const int64_t x0 = std::max<int64_t>(left, 0), x1 = std::min(left + step.kernel_x, in.width);
+    const int64_t padded_x = std::min(left + step.kernel_x, in.width + step.pad_x) - left;
+    Lanes found = step.is_average ? zero : zero - std::numeric_limits<float>::max();
+    for (int64_t row = y0; row < y1; ++row)
+      for (int64_t column = x0; column < x1; ++column) {
+        const Lanes value = LoadLanes(from + row * in.row_stride + column * kLanes);
+        if (step.is_average)
+          found += value;
+        else
+          found = found > value ? found : value;
+      }
+    if (step.is_average) {
+      const int64_t counted =
+          step.counts_padding ? padded_y * padded_x : (y1 - y0) * (x1 - x0);
+      found = found / (zero + static_cast<float>(counted));
+    }
+    StoreLanes(to, Activated(step, found));
+  }
+}
+
+void Combine(const Bound& bound, int64_t image, int64_t block, int64_t y) {
+  const Step& step = *bound.step;
+  const float* in = bound.arena + step.in.Place(image, block, y);
+  const float* other =
+      step.has_other ? bound.arena + step.other.Place(image, block, y) : nullptr;
+  float* to = bound.arena + step.out.Place(image, block, y);
+  ClearHalo(step.out, bound.arena, image, block, y);
+  for (int64_t i = 0; i < step.out.width * kLanes; i += kLanes) {
+    Lanes value = LoadLanes(in + i);
+    if (other) value += LoadLanes(other + i);
+    StoreLanes(to + i, Activated(step, value));
+  }
+}
+
+/* The image whose rows are the items of a step. */
+const View& Walked(const Step& step) { return step.kind == kStore ? step.in : step.out; }
+
+/* Items that make a task. */
+int64_t Several(const Step& step) {
+  int64_t cost = Walked(step).width;
+  if (step.kind == kDepthwise) cost *= step.kernel_y * step.kernel_x;
+  if (step.kind == kPool) cost *= 2 * step.kernel_y * step.kernel_x;
+  return std::max<int64_t>(1, kTaskPixels / std::max<int64_t>(1, cost));
+}
+
+int64_t Items(const Step& step, int64_t images) {
+  return images * Walked(step).blocks * Walked(step).height;
+}
+
+}  // namespace
+
+int64_t BlockLanes() { return kLanes; }
+
+int64_t Phases(const Step& step, int64_t images) {
+  return step.kind == kWinograd ? WinogradPhases(step, images) : 1;
+}
+
+int64_t Tasks(const Step& step, int64_t images, int64_t phase) {
+  if (step.kind == kWinograd) return WinogradTasks(step, images, phase);
+  if (step.kind == kDirect) return DirectTasks(step, images);
+  return Ceil(Items(step, images), Several(step));
+}
+
+void RunTask(const Bound& bound, int64_t phase, int64_t task, const float* from, float* to) {
+  const Step& step = *bound.step;
+  if (step.kind == kWinograd) return WinogradTask(bound, phase, task);
+  if (step.kind == kDirect) return DirectTask(bound, task);
+  const int64_t several = Several(step), all = Items(step, bound.images);
+  const View& walked = Walked(step);
+  for (int64_t item = task * several; item < std::min(all, (task + 1) * several); ++item) {
+    const int64_t y = item % walked.height, block = item / walked.height % walked.blocks;
+    const int64_t image = item / walked.height / walked.blocks;
+    switch (step.kind) {
+      case kLoad: Load(bound, image, block, y, from); break;
+      case kLoadPlanar: LoadPlanar(bound, image, block, y, from); break;
+      case kDepthwise: Depthwise(bound, image, block, y); break;
+      case kPool: PoolRow(bound, image, block, y); break;
+      case kCombine: Combine(bound, image, block, y); break;
+      default: Store(bound, image, block, y, to);
+    }
+  }
+}
+
+int64_t PackedWeights(const Step& step) {
+  if (step.kind == kWinograd) return PackedWinograd(step);
+  if (step.kind == kDirect) return PackedDirect(step);
+  return Ceil(step.channels, kLanes) * kLanes * step.kernel_y * step.kernel_x;
+}
+
+void PackWeights(const Step& step, const float* weights, float* packed) {
+  if (step.kind == kWinograd) return PackWinograd(step, weights, packed);
+  if (step.kind == kDirect) return PackDirect(step, weights, packed);
+  const int64_t taps = step.kernel_y * step.kernel_x;  // depthwise: [block][tap][channel]
+  for (int64_t block = 0; block < Ceil(step.channels, kLanes); ++block)
+    for (int64_t tap = 0; tap < taps; ++tap)
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const int64_t channel = block * kLanes + lane;
+        *packed++ = channel < step.channels ? weights[channel * taps + tap] : 0.0f;
+      }
+}
+
+}  // namespace graphopt::blocked

@@ -1,0 +1,332 @@
+/*
+ * Convolutions in blocked layout, computed directly.
+ *
+ * A tile of some pixels by some blocks of filters lives in registers while all channels and taps of the
+ * kernel run (Georganas et al., Anatomy of High-Performance Deep Learning Convolutions on SIMD
+ * Architectures, 2018). A pixel's channel is broadcast, filters come by whole vectors, packed in the
+ * order in which they are read.
+ */
+#include <algorithm>
+#include <vector>
+
+#include "lanes.h"
+
+namespace graphopt::blocked {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kPixels[] = {0, 14, 14, 9, 7};
+#elif defined(__aarch64__)
+constexpr int kPixels[] = {0, 14, 12, 8, 6};
+#else
+constexpr int kPixels[] = {0, 10, 6, 4, 3};
+#endif
+constexpr int kMostPixels = 14, kMostGroup = 4;
+constexpr double kTaskWork = 1.5e6;  // multiplications a task is worth
+
+/* What a tile reads. */
+struct Operands {
+  const float* in;
+  int64_t pixel;           // floats from one output pixel's input to the next one's
+  const int64_t* offsets;  // of the runs of `length` adjacent floats that are multiplied
+  int64_t runs, length;
+  const float* packed;
+};
+
+/* Where a tile goes. */
+struct Target {
+  float* out;
+  int64_t out_block;
+  const float* other;
+  int64_t other_block;
+  const float* bias;
+  const Step* step;  // null: nothing but the sums is written
+};
+
+/* Bias, other operand and activation. */
+template <int64_t kActivation, bool kHasOther>
+void FinishAs(const Lanes* sum, int pixels, int blocks, const Target& to) {
+  const Lanes zero = {};
+  for (int b = 0; b < blocks; ++b) {
+    const Lanes bias = to.bias ? LoadLanes(to.bias + b * kLanes) : zero;
+    float* out = to.out + b * to.out_block;
+    const float* other = kHasOther ? to.other + b * to.other_block : nullptr;
+    for (int p = 0; p < pixels; ++p) {
+      Lanes x = sum[p * blocks + b] + bias;
+      if (kHasOther) x += LoadLanes(other + p * kLanes);
+      if (kActivation == kRelu)
+        x = x < zero ? zero : x;
+      else if (kActivation != kNone)
+        x = Activated(*to.step, x);
+      StoreLanes(out + p * kLanes, x);
+    }
+  }
+}
+
+void Finish(const Lanes* sum, int pixels, int blocks, const Target& to) {
+  const bool other = to.other != nullptr;
+  switch (to.step->activation) {
+    case kNone:
+      return other ? FinishAs<kNone, true>(sum, pixels, blocks, to)
+                   : FinishAs<kNone, false>(sum, pixels, blocks, to);
+    case kRelu:
+      return other ? FinishAs<kRelu, true>(sum, pixels, blocks, to)
+                   : FinishAs<kRelu, false>(sum, pixels, blocks, to);
+    default:
+      return other ? FinishAs<kClip, true>(sum, pixels, blocks, to)
+                   : FinishAs<kClip, false>(sum, pixels, blocks, to);
+  }
+}
+
+template <int P, int B, int S>
+void Tile(const Operands& from, const Target& to) {
+  Lanes sum[P][B] = {};
+  const int64_t pixel = S ? S : from.pixel;
+  const float* packed = from.packed;
+  for (int64_t run = 0; run < from.runs; ++run) {
+    const float* in = from.in + from.offsets[run];
+    const int64_t length = S ? kLanes : from.length;
+    for (int64_t i = 0; i < length; ++i, ++in, packed += B * kLanes) {
+      Lanes w[B];
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) w[b] = LoadLanes(packed + b * kLanes);
+#pragma GCC unroll 14
+      for (int p = 0; p < P; ++p) {
+        const float x = in[p * pixel];
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) sum[p][b] += x * w[b];
+      }
+    }
+  }
+  if (to.step == nullptr) {
+#pragma GCC unroll 14
+    for (int p = 0; p < P; ++p)
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) StoreLanes(to.out + b * to.out_block + p * kLanes, sum[p][b]);
+    return;
+  }
+  Finish(&sum[0][0], P, B, to);
+}
+
+using TileFunction = void (*)(const Operands&, const Target&);
+
+template <int B, int S, int P>
+constexpr TileFunction Entry() {
+  if constexpr (P <= kPixels[B])
+    return Tile<P, B, S>;
+  else
+    return nullptr;
+}
+
+template <int B, int S>
+TileFunction OfPixels(int64_t pixels) {
+  static const TileFunction table[kMostPixels + 1] = {
+      nullptr,           Entry<B, S, 1>(),  Entry<B, S, 2>(),  Entry<B, S, 3>(),
+      Entry<B, S, 4>(),  Entry<B, S, 5>(),  Entry<B, S, 6>(),  Entry<B, S, 7>(),
+      Entry<B, S, 8>(),  Entry<B, S, 9>(),  Entry<B, S, 10>(), Entry<B, S, 11>(),
+      Entry<B, S, 12>(), Entry<B, S, 13>(), Entry<B, S, 14>()};
+  return table[pixels];
+}
+
+template <int S>
+TileFunction OfGroup(int64_t group, int64_t pixels) {
+  switch (group) {
+    case 1: return OfPixels<1, S>(pixels);
+    case 2: return OfPixels<2, S>(pixels);
+    case 3: return OfPixels<3, S>(pixels);
+    default: return OfPixels<4, S>(pixels);
+  }
+}
+
+TileFunction Pick(int64_t group, int64_t pixels, bool is_adjacent) {
+  return is_adjacent ? OfGroup<kLanes>(group, pixels) : OfGroup<0>(group, pixels);
+}
+
+/* A row cut into pieces that are as even as can be. */
+struct Cut {
+  int64_t pieces, width, wider;  // the first `wider` ones have one pixel more
+
+  Cut(int64_t row, int64_t most)
+      : pieces(Ceil(row, most)), width(row / pieces), wider(row % pieces) {}
+  int64_t Begin(int64_t piece) const { return piece * width + std::min(piece, wider); }
+  int64_t Width(int64_t piece) const { return width + (piece < wider); }
+};
+
+/* Blocks of filters, and how they are shared among tiles: the last tile may have fewer. */
+int64_t Groups(const Step& step) { return Ceil(Ceil(step.filters, kLanes), step.group); }
+
+int64_t BlocksOf(const Step& step, int64_t group) {
+  return std::min(step.group, Ceil(step.filters, kLanes) - group * step.group);
+}
+
+/* Multiplied numbers of each output, with those that fill up a block. */
+int64_t Depth(const Step& step) {
+  const int64_t taps = step.kernel_y * step.kernel_x;
+  return taps * (step.is_planar ? step.channels : Ceil(step.channels, kLanes) * kLanes);
+}
+
+}  // namespace
+
+std::vector<int64_t> DirectOffsets(const Step& step) {
+  std::vector<int64_t> offsets;
+  const int64_t pixel = step.is_planar ? 1 : kLanes;
+  const int64_t blocks = step.is_planar ? step.channels : Ceil(step.channels, kLanes);
+  const bool whole_rows = step.is_planar && step.dilation_x == 1;
+  for (int64_t block = 0; block < blocks; ++block)
+    for (int64_t y = 0; y < step.kernel_y; ++y)
+      for (int64_t x = 0; x < (whole_rows ? 1 : step.kernel_x); ++x)
+        offsets.push_back(block * step.in.block_stride +
+                          (y * step.dilation_y - step.pad_y) * step.in.row_stride +
+                          (x * step.dilation_x - step.pad_x) * pixel);
+  return offsets;
+}
+
+namespace {
+
+int64_t RunLength(const Step& step) {
+  if (!step.is_planar) return kLanes;
+  return step.dilation_x == 1 ? step.kernel_x : 1;
+}
+
+/* How the tasks of a convolution share it: some rows, some groups of filters. */
+struct Share {
+  int64_t bands, rows;    // rows of a band
+  int64_t teams, groups;  // groups of a team
+
+  explicit Share(const Step& step) {
+    const double row = static_cast<double>(step.out.width) * Depth(step) * step.group * kLanes;
+    const int64_t height = step.out.height, all = Groups(step);
+    groups = std::min<int64_t>(all, std::max<int64_t>(1, kTaskWork / (row * height)));
+    teams = Ceil(all, groups);
+    rows = groups > 1 ? height
+                      : std::min<int64_t>(height, std::max<int64_t>(1, kTaskWork / row));
+    bands = Ceil(height, rows);
+    rows = Ceil(height, bands);
+  }
+};
+
+/* Pieces of one long row are rows here. */
+struct Strips {
+  Cut cut;
+  bool is_long;
+  explicit Strips(const Step& step)
+      : cut(step.out.width, kPixels[step.group]), is_long(step.out.height == 1) {}
+};
+
+}  // namespace
+
+void MultiplyBlocked(const float* a, int64_t a_stride, int64_t depth, const float* packed,
+                     int64_t group, float* c, int64_t c_stride, int64_t rows) {
+  int64_t offsets[kMostBlocks];
+  for (int64_t i = 0; i < depth; ++i) offsets[i] = i * a_stride;
+  const Cut cut(rows, kPixels[group]);
+  for (int64_t piece = 0; piece < cut.pieces; ++piece) {
+    const int64_t at = cut.Begin(piece) * kLanes;
+    Pick(group, cut.Width(piece), true)({a + at, kLanes, offsets, depth, kLanes, packed},
+                                        {c + at, c_stride, nullptr, 0, nullptr, nullptr});
+  }
+}
+
+int64_t DirectTasks(const Step& step, int64_t images) {
+  const Share share(step);
+  if (step.out.height > 1) return images * share.teams * share.bands;
+  // One long row is cut by its pieces instead.
+  const Strips strips(step);
+  const double piece = static_cast<double>(strips.cut.width) * Depth(step) * step.group * kLanes;
+  const int64_t pieces = std::max<int64_t>(1, kTaskWork / piece / share.groups);
+  return images * share.teams * Ceil(strips.cut.pieces, pieces);
+}
+
+void DirectTask(const Bound& bound, int64_t task) {
+  const Step& step = *bound.step;
+  const Share share(step);
+  const Strips strips(step);
+  const int64_t all = DirectTasks(step, bound.images) / (bound.images * share.teams);
+  const int64_t band = task % all;
+  const int64_t team = task / all % share.teams;
+  const int64_t image = task / all / share.teams;
+  const int64_t pieces = strips.cut.pieces;
+  int64_t first, last;  // pieces, of all rows
+  if (strips.is_long) {
+    first = band * pieces / all;
+    last = (band + 1) * pieces / all;
+  } else {
+    first = band * share.rows * pieces;
+    last = std::min(step.out.height, (band + 1) * share.rows) * pieces;
+  }
+  const int64_t in_pixel = step.stride_x * (step.is_planar ? 1 : kLanes);
+  const int64_t depth = Depth(step);
+  const int64_t begin = team * share.groups, end = std::min(begin + share.groups, Groups(step));
+  for (int64_t group = begin; group < end; ++group) {
+    const int64_t block = group * step.group, blocks = BlocksOf(step, group);
+    const float* packed = bound.weights + block * kLanes * depth;
+    for (int64_t piece = first; piece < last; ++piece) {
+      const int64_t y = piece / pieces, strip = piece % pieces;
+      const int64_t x = strips.cut.Begin(strip), width = strips.cut.Width(strip);
+      if (strip == 0)
+        for (int64_t b = 0; b < blocks; ++b)
+          ClearHalo(step.out, bound.arena, image, block + b, y);
+      const Operands from{bound.arena + step.in.Place(image, 0, y * step.stride_y) + x * in_pixel,
+                          in_pixel, bound.offsets, bound.runs,
+                          RunLength(step), packed};
+      const Target to{
+          bound.arena + step.out.Place(image, block, y) + x * kLanes,
+          step.out.block_stride,
+          step.has_other ? bound.arena + step.other.Place(image, block, y) + x * kLanes : nullptr,
+          step.other.block_stride,
+          bound.bias ? bound.bias + block * kLanes : nullptr,
+          &step};
+      Pick(blocks, width, !step.is_planar && step.stride_x == 1)(from, to);
+    }
+  }
+}
+
+/* Direct: [group][run][i][filters of the group], filled up with zeros. */
+void PackDirect(const Step& step, const float* weights, float* packed) {
+  const int64_t taps = step.kernel_y * step.kernel_x;
+  auto at = [&](int64_t filter, int64_t channel, int64_t y, int64_t x) {
+    if (filter >= step.filters || channel >= step.channels) return 0.0f;
+    return weights[(filter * step.channels + channel) * taps + y * step.kernel_x + x];
+  };
+  for (int64_t group = 0; group < Groups(step); ++group) {
+    const int64_t filter = group * step.group * kLanes, width = BlocksOf(step, group) * kLanes;
+    auto row = [&](int64_t channel, int64_t y, int64_t x) {
+      for (int64_t i = 0; i < width; ++i) *packed++ = at(filter + i, channel, y, x);
+    };
+    const int64_t block = step.is_planar ? 1 : kLanes;
+    for (int64_t channel = 0; channel < step.channels; channel += block)
+      for (int64_t y = 0; y < step.kernel_y; ++y)
+        for (int64_t x = 0; x < step.kernel_x; ++x)
+          for (int64_t i = 0; i < block; ++i) row(channel + i, y, x);
+  }
+}
+
+/*
+ * How many blocks of filters a tile computes: what takes the fewest cycles, at two multiplications a
+ * cycle, a pause of eight between those that add up, and a half for every vector that is loaded.
+ */
+int64_t BestGroup(const Step& step) {
+  const int64_t row = step.kind == kWinograd ? step.chunk : step.out.width;
+  const int64_t blocks = Ceil(step.filters, kLanes);
+  double least = 0;
+  int64_t best = 1;
+  for (int64_t group = 1; group <= std::min<int64_t>(kMostGroup, blocks); ++group) {
+    const Cut cut(row, kPixels[group]);
+    double cycles = 0;
+    for (int64_t begin = 0; begin < blocks; begin += group) {
+      const int64_t width = std::min(group, blocks - begin);
+      for (int64_t piece = 0; piece < cut.pieces; ++piece) {
+        const double sums = static_cast<double>(cut.Width(piece) * width);
+        cycles += std::max(sums, 8.0) + 0.5 * (cut.Width(piece) + 2 * width) + 1;
+      }
+    }
+    if (group > 1 && cycles >= least) continue;
+    least = cycles;
+    best = group;
+  }
+  return best;
+}
+
+int64_t PackedDirect(const Step& step) { return Ceil(step.filters, kLanes) * kLanes * Depth(step); }
+
+}  // namespace graphopt::blocked

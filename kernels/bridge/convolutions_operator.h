@@ -1,0 +1,271 @@
+/*
+ * The operator graphopt_convolutions: a region of convolutions and what lies between them, in blocked
+ * layout; see blocked.h.
+ *
+ * Attributes: `spec`, what is computed, which Python turns into a program; `packed`, weights come in the
+ * order in which they are read, and biases filled up to whole blocks. Inputs: plain images, then for
+ * each convolution its weights and its bias. Outputs: plain images, and the memory it works in. It
+ * is for inference: there is no gradient.
+ */
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "blocked.h"
+#include "recurrence_operator.h"
+
+namespace graphopt {
+
+constexpr uintptr_t kArenaBytes = 64;  // what vectors like to begin at
+
+constexpr int kSpins = 4000;  // some ten microseconds of looking before others may run
+
+struct Phase {
+  int64_t step, number, tasks;
+};
+
+struct Convolutions {
+  int64_t images = 0, arena = 0;  // floats
+  size_t data = 0;                // inputs that are images
+  std::vector<mxnet::TShape> inputs, outputs, packed;
+  std::vector<blocked::Step> steps;
+  std::vector<std::vector<int64_t>> offsets;  // of each step
+  std::vector<Phase> phases;
+};
+
+mxnet::TShape ReadShape(const int64_t** at) {
+  mxnet::TShape shape(static_cast<int>(*(*at)++), 0);
+  for (int d = 0; d < shape.ndim(); ++d) shape[d] = *(*at)++;
+  return shape;
+}
+
+bool HasWeights(const blocked::Step& step) {
+  return step.kind == blocked::kDirect || step.kind == blocked::kWinograd || step.kind == blocked::kDepthwise;
+}
+
+/* Shapes of packed parameters. */
+void PackShapes(Convolutions* made) {
+  made->packed = made->inputs;
+  for (const blocked::Step& step : made->steps) {
+    if (!HasWeights(step)) continue;
+    made->packed[step.array] = Shaped({blocked::PackedWeights(step)});
+    if (step.bias >= 0) made->packed[step.bias] = Shaped({blocked::Ceil(step.filters, blocked::BlockLanes()) * blocked::BlockLanes()});
+  }
+}
+
+/* See graphopt/kernels/convolutions/encode.py. */
+std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbers) {
+  auto made = std::make_unique<Convolutions>();
+  const int64_t* at = numbers.data();
+  if (*at++ != blocked::BlockLanes()) Fail("a program of convolutions is for another processor");
+  made->images = *at++;
+  made->arena = *at++;
+  made->data = *at++;
+  const int64_t n_inputs = *at++, n_outputs = *at++, n_steps = *at++;
+  for (int64_t i = 0; i < n_inputs; ++i) made->inputs.push_back(ReadShape(&at));
+  for (int64_t i = 0; i < n_outputs; ++i) made->outputs.push_back(ReadShape(&at));
+  made->steps.resize(n_steps);
+  const size_t words = n_steps * sizeof(blocked::Step) / sizeof(int64_t);
+  if (numbers.data() + numbers.size() - at != static_cast<ptrdiff_t>(words))
+    Fail("a program of convolutions has another length than its steps");
+  std::memcpy(made->steps.data(), at, words * sizeof(int64_t));
+  for (int64_t i = 0; i < n_steps; ++i) {
+    blocked::Step& step = made->steps[i];
+    if (step.kind == blocked::kDirect || step.kind == blocked::kWinograd)
+      step.group = blocked::BestGroup(step);
+    made->offsets.push_back(step.kind == blocked::kDirect ? blocked::DirectOffsets(step) : std::vector<int64_t>());
+    for (int64_t phase = 0; phase < blocked::Phases(step, made->images); ++phase)
+      made->phases.push_back({i, phase, blocked::Tasks(step, made->images, phase)});
+  }
+  PackShapes(made.get());
+  return made;
+}
+
+std::unordered_map<std::string, std::unique_ptr<Convolutions>> all_convolutions;
+
+const Convolutions& ConvolutionsBy(const std::string& spec) {
+  return FindOrMake(&all_convolutions, spec, [&] { return ReadConvolutions(Told(spec, 0)); });
+}
+
+const Convolutions& ConvolutionsOf(const NodeAttrs& attrs) { return ConvolutionsBy(SpecOf(attrs)); }
+
+uint32_t ConvolutionsInputs(const NodeAttrs& attrs) { return ConvolutionsOf(attrs).inputs.size(); }
+uint32_t ConvolutionsOutputs(const NodeAttrs& attrs) {
+  return ConvolutionsOf(attrs).outputs.size() + 1;
+}
+
+bool ConvolutionsShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  const Convolutions& all = ConvolutionsOf(attrs);
+  const auto& wanted = Flag(attrs, "packed") ? all.packed : all.inputs;
+  for (size_t i = 0; i < wanted.size(); ++i) Settle(attrs, i, wanted[i], &(*in)[i]);
+  for (size_t i = 0; i < all.outputs.size(); ++i) (*out)[i] = all.outputs[i];
+  (*out)[all.outputs.size()] = Shaped({all.arena + static_cast<int64_t>(kArenaBytes / sizeof(float))});
+  return true;
+}
+
+bool ConvolutionsType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  for (int& type : *in) {
+    if (type == -1) type = mshadow::kFloat32;
+    if (type != mshadow::kFloat32) Fail("node " + attrs.name + " computes in float32 only");
+  }
+  for (int& type : *out) type = mshadow::kFloat32;
+  return true;
+}
+
+/* Weights and biases as the steps want them. */
+class Packed {
+ public:
+  Packed(const Convolutions& all, const float* const* inputs, bool is_packed)
+      : arrays_(inputs, inputs + all.inputs.size()) {
+    if (is_packed) return;
+    for (const blocked::Step& step : all.steps) {
+      if (!HasWeights(step)) continue;
+      auto& weights = Add(step.array, blocked::PackedWeights(step));
+      blocked::PackWeights(step, inputs[step.array], weights.data());
+      if (step.bias < 0) continue;
+      auto& bias = Add(step.bias, blocked::Ceil(step.filters, blocked::BlockLanes()) * blocked::BlockLanes());
+      std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias.begin());
+    }
+  }
+  const float* operator[](int64_t input) const { return input < 0 ? nullptr : arrays_[input]; }
+
+ private:
+  std::vector<float>& Add(int64_t input, int64_t size) {
+    made_.push_back(std::make_unique<std::vector<float>>(size));
+    arrays_[input] = made_.back()->data();
+    return *made_.back();
+  }
+  std::vector<const float*> arrays_;
+  std::vector<std::unique_ptr<std::vector<float>>> made_;
+};
+
+/* Waits until `done` reaches `all`; lets others run if that takes long. */
+void AwaitTasks(const std::atomic<int64_t>& done, int64_t all) {
+  for (int spins = 0; done.load(std::memory_order_acquire) < all; ++spins) {
+    if (spins > kSpins) {
+      sched_yield();
+      continue;
+    }
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+/*
+ * Runs all phases; threads take the tasks of each as they come. A phase is over when its tasks are
+ * done, not when all threads were there: one that wakes late, or that the system takes away for a
+ * while, is not waited for unless it holds a task. The time of every step is added to
+ * `seconds`, if that is given.
+ */
+void RunConvolutions(const Convolutions& all, const float* const* inputs, float* const* outputs,
+                     bool is_packed, float* arena, int threads, double* seconds = nullptr) {
+  const Packed params(all, inputs, is_packed);
+  std::vector<blocked::Bound> bound;
+  for (size_t i = 0; i < all.steps.size(); ++i) {
+    const blocked::Step& step = all.steps[i];
+    const bool learned = HasWeights(step);
+    bound.push_back({&step, arena, learned ? params[step.array] : nullptr,
+                     learned ? params[step.bias] : nullptr, all.images, all.offsets[i].data(),
+                     static_cast<int64_t>(all.offsets[i].size())});
+  }
+  auto next = std::make_unique<std::atomic<int64_t>[]>(all.phases.size());
+  auto done = std::make_unique<std::atomic<int64_t>[]>(all.phases.size());
+  for (size_t i = 0; i < all.phases.size(); ++i) next[i] = done[i] = 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  for (size_t i = 0; i < all.phases.size(); ++i) {
+    const Phase& phase = all.phases[i];
+    const blocked::Step& step = all.steps[phase.step];
+    const double begin = seconds ? omp_get_wtime() : 0;
+    const bool loads = step.kind == blocked::kLoad || step.kind == blocked::kLoadPlanar;
+    const float* from = loads ? inputs[step.array] : nullptr;
+    float* to = step.kind == blocked::kStore ? outputs[step.array] : nullptr;
+    for (int64_t task; (task = next[i].fetch_add(1, std::memory_order_relaxed)) < phase.tasks;)
+      blocked::RunTask(bound[phase.step], phase.number, task, from, to);
+#pragma omp barrier
+    if (seconds && omp_get_thread_num() == 0) seconds[phase.step] += omp_get_wtime() - begin;
+  }
+}
+
+float* Aligned(void* memory) {
+  auto address = reinterpret_cast<uintptr_t>(memory);
+  return reinterpret_cast<float*>((address + kArenaBytes - 1) / kArenaBytes * kArenaBytes);
+}
+
+void PackInputs(const Convolutions& all, const float* const* inputs, float* const* packed) {
+  const Packed params(all, inputs, false);
+  for (size_t i = all.data; i < all.inputs.size(); ++i)
+    std::copy(params[i], params[i] + all.packed[i].Size(), packed[i]);
+}
+
+/* Runs some times on packed parameters; `seconds` becomes the least time of every step. */
+void TimeConvolutions(const Convolutions& all, const float* const* inputs, float* const* outputs,
+                      int threads, int times, double* seconds) {
+  std::vector<float> memory(all.arena + kArenaBytes);
+  for (int i = 0; i < times; ++i) {
+    std::vector<double> spent(all.steps.size());
+    RunConvolutions(all, inputs, outputs, true, Aligned(memory.data()), threads, spent.data());
+    for (size_t step = 0; step < spent.size(); ++step)
+      seconds[step] = i == 0 ? spent[step] : std::min(seconds[step], spent[step]);
+  }
+}
+
+void ConvolutionsForward(const NodeAttrs& attrs, const mxnet::OpContext&,
+                         const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
+                         const std::vector<TBlob>& outputs) {
+  const Convolutions& all = ConvolutionsOf(attrs);
+  std::vector<const float*> from;
+  for (const TBlob& blob : inputs) from.push_back(static_cast<const float*>(blob.dptr_));
+  Results results;
+  std::vector<float*> to;
+  std::vector<std::vector<float>> unread;
+  for (size_t i = 0; i < all.outputs.size(); ++i) {
+    to.push_back(static_cast<float*>(results.Add(outputs[i], requests[i])));
+    if (to.back()) continue;
+    unread.emplace_back(all.outputs[i].Size());
+    to.back() = unread.back().data();
+  }
+  RunConvolutions(all, from.data(), to.data(), Flag(attrs, "packed"), Aligned(outputs.back().dptr_),
+                 Threads(1e9, 1 << 10));
+  results.Finish();
+}
+
+/* MXNet derives the backward graph of every graph; this one must not run. */
+std::vector<NodeEntry> ConvolutionsGradient(const ObjectPtr& node,
+                                            const std::vector<NodeEntry>& heads) {
+  ObjectPtr made = MakeNode("_backward_graphopt_convolutions", node->attrs.name + "_backward",
+                            {{"spec", SpecOf(node->attrs)}});
+  View(made).inputs = View(node).inputs;
+  std::vector<NodeEntry> gradients;
+  for (size_t i = 0; i < View(node).inputs.size(); ++i)
+    gradients.emplace_back(made, static_cast<uint32_t>(i), 0);
+  return gradients;
+}
+
+void ConvolutionsBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
+                          const std::vector<TBlob>&, const std::vector<OpReqType>&,
+                          const std::vector<TBlob>&) {
+  Fail("node " + attrs.name + " was optimized for inference and has no gradient");
+}
+
+void RegisterConvolutions() {
+  auto registry = dmlc::Registry<nnvm::Op>::Get();
+  nnvm::Op& forward = registry->__REGISTER_OR_GET__("graphopt_convolutions");
+  forward.get_num_inputs = LegacyFunction(&ConvolutionsInputs);
+  forward.get_num_outputs = LegacyFunction(&ConvolutionsOutputs);
+  SetAttribute<mxnet::FInferShape>(forward, "FInferShape", LegacyFunction(&ConvolutionsShape));
+  SetAttribute<nnvm::FInferType>(forward, "FInferType", LegacyFunction(&ConvolutionsType));
+  SetAttribute<mxnet::FCompute>(forward, "FCompute<cpu>", LegacyFunction(&ConvolutionsForward));
+  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&ConvolutionsGradient));
+  nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_convolutions");
+  backward.get_num_inputs = LegacyFunction(&ConvolutionsInputs);
+  backward.get_num_outputs = LegacyFunction(&ConvolutionsInputs);
+  SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
+  SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&ConvolutionsBackward));
+}
+
+}  // namespace graphopt

@@ -1,0 +1,147 @@
+"""Regions of convolutions in the bridge: blocks, packed parameters, and calls without a graph."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphopt.errors import GraphoptError
+from graphopt.kernels import bridge
+from graphopt.kernels.convolutions.plan import Program, plan
+from graphopt.kernels.convolutions.single import Layer, single
+from graphopt.kernels.convolutions.steps import Kind
+
+#: Layers are timed against each other so often, or until this is spent.
+_MOST_ROUNDS = 12
+_PATIENCE_S = 0.06
+_MEASURED = (Kind.DIRECT, Kind.WINOGRAD, Kind.DEPTHWISE)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from graphopt.kernels.convolutions.spec import ConvolutionsSpec
+
+    Array = npt.NDArray[np.float32]
+
+
+def lanes(mxnet: Any) -> int:
+    """How many channels make a block on this processor.
+
+    Raises:
+        MissingDependencyError: the bridge cannot be built or loaded.
+    """
+    return int(bridge.load(mxnet).graphopt_lanes())
+
+
+def packed(mxnet: Any, spec: str, inputs: Sequence[Array | None]) -> list[Array | None]:
+    """Parameters in the order in which the region reads them.
+
+    Args:
+        mxnet: the module.
+        spec: the text of a :class:`ConvolutionsSpec`.
+        inputs: float32 array per input of the region; ``None`` for images.
+
+    Raises:
+        GraphoptError: the text is no region, or it is for another processor.
+    """
+    library = bridge.load(mxnet)
+    text = spec.encode()
+    given = [None if x is None else np.ascontiguousarray(x, np.float32) for x in inputs]
+    found: list[Array | None] = []
+    for number, array in enumerate(given):
+        size = library.graphopt_packed_size(text, ctypes.c_int64(number))
+        if size < 0:
+            raise GraphoptError(library.graphopt_error().decode())
+        found.append(None if array is None else np.empty(size, np.float32))
+    if library.graphopt_pack(text, _addresses(given), _addresses(found)):
+        raise GraphoptError(library.graphopt_error().decode())
+    return found
+
+
+def run(
+    mxnet: Any, spec: ConvolutionsSpec, inputs: Sequence[Array], *, threads: int = 1, times: int = 1
+) -> tuple[list[Array], list[float]]:
+    """Compute a region.
+
+    Args:
+        mxnet: the module.
+        spec: the region.
+        inputs: float32 array per input of its body.
+        threads: OpenMP threads.
+        times: how often.
+
+    Returns:
+        The outputs, and for every step of the program its least time in seconds.
+
+    Raises:
+        GraphoptError: the region is for another processor.
+    """
+    text = str(spec)
+    is_image = [node.op == "data" for node in spec.body.inputs]
+    params = packed(
+        mxnet, text, [None if yes else x for x, yes in zip(inputs, is_image, strict=True)]
+    )
+    given = [
+        np.ascontiguousarray(x, np.float32) if p is None else p
+        for x, p in zip(inputs, params, strict=True)
+    ]
+    library, program = bridge.load(mxnet), plan(spec)
+    outputs = [np.empty(shape, np.float32) for shape in program.outputs]
+    return outputs, _run(library, text, program, given, outputs, threads, times)
+
+
+def layer_times_ms(mxnet: Any, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
+    """Milliseconds of a convolution by each algorithm, in turns, the best of some.
+
+    Plain images on their way in and out do not count.
+    """
+    library = bridge.load(mxnet)
+    threads = int(library.graphopt_threads())
+    regions = {name: single(layer, lanes(mxnet), name) for name in algorithms}
+    programs = {name: plan(spec) for name, spec in regions.items()}
+    inputs = {name: _filled(library, str(spec), len(programs[name].inputs))
+              for name, spec in regions.items()}  # fmt: skip
+    output = np.empty(layer.made, np.float32)
+    best = dict.fromkeys(algorithms, float("inf"))
+    spent = 0.0
+    for _ in range(_MOST_ROUNDS):
+        for name, spec in regions.items():
+            program = programs[name]
+            seconds = _run(library, str(spec), program, inputs[name], [output], threads, 1)
+            steps = zip(program.steps, seconds, strict=True)
+            took = sum(each for step, each in steps if step.kind in _MEASURED)
+            best[name] = min(best[name], took * 1e3)
+            spent += took
+        if spent > _PATIENCE_S * len(algorithms):
+            break
+    return best
+
+
+def _filled(library: Any, text: str, count: int) -> list[Array]:
+    """Numbers for packed inputs, none so small that computing takes longer."""
+    sizes = [library.graphopt_packed_size(text.encode(), ctypes.c_int64(n)) for n in range(count)]
+    return [np.full(size, 0.01, np.float32) for size in sizes]
+
+
+def _run(
+    library: Any,
+    text: str,
+    program: Program,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    threads: int,
+    times: int,
+) -> list[float]:
+    seconds = (ctypes.c_double * len(program.steps))()
+    if library.graphopt_run_convolutions(
+        text.encode(), _addresses(inputs), _addresses(outputs), threads, times, seconds
+    ):
+        raise GraphoptError(library.graphopt_error().decode())
+    return list(seconds)
+
+
+def _addresses(arrays: Sequence[Array | None]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))

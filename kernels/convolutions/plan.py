@@ -1,0 +1,397 @@
+"""A region of convolutions as a program: what its steps are, and where everything lies.
+
+Values that only another step needs do not exist: sums and activations are computed with the
+convolution before them, and what is joined is written to its place at once. Images share one arena
+by their lifetimes, as :mod:`graphopt.memory` packs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from graphopt.ir.node import DATA, Node, NodeId, Value
+from graphopt.ir.ops import canonical
+from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec
+from graphopt.kernels.convolutions.steps import Kind, Step, View
+from graphopt.kernels.convolutions.windows import (
+    Activation,
+    Images,
+    activation,
+    is_concat,
+    is_convolution,
+    is_depthwise,
+    is_sum,
+    size_of,
+    window,
+)
+from graphopt.memory import pack
+from graphopt.memory.buffers import Buffers
+
+#: Floats of transformed tiles that are near the processor while they are worked on.
+_NEAR = 400_000
+#: Tiles of Winograd's that are worth a product.
+_FEWEST_TILES = 28
+_FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the bridge runs; sizes count floats."""
+
+    images: int
+    arena: int
+    inputs: tuple[tuple[int, ...], ...]
+    data: int
+    outputs: tuple[Images, ...]
+    steps: tuple[Step, ...]
+
+    def numbers(self, lanes: int) -> list[int]:
+        """The program as ``ReadConvolutions`` in the bridge reads it."""
+        found = [lanes, self.images, self.arena, self.data]
+        found += [len(self.inputs), len(self.outputs), len(self.steps)]
+        for shape in (*self.inputs, *self.outputs):
+            found += [len(shape), *shape]
+        for step in self.steps:
+            found += step.numbers()
+        return found
+
+
+def plan(spec: ConvolutionsSpec) -> Program:
+    """The program of a region; linear but for the packing of its images."""
+    planner = _Planner(spec)
+    planner.walk()
+    return planner.program()
+
+
+@dataclass
+class _Buffer:
+    """Images in the arena: a value, several side by side, or scratch."""
+
+    blocks: int
+    height: int
+    width: int
+    lanes: int
+    halo: int = 0
+    scratch: int = 0
+    first: int = -1  # steps that write or read it
+    last: int = -1
+    at: int = 0
+
+    @property
+    def row(self) -> int:
+        return (self.width + 2 * self.halo) * self.lanes
+
+    @property
+    def block(self) -> int:
+        return (self.height + 2 * self.halo) * self.row
+
+    def size(self, count: int) -> int:
+        """Floats, up to a whole number of cache lines."""
+        size = self.scratch or count * self.blocks * self.block
+        return -(-size // 16) * 16
+
+    def touch(self, step: int) -> None:
+        self.first = step if self.first < 0 else self.first
+        self.last = step
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Some adjacent blocks of a buffer."""
+
+    buffer: _Buffer
+    block: int
+    blocks: int
+
+    def view(self) -> View:
+        buffer = self.buffer
+        at = buffer.at + self.block * buffer.block
+        at += buffer.halo * (buffer.row + buffer.lanes)
+        return View(
+            at,
+            buffer.blocks * buffer.block,
+            buffer.block,
+            buffer.row,
+            self.blocks,
+            buffer.height,
+            buffer.width,
+            buffer.halo,
+        )
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A step whose places are not known yet."""
+
+    step: Step
+    into: _Place | None = None
+    source: _Place | None = None
+    other: _Place | None = None
+    scratch: _Buffer | None = None
+
+
+class _Planner:
+    def __init__(self, spec: ConvolutionsSpec) -> None:
+        self.graph, self.lanes = spec.body, spec.lanes
+        self.order = self.graph.topological()
+        self.number = {node.id: at for at, node in enumerate(self.graph.inputs)}
+        convolutions = [node for node in self.order if is_convolution(node)]
+        self.algorithm = {
+            node.id: name for node, name in zip(convolutions, spec.algorithms, strict=True)
+        }
+        self.places: dict[Value, _Place] = {}
+        self.planar: dict[Value, _Place] = {}
+        self.ready: set[Value] = set()
+        self.done: set[NodeId] = set()
+        self.drafts: list[_Draft] = []
+        first = next(n for n in self.graph.inputs if n.op == DATA)
+        self.count = self.size(first.out())[0]
+
+    # -- sizes and places ------------------------------------------------------------------------
+
+    def size(self, value: Value) -> Images:
+        return size_of(self.graph, value)
+
+    def blocks(self, value: Value) -> int:
+        return -(-self.size(value)[1] // self.lanes)
+
+    def place(self, value: Value) -> _Place:
+        """Where a value lies; decided when it is first asked for."""
+        if value not in self.places:
+            _, _, height, width = self.size(value)
+            blocks = self.blocks(value)
+            self.places[value] = _Place(_Buffer(blocks, height, width, self.lanes), 0, blocks)
+        return self.places[value]
+
+    def place_joined(self) -> None:
+        """Give what is joined its place in the whole, the outermost first."""
+        for node in reversed(self.order):
+            if not is_concat(node):
+                continue
+            whole, block = self.place(node.out()), 0
+            for value in node.inputs:
+                blocks = self.blocks(value)
+                source = self.graph[value.node]
+                if value not in self.places and not source.is_input:
+                    self.places[value] = _Place(whole.buffer, whole.block + block, blocks)
+                block += blocks
+
+    def source(self, value: Value) -> _Place:
+        """The place of a value that a step reads; inputs are loaded when first read."""
+        place = self.place(value)
+        node = self.graph[value.node]
+        if node.is_input and value not in self.ready:
+            self.ready.add(value)
+            channels = self.size(value)[1]
+            step = Step(Kind.LOAD, View(), array=self.number[node.id], channels=channels)
+            self.drafts.append(_Draft(step, place))
+        return place
+
+    def planar_source(self, value: Value, halo: int) -> _Place:
+        """An input with all channels as planes, for a convolution that has few of them."""
+        if value not in self.planar:
+            _, channels, height, width = self.size(value)
+            place = _Place(_Buffer(channels, height, width, 1), 0, channels)
+            self.planar[value] = place
+            number = self.number[value.node]
+            step = Step(Kind.LOAD_PLANAR, View(), array=number, channels=channels)
+            self.drafts.append(_Draft(step, place))
+        place = self.planar[value]
+        place.buffer.halo = max(place.buffer.halo, halo)
+        return place
+
+    # -- what is computed together ---------------------------------------------------------------
+
+    def only_user(self, value: Value) -> Node | None:
+        """The one node that reads a value, if there is one and nothing else does."""
+        users = self.graph.users(value)
+        if len(users) != 1 or self.graph.is_output(value):
+            return None
+        return self.graph[next(iter(users)).node]
+
+    def take_sum(self, value: Value) -> tuple[Value, Value | None]:
+        """The sum that ``value`` goes into, and its other operand, if that is there already."""
+        user = self.only_user(value)
+        if user is None or not is_sum(user) or len(user.inputs) != 2:
+            return value, None
+        (other,) = (v for v in user.inputs if v != value) if value in user.inputs else (None,)
+        if other is None or not (other in self.ready or self.graph[other.node].is_input):
+            return value, None
+        self.done.add(user.id)
+        return user.out(), other
+
+    def take_activation(self, value: Value) -> tuple[Value, Activation]:
+        """The activation that ``value`` goes into."""
+        user = self.only_user(value)
+        found = activation(user) if user is not None else None
+        if user is None or found is None:
+            return value, Activation()
+        self.done.add(user.id)
+        return user.out(), found
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def walk(self) -> None:
+        """Make all steps."""
+        self.place_joined()
+        for node in self.order:
+            if node.is_input or node.id in self.done:
+                continue
+            if is_convolution(node):
+                self.convolution(node)
+            elif canonical(node.op) == "Pooling":
+                self.pooling(node)
+            elif is_concat(node):
+                self.concat(node)
+            else:
+                self.combine(node)
+        for number, value in enumerate(self.graph.outputs):
+            step = Step(Kind.STORE, View(), array=number, channels=self.size(value)[1])
+            self.drafts.append(_Draft(step, source=self.source(value)))
+
+    def convolution(self, node: Node) -> None:
+        source, found = node.inputs[0], window(self.graph, node)
+        value, other = self.take_sum(node.out())
+        value, last = self.take_activation(value)
+        step = Step(
+            Kind.DIRECT,
+            View(),
+            array=self.number[node.inputs[1].node],
+            bias=self.number[node.inputs[2].node] if len(node.inputs) > 2 else -1,
+            channels=self.size(source)[1],
+            filters=self.size(node.out())[1],
+            window=found,
+            activation=last,
+        )
+        halo = 0 if found.kernel == (1, 1) and found.pad == (0, 0) else max(found.pad)
+        added = self.source(other) if other is not None else None
+        algorithm, scratch = self.algorithm[node.id], None
+        if is_depthwise(self.graph, node):
+            step = replace(step, kind=Kind.DEPTHWISE)
+        elif algorithm in WINOGRAD:
+            halo = 0
+            step, scratch = self.winograd(step, node, WINOGRAD[algorithm])
+        elif self.graph[source.node].is_input and 2 * step.channels <= self.lanes:
+            step = replace(step, is_planar=True)
+        if step.is_planar:
+            given = self.planar_source(source, halo)
+        else:
+            given = self.source(source)
+            given.buffer.halo = max(given.buffer.halo, halo)
+        self.emit(step, value, given, added, scratch)
+
+    def winograd(self, step: Step, node: Node, tile: int) -> tuple[Step, _Buffer]:
+        count, _, height, width = self.size(node.out())
+        tiles = count * -(-height // tile) * -(-width // tile)
+        blocks = self.blocks(node.inputs[0]) + self.blocks(node.out())
+        each = (tile + 2) ** 2 * blocks * self.lanes
+        most = max(_FEWEST_TILES, _NEAR // each)
+        chunk = -(-tiles // -(-tiles // most))
+        buffer = _Buffer(0, 0, 0, self.lanes, scratch=chunk * each)
+        return replace(step, kind=Kind.WINOGRAD, tile=tile, chunk=chunk), buffer
+
+    def pooling(self, node: Node) -> None:
+        value, last = self.take_activation(node.out())
+        step = Step(
+            Kind.POOL,
+            View(),
+            window=window(self.graph, node),
+            is_average=node.attrs.get("pool_type", "max") == "avg",
+            counts_padding=node.attrs.get("count_include_pad") not in (False, "False", 0, "0"),
+            activation=last,
+        )
+        self.emit(step, value, self.source(node.inputs[0]))
+
+    def concat(self, node: Node) -> None:
+        """Copy what could not be written to its place."""
+        whole, block = self.place(node.out()), 0
+        for value in node.inputs:
+            blocks = self.blocks(value)
+            place = _Place(whole.buffer, whole.block + block, blocks)
+            if self.place(value) != place:
+                copy = Step(Kind.COMBINE, View())
+                self.drafts.append(_Draft(copy, place, self.source(value)))
+            block += blocks
+        self.ready.add(node.out())
+
+    def combine(self, node: Node) -> None:
+        """A sum or an activation that no other step took along."""
+        if not is_sum(node):
+            found = activation(node)
+            assert found is not None
+            step = Step(Kind.COMBINE, View(), activation=found)
+            self.emit(step, node.out(), self.source(node.inputs[0]))
+            return
+        value, last = self.take_activation(node.out())
+        first, *others = (self.source(v) for v in node.inputs)
+        for at, other in enumerate(others):
+            is_last = at == len(others) - 1
+            step = Step(Kind.COMBINE, View(), activation=last if is_last else Activation())
+            self.emit(step, value, first, other)
+            first = self.place(value)
+
+    def emit(
+        self,
+        step: Step,
+        value: Value,
+        source: _Place,
+        other: _Place | None = None,
+        scratch: _Buffer | None = None,
+    ) -> None:
+        self.drafts.append(_Draft(step, self.place(value), source, other, scratch))
+        self.ready.add(value)
+
+    # -- the program -----------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        """Place all buffers and finish the steps."""
+        arena = self.pack()
+        data = sum(node.op == DATA for node in self.graph.inputs)
+        return Program(
+            self.count,
+            arena,
+            tuple(_shape(node) for node in self.graph.inputs),
+            data,
+            tuple(self.size(value) for value in self.graph.outputs),
+            tuple(self.finish(draft) for draft in self.drafts),
+        )
+
+    def pack(self) -> int:
+        """Give every buffer its place; returns the floats of the arena."""
+        buffers: dict[int, _Buffer] = {}
+        for number, draft in enumerate(self.drafts):
+            used: Sequence[_Place | None] = (draft.into, draft.source, draft.other)
+            found = [place.buffer for place in used if place is not None]
+            for buffer in (*found, *([draft.scratch] if draft.scratch else [])):
+                buffers[id(buffer)] = buffer
+                buffer.touch(number)
+        all_ = list(buffers.values())
+        sizes = [buffer.size(self.count) * _FLOAT for buffer in all_]
+        packing = pack(
+            Buffers(range(len(all_)), [b.first for b in all_], [b.last + 1 for b in all_], sizes),
+            time_limit=0,
+        )
+        for buffer, offset in zip(all_, packing.offsets, strict=True):
+            buffer.at = int(offset) // _FLOAT
+        return packing.arena // _FLOAT
+
+    def finish(self, draft: _Draft) -> Step:
+        """The step with its places; over one long row where that makes no difference."""
+        step = draft.step
+        into = draft.into.view() if draft.into else View()
+        source = draft.source.view() if draft.source else View()
+        other = draft.other.view() if draft.other else None
+        given = [view for view in (into, source, other) if view is not None]
+        pointwise = step.kind is Kind.COMBINE or (
+            step.kind in (Kind.DIRECT, Kind.DEPTHWISE) and step.window.is_pointwise
+        )
+        if pointwise and not step.is_planar and all(view.is_dense for view in given):
+            into, source = into.as_row(), source.as_row()
+            other = other.as_row() if other else None
+        scratch = draft.scratch.at if draft.scratch else 0
+        return replace(step, into=into, source=source, other=other, scratch=scratch)
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(extent or 0 for extent in node.type.shape or ())

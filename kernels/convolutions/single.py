@@ -1,0 +1,76 @@
+"""One convolution by itself: what its time depends on, and the region to measure it by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, PARAM, Node
+from graphopt.ir.types import TensorType
+from graphopt.kernels.convolutions.spec import DIRECT, WINOGRAD, ConvolutionsSpec
+from graphopt.kernels.convolutions.windows import (
+    Images,
+    Window,
+    is_depthwise,
+    size_of,
+    window,
+)
+
+#: Fewer tiles than this are less work directly, whose weights are a ninth of the memory or so.
+_FEWEST_TILES = 4
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a convolution's time depends on."""
+
+    shape: Images
+    made: Images
+    window: Window
+    is_depthwise: bool
+
+
+def layer_of(graph: Graph, node: Node) -> Layer:
+    """The layer that a node of a region is."""
+    shape, made = size_of(graph, node.inputs[0]), size_of(graph, node.out())
+    return Layer(shape, made, window(graph, node), is_depthwise(graph, node))
+
+
+def algorithms(layer: Layer) -> tuple[str, ...]:
+    """How a layer can be computed, what rounds least first."""
+    found = layer.window
+    fits = found.kernel == (3, 3) and found.stride == found.dilation == (1, 1)
+    if not fits or layer.is_depthwise or layer.shape[1] < 8:
+        return (DIRECT,)
+    count, _, height, width = layer.made
+    return (
+        DIRECT,
+        *(
+            name
+            for name, tile in WINOGRAD.items()
+            if count * -(-height // tile) * -(-width // tile) >= _FEWEST_TILES
+        ),
+    )
+
+
+def single(layer: Layer, lanes: int, algorithm: str) -> ConvolutionsSpec:
+    """A region of one convolution with a bias."""
+    body = Graph("region")
+    channels, filters = layer.shape[1], layer.made[1]
+    found, groups = layer.window, channels if layer.is_depthwise else 1
+    weights = (filters, channels // groups, *found.kernel)
+    x = body.add_input("in0", DATA, TensorType("float32", layer.shape)).out()
+    w = body.add_input("in1", PARAM, TensorType("float32", weights)).out()
+    b = body.add_input("in2", PARAM, TensorType("float32", (filters,))).out()
+    attrs = {
+        "kernel": found.kernel,
+        "stride": found.stride,
+        "dilate": found.dilation,
+        "pad": found.pad,
+        "num_filter": filters,
+        "num_group": groups,
+    }
+    made = TensorType("float32", layer.made)
+    y = body.add("Convolution", [x, w, b], attrs, [made], "convolution")
+    body.set_outputs([y.out()])
+    return ConvolutionsSpec(body, lanes, (algorithm,))

@@ -1,0 +1,72 @@
+"""The text of a region of convolutions, which its node carries.
+
+::
+
+    convolutions 16 direct winograd4 direct
+    graph region(%in0: f32[1,3,224,224], param %in1: f32[64,3,7,7]) {
+      ...
+    }
+
+First how many channels make a block, then how each convolution is computed, in the order of the
+graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from graphopt.errors import ParseError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import Node
+from graphopt.ir.parser import parse as parse_graph
+from graphopt.ir.printer import print_graph
+
+#: How a convolution is computed: directly, or by Winograd's minimal filtering F(m, 3).
+DIRECT: Final = "direct"
+WINOGRAD: Final = {"winograd2": 2, "winograd4": 4}
+_WORD: Final = "convolutions"
+
+
+@dataclass(frozen=True)
+class ConvolutionsSpec:
+    """A region, and how its convolutions are computed.
+
+    Attributes:
+        body: the region in MXNet's operators; parameters have the role ``param``.
+        lanes: channels that make a block, which is a matter of the processor.
+        algorithms: for each ``Convolution`` of the body, in its order.
+    """
+
+    body: Graph
+    lanes: int
+    algorithms: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """The text that :func:`parse` reads."""
+        return f"{' '.join((_WORD, str(self.lanes), *self.algorithms))}\n{print_graph(self.body)}"
+
+
+def spec_of(node: Node) -> ConvolutionsSpec:
+    """The spec of a node that is a region."""
+    algorithms = node.attrs["algorithms"]
+    assert isinstance(algorithms, tuple)
+    lanes = int(str(node.attrs["lanes"]))
+    return ConvolutionsSpec(node.graphs[0], lanes, tuple(map(str, algorithms)))
+
+
+def parse(text: str) -> ConvolutionsSpec:
+    """Read what ``str(spec)`` prints.
+
+    Raises:
+        ParseError: the text is malformed.
+    """
+    first, _, rest = text.partition("\n")
+    word, _, more = first.partition(" ")
+    lanes, *algorithms = more.split() or [""]
+    if word != _WORD or not lanes.isdigit():
+        raise ParseError(f"not a region of convolutions: {first[:80]!r}")
+    for name in algorithms:
+        if name != DIRECT and name not in WINOGRAD:
+            raise ParseError(f"convolutions are not computed by {name!r}")
+    return ConvolutionsSpec(parse_graph(rest), int(lanes), tuple(algorithms))

@@ -1,0 +1,89 @@
+"""Steps of a program over blocked images, as kernels/bridge/blocked.h reads them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, field
+from enum import IntEnum
+
+from graphopt.kernels.convolutions.windows import Activation, Window
+
+_ACTIVATIONS = ("none", "relu", "clip", "leaky")
+
+
+class Kind(IntEnum):
+    """What a step does."""
+
+    LOAD = 0
+    LOAD_PLANAR = 1
+    DIRECT = 2
+    WINOGRAD = 3
+    DEPTHWISE = 4
+    POOL = 5
+    COMBINE = 6
+    STORE = 7
+
+
+@dataclass(frozen=True)
+class View:
+    """Where images lie in the arena; everything counts floats."""
+
+    at: int = 0
+    image_stride: int = 0
+    block_stride: int = 0
+    row_stride: int = 0
+    blocks: int = 0
+    height: int = 0
+    width: int = 0
+    halo: int = 0
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the rows of a block lie one behind the other without a gap."""
+        return self.halo == 0
+
+    def as_row(self) -> View:
+        """The same pixels as one long row."""
+        pixels = self.height * self.width
+        return View(
+            self.at, self.image_stride, self.block_stride, self.block_stride, self.blocks, 1, pixels
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step; see ``struct Step`` in the bridge for the fields."""
+
+    kind: Kind
+    into: View
+    source: View = View()
+    other: View | None = None
+    array: int = -1
+    bias: int = -1
+    channels: int = 0
+    filters: int = 0
+    window: Window = field(default_factory=lambda: Window((1, 1)))
+    is_planar: bool = False
+    tile: int = 0
+    chunk: int = 0
+    scratch: int = 0
+    is_average: bool = False
+    counts_padding: bool = False
+    activation: Activation = field(default_factory=Activation)
+
+    def numbers(self) -> Iterator[int]:
+        """The fields in the order of the bridge."""
+        yield int(self.kind)
+        for view in (self.source, self.into, self.other or View()):
+            yield from astuple(view)
+        yield int(self.other is not None)
+        yield from (self.array, self.bias, self.channels, self.filters)
+        window = self.window
+        for pair in (window.kernel, window.stride, window.dilation, window.pad):
+            yield from pair
+        yield from (int(self.is_planar), 0, self.tile, self.chunk, self.scratch)
+        yield from (int(self.is_average), int(self.counts_padding))
+        yield _ACTIVATIONS.index(self.activation.kind)
+        bounds = struct.pack("=dd", self.activation.low, self.activation.high)
+        yield from struct.unpack("=qq", bounds)

@@ -1,0 +1,246 @@
+"""Convolutions and what lies between them, as regions in blocked layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphopt.analysis.effects import held_nodes
+from graphopt.analysis.frozen import frozen_nodes
+from graphopt.errors import GraphoptError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONVOLUTIONS, DATA, PARAM, Node, NodeId, Value
+from graphopt.ir.ops import canonical
+from graphopt.kernels.convolutions.plan import plan
+from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
+from graphopt.kernels.convolutions.spec import DIRECT, ConvolutionsSpec
+from graphopt.kernels.convolutions.windows import is_convolution, why_not
+from graphopt.passes.fusion.groups import Groups
+from graphopt.pipeline.base import Mode, Pass, PassContext, Settings
+from graphopt.rewrite.edit import MAX_ORIGIN
+from graphopt.rewrite.substitute import transplant
+
+#: Channels of a block where no processor is asked.
+_LANES = 16
+#: The bridge is told of so many numbers at most.
+_MOST_NUMBERS = 60_000
+#: What an algorithm that rounds more has to be faster by.
+_WORTH = 0.9
+
+
+@dataclass(frozen=True)
+class FuseConvolutions(Pass):
+    """Convolutions with all that lies between them are one node, computed in blocked layout.
+
+    A region holds convolutions (of one group, or depthwise), pooling, sums, concatenations and
+    ReLU-like activations. Images stay in blocks of as many channels as a vector has lanes from one
+    end to the other; sums and activations are computed with the convolution before them, and what
+    is joined is written to its place at once. Convolutions of 3x3 pixels are computed directly or
+    by Winograd's minimal filtering, whichever is faster on this machine.
+
+    Which is faster on the whole, regions or MXNet's oneDNN, is measured when the graph is lowered.
+
+    Args:
+        winograd: consider Winograd's algorithm, which rounds more.
+
+    Example::
+
+        // before
+        graph net(%x: f32[1,3,8,8], param %w: f32[4,3,3,3]) {
+          %c = Convolution(%x, %w) {kernel=(3, 3), no_bias=True, num_filter=4} : f32[1,4,6,6]
+          %y = relu(%c) : f32[1,4,6,6]
+          return %y
+        }
+        // after
+        graph net(%x: f32[1,3,8,8], param %w: f32[4,3,3,3]) {
+          %y_region = graphopt_convolutions(%x, %w) {algorithms=("direct",), lanes=16}
+              : f32[1,4,6,6] [
+            graph region(%in0: f32[1,3,8,8], param %in1: f32[4,3,3,3]) {
+              %c = Convolution(%in0, %in1) {kernel=(3, 3), no_bias=True, num_filter=4}
+                  : f32[1,4,6,6]
+              %y = relu(%c) : f32[1,4,6,6]
+              return %y
+            }
+          ]
+          return %y_region
+        }
+    """
+
+    name: ClassVar[str] = "fuse-convolutions"
+    modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
+    needs_frozen: ClassVar[bool] = True
+
+    winograd: bool = True
+
+    def refusal(self, settings: Settings) -> str | None:
+        """Also on other devices, and where every bit has to stay."""
+        if settings.device != "cpu":
+            return f"kernels run on CPUs only so far, not on the {settings.device}"
+        if settings.precise:
+            return "sums are rounded in another order, which precise=True does not allow"
+        return super().refusal(settings)
+
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Grow regions along reads, and replace those with a convolution."""
+        if not any(is_convolution(node) for node in graph):
+            return graph
+        why = None if cx.target is None else cx.target.why_no_kernels(cx.settings.device)
+        if why is not None:
+            cx.missed(f"no convolution was fused: {why}")
+            return graph
+        lanes = _LANES if cx.target is None else cx.target.block_lanes()
+        edited = graph.copy()
+        done = 0
+        for nodes in _regions(graph, lanes, cx):
+            done += self._replace(graph, edited, nodes, lanes, cx)
+        cx.count("regions", done)
+        return edited if done else graph
+
+    def _replace(
+        self, graph: Graph, edited: Graph, nodes: Sequence[Node], lanes: int, cx: PassContext
+    ) -> bool:
+        inputs, outputs = _boundary(graph, nodes)
+        if not outputs:  # nobody reads it
+            return False
+        body = _body(graph, nodes, inputs, outputs)
+        chosen = tuple(self._algorithms(body, lanes, cx))
+        spec = ConvolutionsSpec(body, lanes, chosen)
+        try:
+            size = len(plan(spec).numbers(lanes))
+            if size > _MOST_NUMBERS:
+                raise GraphoptError(f"{len(nodes)} operators are too many")
+        except GraphoptError as error:
+            cx.missed(f"{len(nodes)} operators are no region: {error}", nodes[-1])
+            return False
+        now = {
+            before: after
+            for node in nodes
+            for before, after in zip(node.inputs, edited[node.id].inputs, strict=True)
+        }
+        last = nodes[-1]
+        names = [name for n in nodes for name in (n.origin or (n.name,)) if name]
+        made = edited.add(
+            CONVOLUTIONS,
+            [now[value] for value in inputs],
+            {"lanes": lanes, "algorithms": chosen},
+            [graph.type_of(value) for value in outputs],
+            edited.unique_name(f"{last.name or last.op}_region"),
+            graphs=[body],
+            origin=list(dict.fromkeys(names))[:MAX_ORIGIN],
+        )
+        for index, value in enumerate(outputs):
+            edited.replace_uses(value, made.out(index))
+        for node in reversed(nodes):
+            edited.erase(node.id)
+        fast = sum(name != DIRECT for name in chosen)
+        cx.count("operators", len(nodes))
+        cx.count("by Winograd", fast)
+        how = f", {fast} of the convolutions by Winograd's algorithm" if fast else ""
+        cx.passed(f"{_ops(nodes)} became one region in blocked layout{how}", last)
+        return True
+
+    def _algorithms(self, body: Graph, lanes: int, cx: PassContext) -> list[str]:
+        """The fastest algorithm of every convolution; one that rounds more has to be worth it."""
+        found = []
+        for node in body.topological():
+            if not is_convolution(node):
+                continue
+            layer = layer_of(body, node)
+            names = algorithms(layer) if self.winograd else (DIRECT,)
+            times = _measured(layer, names, lanes, cx)
+            best = DIRECT
+            for name in names[1:]:
+                best = name if times[name] < _WORTH * times[best] else best
+            found.append(best)
+        return found
+
+
+def _measured(layer: Layer, names: Sequence[str], lanes: int, cx: PassContext) -> dict[str, float]:
+    """Milliseconds of each algorithm; without a machine to ask, only the first one is known."""
+    target = cx.target
+    if target is None or len(names) == 1:
+        return {name: float("inf") if at else 0.0 for at, name in enumerate(names)}
+    parts = ("convolution", str(layer), str(lanes))
+    found: dict[str, float] = target.measured_once(
+        parts, lambda: target.layer_times_ms(layer, names)
+    )
+    return found
+
+
+def _regions(graph: Graph, lanes: int, cx: PassContext) -> list[list[Node]]:
+    """Groups of nodes that can be a region each, in topological order."""
+    frozen, held = frozen_nodes(graph), held_nodes(graph)
+    candidates: set[NodeId] = set()
+    for node in graph:
+        if node.is_input or node.id in frozen or node.id in held or node.after or not node.inputs:
+            continue
+        why = why_not(graph, node, lanes)
+        if why is None and is_convolution(node):
+            learned = all(value.node in frozen for value in node.inputs[1:])
+            why = None if learned else "its weights are computed from data"
+        if why is None:
+            candidates.add(node.id)
+        elif is_convolution(node):
+            cx.missed(f"stays outside of regions: {why}", node)
+    groups = Groups(graph)
+    order = graph.topological()
+    for node in order:
+        if node.id not in candidates:
+            continue
+        for value in node.inputs:
+            if value.node in candidates and groups.can_merge(node.id, value.node):
+                groups.merge(node.id, value.node)
+    found: dict[NodeId, list[Node]] = {}
+    for node in order:
+        if node.id in candidates:
+            found.setdefault(groups.find(node.id), []).append(node)
+    return [nodes for nodes in found.values() if any(map(is_convolution, nodes))]
+
+
+def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
+    """What a region reads, images first and then parameters, and what others read of it."""
+    inside = {node.id for node in nodes}
+    images = dict.fromkeys(
+        value
+        for node in nodes
+        for value in (node.inputs[:1] if is_convolution(node) else node.inputs)
+        if value.node not in inside
+    )
+    learned = [value for node in nodes if is_convolution(node) for value in node.inputs[1:]]
+    outputs = [
+        node.out()
+        for node in nodes
+        if graph.is_output(node.out()) or any(u.node not in inside for u in graph.users(node.out()))
+    ]
+    return [*images, *learned], outputs
+
+
+def _body(
+    graph: Graph, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
+) -> Graph:
+    """The region as a graph of its own; each convolution has weights to itself."""
+    body = Graph("region")
+    new: dict[Value, Value] = {}
+    count = sum(len(node.inputs) - 1 for node in nodes if is_convolution(node))
+    for number, value in enumerate(inputs[: len(inputs) - count]):
+        new[value] = body.add_input(f"in{number}", DATA, graph.type_of(value)).out()
+    learned = [
+        body.add_input(f"in{number}", PARAM, graph.type_of(inputs[number])).out()
+        for number in range(len(inputs) - count, len(inputs))
+    ]
+    for node in nodes:
+        own = dict(new)
+        if is_convolution(node):
+            for value in node.inputs[1:]:
+                own[value] = learned.pop(0)
+        transplant(body, node, own)
+        new[node.out()] = own[node.out()]
+    body.set_outputs(new[value] for value in outputs)
+    return body
+
+
+def _ops(nodes: Sequence[Node]) -> str:
+    counts = Counter(canonical(node.op) for node in nodes)
+    return ", ".join(f"{n} {op}" if n > 1 else op for op, n in counts.items())

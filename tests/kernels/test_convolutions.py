@@ -1,0 +1,171 @@
+"""Regions of convolutions in the bridge: their text, programs, packed parameters and results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphopt.backend import reference
+from graphopt.errors import GraphoptError, ParseError
+from graphopt.ir.parser import parse as parse_graph
+from graphopt.kernels.convolutions import native
+from graphopt.kernels.convolutions.plan import plan
+from graphopt.kernels.convolutions.single import Layer, algorithms, single
+from graphopt.kernels.convolutions.spec import ConvolutionsSpec, parse
+from graphopt.kernels.convolutions.steps import Kind
+from graphopt.kernels.convolutions.windows import Window
+
+TEXT = """convolutions 16 direct winograd4
+graph region(%in0: f32[1,3,8,8], param %in1: f32[32,3,3,3], param %in2: f32[16,32,3,3]) {
+  %a = Convolution(%in0, %in1) {kernel=(3, 3), no_bias=True, num_filter=32, pad=(1, 1)} : f32[1,32,8,8]
+  %r = relu(%a) : f32[1,32,8,8]
+  %b = Convolution(%r, %in2) {kernel=(3, 3), no_bias=True, num_filter=16} : f32[1,16,6,6]
+  return %b
+}"""
+
+
+def layer(
+    shape: tuple[int, int, int, int],
+    filters: int,
+    window: Window,
+    *,
+    is_depthwise: bool = False,
+) -> Layer:
+    sizes = zip(shape[2:], window.kernel, window.stride, window.dilation, window.pad, strict=True)
+    y, x = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, d, p in sizes)
+    return Layer(shape, (shape[0], filters, y, x), window, is_depthwise)
+
+
+def values(spec: ConvolutionsSpec, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [
+        rng.standard_normal(tuple(e or 0 for e in node.type.shape or ())).astype(np.float32)
+        for node in spec.body.inputs
+    ]
+
+
+def expected(spec: ConvolutionsSpec, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    names = [node.name for node in spec.body.inputs]
+    return reference.run(
+        spec.body, {n: x.astype(np.float64) for n, x in zip(names, inputs, strict=True)}
+    )
+
+
+def test_text_round_trip() -> None:
+    spec = parse(TEXT)
+    assert spec.lanes == 16
+    assert spec.algorithms == ("direct", "winograd4")
+    assert str(parse(str(spec))) == str(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("convolution 16 direct\n", "not a region of convolutions"),
+        ("convolutions\n", "not a region of convolutions"),
+        ("convolutions x direct\n", "not a region of convolutions"),
+        ("convolutions 16 fft\n", "convolutions are not computed by 'fft'"),
+        ("convolutions 16 direct\ngraph", "expected"),
+    ],
+)
+def test_malformed_text(text: str, reason: str) -> None:
+    with pytest.raises(ParseError, match=reason):
+        parse(text)
+
+
+def test_program_takes_along_what_only_it_needs() -> None:
+    program = plan(parse(TEXT))
+    kinds = [step.kind for step in program.steps]
+    assert kinds == [Kind.LOAD_PLANAR, Kind.DIRECT, Kind.WINOGRAD, Kind.STORE]
+    assert program.steps[1].activation.kind == "relu"
+    assert program.steps[0].into.halo == 1  # for the convolution that pads
+
+
+def test_images_share_the_arena_by_their_lifetimes() -> None:
+    steps = "".join(
+        f"%c{i} = Convolution(%{'in0' if i == 0 else f'c{i - 1}'}, %w{i})"
+        "{kernel=(1, 1), no_bias=True, num_filter=64} : f32[1,64,16,16]\n"
+        for i in range(8)
+    )
+    params = ", ".join(f"param %w{i}: f32[64,64,1,1]" for i in range(8))
+    graph = parse_graph(f"graph region(%in0: f32[1,64,16,16], {params}) {{ {steps} return %c7 }}")
+    program = plan(ConvolutionsSpec(graph, 16, ("direct",) * 8))
+    assert program.arena == 2 * 64 * 16 * 16
+
+
+LAYERS = [
+    layer((1, 3, 23, 17), 24, Window((7, 7), (2, 2), pad=(3, 3))),
+    layer((2, 40, 9, 30), 50, Window((3, 3), pad=(1, 1))),
+    layer((1, 16, 14, 14), 128, Window((1, 1))),
+    layer((3, 70, 5, 7), 33, Window((1, 1), (2, 2))),
+    layer((1, 32, 7, 7), 96, Window((3, 3), pad=(1, 1))),
+    layer((1, 64, 31, 1), 64, Window((3, 1), pad=(1, 0))),
+    layer((1, 24, 13, 13), 24, Window((5, 5), (2, 2), pad=(2, 2)), is_depthwise=True),
+    layer((1, 2, 9, 9), 3, Window((3, 3), dilation=(3, 2), pad=(3, 2))),
+    layer((1, 300, 4, 4), 20, Window((3, 3), pad=(2, 2))),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LAYERS)))
+def test_algorithms_agree_with_numpy(mx, number: int) -> None:
+    each = LAYERS[number]
+    for algorithm in algorithms(each):
+        spec = single(each, native.lanes(mx), algorithm)
+        inputs = values(spec)
+        (want,) = expected(spec, inputs)
+        results = [native.run(mx, spec, inputs, threads=threads)[0][0] for threads in (1, 2, 3)]
+        scale = np.abs(want).max()
+        np.testing.assert_allclose(results[0], want, atol=scale * 2e-5, rtol=1e-4)
+        # Who computes a tile makes no difference.
+        np.testing.assert_array_equal(results[0], results[1])
+        np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_winograd_is_offered_where_it_can_be() -> None:
+    three = Window((3, 3), pad=(1, 1))
+    assert algorithms(layer((1, 64, 14, 14), 64, three)) == ("direct", "winograd2", "winograd4")
+    assert algorithms(layer((1, 64, 4, 4), 64, three)) == ("direct", "winograd2")
+    assert algorithms(layer((1, 3, 64, 64), 64, three)) == ("direct",)
+    assert algorithms(layer((1, 64, 14, 14), 64, Window((3, 3), (2, 2)))) == ("direct",)
+    assert algorithms(layer((1, 64, 14, 14), 64, three, is_depthwise=True)) == ("direct",)
+
+
+def test_rounding_of_winograd_is_bounded(mx) -> None:
+    """Relative to the largest output, on weights as they are initialized."""
+    each = layer((1, 256, 28, 28), 32, Window((3, 3), pad=(1, 1)))
+    for algorithm, bound in (("direct", 3e-6), ("winograd2", 3e-6), ("winograd4", 2e-5)):
+        spec = single(each, native.lanes(mx), algorithm)
+        inputs = values(spec, seed=1)
+        (want,) = expected(spec, inputs)
+        ((found,), _) = native.run(mx, spec, inputs)
+        assert np.abs(found - want).max() <= bound * np.abs(want).max()
+
+
+def test_not_a_number_and_infinity_get_through(mx) -> None:
+    each = layer((1, 16, 6, 6), 16, Window((1, 1)))
+    spec = single(each, native.lanes(mx), "direct")
+    x, w, b = values(spec)
+    w = np.abs(w)
+    x[0, :, 2, 3] = np.nan
+    x[0, :, 4, 4] = np.inf
+    ((found,), _) = native.run(mx, spec, [x, w, b])
+    assert np.isnan(found[0, :, 2, 3]).all()
+    assert np.isposinf(found[0, :, 4, 4]).all()
+    assert np.isfinite(np.delete(found.reshape(16, 36), [15, 28], axis=1)).all()
+
+
+def test_stale_memory_is_not_read(mx, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second call finds what the first one left in the arena."""
+    each = layer((1, 8, 9, 9), 40, Window((3, 3), pad=(1, 1)))
+    spec = single(each, native.lanes(mx), "direct")
+    inputs = values(spec)
+    (once,), _ = native.run(mx, spec, inputs)
+    (again,), _ = native.run(mx, spec, inputs, times=3)
+    np.testing.assert_array_equal(once, again)
+
+
+def test_region_for_another_processor(mx) -> None:
+    lanes = 4 if native.lanes(mx) != 4 else 8
+    spec = single(LAYERS[2], lanes, "direct")
+    with pytest.raises(GraphoptError, match="another processor"):
+        native.run(mx, spec, values(spec))

@@ -1,0 +1,305 @@
+"""fuse-convolutions: which regions there are, and that they compute what MXNet computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphopt.backend.infer import with_types
+from graphopt.backend.target import MXNetTarget
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, PARAM, Node, Value
+from graphopt.ir.parser import parse
+from graphopt.ir.types import TensorType
+from graphopt.kernels.convolutions.single import Layer
+from graphopt.passes.fuse_convolutions import FuseConvolutions
+from graphopt.testing import assert_equivalent, run_pass
+
+PASS = "fuse-convolutions"
+TOLERANCE = {"rtol": 1e-3, "atol": 2e-4}
+
+
+class Clock(MXNetTarget):
+    """Makes one algorithm the fastest wherever it is possible."""
+
+    def __init__(self, favourite: str = "direct") -> None:
+        self.favourite = favourite
+        self.asked: list[Layer] = []
+
+    def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
+        self.asked.append(layer)
+        return {name: 1.0 if name == self.favourite else 2.0 for name in algorithms}
+
+
+def fused(graph: Graph, favourite: str = "direct") -> Graph:
+    return run_pass(graph, PASS, target=Clock(favourite), frozen=True).graph
+
+
+def regions(graph: Graph) -> list[Node]:
+    return [node for node in graph if node.op == CONVOLUTIONS]
+
+
+def net(body: str, x: str = "f32[2,20,9,11]", params: str = "param %w: ?, param %b: ?") -> Graph:
+    return with_types(parse(f"graph g(%x: {x}, {params}) {{ {body} }}"))
+
+
+CONV = "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=36, pad=(1, 1)}"
+
+
+def test_example(example):
+    before, after = example(FuseConvolutions)
+    assert run_pass(before, PASS, frozen=True).graph == after
+
+
+@pytest.mark.parametrize("favourite", ["direct", "winograd2", "winograd4"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{CONV} return %c",
+        f'{CONV} %r = Activation(%c) {{act_type="relu"}} return %r',
+        f'{CONV} %r = LeakyReLU(%c) {{act_type="leaky", slope=0.1}} return %r',
+        f"{CONV} %r = clip(%c) {{a_min=-0.5, a_max=6.0}} return %r",
+        f"{CONV} %r = relu(%c) return %r, %c",
+        f"{CONV} %p = Pooling(%c) {{kernel=(3, 3), stride=(2, 2)}} %s = elemwise_add(%p, %p) "
+        "return %s",
+        f"{CONV} %r = relu(%c) %k = Concat(%r, %x) {{dim=1, num_args=2}} return %c, %r",
+    ],
+)
+def test_equivalent(body: str, favourite: str) -> None:
+    before = net(body)
+    after = fused(before, favourite)
+    assert [region.attrs["algorithms"] for region in regions(after)] == [(favourite,)]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        "kernel=(1, 1), num_filter=7",
+        "kernel=(1, 1), stride=(2, 2), num_filter=32",
+        "kernel=(3, 3), stride=(2, 2), pad=(1, 1), num_filter=33",
+        "kernel=(3, 3), dilate=(2, 2), pad=(2, 2), num_filter=16",
+        "kernel=(5, 3), pad=(2, 0), num_filter=50",
+        "kernel=(1, 7), pad=(0, 3), num_filter=48",
+        "kernel=(2, 4), stride=(1, 3), num_filter=5",
+        "kernel=(3, 3), pad=(1, 1), num_filter=20, num_group=20",
+        "kernel=(3, 3), stride=(2, 2), num_filter=20, num_group=20",
+        "kernel=(1, 1), num_filter=20, num_group=20",
+        "kernel=(9, 11), num_filter=3",
+    ],
+)
+@pytest.mark.parametrize("x", ["f32[2,20,9,11]", "f32[1,3,9,11]"])
+def test_windows(attrs: str, x: str) -> None:
+    if "num_group" in attrs and "[1,3" in x:
+        attrs = attrs.replace("20", "3")
+    before = net(f"%c = Convolution(%x, %w, %b) {{{attrs}}} %r = relu(%c) return %r", x)
+    after = fused(before)
+    assert len(regions(after)) == 1
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        "kernel=(2, 2), stride=(2, 2)",
+        "kernel=(3, 3), stride=(2, 2), pad=(1, 1)",
+        'kernel=(3, 3), stride=(2, 2), pooling_convention="full"',
+        'kernel=(3, 3), pad=(1, 1), pool_type="avg"',
+        'kernel=(3, 3), pad=(1, 1), pool_type="avg", count_include_pad=False',
+        'kernel=(2, 3), stride=(2, 3), pool_type="avg"',
+        'kernel=(1, 1), global_pool=True, pool_type="avg"',
+        'kernel=(7, 7), global_pool=True, pool_type="max", stride=(2, 2), pad=(1, 1)',
+    ],
+)
+def test_pooling(attrs: str) -> None:
+    before = net(f"{CONV} %r = relu(%c) %p = Pooling(%r) {{{attrs}}} return %p")
+    after = fused(before)
+    assert len(regions(after)) == 1
+    assert sum(node.op == "Pooling" for node in after) == 0
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+def test_shortcuts_and_what_is_joined() -> None:
+    """A sum is taken along by the later convolution; nested joins are written in place."""
+    two = "kernel=(1, 1), num_filter=32"
+    before = net(
+        f"%a = Convolution(%x, %w, %b) {{{two}}} %c = Convolution(%x, %v, %d) {{{two}}}"
+        "%s = elemwise_add(%c, %a) %r = relu(%s)"
+        "%k = Concat(%r, %a) {dim=1, num_args=2} %m = Concat(%k, %r, %x) {dim=1, num_args=3}"
+        "%e = Convolution(%m, %u, %d) {kernel=(1, 1), num_filter=32} return %e, %k",
+        params=", ".join(f"param %{name}: ?" for name in "wbvdu"),
+    )
+    after = fused(before)
+    assert len(regions(after)) == 1
+    assert len(after.topological()) - len(after.inputs) == 1
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+def test_shared_weights_are_packed_for_each_use() -> None:
+    before = net(
+        "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=20, pad=(1, 1)}"
+        "%d = Convolution(%c, %w, %b) {kernel=(3, 3), num_filter=20, pad=(1, 1)}"
+        "%s = elemwise_add(%d, %x) return %s"
+    )
+    after = fused(before, "winograd2")
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+def test_what_lies_between_two_regions_makes_two() -> None:
+    before = net(
+        f"{CONV} %t = tanh(%c) %d = Convolution(%t, %v, %b)"
+        "{kernel=(1, 1), num_filter=36} return %d",
+        params="param %w: ?, param %b: ?, param %v: ?",
+    )
+    after = fused(before)
+    assert len(regions(after)) == 2
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("body", "x", "reason"),
+    [
+        (
+            "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=20, num_group=2} return %c",
+            "f32[2,20,9,11]",
+            "it has 2 groups",
+        ),
+        (
+            "%c = Convolution(%x, %w, %b) {kernel=(3,), num_filter=4} return %c",
+            "f32[2,20,9]",
+            "it does not work on float32 images of known size",
+        ),
+        (
+            "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=4} return %c",
+            "f64[2,20,9,11]",
+            "it does not work on float32 images of known size",
+        ),
+        (
+            "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=4, pad=(17, 0)} return %c",
+            "f32[2,20,9,11]",
+            "its padding is large",
+        ),
+    ],
+)
+def test_convolutions_that_stay(body: str, x: str, reason: str) -> None:
+    result = run_pass(net(body, x), PASS, target=Clock(), frozen=True)
+    assert result.receipts[0].status == "unchanged"
+    assert [remark.message for remark in result.remarks] == [f"stays outside of regions: {reason}"]
+
+
+def test_weights_computed_from_data_stay() -> None:
+    before = net("%c = Convolution(%x, %y) {kernel=(1, 1), num_filter=4, no_bias=True} return %c",
+                 params="%y: f32[4,20,1,1]")  # fmt: skip
+    result = run_pass(before, PASS, target=Clock(), frozen=True)
+    assert "its weights are computed from data" in result.remarks[0].message
+
+
+@pytest.mark.parametrize(
+    ("settings_", "reason"),
+    [
+        ({"mode": "training"}, "it would change what training computes"),
+        ({"frozen": False}, "it needs frozen parameters: use mode='inference'"),
+        ({"precise": True}, "sums are rounded in another order"),
+        ({"device": "gpu"}, "kernels run on CPUs only so far, not on the gpu"),
+    ],
+)
+def test_refusals(settings_: dict[str, object], reason: str) -> None:
+    result = run_pass(net(f"{CONV} return %c"), PASS, **{"frozen": True, **settings_})
+    assert result.receipts[0].status == "refused"
+    assert reason in result.receipts[0].reason
+
+
+def test_winograd_can_be_left_out() -> None:
+    clock = Clock("winograd4")
+    after = run_pass(
+        net(f"{CONV} return %c"), f"{PASS}{{winograd=False}}", target=clock, frozen=True
+    ).graph
+    assert regions(after)[0].attrs["algorithms"] == ("direct",)
+
+
+def test_text_round_trip() -> None:
+    after = fused(net(f"{CONV} %r = relu(%c) return %r"))
+    assert parse(str(after)) == after
+
+
+@st.composite
+def networks(draw) -> Graph:
+    """A random network of what regions can hold, and of an operator that they cannot."""
+    graph = Graph("g")
+    width = draw(st.integers(3, 12))
+    x = graph.add_input("x", DATA, TensorType("float32", (draw(st.integers(1, 2)),
+                        draw(st.sampled_from([1, 3, 16, 20])), draw(st.integers(3, 12)), width)))  # fmt: skip
+    values: list[Value] = [x.out()]
+    shape = {x.out(): tuple(x.type.shape or ())}
+
+    def add(op: str, inputs: Sequence[Value], attrs: dict[str, object], made: tuple) -> None:
+        node = graph.add(op, inputs, attrs, [TensorType("float32", made)], f"n{len(values)}")
+        shape[node.out()] = made
+        values.append(node.out())
+
+    def convolve(source: Value) -> None:
+        n, c, h, w = shape[source]
+        ky, kx = (draw(st.integers(1, min(3, extent))) for extent in (h, w))
+        sy, sx = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+        py, px = draw(st.integers(0, ky - 1)), draw(st.integers(0, kx - 1))
+        grouped = draw(st.integers(0, 3)) == 0
+        filters = c if grouped else draw(st.sampled_from([5, 16, 32, 40]))
+        name = f"w{len(values)}"
+        weights = (filters, 1 if grouped else c, ky, kx)
+        inputs = [source, graph.add_input(name, PARAM, TensorType("float32", weights)).out()]
+        no_bias = draw(st.booleans())
+        if not no_bias:
+            bias = TensorType("float32", (filters,))
+            inputs.append(graph.add_input(f"b{len(values)}", PARAM, bias).out())
+        attrs = {"kernel": (ky, kx), "stride": (sy, sx), "pad": (py, px), "num_filter": filters,
+                 "num_group": c if grouped else 1, "no_bias": no_bias}  # fmt: skip
+        add("Convolution", inputs, attrs,
+            (n, filters, (h + 2 * py - ky) // sy + 1, (w + 2 * px - kx) // sx + 1))  # fmt: skip
+
+    convolve(x.out())
+    for _ in range(draw(st.integers(1, 7))):
+        source = draw(st.sampled_from(values[-3:]))
+        n, c, h, w = shape[source]
+        kind = draw(st.sampled_from(["conv", "conv", "relu", "add", "concat", "pool", "tanh"]))
+        alike = [value for value in values if shape[value] == shape[source]]
+        if kind == "conv":
+            convolve(source)
+        elif kind in ("relu", "tanh"):
+            add(kind, [source], {}, shape[source])
+        elif kind == "add":
+            add("elemwise_add", [source, draw(st.sampled_from(alike))], {}, shape[source])
+        elif kind == "concat":
+            joined = [v for v in values if shape[v][2:] == (h, w)]
+            others = [source, *draw(st.lists(st.sampled_from(joined), min_size=1, max_size=2))]
+            channels = sum(shape[v][1] for v in others)
+            add("Concat", others, {"dim": 1, "num_args": len(others)}, (n, channels, h, w))
+        else:
+            k = draw(st.integers(1, min(2, h, w)))
+            kind = draw(st.sampled_from(["max", "avg"]))
+            attrs = {"kernel": (k, k), "stride": (k, k), "pool_type": kind}
+            add("Pooling", [source], attrs, (n, c, (h - k) // k + 1, (w - k) // k + 1))
+    outputs = draw(st.lists(st.sampled_from(values[1:]), min_size=1, max_size=2, unique=True))
+    graph.set_outputs([values[1], *outputs, values[-1]])
+    return graph
+
+
+@settings(max_examples=60)
+@given(networks(), st.sampled_from(["direct", "winograd2", "winograd4"]))
+def test_random_networks(graph: Graph, favourite: str) -> None:
+    after = fused(graph, favourite)
+    assert regions(after)
+    assert_equivalent(graph, after, seeds=(0,), **TOLERANCE)
+
+
+def test_statistics_of_batch_norm_are_no_images() -> None:
+    """An auxiliary state may be a weight, as it is frozen."""
+    graph = Graph("g")
+    x = graph.add_input("x", DATA, TensorType("float32", (1, 4, 5, 5)))
+    w = graph.add_input("w", AUX, TensorType("float32", (4, 4, 1, 1)))
+    attrs = {"kernel": (1, 1), "num_filter": 4, "no_bias": True}
+    y = graph.add("Convolution", [x, w], attrs, [TensorType("float32", (1, 4, 5, 5))], "c")
+    graph.set_outputs([y.out()])
+    assert_equivalent(graph, fused(graph), **TOLERANCE)
