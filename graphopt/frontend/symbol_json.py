@@ -71,6 +71,8 @@ def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
         symbol = mx.sym.load_json(json.dumps(_sound(document), ensure_ascii=False))
         loaded = json.loads(symbol.tojson())
         symbol.list_auxiliary_states()
+    except UnicodeEncodeError:
+        _fail(source, "a text in it has half of a surrogate pair")
     except mx.MXNetError as error:
         raise ParseError(f"MXNet cannot load {source}: {first_line(error)}") from None
     _check_outputs(loaded, source)

@@ -182,6 +182,7 @@ MALFORMED = [
         node(3, subgraphs=[{"nodes": []}]),
         None,
     ),
+    (node(3, name="\ud800"), "a text in it has half of a surrogate pair"),
 ]
 
 
