@@ -56,12 +56,19 @@ def hands_on_gradients(graph: Graph) -> bool:
     return False
 
 
-def with_an_operator(graph: Graph) -> Graph:
-    """The graph, its outputs copied where it has no operator: MXNet would record nothing of it."""
-    if not all(node.is_input for node in graph):
+def without_passed_inputs(graph: Graph) -> Graph:
+    """The graph with copies of the inputs it returns.
+
+    MXNet's CachedOp records nothing where there is no operator at all, and otherwise may lose the
+    gradient of an output that is an input.
+    """
+    if not any(graph[value.node].is_input for value in graph.outputs):
         return graph
     copied = graph.copy()
     copied.set_outputs(
-        copied.add("_copy", (value,), types=(graph.type_of(value),)) for value in graph.outputs
+        copied.add("_copy", (value,), types=(graph.type_of(value),)).out()
+        if graph[value.node].is_input
+        else value
+        for value in graph.outputs
     )
     return copied

@@ -384,6 +384,21 @@ def test_gradients_through_a_child_that_returns_its_input() -> None:
         np.testing.assert_allclose(got[key], value, rtol=1e-5)
 
 
+def test_gradients_of_an_input_that_is_returned() -> None:
+    class Both(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, y):
+            return x, F.broadcast_minimum(x, y)
+
+    x, y = mx.nd.array([[2.0, -1.0]]), mx.nd.array([[1.0, 1.0]])
+    x.attach_grad()
+    net = graphopt.optimize(Both())
+    with autograd.record():
+        returned, least = net(x, y)
+        loss = (3 * returned + least).sum()
+    loss.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), [[3.0, 4.0]])
+
+
 @pytest.mark.parametrize("train_mode", [True, False])
 def test_gradients_of_inputs(train_mode: bool) -> None:
     # No BatchNorm: MXNet's own backward through it is not reproducible with train_mode=False.
