@@ -208,8 +208,9 @@ class _Fold:
             raise Refused(f"its shift would be missing at the border of {layer.name!r}")
         build = self.builder(anchor.node, node)
         dtype = work_dtype(build, anchor.weight)
-        axis = 1 if affine.axis is None else affine.axis
-        side = anchor.input_side(build.shape(affine.data), axis)
+        shape = build.shape(affine.data)
+        axis = anchor.input_axis(len(shape)) if affine.axis is None else affine.axis
+        side = anchor.input_side(shape, axis)
         scale, shift = affine.factors(build, dtype)
         weight, bias = self.operands(build, anchor, dtype)
         moved = None if shift is None else sum_shift(build, weight, side, shift)

@@ -72,3 +72,18 @@ def test_the_whole_way(mx):
     x, w = np.ones((2, 3), "float32"), np.full((2, 3), 2, "float32")
     found = graphopt.lower(result.graph, {"w": w})(x=x)
     np.testing.assert_array_equal(found[0].asnumpy(), 2 * x * w)
+
+
+@pytest.mark.parametrize("function", [graphopt.run, graphopt.lower])
+def test_what_is_no_graph_is_refused(function):
+    with pytest.raises(
+        InputError, match=r"\(\) takes a Graph, not a dict: graphopt.lift\(\) makes"
+    ):
+        function({}, "default")
+
+
+@pytest.mark.parametrize("passes", [["cse"], 3])
+def test_what_is_no_pipeline_is_refused(passes):
+    graph = graphopt.parse("graph g(%x: f32[2]) { return %x }")
+    with pytest.raises(ParseError, match="a pipeline is a text such as 'cse,dce' or passes, not"):
+        graphopt.run(graph, passes)

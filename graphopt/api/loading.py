@@ -270,6 +270,8 @@ def read_params(path: str | Path) -> dict[str, Any]:
         found = mx.nd.load(str(path))
     except mx.MXNetError as error:
         raise InputError(f"{str(path)!r} is no MXNet params file: {first_line(error)}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{str(path)!r} is no MXNet params file: a name is no text") from None
     if not isinstance(found, dict):
         raise InputError(f"{str(path)!r} holds arrays without names")
     return found

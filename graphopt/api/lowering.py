@@ -28,9 +28,11 @@ def lower(
         training: keep parameters live and differentiable through ``mx.autograd``.
 
     Raises:
-        InputError: parameters are missing or misshapen; the message names them.
+        InputError: ``graph`` is no Graph, or parameters are missing or misshapen.
         GraphError: MXNet does not accept the graph.
     """
+    from graphopt.api.running import require_graph
     from graphopt.backend.lower import lower as lower_
 
+    require_graph(graph, "lower")
     return lower_(graph, params, ctx, training=training)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from graphopt.errors import InputError
 from graphopt.ir.graph import Graph
 from graphopt.passes import registry
 from graphopt.pipeline.base import Mode, Pass, Settings
@@ -51,12 +52,14 @@ def run(
         The new graph, a receipt per pass, and remarks.
 
     Raises:
+        InputError: ``graph`` is no Graph.
         ParseError: the pipeline's text is malformed or names something unknown.
         GraphError: the graph is malformed.
         PassError: in strict mode, a pass failed.
     """
     from graphopt.backend.target import MXNetTarget
 
+    require_graph(graph, "run")
     passes = build(pipeline, registry)
     frozen = mode == "inference" if frozen is None else frozen
     settings = Settings(mode, frozen, precise, strict, device, plans_memory)
@@ -68,6 +71,17 @@ def run(
         evaluate = _by_reference if check == "reference" else None
         around.append(CheckNumerics(values, evaluate=evaluate))
     return run_passes(graph, passes, settings, MXNetTarget(), around)
+
+
+def require_graph(graph: object, taker: str) -> None:
+    """Refuse what is no Graph.
+
+    Raises:
+        InputError: a Block or Symbol, say, was not lifted.
+    """
+    if not isinstance(graph, Graph):
+        kind = type(graph).__name__
+        raise InputError(f"{taker}() takes a Graph, not a {kind}: graphopt.lift() makes one")
 
 
 def _by_reference(

@@ -15,7 +15,7 @@ from graphopt.backend.freeze import freeze
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
-from graphopt.backend.passing import hands_on_gradients
+from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.race import race
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.recurrence import with_stash
@@ -117,7 +117,7 @@ class Lowered:
             per_call = split.per_call
             if split.once is not None:
                 self._fixed |= dict(zip(split.names, self._compute(split.once), strict=True))
-        self._per_call = per_call
+        per_call = self._per_call = without_passed_inputs(per_call) if training else per_call
         prepare((str(node.attrs["spec"]) for node in graph if node.op == FUSED), gradients=training)
         self._symbol = to_symbol(with_stash(per_call) if training else per_call)
         self.data = tuple(node.name for node in per_call.role(DATA))

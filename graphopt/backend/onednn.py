@@ -3,6 +3,9 @@
 MXNet 1.9.1 fuses ``convolution + sum`` wrongly where the other operand of the sum is also read by
 an activation that it could fuse: in ``a + conv(relu(a))`` the relu is lost. Such sums are handed
 over as ``add_n``, which the rewrites leave alone and which runs in oneDNN's blocked layouts too.
+It also folds a BatchNorm into the convolution in front of it without a look at its axis: one over
+another axis than the channels gave wrong values, or wrote past the weights. A sum of one in between
+keeps them apart (identities do not).
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ from typing import Any, Final
 from graphopt.backend.symbol import to_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
+from graphopt.ir.ops import canonical
 
 #: Name under which MXNet 1.9 registers the rewrites.
 ONEDNN: Final = "MKLDNN"
 
+_CONVOLUTION: Final = "Convolution"
+_IDENTITIES: Final = frozenset({"_copy", "identity"})
+_NORM: Final = "BatchNorm"
 _SUM: Final = "elemwise_add"
 _ACTIVATIONS: Final = frozenset({"Activation", "LeakyReLU", "clip"})
 
@@ -29,12 +36,25 @@ def rewritten_symbol(graph: Graph) -> Any:
 
 
 def guard(graph: Graph) -> Graph:
-    """The same graph with the sums replaced that MXNet would fuse wrongly. Linear."""
+    """The same graph without the sums and norms that MXNet would fuse wrongly. Linear."""
     guarded = graph.copy()
     for node in graph:
+        if canonical(node.op) == _NORM and _is_misread(graph, node):
+            data, *others = node.inputs
+            apart = guarded.add("add_n", (data,), {"num_args": 1}, (graph.type_of(data),))
+            guarded.update(node.but(inputs=(apart.out(), *others)))
         if node.op == _SUM and any(_is_activated(graph, node, value) for value in node.inputs):
             guarded.update(node.but(op="add_n", attrs=node.attrs.set(num_args=2)))
     return guarded
+
+
+def _is_misread(graph: Graph, norm: Node) -> bool:
+    """Whether a BatchNorm behind a convolution is over another axis than its channels."""
+    source = graph[norm.inputs[0].node]
+    while source.op in _IDENTITIES:
+        source = graph[source.inputs[0].node]
+    axis, rank = norm.attrs.get("axis", 1), source.type.rank
+    return canonical(source.op) == _CONVOLUTION and axis not in (1, 1 - (rank or 0))
 
 
 def _is_activated(graph: Graph, reader: Node, value: Value) -> bool:
@@ -45,7 +65,7 @@ def _is_activated(graph: Graph, reader: Node, value: Value) -> bool:
             user = graph[use.node]
             if user.op in _ACTIVATIONS:
                 return True
-            if user.op in ("_copy", "identity") and user.id != reader.id:
+            if user.op in _IDENTITIES and user.id != reader.id:
                 pending.append(user.out())
     source = graph[value.node]
-    return source.op in ("_copy", "identity") and _is_activated(graph, reader, source.inputs[0])
+    return source.op in _IDENTITIES and _is_activated(graph, reader, source.inputs[0])

@@ -54,3 +54,21 @@ def hands_on_gradients(graph: Graph) -> bool:
                 seen.add(value.node)
                 pending.append(value.node)
     return False
+
+
+def without_passed_inputs(graph: Graph) -> Graph:
+    """The graph with copies of the inputs it returns.
+
+    MXNet's CachedOp records nothing where there is no operator at all, and otherwise may lose the
+    gradient of an output that is an input.
+    """
+    if not any(graph[value.node].is_input for value in graph.outputs):
+        return graph
+    copied = graph.copy()
+    copied.set_outputs(
+        copied.add("_copy", (value,), types=(graph.type_of(value),)).out()
+        if graph[value.node].is_input
+        else value
+        for value in graph.outputs
+    )
+    return copied

@@ -27,7 +27,7 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
     mx = import_mxnet()
     try:
         found = mx.nd.load(path)
-    except mx.MXNetError as error:
+    except (mx.MXNetError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} is no file of parameters that MXNet can read") from error
     if not isinstance(found, dict):
         raise ParseError(f"{path} holds arrays without names, so they are no parameters")

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import ParseError
+from graphopt.ir.ops import info
 
 _NODE_FIELDS: Final = (
     "op",
@@ -70,7 +71,10 @@ def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
     try:
         symbol = mx.sym.load_json(json.dumps(_sound(document), ensure_ascii=False))
         loaded = json.loads(symbol.tojson())
+        _check_states(loaded, source)
         symbol.list_auxiliary_states()
+    except UnicodeEncodeError:
+        _fail(source, "a text in it has half of a surrogate pair")
     except mx.MXNetError as error:
         raise ParseError(f"MXNet cannot load {source}: {first_line(error)}") from None
     _check_outputs(loaded, source)
@@ -147,6 +151,17 @@ def _check_outputs(document: dict[str, Any], source: str) -> None:
                     f"{reader} output {output} of node {nodes[number]['name']!r},"
                     f" which has {counts[number]}",
                 )
+
+
+def _check_states(document: dict[str, Any], source: str) -> None:
+    """Check that the states operators write are there; MXNet lists them without looking."""
+    for node in document["nodes"]:
+        needed = max(info(node["op"]).mutates, default=-1) + 1
+        if len(node["inputs"]) < needed:
+            label = f"node {node['name']!r} ({node['op']})"
+            _fail(source, f"{label} has {len(node['inputs'])} of {needed} inputs")
+        for nested in node.get("subgraphs", ()):
+            _check_states(nested, source)
 
 
 def _fail(source: str, problem: str) -> NoReturn:

@@ -60,10 +60,15 @@ def build(text: str | Iterable[Pass], registry: Registry) -> tuple[Pass, ...]:
     """Passes of a pipeline text, pipeline names expanded; ready-made passes go through.
 
     Raises:
-        ParseError: malformed text, unknown name or option, or an option value of another type.
+        ParseError: malformed text, unknown name or option, an option value of another type, or
+            something that is neither text nor passes.
     """
     if not isinstance(text, str):
-        return tuple(text)
+        passes = tuple(text) if isinstance(text, Iterable) else (text,)
+        for item in passes:
+            if not isinstance(item, Pass):
+                raise ParseError(f"a pipeline is a text such as 'cse,dce' or passes, not {item!r}")
+        return passes
     result: list[Pass] = []
     for name, options in parse_items(text):
         if name in registry.pipelines:

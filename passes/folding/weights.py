@@ -74,6 +74,11 @@ class Anchor:
         view = (self.groups, first // self.groups, *rest)
         return Side(view, (self.groups, 1, rest[0], *ones[1:]))
 
+    def input_axis(self, rank: int) -> int:
+        """The channel axis of the input, which has ``rank`` axes; any where it is flattened."""
+        flat = self.op == "FullyConnected" and not flattens(self.node)
+        return rank - 1 if flat else 1
+
     def input_side(self, data: Extents, axis: int) -> Side:
         """How a factor per channel, ``axis`` of the data's shape, meets the weight.
 
@@ -95,7 +100,7 @@ class Anchor:
 
     def _flat_side(self, data: Extents, axis: int) -> Side:
         start = 1 if flattens(self.node) else len(data) - 1
-        if axis < start:
+        if not start <= axis < len(data):
             raise Refused(f"axis {axis} is not summed over by {self.node.name!r}")
         before, after = math.prod(data[start:axis]), math.prod(data[axis + 1 :])
         if before == after == 1:

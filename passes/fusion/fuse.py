@@ -11,12 +11,12 @@ from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, FUSED, Node, NodeId, Value
-from graphopt.ir.ops import canonical
+from graphopt.ir.ops import Gradient, canonical, info
 from graphopt.kernels.expand import collapse
 from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.spec import KernelSpec
 from graphopt.passes.fusion.groups import Groups
-from graphopt.passes.fusion.translate import POINTWISE, ROWS, region_spec
+from graphopt.passes.fusion.translate import FLOATS, POINTWISE, ROWS, region_spec
 from graphopt.pipeline.base import PassContext
 from graphopt.rewrite.edit import MAX_ORIGIN
 from graphopt.rewrite.substitute import transplant
@@ -87,6 +87,7 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
     held = held_nodes(graph)
     written = written_values(graph, training=cx.training)
     frozen = frozen_nodes(graph) if cx.settings.frozen else frozenset()
+    truncating = _truncating(graph) if cx.training else frozenset()
     found: dict[NodeId, Space] = {}
     refused: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], Node] = {}
@@ -100,6 +101,8 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
         if op in ROWS and not rows:
             continue
         why = _refusal(graph, node, op, written)
+        if node.id in truncating:
+            why = "MXNet truncates its gradient to integers"
         if why is not None:
             refused[op, why] += 1
             examples.setdefault((op, why), node)
@@ -109,6 +112,24 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
         times = "" if count == 1 else f" ({count} of them)"
         cx.missed(f"{op} is not fused: {why}{times}", examples[op, why])
     return found
+
+
+def _truncating(graph: Graph) -> frozenset[NodeId]:
+    """Nodes that read integers through which MXNet lets a gradient pass. Linear."""
+    passing: set[NodeId] = set()
+    found: set[NodeId] = set()
+    for node in graph.topological():
+        read = [value for value in node.inputs if value.node in passing]
+        if any(graph.type_of(value).dtype not in FLOATS for value in read):
+            found.add(node.id)
+        facts = info(node.op, node.attrs)
+        if node.is_input:
+            passes_on = node.type.dtype in FLOATS
+        else:
+            passes_on = bool(read) and facts.gradient is not Gradient.NONE
+        if passes_on and not facts.stops_gradient:
+            passing.add(node.id)
+    return frozenset(found)
 
 
 def _refusal(graph: Graph, node: Node, op: str, written: frozenset[Value]) -> str | None:

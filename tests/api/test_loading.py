@@ -72,6 +72,10 @@ def test_bad_files_and_arguments(saved: Path) -> None:
         graphopt.load(saved / "none.json")
     with pytest.raises(InputError, match=r"cannot read .*none.params.*no such file"):
         graphopt.load(symbol, saved / "none.params")
+    damaged = saved / "damaged.params"
+    damaged.write_bytes(params.read_bytes().replace(b"arg:fc1_weight", b"arg:fc1_\xffeight"))
+    with pytest.raises(InputError, match="is no MXNet params file: a name is no text"):
+        graphopt.load(symbol, damaged)
     with pytest.raises(InputError, match="is no MXNet params file"):
         graphopt.load(symbol, symbol)
     with pytest.raises(InputError, match="no input 'dat'; did you mean 'data'"):

@@ -76,6 +76,24 @@ def test_an_engine_that_is_wrong_is_not_chosen():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("between", ["", "%same = _copy(%conv) : f32[2,4,3,5]"])
+def test_norms_over_other_axes_than_the_channels(engine, between):
+    graph = parse(f"""
+        graph net(%x: f32[2,3,5,7], param %w: f32[4,3,3,3], param %g: f32[5], param %b: f32[5],
+                  aux %m: f32[5], aux %moving_var: f32[5]) {{
+          %conv = Convolution(%x, %w) {{kernel=(3, 3), no_bias=True, num_filter=4}} : f32[2,4,3,5]
+          {between}
+          %bn = BatchNorm({"%same" if between else "%conv"}, %g, %b, %m, %moving_var)
+                {{axis=-1, fix_gamma=False}} : f32[2,4,3,5]
+          return %bn
+        }}""")
+    data, params = arrays(graph)
+    found = lower(graph, params, engine=engine)(**data)
+    for want, got in zip(reference.run(graph, data | params), values(found), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_outputs_of_earlier_calls_stay(mul, engine):
     function = lower(mul, {"w": np.ones(2)}, engine=engine)
     first = function(x=[1.0, 2.0])

@@ -197,6 +197,15 @@ def test_params_that_are_none(graphopt, net):
     assert "cannot read 'missing.params'" in ran.err
 
 
+def test_params_with_names_that_are_no_text(graphopt, net, params):
+    path = params(arg__weight=np.ones((3, 4)), arg__bias=np.ones(3))
+    path.write_bytes(path.read_bytes().replace(b"arg:weight", b"arg:w\xffight"))
+    ran = graphopt("bisect", net, "-p", "dce", "--params", path)
+    assert ran == (
+        1, "", f"graphopt: error: {path} is no file of parameters that MXNet can read\n"
+    )  # fmt: skip
+
+
 def test_parameters_saved_by_a_block(graphopt, tmp_path, mx):
     """``save_parameters`` names them by their place in the Block."""
     block = mx.gluon.model_zoo.vision.mobilenet0_25()

@@ -182,6 +182,8 @@ MALFORMED = [
         node(3, subgraphs=[{"nodes": []}]),
         None,
     ),
+    (node(3, op="BatchNorm", attrs={}), "node 'act' (BatchNorm) has 1 of 5 inputs"),
+    (node(3, name="\ud800"), "a text in it has half of a surrogate pair"),
 ]
 
 
@@ -327,6 +329,7 @@ NASTY = {
     "array": "edited(lambda d: d['nodes'][3].update(op='_NDArray', attrs={'info': '1'}))",
     "many outputs": "edited(lambda d: d['nodes'][4]['attrs'].update(num_outputs='2000000000'))",
     "types": "edited(lambda d: d['nodes'][0].update(attrs={'__dtype__': '99'}))",
+    "no states": "edited(lambda d: d['nodes'][1].update(op='BatchNorm', attrs={}))",
     "loop": "edited(lambda d: d['nodes'][3].update(op='_foreach', subgraphs=[current()]))",
 }
 
@@ -378,6 +381,7 @@ def test_the_process_survives():
         "array -> ParseError",
         "many outputs -> ParseError",
         "types -> InputError",
+        "no states -> ParseError",
         "loop -> ParseError",
     ]
 

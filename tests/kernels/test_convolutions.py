@@ -17,7 +17,8 @@ from graphopt.kernels.convolutions.windows import Window
 
 TEXT = """convolutions 16 direct winograd4
 graph region(%in0: f32[1,3,8,8], param %in1: f32[32,3,3,3], param %in2: f32[16,32,3,3]) {
-  %a = Convolution(%in0, %in1) {kernel=(3, 3), no_bias=True, num_filter=32, pad=(1, 1)} : f32[1,32,8,8]
+  %a = Convolution(%in0, %in1) {kernel=(3, 3), no_bias=True, num_filter=32, pad=(1, 1)}
+       : f32[1,32,8,8]
   %r = relu(%a) : f32[1,32,8,8]
   %b = Convolution(%r, %in2) {kernel=(3, 3), no_bias=True, num_filter=16} : f32[1,16,6,6]
   return %b

@@ -365,6 +365,40 @@ def test_two_calls_before_one_backward_and_gradients_that_add() -> None:
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_through_a_child_that_returns_its_input() -> None:
+    class Residual(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.body = nn.Dense(3, in_units=3)
+                self.shortcut = mx.gluon.contrib.nn.Identity()
+
+        def forward(self, x):
+            return self.shortcut(self.body(x))
+
+    net = Residual()
+    net.initialize()
+    x = mx.nd.ones((2, 3))
+    want, got = gradients(net, x), gradients(graphopt.optimize(net), x)
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-5)
+
+
+def test_gradients_of_an_input_that_is_returned() -> None:
+    class Both(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, y):
+            return x, F.broadcast_minimum(x, y)
+
+    x, y = mx.nd.array([[2.0, -1.0]]), mx.nd.array([[1.0, 1.0]])
+    x.attach_grad()
+    net = graphopt.optimize(Both())
+    with autograd.record():
+        returned, least = net(x, y)
+        loss = (3 * returned + least).sum()
+    loss.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), [[3.0, 4.0]])
+
+
 @pytest.mark.parametrize("train_mode", [True, False])
 def test_gradients_of_inputs(train_mode: bool) -> None:
     # No BatchNorm: MXNet's own backward through it is not reproducible with train_mode=False.

@@ -265,6 +265,18 @@ def test_arithmetic(case, where, shape):
     assert_equivalent(graph, result.graph)
 
 
+def test_a_number_folds_in_front_of_rows():
+    graph = net(
+        "%y = _plus_scalar(%x) {scalar=2.0}"
+        " %l = FullyConnected(%y, %w) {num_hidden=6, flatten=False, no_bias=True} return %l",
+        x="f32[2,3,4]",
+        w="f32[6,4]",
+    )
+    result = fold(graph)
+    assert live(result) == ["FullyConnected"]
+    assert_equivalent(graph, result.graph)
+
+
 def test_half_precision_folds_in_single():
     graph = net(
         f"%l = Convolution(%x, %w, %b) {{kernel=(3, 3), num_filter=6}} %y = BatchNorm(%l, {BN}"
@@ -476,6 +488,12 @@ NOT_FOLDED = {
         "%y = BatchNorm(%x, %gamma, %beta, %mean, %var)"
         " %l = FullyConnected(%y, %w) {num_hidden=6, flatten=False, no_bias=True} return %l",
         {"x": "f32[2,3,4]", "w": "f32[6,4]"},
+        "not folded: it stands behind 'x' (data); axis 1 is not summed over by 'l'",
+    ),
+    "an axis that is not there": (
+        "%y = _mul_scalar(%x) {scalar=2.0}"
+        " %l = FullyConnected(%y, %w) {num_hidden=6, no_bias=True} return %l",
+        {"x": "f32[4]", "w": "f32[6,1]"},
         "not folded: it stands behind 'x' (data); axis 1 is not summed over by 'l'",
     ),
     "statistics that are read": (

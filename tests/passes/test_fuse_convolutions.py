@@ -229,9 +229,9 @@ def test_text_round_trip() -> None:
 def networks(draw) -> Graph:
     """A random network of what regions can hold, and of an operator that they cannot."""
     graph = Graph("g")
-    width = draw(st.integers(3, 12))
-    x = graph.add_input("x", DATA, TensorType("float32", (draw(st.integers(1, 2)),
-                        draw(st.sampled_from([1, 3, 16, 20])), draw(st.integers(3, 12)), width)))  # fmt: skip
+    channels = draw(st.sampled_from([1, 3, 16, 20]))
+    size = (draw(st.integers(1, 2)), channels, *draw(st.tuples(*[st.integers(3, 12)] * 2)))
+    x = graph.add_input("x", DATA, TensorType("float32", size))
     values: list[Value] = [x.out()]
     shape = {x.out(): tuple(x.type.shape or ())}
 

@@ -109,6 +109,18 @@ def test_what_has_no_derivative_stays() -> None:
         np.testing.assert_allclose(after, before, rtol=1e-5)
 
 
+def test_gradients_through_integers_stay_truncated() -> None:
+    graph = net("""%i = Cast(%x) {dtype="int32"}
+                   %f = Cast(%i) {dtype="float32"}
+                   %h = _mul_scalar(%f) {scalar=0.5}
+                   %t = tanh(%h)
+                   return %t""")
+    assert ops(fuse(graph).graph) == ["Cast", FUSED]
+    result = fuse(graph, mode="training")
+    assert ops(result.graph) == ["Cast", "Cast", FUSED]
+    assert "Cast is not fused: MXNet truncates its gradient to integers" in remarks(result)
+
+
 def test_a_lone_cheap_operator_stays() -> None:
     graph = net("%a = elemwise_add(%x, %y) return %a")
     assert fuse(graph).graph.is_unchanged_from(graph)
