@@ -14,11 +14,13 @@ from graphopt.backend.engines import (
     CachedOpEngine,
     Engine,
     ExecutorEngine,
+    InferenceEngine,
 )
 from graphopt.backend.freeze import freeze
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
+from graphopt.backend.order import in_less_memory
 from graphopt.backend.passing import hands_on_gradients
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.recurrence import with_stash
@@ -290,8 +292,24 @@ class Lowered:
         if len(candidates) > 1:
             remember(self._key(), {"engine": self.choice.engine, "measured_ms": times})
         chosen = engines[self.choice.engine]
+        if isinstance(chosen, CachedOpEngine | ExecutorEngine) and not self.training:
+            chosen = self._in_less_memory(chosen, arrays)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
+
+    def _in_less_memory(self, engine: InferenceEngine, arrays: Mapping[str, Any]) -> Engine:
+        """The engine, with its operators in an order that takes less memory if one is found."""
+        try:
+            found = in_less_memory(engine, self._per_call, arrays, self.ctx)
+            if found is None:
+                return engine
+            other = engine.on(self._typed(found.symbol))
+            compare(_run_once(engine, arrays), _run_once(other, arrays), where="another order")
+        except Exception as error:  # noqa: BLE001 - as above
+            self.choice.failed["another order"] = first_line(error)
+            return engine
+        self.choice.memory = str(found)
+        return other
 
     def _key(self) -> tuple[str, ...]:
         """What the choice of an engine depends on, besides the machine."""
