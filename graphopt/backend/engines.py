@@ -134,6 +134,7 @@ class ExecutorEngine:
                 )
         self._outputs = list(self._executor.outputs)[: len(symbol.list_outputs())]
         self._is_host = ctx.device_type == "cpu"
+        self._is_numpy = isinstance(symbol, self._mx.symbol.numpy._Symbol)
         self._data = [
             (at, self._bound[at], _size(self._bound[at]))
             for at, name in enumerate(self.inputs)
@@ -162,7 +163,8 @@ class ExecutorEngine:
                 self._copy(arrays[at], buffer, size)
             base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
             pairs = zip(self._outputs, self._sizes, strict=True)
-            return [self._fresh(output, size) for output, size in pairs]
+            found = [self._fresh(output, size) for output, size in pairs]
+        return [array.as_np_ndarray() for array in found] if self._is_numpy else found
 
     def _fresh(self, output: Any, size: int) -> Any:
         if not self._is_host:

@@ -79,9 +79,10 @@ def test_models_say_what_their_order_saves() -> None:
     assert "memory: operators run in an order" in fast.explain()
 
 
-def test_numpy_arrays_stay_numpy_arrays() -> None:
+@pytest.mark.parametrize("engine", [CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN])
+def test_numpy_arrays_stay_numpy_arrays(engine: str) -> None:
     graph = lift_symbol(wide(), {"data": SHAPE}, {})
-    lowered = lower(graph, numpy=True)
+    lowered = lower(graph, numpy=True, engine=engine)
     (found,) = lowered.run({"data": array().as_np_ndarray()})
     assert isinstance(found, mx.np.ndarray)
     assert lowered.choice.memory
