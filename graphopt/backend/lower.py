@@ -380,7 +380,7 @@ class Lowered:
             self._pools,
             name,
             numpy=self._numpy,
-            match=fitted.plan.cost.setting,
+            match=fitted.setting.match,
             plain=symbol,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import graphopt
+from graphopt.backend.recompute import marked
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, InputError, UnsupportedError
 from graphopt.memory.sizes import parse_size
@@ -315,6 +317,53 @@ def test_numpy_arrays_go_in_and_out() -> None:
             found = fast(x)
         found.backward()
     assert isinstance(found, mx.np.ndarray)
+
+
+# Orders
+
+
+def test_another_order_comes_before_computing_again() -> None:
+    class Tuned(mx.gluon.HybridBlock):
+        """Only the last layer learns, so what is before it needs no memory in backward."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.last = nn.Dense(8, in_units=6144)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            large = [F.tile(x * (n + 1), reps=(1, 8)) for n in range(6)]
+            sums = [F.sum(F.exp(value), axis=1, keepdims=True) for value in large]
+            parts = [F.slice_axis(value, axis=1, begin=0, end=1024) for value in large]
+            whole = F.concat(*map(F.broadcast_mul, parts, sums), dim=1)
+            return self.last(F.tanh(whole * 1e-6))
+
+    net = Tuned()
+    net.initialize()
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(64, 1024)))
+    found = []
+    fast = graphopt.optimize(net, memory="6MB")
+    for which in (net, fast):
+        with autograd.record():
+            loss = (which(x) ** 2).sum()
+        loss.backward()
+        found.append([loss.asnumpy(), net.last.weight.grad().asnumpy().copy()])
+    check((found[0], found[1]))
+    assert re.fullmatch(
+        r"a step takes 5\.9 MB instead of 6\.9 MB: operators run in another order", told(fast)
+    )
+
+
+def test_what_waits_for_another_operator_still_does_when_values_are_computed_again() -> None:
+    x = mx.sym.var("data")
+    first = mx.sym.tanh(x, name="first")
+    other = mx.sym.exp(mx.sym.sin(first, name="second"), name="third")
+    document = json.loads(mx.sym.cos(mx.sym.sigmoid(other + first), name="last").tojson())
+    names = [node["name"] for node in document["nodes"]]
+    document["nodes"][names.index("last")]["control_deps"] = [names.index("second")]
+    made = marked(document, {"third"}, {"first", "second"})
+    (last,) = (node for node in made["nodes"] if node["name"] == "last")
+    assert [made["nodes"][at]["name"] for at in last["control_deps"]] == ["second"]
 
 
 # Shapes
