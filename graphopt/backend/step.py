@@ -168,7 +168,7 @@ class StepEngine:
         self._states = {n: self.inputs.index(n) for n in symbol.list_auxiliary_states()}
         self._learned: list[Any] = []
         self._mx = import_mxnet()
-        self._is_recorded = _library().graphopt_is_recorded
+        self._wants_gradient = _library().graphopt_wants_gradient
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
@@ -176,7 +176,7 @@ class StepEngine:
         recording = self._mx.autograd.is_recording()
         training = self._mx.autograd.is_training()
         wanted = tuple(
-            recording and (bool(self._is_recorded(a.handle)) if is_data else a.grad is not None)
+            recording and (bool(self._wants_gradient(a.handle)) if is_data else a.grad is not None)
             for a, is_data in zip(given, self._is_data, strict=True)
         )
         with self._pools.lock:
@@ -358,5 +358,5 @@ def _library() -> Any:
         library.graphopt_binding_remove,
     ):
         function.argtypes = [number]
-    library.graphopt_is_recorded.argtypes = [ctypes.c_void_p]
+    library.graphopt_wants_gradient.argtypes = [ctypes.c_void_p]
     return library

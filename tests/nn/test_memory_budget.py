@@ -476,6 +476,61 @@ def test_a_net_that_does_not_compile_whole_is_refused() -> None:
         graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 2)))
 
 
+# Inputs
+
+
+def bindings(net: Any) -> int:
+    return sum(len(pool.bindings) for pool in net.graphopt_state.compiled._pools._pools)
+
+
+def test_a_batch_that_comes_again_needs_no_other_executor() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    for _ in range(3):
+        with autograd.record():
+            loss = fast(x).sum()
+        loss.backward()
+    with autograd.record():
+        fast(x)  # autograd keeps what it knows of an array until a backward
+    with autograd.record():
+        fast(x + 0)
+    assert bindings(fast) == 1
+
+
+def test_words_are_trained_on_again_and_again() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(50, 8), nn.Dense(8, flatten=False, activation="tanh"), nn.Dense(3))
+    net.initialize()
+    words = mx.nd.array(np.random.default_rng(0).integers(0, 50, size=(4, 6)), dtype="int32")
+    net(words)
+    found = []
+    for which in (net, graphopt.optimize(net, memory="1GB")):
+        for _ in range(3):  # MXNet has no gradient of words
+            with autograd.record():
+                loss = (which(words) ** 2).sum()
+            loss.backward()
+        found.append(net[0].weight.grad().asnumpy().copy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_inputs_may_get_a_gradient_later() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        loss = fast(x).sum()
+    loss.backward()
+    x.attach_grad()
+    found = []
+    for which in (net, fast):
+        with autograd.record():
+            loss = (which(mx.nd.tanh(x * 2)) ** 2).sum()
+        loss.backward()
+        found.append(x.grad.asnumpy().copy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
 # Calls that differ
 
 
