@@ -204,6 +204,9 @@ void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
                       const std::vector<NDArray>& outputs) {
   RunningCall& call = state.get_state<RunningCall>();
   Binding& binding = call.binding();
+  if (context.need_grad)
+    Fail("a net with a memory budget has no gradient of its gradient: leave out create_graph, or call"
+         " the net without a budget");
   call.StartBackward();
   // The executor writes to the user's gradients even where they are to stay, or to be added to.
   std::vector<NDArray> before(outputs.size());

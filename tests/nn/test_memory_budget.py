@@ -224,6 +224,23 @@ def test_a_second_backward_is_refused() -> None:
         loss.backward()
 
 
+def test_a_gradient_of_a_gradient_is_refused_at_once() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    x.attach_grad()
+    with autograd.record():
+        loss = fast(x).sum()
+        with pytest.raises(mx.MXNetError, match="leave out create_graph"):
+            autograd.grad(loss, [x], create_graph=True, retain_graph=True)
+        loss.backward()  # nothing ran, so this one can
+    found = x.grad.asnumpy().copy()
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    np.testing.assert_allclose(found, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
+
+
 def test_memory_of_a_call_is_free_when_its_tape_is_gone() -> None:
     net = deep()
     net(image())
