@@ -371,18 +371,18 @@ class Lowered:
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
         assert self._pools is not None
         symbol = with_distinct_outputs(self._symbol)
-        fitted = StepMemory(self._per_call, symbol, arrays, self.ctx).fit(self._memory)
-        self.choice.memory = str(fitted)
-        return StepEngine(
-            fitted.symbol,
-            self.data,
-            self.ctx,
-            self._pools,
-            name,
-            numpy=self._numpy,
-            match=fitted.setting.match,
-            plain=symbol,
+
+        def planner(known: Mapping[str, Any], gradients: Mapping[str, Any]) -> tuple[Any, int]:
+            memory = StepMemory(self._per_call, symbol, known, gradients, self.ctx)
+            fitted = memory.fit(self._memory)
+            self.choice.memory = str(fitted)
+            return fitted.symbol, fitted.setting.match
+
+        engine = StepEngine(
+            symbol, self.data, self.ctx, self._pools, name, planner=planner, numpy=self._numpy
         )
+        engine.plan([arrays[name] for name in engine.inputs])
+        return engine
 
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         symbol = self._typed(to_symbol(guard(graph)))

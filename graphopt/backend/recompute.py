@@ -73,8 +73,9 @@ class Fitted:
     def __str__(self) -> str:
         """What was done, as ``explain()`` tells it."""
         after, before = (print_size(self.held + p.cost.nbytes) for p in (self.plan, self.plain))
+        covered = f"{print_size(self.held)} of it for inputs, parameters, states and gradients"
         if self.plan is self.plain:
-            return f"a step takes {after}, and keeps all values"
+            return f"a step takes {after} ({covered}), and keeps all values"
         done = ["operators run in another order"] if self.setting.order else []
         if self.plan.marks:
             again = len(self.plan.cost.repeated)
@@ -83,7 +84,7 @@ class Fitted:
                 f"{again} of {self.operators} operators are computed again in backward,"
                 f" {share:.0%} of the time of forward"
             )
-        return f"a step takes {after} instead of {before}: {', and '.join(done)}"
+        return f"a step takes {after} ({covered}) instead of {before}: {', and '.join(done)}"
 
 
 class StepMemory:
@@ -92,19 +93,27 @@ class StepMemory:
     Args:
         graph: lowered for training.
         symbol: of the graph.
-        arrays: all it reads, by name; gradients are wanted for those that have one.
+        arrays: all it reads, by name.
+        gradients: arrays for those that are wanted, by name of the argument.
         ctx: where it runs.
     """
 
-    def __init__(self, graph: Graph, symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        symbol: Any,
+        arrays: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        ctx: Any,
+    ) -> None:
         """Nothing is measured yet."""
         self._graph, self._symbol, self._arrays, self._ctx = graph, symbol, arrays, ctx
         self._document = json.loads(symbol.tojson())
         self._settings = [Setting(match) for match in MATCHES]
-        learned = [n for n in symbol.list_arguments() if arrays[n].grad is not None]
-        self._gradients = {name: arrays[name].grad for name in learned}
-        self.held = sum(_nbytes(array) for array in arrays.values())
-        self.held += sum(_nbytes(array) for array in self._gradients.values())
+        self._gradients = gradients
+        # An array may have several names.
+        held = {id(array): array for array in (*arrays.values(), *gradients.values())}
+        self.held = sum(map(_nbytes, held.values()))
 
     @cached_property
     def search(self) -> Search:

@@ -115,7 +115,9 @@ def test_two_calls_before_one_backward() -> None:
 
 
 def test_gradients_of_inputs() -> None:
-    x = image()
+    net, x = deep(), image()
+    net(x)
+    budget = least(net) + 2 * 4 * x.size
     x.attach_grad()
 
     def run(net: Any) -> list[Any]:
@@ -124,7 +126,7 @@ def test_gradients_of_inputs() -> None:
         loss.backward()
         return [x.grad]
 
-    check(both(deep(), run))
+    check(both(net, run, budget))
 
 
 def test_gradients_that_are_added() -> None:
@@ -367,7 +369,9 @@ def test_another_order_comes_before_computing_again() -> None:
         found.append([loss.asnumpy(), net.last.weight.grad().asnumpy().copy()])
     check((found[0], found[1]))
     assert re.fullmatch(
-        r"a step takes 5\.9 MB instead of 6\.9 MB: operators run in another order", told(fast)
+        r"a step takes 5\.9 MB \(655 kB of it for inputs, parameters, states and gradients\)"
+        r" instead of 6\.9 MB: operators run in another order",
+        told(fast),
     )
 
 
@@ -546,6 +550,38 @@ def test_inputs_may_get_a_gradient_later() -> None:
         loss.backward()
         found.append(x.grad.asnumpy().copy())
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_gradients_of_inputs_count_from_the_step_that_has_them(leaf: bool) -> None:
+    net, x = small(), mx.nd.ones((20_000, 5))  # of 400 kB
+    net(x)
+
+    def step(fast: Any) -> None:
+        with autograd.record():
+            loss = fast(x if leaf else x * 2).sum()
+        loss.backward()
+
+    with pytest.raises(BudgetError) as caught:
+        step(graphopt.optimize(net, memory=1000))
+    found = re.search(r"the least is ([\d.]+ MB)", str(caught.value))
+    assert found is not None
+    tight, wide = (graphopt.optimize(net, memory=memory) for memory in (found[1], "1GB"))
+    step(tight)
+    step(wide)
+    assert "(401 kB of it for inputs, parameters, states and gradients)" in told(wide)
+    x.attach_grad()
+    step(wide)
+    assert "(801 kB of it for inputs" in told(wide)
+    x.grad[:] = 7
+    for _ in range(2):
+        with pytest.raises(BudgetError, match=f"cannot run in {found[1]}"):
+            step(tight)
+    assert (x.grad.asnumpy() == 7).all()
+    step(wide)
+    got = x.grad.asnumpy().copy()
+    step(net)
+    np.testing.assert_allclose(got, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
 
 
 # Calls that differ
