@@ -14,7 +14,6 @@ from graphopt.backend.engines import (
     CachedOpEngine,
     Engine,
     ExecutorEngine,
-    InferenceEngine,
 )
 from graphopt.backend.freeze import freeze
 from graphopt.backend.measured import remember, remembered
@@ -133,6 +132,7 @@ class Lowered:
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
         self._bound: list[Any] = []
+        self._orders: dict[str, str] = {}  # by the engine, what its order saves
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
@@ -271,7 +271,7 @@ class Lowered:
         expected: dict[str, np.ndarray[Any, Any]] = {}
         for name, make in candidates.items():
             try:
-                engine = make()
+                engine = self._in_less_memory(make(), arrays)
                 if len(candidates) > 1:
                     found = _run_once(engine, arrays)
                     expected = expected or found
@@ -292,24 +292,19 @@ class Lowered:
         if len(candidates) > 1:
             remember(self._key(), {"engine": self.choice.engine, "measured_ms": times})
         chosen = engines[self.choice.engine]
-        if isinstance(chosen, CachedOpEngine | ExecutorEngine) and not self.training:
-            chosen = self._in_less_memory(chosen, arrays)
+        self.choice.memory = self._orders.get(self.choice.engine, self.choice.memory)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
 
-    def _in_less_memory(self, engine: InferenceEngine, arrays: Mapping[str, Any]) -> Engine:
+    def _in_less_memory(self, engine: Engine, arrays: Mapping[str, Any]) -> Engine:
         """The engine, with its operators in an order that takes less memory if one is found."""
-        try:
-            found = in_less_memory(engine, self._per_call, arrays, self.ctx)
-            if found is None:
-                return engine
-            other = engine.on(self._typed(found.symbol))
-            compare(_run_once(engine, arrays), _run_once(other, arrays), where="another order")
-        except Exception as error:  # noqa: BLE001 - as above
-            self.choice.failed["another order"] = first_line(error)
+        if self.training or not isinstance(engine, CachedOpEngine | ExecutorEngine):
             return engine
-        self.choice.memory = str(found)
-        return other
+        found = in_less_memory(engine, self._per_call, arrays, self.ctx)
+        if found is None:
+            return engine
+        self._orders[engine.name] = str(found)
+        return engine.on(self._typed(found.symbol))
 
     def _key(self) -> tuple[str, ...]:
         """What the choice of an engine depends on, besides the machine."""

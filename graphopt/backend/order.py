@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,10 @@ from graphopt.memory.schedule import forward_schedule
 _MIB = 1 << 20
 #: MXNet counts in whole MiB, so below this there is nothing to see.
 _WORTH = 2 * _MIB
+#: Binding takes longer than in proportion; graphs of more operators keep their order.
+_MOST = 3000
+#: For how long orders are tried.
+_LIMIT_S = 1.0
 
 Names = tuple[str, ...]
 
@@ -45,16 +50,15 @@ class Reordered:
 
 
 def other_orders(graph: Graph) -> list[Names]:
-    """Orders of the graph's operators worth trying, by name; none where there is one only."""
+    """Orders of the graph's operators worth trying, by name, the most promising first."""
     try:
         schedule = forward_schedule(graph)
     except InputError:
         return []  # types are not static
     names = [operation.name for operation in schedule.operations]
-    if schedule.total < _WORTH or len(set(names)) < len(names):
+    if schedule.total < _WORTH or len(names) > _MOST or len(set(names)) < len(names):
         return []
-    found = {tuple(names[at] for at in order) for order in orders(schedule)}
-    return sorted(found)
+    return [tuple(names[at] for at in order) for order in orders(schedule)]
 
 
 def in_less_memory(
@@ -68,12 +72,16 @@ def in_less_memory(
         arrays: all it reads, by name; they are not touched.
         ctx: where it runs.
     """
+    start = time.perf_counter()
     others = other_orders(graph)
     if not others:
         return None
     symbol = engine.rewritten()
     document = json.loads(symbol.tojson())
-    before = _megabytes(symbol, arrays, ctx)
+    try:
+        before = _megabytes(symbol, arrays, ctx)
+    except import_mxnet().MXNetError:
+        return None  # it has no gradient, see bind_as_is
     found: dict[str, Any] = {}
     for names in others:
         other = in_order(document, names)
@@ -82,6 +90,8 @@ def in_less_memory(
             found[text] = import_mxnet().sym.load_json(text)
     best = Reordered(symbol, before, before)
     for candidate in found.values():
+        if time.perf_counter() - start > _LIMIT_S:
+            break
         try:
             after = _megabytes(candidate, arrays, ctx)
         except import_mxnet().MXNetError:

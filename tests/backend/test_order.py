@@ -95,6 +95,16 @@ def test_operators_that_mxnet_merges_do_not_wait_for_each_other() -> None:
     np.testing.assert_array_equal(found.asnumpy(), symbol.eval(data=x)[0].asnumpy())
 
 
+def test_operators_without_a_gradient_keep_their_order() -> None:
+    x = mx.sym.var("data")
+    symbol = mx.sym.argmax(mx.sym.tile(x, reps=(1, 8)), axis=1) + mx.sym.sum(x, axis=1)
+    lowered = lower(lift_symbol(symbol, {"data": SHAPE}, {}))
+    (found,) = lowered.run({"data": array()})
+    want = symbol.eval(data=array())[0].asnumpy()
+    np.testing.assert_allclose(found.asnumpy(), want, rtol=1e-4)
+    assert not lowered.choice.failed
+
+
 def test_an_operator_of_several_has_the_place_of_the_last() -> None:
     nodes = [
         {"op": "null", "name": "x", "inputs": []},
