@@ -18,6 +18,7 @@ from graphopt.backend.engines import InferenceEngine, bind_as_is
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.graph import Graph
+from graphopt.ir.node import WITH_SPEC
 from graphopt.memory.listing import allocated
 from graphopt.memory.order import orders
 from graphopt.memory.schedule import forward_schedule
@@ -73,6 +74,8 @@ def in_less_memory(
         ctx: where it runs.
     """
     start = time.perf_counter()
+    if any(node.op == "RNN" or (node.graphs and node.op not in WITH_SPEC) for node in graph):
+        return None  # MXNet's own loops keep more where there is a gradient, see bind_as_is
     others = other_orders(graph)
     if not others:
         return None

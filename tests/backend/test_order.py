@@ -105,6 +105,18 @@ def test_operators_without_a_gradient_keep_their_order() -> None:
     assert not lowered.choice.failed
 
 
+def test_graphs_with_loops_of_mxnet_keep_their_order() -> None:
+    x = mx.sym.var("data")
+    body, _ = mx.sym.contrib.foreach(
+        lambda row, state: (mx.sym.tanh(row), [state[0] + row]), x, [mx.sym.zeros((1024,))]
+    )
+    whole = mx.sym.concat(branches(mx.sym, x), body, dim=1)
+    lowered = lower(lift_symbol(whole, {"data": SHAPE}, {}), engine=CACHED_OP)
+    (found,) = lowered.run({"data": array()})
+    np.testing.assert_allclose(found[:, -1024:].asnumpy(), np.tanh(array().asnumpy()), rtol=1e-4)
+    assert not lowered.choice.memory
+
+
 def test_an_operator_of_several_has_the_place_of_the_last() -> None:
     nodes = [
         {"op": "null", "name": "x", "inputs": []},
