@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -31,6 +31,16 @@ class Engine(Protocol):
         """Run on arrays in the order of ``inputs``."""
 
 
+class InferenceEngine(Engine, Protocol):
+    """An engine that can be had again for another form of its symbol."""
+
+    def rewritten(self) -> Any:
+        """The symbol as it runs."""
+
+    def on(self, symbol: Any) -> InferenceEngine:
+        """An engine like this one for another symbol with the same inputs."""
+
+
 class CachedOpEngine:
     """MXNet's CachedOp: asynchronous, differentiable, statically planned unless told otherwise."""
 
@@ -46,6 +56,7 @@ class CachedOpEngine:
         mx = import_mxnet()
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
+        self._symbol, self._names, self._is_static = symbol, data, is_static
         self._spare: list[Any] = []
         if not symbol.list_arguments():
             # MXNet wants something to differentiate by, even here.
@@ -61,6 +72,14 @@ class CachedOpEngine:
         ]
         self._op = mx.nd.CachedOp(symbol, flags)
         self._release_threads = _thread_releaser()
+
+    def rewritten(self) -> Any:
+        """The symbol as it runs."""
+        return self._symbol
+
+    def on(self, symbol: Any) -> CachedOpEngine:
+        """An engine like this one for another symbol with the same inputs."""
+        return CachedOpEngine(symbol, self._names, self.name, is_static=self._is_static)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
@@ -81,26 +100,41 @@ class ExecutorEngine:
     """
 
     def __init__(
-        self, symbol: Any, arrays: Sequence[Any], data: Collection[str], ctx: Any, name: str
+        self,
+        symbol: Any,
+        arrays: Sequence[Any],
+        data: Collection[str],
+        ctx: Any,
+        name: str,
+        *,
+        as_is: bool = False,
     ) -> None:
-        """Bind ``symbol`` to ``arrays``, given in the order of its inputs."""
+        """Bind ``symbol`` to ``arrays``, given in the order of its inputs.
+
+        ``as_is``: oneDNN's rewrites were made before.
+        """
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
         self._mx = import_mxnet()
+        self._symbol, self._names, self._ctx, self._as_is = symbol, data, ctx, as_is
         self._bound = [
             array.copy() if name in data else array
             for name, array in zip(self.inputs, arrays, strict=True)
         ]
         by_name = dict(zip(self.inputs, self._bound, strict=True))
-        with quiet_binding():
-            self._executor = symbol.bind(
-                ctx,
-                {n: by_name[n] for n in symbol.list_arguments()},
-                grad_req="null",
-                aux_states={n: by_name[n] for n in symbol.list_auxiliary_states()},
-            )
-        self._outputs = list(self._executor.outputs)
+        if as_is:
+            self._executor = bind_as_is(symbol, by_name, ctx)
+        else:
+            with quiet_binding():
+                self._executor = symbol.bind(
+                    ctx,
+                    {n: by_name[n] for n in symbol.list_arguments()},
+                    grad_req="null",
+                    aux_states={n: by_name[n] for n in symbol.list_auxiliary_states()},
+                )
+        self._outputs = list(self._executor.outputs)[: len(symbol.list_outputs())]
         self._is_host = ctx.device_type == "cpu"
+        self._is_numpy = isinstance(symbol, self._mx.symbol.numpy._Symbol)
         self._data = [
             (at, self._bound[at], _size(self._bound[at]))
             for at, name in enumerate(self.inputs)
@@ -109,6 +143,16 @@ class ExecutorEngine:
         self._sizes = [_size(output) for output in self._outputs]
         self._lock = threading.Lock()
         self._release_threads = _thread_releaser()
+
+    def rewritten(self) -> Any:
+        """The symbol as it runs, with oneDNN's rewrites."""
+        return self._symbol if self._as_is else self._symbol.optimize_for(ONEDNN)
+
+    def on(self, symbol: Any) -> ExecutorEngine:
+        """An engine like this one for another symbol, rewritten, with the same inputs."""
+        known = dict(zip(self.inputs, self._bound, strict=True))
+        arrays = [known[name] for name in symbol.list_inputs()]
+        return ExecutorEngine(symbol, arrays, self._names, self._ctx, self.name, as_is=True)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; the outputs are copies, since the executor writes to the same arrays again."""
@@ -119,7 +163,8 @@ class ExecutorEngine:
                 self._copy(arrays[at], buffer, size)
             base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
             pairs = zip(self._outputs, self._sizes, strict=True)
-            return [self._fresh(output, size) for output, size in pairs]
+            found = [self._fresh(output, size) for output, size in pairs]
+        return [array.as_np_ndarray() for array in found] if self._is_numpy else found
 
     def _fresh(self, output: Any, size: int) -> Any:
         if not self._is_host:
@@ -141,6 +186,27 @@ class ExecutorEngine:
         address = ctypes.c_void_p()
         base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
         return address.value or 0
+
+
+def bind_as_is(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> Any:
+    """An executor that runs the symbol forward as it stands, without oneDNN's rewrites.
+
+    These are for graphs from which nobody wants a gradient, refuse control dependencies, and cannot
+    be switched off without a word from MXNet on the screen. So there is a gradient, of a value that
+    nothing else reads.
+    """
+    mx = import_mxnet()
+    spare = mx.nd.zeros((1,), ctx)
+    whole = mx.sym.Group([symbol, mx.sym.identity(mx.sym.var(_SPARE))])
+    names = symbol.list_arguments()
+    with environment(MXNET_SUBGRAPH_VERBOSE="0"):
+        return whole.bind(
+            ctx,
+            {name: arrays[name] for name in names} | {_SPARE: spare},
+            {_SPARE: mx.nd.zeros((1,), ctx)},
+            dict.fromkeys(names, "null") | {_SPARE: "write"},
+            {name: arrays[name] for name in symbol.list_auxiliary_states()},
+        )
 
 
 def _size(array: Any) -> int:

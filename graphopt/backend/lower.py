@@ -15,6 +15,7 @@ from graphopt.backend.freeze import freeze
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
+from graphopt.backend.order import in_less_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.race import race
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
@@ -127,6 +128,7 @@ class Lowered:
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
         self._bound: list[Any] = []
+        self._orders: dict[str, str] = {}  # by the engine, what its order saves
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
@@ -293,9 +295,29 @@ class Lowered:
         self.choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
         if len(candidates) > 1 and not self.choice.failed:
             remember(self._key(candidates), {"engine": self.choice.engine, "measured_ms": times})
-        chosen = engines[self.choice.engine]
+        chosen = engines.pop(self.choice.engine)
+        engines.clear()  # before memory is counted
+        chosen = self._in_less_memory(chosen, arrays)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
+
+    def _in_less_memory(self, engine: Engine, arrays: Mapping[str, Any]) -> Engine:
+        """The engine, with its operators in an order that takes less memory if one is found."""
+        if self.training or not isinstance(engine, CachedOpEngine | ExecutorEngine):
+            return engine
+        if engine.name == CONVOLUTION_KERNELS:
+            return engine  # its regions share their memory already
+        parts = ("order", engine.name, *self._key(()))
+        known = remembered(parts)
+        if known is None:
+            graph = unfuse(self._per_call, is_region)
+            found = in_less_memory(engine, graph, arrays, self.ctx)
+            known = {"told": str(found or ""), "json": found.symbol.tojson() if found else ""}
+            remember(parts, known)
+        if not known["json"]:
+            return engine
+        self.choice.memory = known["told"]
+        return engine.on(self._typed(import_mxnet().sym.load_json(known["json"])))
 
     def _key(self, candidates: Iterable[str]) -> tuple[str, ...]:
         """What the choice of an engine depends on, besides the machine."""
@@ -368,18 +390,18 @@ class Lowered:
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
         assert self._pools is not None
         symbol = with_distinct_outputs(self._symbol)
-        fitted = StepMemory(self._per_call, symbol, arrays, self.ctx).fit(self._memory)
-        self.choice.memory = str(fitted)
-        return StepEngine(
-            fitted.symbol,
-            self.data,
-            self.ctx,
-            self._pools,
-            name,
-            numpy=self._numpy,
-            match=fitted.plan.cost.setting,
-            plain=symbol,
+
+        def planner(known: Mapping[str, Any], gradients: Mapping[str, Any]) -> tuple[Any, int]:
+            memory = StepMemory(self._per_call, symbol, known, gradients, self.ctx)
+            fitted = memory.fit(self._memory)
+            self.choice.memory = str(fitted)
+            return fitted.symbol, fitted.setting.match
+
+        engine = StepEngine(
+            symbol, self.data, self.ctx, self._pools, name, planner=planner, numpy=self._numpy
         )
+        engine.plan([arrays[name] for name in engine.inputs])
+        return engine
 
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         symbol = self._typed(to_symbol(guard(graph)))

@@ -17,6 +17,7 @@ import numpy as np
 
 from graphopt.analysis.effects import is_pure
 from graphopt.backend.costs import measure_costs
+from graphopt.backend.order import Names, in_order, other_orders
 from graphopt.backend.step import MATCHES, bind
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError
@@ -37,16 +38,28 @@ _REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What MXNet's planner goes by: ``match`` as in :func:`bind`, and the order of operators.
+
+    ``order`` has their names; empty: MXNet's own order.
+    """
+
+    match: int
+    order: Names = ()
+
+
+@dataclass(frozen=True)
 class Fitted:
     """A training graph as it keeps within its budget.
 
     Attributes:
-        symbol: with marks.
+        symbol: with marks, in its order.
         plan: what is marked, and what that comes to.
-        plain: the plan without marks.
+        plain: the plan without marks, in MXNet's own order.
         held: bytes of inputs, parameters, states and gradients, which no plan changes.
         forward: seconds of the forward, by its operators.
         operators: how many there are.
+        setting: of MXNet's planner.
     """
 
     symbol: Any
@@ -55,18 +68,23 @@ class Fitted:
     held: int
     forward: float
     operators: int
+    setting: Setting
 
     def __str__(self) -> str:
         """What was done, as ``explain()`` tells it."""
         after, before = (print_size(self.held + p.cost.nbytes) for p in (self.plan, self.plain))
-        if not self.plan.marks:
-            return f"a step takes {after}, and keeps all values"
-        again = len(self.plan.cost.repeated)
-        share = self.plan.seconds / self.forward if self.forward else 0.0
-        return (
-            f"a step takes {after} instead of {before}: {again} of {self.operators} operators are"
-            f" computed again in backward, {share:.0%} of the time of forward"
-        )
+        covered = f"{print_size(self.held)} of it for inputs, parameters, states and gradients"
+        if self.plan is self.plain:
+            return f"a step takes {after} ({covered}), and keeps all values"
+        done = ["operators run in another order"] if self.setting.order else []
+        if self.plan.marks:
+            again = len(self.plan.cost.repeated)
+            share = self.plan.seconds / self.forward if self.forward else 0.0
+            done.append(
+                f"{again} of {self.operators} operators are computed again in backward,"
+                f" {share:.0%} of the time of forward"
+            )
+        return f"a step takes {after} ({covered}) instead of {before}: {', and '.join(done)}"
 
 
 class StepMemory:
@@ -75,25 +93,39 @@ class StepMemory:
     Args:
         graph: lowered for training.
         symbol: of the graph.
-        arrays: all it reads, by name; gradients are wanted for those that have one.
+        arrays: all it reads, by name.
+        gradients: arrays for those that are wanted, by name of the argument.
         ctx: where it runs.
     """
 
-    def __init__(self, graph: Graph, symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        symbol: Any,
+        arrays: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        ctx: Any,
+    ) -> None:
         """Nothing is measured yet."""
         self._graph, self._symbol, self._arrays, self._ctx = graph, symbol, arrays, ctx
         self._document = json.loads(symbol.tojson())
-        learned = [n for n in symbol.list_arguments() if arrays[n].grad is not None]
-        self._gradients = {name: arrays[name].grad for name in learned}
-        self.held = sum(_nbytes(array) for array in arrays.values())
-        self.held += sum(_nbytes(array) for array in self._gradients.values())
+        self._settings = [Setting(match) for match in MATCHES]
+        self._gradients = gradients
+        # An array may have several names.
+        held = {id(array): array for array in (*arrays.values(), *gradients.values())}
+        self.held = sum(map(_nbytes, held.values()))
 
     @cached_property
     def search(self) -> Search:
         """Over this graph; operators that were not measured before are measured now."""
+        self._try_orders()
+        plain = Plan(_NOTHING, self._evaluate(_NOTHING), 0.0)
+        return Search(self._work, self._evaluate, {_NOTHING: plain})
+
+    @cached_property
+    def _work(self) -> list[Work]:
         seconds = measure_costs(self._graph, self._symbol, self._arrays, self._ctx)
-        work = _work_of(self._graph, seconds, self._ctx.device_type)
-        return Search(work, self._evaluate, {_NOTHING: self._plain})
+        return _work_of(self._graph, seconds, self._ctx.device_type)
 
     @cached_property
     def _plain(self) -> Plan:
@@ -107,7 +139,8 @@ class StepMemory:
         """
         plain = self._plain
         if budget is None or self.held + plain.cost.nbytes <= budget:
-            return Fitted(self._symbol, plain, plain, self.held, 0.0, 0)
+            setting = self._settings[plain.cost.setting]
+            return Fitted(self._symbol, plain, plain, self.held, 0.0, 0, setting)
         plan = self.search.plan(budget - self.held)
         if plan is None:
             least = self.held + self.search.least().cost.nbytes
@@ -116,10 +149,29 @@ class StepMemory:
                 f" least is {print_size(least, up=True)}, of which {print_size(self.held)} are"
                 " inputs, parameters and their gradients"
             )
-        work = self.search.work
-        forward = sum(one.seconds for one in work)
-        symbol = self._marked(plan.marks)
-        return Fitted(symbol, plan, plain, self.held, forward, len(work))
+        forward = sum(one.seconds for one in self._work)
+        setting = self._settings[plan.cost.setting]
+        symbol = self._marked(plan.marks, setting.order)
+        return Fitted(symbol, plan, plain, self.held, forward, len(self._work), setting)
+
+    def _try_orders(self) -> None:
+        """Take up the orders that need the least memory, without marks and with all there can be.
+
+        Only where that is less than in MXNet's own order; of most graphs there are none.
+        """
+        others = other_orders(self._graph)
+        for marks in (_NOTHING, frozenset(one.name for one in self._work if one.can_repeat)):
+            least = self._evaluate(marks).nbytes
+            better: list[Setting] = []
+            for order in others:
+                settings = [Setting(match, order) for match in MATCHES]
+                try:
+                    nbytes = min(self._cost(marks, setting).nbytes for setting in settings)
+                except import_mxnet().MXNetError:
+                    continue  # MXNet merges equal operators, and then these wait for each other
+                if nbytes < least:
+                    least, better = nbytes, settings
+            self._settings += better
 
     @cached_property
     def _reads(self) -> dict[str, frozenset[str]]:
@@ -134,25 +186,32 @@ class StepMemory:
             for name, entries in backward_reads(graph).items()
         }
 
-    def _marked(self, marks: frozenset[str]) -> Any:
-        if not marks:
+    def _marked(self, marks: frozenset[str], order: Names) -> Any:
+        if not marks and not order:
             return self._symbol
-        able = {one.name for one in self.search.work if one.can_repeat}
+        able = {one.name for one in self._work if one.can_repeat} if marks else set()
         kept = {name for name in able - marks if marks & self._reads.get(name, frozenset())}
-        return marked(self._document, marks, kept)
+        document = marked(self._document, marks, kept) if marks else self._document
+        if order:
+            # What waits for another would make MXNet compute that again, too.
+            document = in_order(document, order, free=marks | kept)
+        return import_mxnet().sym.load_json(json.dumps(document))
 
     def _evaluate(self, marks: frozenset[str]) -> Cost:
-        symbol = self._marked(marks)
-        states = set(symbol.list_auxiliary_states())
-        arguments = {n: self._arrays[n] for n in symbol.list_arguments()}
-        aux = {n: self._arrays[n] for n in states}
-        found: list[Cost] = []
-        for match in MATCHES:
-            executor = bind(symbol, self._ctx, arguments, self._gradients, aux, match=match)
-            listing = executor.debug_str()
-            nbytes = (allocated(listing) + 1) * _MIB  # MXNet rounds down
-            found.append(Cost(nbytes, repeated(listing), match))
+        found = []
+        for number, setting in enumerate(self._settings):
+            cost = self._cost(marks, setting)
+            found.append(Cost(cost.nbytes, cost.repeated, number))
         return min(found, key=lambda cost: cost.nbytes)
+
+    def _cost(self, marks: frozenset[str], setting: Setting) -> Cost:
+        symbol = self._marked(marks, setting.order)
+        arguments = {n: self._arrays[n] for n in symbol.list_arguments()}
+        states = {n: self._arrays[n] for n in symbol.list_auxiliary_states()}
+        executor = bind(symbol, self._ctx, arguments, self._gradients, states, match=setting.match)
+        listing = executor.debug_str()
+        # MXNet rounds down.
+        return Cost((allocated(listing) + 1) * _MIB, repeated(listing))
 
 
 def with_distinct_outputs(symbol: Any) -> Any:
@@ -176,8 +235,10 @@ def with_distinct_outputs(symbol: Any) -> Any:
     return import_mxnet().sym.load_json(json.dumps(document))
 
 
-def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection[str]) -> Any:
-    """The Symbol of a document in which nodes are to be computed again.
+def marked(
+    document: Mapping[str, Any], marks: Collection[str], kept: Collection[str]
+) -> dict[str, Any]:
+    """Symbol JSON in which nodes are to be computed again.
 
     MXNet repeats a node for readers that are marked, too; the gradient of one that is not marked
     reads, and so keeps, what that one read. So what is to be kept, but not for the sake of its own
@@ -202,6 +263,8 @@ def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection
         place[number] = len(nodes)
         is_kept = node["name"] in kept and node["op"] != "null"
         more: dict[str, Any] = {"inputs": [entry(*source) for source in node["inputs"]]}
+        if node.get("control_deps"):
+            more["control_deps"] = [place[before] for before in node["control_deps"]]
         if is_kept or (node["name"] in marks and node["op"] != "null"):
             more["attrs"] = {**node.get("attrs", {}), _MARK: "True"}
         nodes.append(node | more)
@@ -215,7 +278,7 @@ def marked(document: Mapping[str, Any], marks: Collection[str], kept: Collection
         "heads": [[place[head[0]], *head[1:]] for head in document["heads"]],
     }
     rest = {key: value for key, value in document.items() if key != "node_row_ptr"}
-    return import_mxnet().sym.load_json(json.dumps(rest | changed))
+    return rest | changed
 
 
 def _work_of(graph: Graph, seconds: Mapping[str, float], device: str) -> list[Work]:

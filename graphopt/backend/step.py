@@ -122,10 +122,34 @@ class Bound:
     megabytes: int
 
 
+@dataclass(frozen=True)
+class StepPlan:
+    """How a step runs that has gradients for some of its arguments.
+
+    Attributes:
+        symbol: with marks, in its order.
+        match: see :func:`bind`.
+        wanted: of each argument, whether there is a gradient.
+    """
+
+    symbol: Any
+    match: int
+    wanted: tuple[bool, ...]
+
+    def serves(self, wanted: Sequence[bool]) -> bool:
+        """Whether it has all gradients that are wanted."""
+        return not any(map(operator.gt, wanted, self.wanted))
+
+
+#: Makes a plan from arrays and gradients, by name.
+Planner = Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[Any, int]]
+
+
 class StepEngine:
     """A training graph on MXNet's executors: differentiable, asynchronous.
 
-    Calls whose tapes live at one time, as those of siamese nets, each get memory of their own.
+    Calls whose tapes live at one time, as those of siamese nets, each get memory of their own. A
+    step with more gradients than those before, of an input for example, is planned anew.
 
     Attributes:
         megabytes: what the executor bound last holds besides inputs, parameters and their
@@ -140,25 +164,23 @@ class StepEngine:
         pools: Pools,
         name: str,
         *,
+        planner: Planner,
         numpy: bool = False,
-        match: int = MATCHES[0],
-        plain: Any = None,
     ) -> None:
         """Bind nothing yet.
 
         Args:
-            symbol: with marks.
+            symbol: without marks.
             data: names of the inputs that change from call to call.
             ctx: where it runs.
             pools: the memory it runs in.
             name: of the engine.
+            planner: returns the symbol with marks, and ``match`` as in :func:`bind`.
             numpy: return ``mx.np`` arrays.
-            match: see :func:`bind`.
-            plain: the symbol without marks.
         """
-        self._match = match
-        self._plain = symbol if plain is None else plain
         self.name = name
+        self._planner = planner
+        self._plans: list[StepPlan] = []
         self.inputs: Sequence[str] = symbol.list_inputs()
         self.megabytes = 0
         self._symbol, self._ctx, self._pools, self._numpy = symbol, ctx, pools, numpy
@@ -168,22 +190,27 @@ class StepEngine:
         self._states = {n: self.inputs.index(n) for n in symbol.list_auxiliary_states()}
         self._learned: list[Any] = []
         self._mx = import_mxnet()
-        self._is_recorded = _library().graphopt_is_recorded
+        self._wants_gradient = _library().graphopt_wants_gradient
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
         given = [arrays[at] for at in self._arguments]
-        recording = self._mx.autograd.is_recording()
         training = self._mx.autograd.is_training()
-        wanted = tuple(
-            recording and (bool(self._is_recorded(a.handle)) if is_data else a.grad is not None)
-            for a, is_data in zip(given, self._is_data, strict=True)
-        )
+        wanted = self._wanted(given)
         with self._pools.lock:
             self._follow(arrays)
             number = self._binding(arrays, wanted, self._pools.free(), training=training)
             found = invoke(OPERATOR, given, {"binding": number})
         return [array.as_np_ndarray() for array in found] if self._numpy else found
+
+    def plan(self, arrays: Sequence[Any]) -> None:
+        """Plan a step on such arrays now.
+
+        Raises:
+            BudgetError: there is no plan.
+        """
+        with self._pools.lock:
+            self._plan(arrays, self._wanted([arrays[at] for at in self._arguments]))
 
     def release(self) -> None:
         """Let go of the executors; their memory stays for other shapes."""
@@ -213,24 +240,49 @@ class StepEngine:
             self._pools.drop(self)
             self._learned = learned
 
+    def _wanted(self, given: Sequence[Any]) -> tuple[bool, ...]:
+        recording = self._mx.autograd.is_recording()
+        return tuple(
+            recording and (bool(self._wants_gradient(a.handle)) if is_data else a.grad is not None)
+            for a, is_data in zip(given, self._is_data, strict=True)
+        )
+
+    def _plan(self, arrays: Sequence[Any], wanted: Sequence[bool]) -> StepPlan:
+        for plan in reversed(self._plans):
+            if plan.serves(wanted):
+                return plan
+        names = self._symbol.list_arguments()
+        given = [arrays[at] for at in self._arguments]
+        gradients = {
+            name: self._mx.nd.empty(a.shape, self._ctx, a.dtype) if is_data else a.grad
+            for name, a, is_data, is_wanted in zip(names, given, self._is_data, wanted, strict=True)
+            if (is_wanted if is_data else a.grad is not None)
+        }
+        known = dict(zip(self.inputs, arrays, strict=True))
+        with self._mx.autograd.pause():
+            symbol, match = self._planner(known, gradients)
+        self._plans.append(StepPlan(symbol, match, tuple(name in gradients for name in names)))
+        return self._plans[-1]
+
     def _binding(
         self, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool, *, training: bool
     ) -> int:
         """The number of an executor in a pool, bound now if there is none."""
         # What is recorded outside of training may run backward in training's mode, in which
         # nothing comes out as before that is computed again.
-        symbol = self._symbol if training else self._plain
-        key = (self, wanted, symbol is self._symbol)
+        plan = self._plan(arrays, wanted)
+        symbol = plan.symbol if training else self._symbol
+        key = (self, wanted, id(symbol))
         number = pool.bindings.get(key)
         if number is None:
             with self._mx.autograd.pause():
-                bound = self._bind(symbol, arrays, wanted, pool)
+                bound = self._bind(symbol, arrays, wanted, pool, plan.match)
             self.megabytes = bound.megabytes
             number = self._pools.add(pool, key, bound)
         return number
 
     def _bind(
-        self, symbol: Any, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool
+        self, symbol: Any, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool, match: int
     ) -> Bound:
         names = self._symbol.list_arguments()
         given = [arrays[at] for at in self._arguments]
@@ -255,7 +307,7 @@ class StepEngine:
             {n: g for n, g in zip(names, gradients, strict=True) if g is not None},
             {name: arrays[at] for name, at in self._states.items()},
             pool.last,
-            self._match,
+            match,
         )
         outputs, megabytes = list(executor.outputs), allocated(executor.debug_str())
         # From here on the bridge frees it, when the last tape is gone.
@@ -358,5 +410,5 @@ def _library() -> Any:
         library.graphopt_binding_remove,
     ):
         function.argtypes = [number]
-    library.graphopt_is_recorded.argtypes = [ctypes.c_void_p]
+    library.graphopt_wants_gradient.argtypes = [ctypes.c_void_p]
     return library

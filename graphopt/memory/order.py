@@ -41,18 +41,26 @@ def best_order(schedule: Schedule, *, inplace: bool = True) -> Order:
         schedule: a forward run.
         inplace: let outputs take over what dies, as in :func:`liveness`.
     """
-    graph = _Dependencies(schedule)
-    orders = {name: method(graph) for name, method in _METHODS.items()}
-    operations = schedule.operations
-    peaks = {
-        name: liveness(
-            replace(schedule, operations=tuple(operations[number] for number in order)),
-            inplace=inplace,
-        ).peak
-        for name, order in orders.items()
-    }
+    tried = _orders(schedule)
+    peaks = {name: _peak(schedule, order, inplace=inplace) for name, order in tried.items()}
     best = min(peaks, key=peaks.__getitem__)  # the first of equals: rather the given order
-    return Order(orders[best], peaks[best], peaks["given"], best, peaks)
+    return Order(tried[best], peaks[best], peaks["given"], best, peaks)
+
+
+def orders(schedule: Schedule) -> list[Numbers]:
+    """All orders that :func:`best_order` tries, each once, by their peaks."""
+    found = dict.fromkeys(_orders(schedule).values())
+    return sorted(found, key=lambda order: _peak(schedule, order))
+
+
+def _peak(schedule: Schedule, order: Numbers, *, inplace: bool = True) -> int:
+    operations = tuple(schedule.operations[number] for number in order)
+    return liveness(replace(schedule, operations=operations), inplace=inplace).peak
+
+
+def _orders(schedule: Schedule) -> dict[str, Numbers]:
+    graph = _Dependencies(schedule)
+    return {name: method(graph) for name, method in _METHODS.items()}
 
 
 def reordered(schedule: Schedule, order: Iterable[int]) -> Schedule:

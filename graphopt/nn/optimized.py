@@ -8,6 +8,7 @@ different. The user's object and class are not touched.
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,20 @@ class Optimized:
         memo[id(self)] = twin
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return view(twin, self._graphopt_config)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle what the user's Block holds; it is compiled anew."""
+        base, cls = self._graphopt_base, type(self)
+        found: Any = sys.modules.get(base.__module__)
+        for name in base.__qualname__.split("."):
+            found = getattr(found, name, None)
+        if found is cls:  # the class itself was decorated
+            return object.__new__, (cls,), self.__dict__
+        # The user's own object, which Gluon's scopes refer to: pickle knows it when it comes again.
+        own = self._scope._block  # type: ignore[attr-defined]
+        if type(own) is not base or own.__dict__ is not self.__dict__:
+            own = _original(self)
+        return view, (own, self._graphopt_config)
 
     def _graphopt_entries(self) -> list[Entry]:
         """Own entries, then those of children where the Block was taken apart."""

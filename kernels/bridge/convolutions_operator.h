@@ -10,6 +10,7 @@
 #pragma once
 
 #include <sched.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -143,6 +144,13 @@ class Packed {
   std::vector<std::unique_ptr<std::vector<float>>> made_;
 };
 
+/* Seconds that this thread was running: others on the machine do not count. */
+double ProcessorTime() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec + 1e-9 * now.tv_nsec;
+}
+
 /* Waits until `done` reaches `all`; lets others run if that takes long. */
 void AwaitTasks(const std::atomic<int64_t>& done, int64_t all) {
   for (int spins = 0; done.load(std::memory_order_acquire) < all; ++spins) {
@@ -159,8 +167,8 @@ void AwaitTasks(const std::atomic<int64_t>& done, int64_t all) {
 /*
  * Runs all phases; threads take the tasks of each as they come. A phase is over when its tasks are
  * done, not when all threads were there: one that wakes late, or that the system takes away for a
- * while, is not waited for unless it holds a task. The time of every step is added to
- * `seconds`, if that is given.
+ * while, is not waited for unless it holds a task. If `seconds` is given, processor time that all
+ * threads spend on every step is added to it.
  */
 void RunConvolutions(const Convolutions& all, const float* const* inputs, float* const* outputs,
                      bool is_packed, float* arena, int threads, double* seconds = nullptr) {
@@ -180,14 +188,21 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
   for (size_t i = 0; i < all.phases.size(); ++i) {
     const Phase& phase = all.phases[i];
     const blocked::Step& step = all.steps[phase.step];
-    const double begin = seconds ? omp_get_wtime() : 0;
+    const double begin = seconds ? ProcessorTime() : 0;
     const bool loads = step.kind == blocked::kLoad || step.kind == blocked::kLoadPlanar;
     const float* from = loads ? inputs[step.array] : nullptr;
     float* to = step.kind == blocked::kStore ? outputs[step.array] : nullptr;
-    for (int64_t task; (task = next[i].fetch_add(1, std::memory_order_relaxed)) < phase.tasks;)
+    int64_t mine = 0;
+    for (int64_t task; (task = next[i].fetch_add(1, std::memory_order_relaxed)) < phase.tasks;
+         ++mine)
       blocked::RunTask(bound[phase.step], phase.number, task, from, to);
-#pragma omp barrier
-    if (seconds && omp_get_thread_num() == 0) seconds[phase.step] += omp_get_wtime() - begin;
+    if (seconds && mine) {
+      const double spent = ProcessorTime() - begin;
+#pragma omp atomic
+      seconds[phase.step] += spent;
+    }
+    if (mine) done[i].fetch_add(mine, std::memory_order_release);
+    AwaitTasks(done[i], phase.tasks);
   }
 }
 
@@ -202,7 +217,10 @@ void PackInputs(const Convolutions& all, const float* const* inputs, float* cons
     std::copy(params[i], params[i] + all.packed[i].Size(), packed[i]);
 }
 
-/* Runs some times on packed parameters; `seconds` becomes the least time of every step. */
+/*
+ * Runs some times on packed parameters; `seconds` becomes the least processor time of every step, as a
+ * share for each thread.
+ */
 void TimeConvolutions(const Convolutions& all, const float* const* inputs, float* const* outputs,
                       int threads, int times, double* seconds) {
   std::vector<float> memory(all.arena + kArenaBytes);
@@ -210,7 +228,9 @@ void TimeConvolutions(const Convolutions& all, const float* const* inputs, float
     std::vector<double> spent(all.steps.size());
     RunConvolutions(all, inputs, outputs, true, Aligned(memory.data()), threads, spent.data());
     for (size_t step = 0; step < spent.size(); ++step)
-      seconds[step] = i == 0 ? spent[step] : std::min(seconds[step], spent[step]);
+      seconds[step] =
+          std::min(i == 0 ? std::numeric_limits<double>::infinity() : seconds[step],
+                   spent[step] / threads);
   }
 }
 

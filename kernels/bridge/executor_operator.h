@@ -19,6 +19,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 
 #include "legacy.h"
 
@@ -88,6 +89,27 @@ std::shared_ptr<Binding> BindingOf(const NodeAttrs& attrs) {
     found = bindings.Find(std::strtoll(number->second.c_str(), nullptr, 10));
   if (!found) Fail("node " + attrs.name + " has no executor: it cannot be saved or traced");
   return found;
+}
+
+/* Whether a backward would bring a gradient to what an array came from. Autograd leaves a node with an
+ * array that it has seen once, also where nobody wants a gradient of it. */
+bool WantsGradient(const NDArray& array) {
+  struct Info {  // as mxnet::Imperative::AGInfo begins
+    mxnet::Context context;
+    OpReqType request;
+  };
+  std::unordered_set<const nnvm::Node*> seen;
+  std::vector<ObjectPtr> pending{array.entry_.node};
+  while (!pending.empty()) {
+    ObjectPtr node = std::move(pending.back());
+    pending.pop_back();
+    if (node == nullptr || !seen.insert(node.get()).second) continue;
+    const LegacyNode& view = View(node);
+    if (view.info.empty()) continue;  // its backward is over
+    if (static_cast<const Info*>(view.info.data_.pheap)->request != mxnet::kNullOp) return true;
+    for (const NodeEntry& input : view.inputs) pending.push_back(input.node);
+  }
+  return false;
 }
 
 /* A call, from its forward until its tape is gone. */
@@ -182,6 +204,9 @@ void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
                       const std::vector<NDArray>& outputs) {
   RunningCall& call = state.get_state<RunningCall>();
   Binding& binding = call.binding();
+  if (context.need_grad)
+    Fail("a net with a memory budget has no gradient of its gradient: leave out create_graph, or call"
+         " the net without a budget");
   call.StartBackward();
   // The executor writes to the user's gradients even where they are to stay, or to be added to.
   std::vector<NDArray> before(outputs.size());

@@ -60,6 +60,7 @@ struct LegacyNode {
   std::vector<std::shared_ptr<nnvm::Symbol>> subgraphs;
   std::vector<NodeEntry> inputs;
   std::vector<ObjectPtr> control_deps;
+  dmlc::any info;
 };
 
 LegacyNode& View(const ObjectPtr& node) { return *reinterpret_cast<LegacyNode*>(node.get()); }

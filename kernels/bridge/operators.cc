@@ -213,9 +213,9 @@ int64_t graphopt_binding_add(int64_t pool, void* executor, int arguments, void**
 
 void graphopt_binding_remove(int64_t binding) { graphopt::bindings.Remove(binding); }
 
-/* Whether autograd wants, or may want, a gradient of the array. */
-int graphopt_is_recorded(void* array) {
-  return static_cast<mxnet::NDArray*>(array)->entry_.node != nullptr;
+/* Whether autograd wants a gradient of the array. */
+int graphopt_wants_gradient(void* array) {
+  return graphopt::WantsGradient(*static_cast<mxnet::NDArray*>(array));
 }
 
 const char* graphopt_error() { return graphopt::python_error.c_str(); }

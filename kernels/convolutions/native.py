@@ -74,7 +74,8 @@ def run(
         times: how often.
 
     Returns:
-        The outputs, and for every step of the program its least time in seconds.
+        The outputs, and for every step of the program the least processor time that it took, in
+        seconds, as a share for each thread.
 
     Raises:
         GraphoptError: the region is for another processor.
@@ -96,7 +97,8 @@ def run(
 def layer_times_ms(mxnet: Any, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
     """Milliseconds of a convolution by each algorithm, in turns, the best of some.
 
-    Plain images on their way in and out do not count.
+    It is processor time, as a share for each thread: what others do on the machine does not count,
+    nor do plain images on their way in and out.
     """
     library = bridge.load(mxnet)
     threads = int(library.graphopt_threads())

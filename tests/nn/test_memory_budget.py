@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import graphopt
+from graphopt.backend.recompute import marked
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, InputError, UnsupportedError
 from graphopt.memory.sizes import parse_size
@@ -113,7 +115,9 @@ def test_two_calls_before_one_backward() -> None:
 
 
 def test_gradients_of_inputs() -> None:
-    x = image()
+    net, x = deep(), image()
+    net(x)
+    budget = least(net) + 2 * 4 * x.size
     x.attach_grad()
 
     def run(net: Any) -> list[Any]:
@@ -122,7 +126,7 @@ def test_gradients_of_inputs() -> None:
         loss.backward()
         return [x.grad]
 
-    check(both(deep(), run))
+    check(both(net, run, budget))
 
 
 def test_gradients_that_are_added() -> None:
@@ -222,6 +226,23 @@ def test_a_second_backward_is_refused() -> None:
         loss.backward()
 
 
+def test_a_gradient_of_a_gradient_is_refused_at_once() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    x.attach_grad()
+    with autograd.record():
+        loss = fast(x).sum()
+        with pytest.raises(mx.MXNetError, match="leave out create_graph"):
+            autograd.grad(loss, [x], create_graph=True, retain_graph=True)
+        loss.backward()  # nothing ran, so this one can
+    found = x.grad.asnumpy().copy()
+    with autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    np.testing.assert_allclose(found, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
+
+
 def test_memory_of_a_call_is_free_when_its_tape_is_gone() -> None:
     net = deep()
     net(image())
@@ -315,6 +336,55 @@ def test_numpy_arrays_go_in_and_out() -> None:
             found = fast(x)
         found.backward()
     assert isinstance(found, mx.np.ndarray)
+
+
+# Orders
+
+
+def test_another_order_comes_before_computing_again() -> None:
+    class Tuned(mx.gluon.HybridBlock):
+        """Only the last layer learns, so what is before it needs no memory in backward."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.last = nn.Dense(8, in_units=6144)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            large = [F.tile(x * (n + 1), reps=(1, 8)) for n in range(6)]
+            sums = [F.sum(F.exp(value), axis=1, keepdims=True) for value in large]
+            parts = [F.slice_axis(value, axis=1, begin=0, end=1024) for value in large]
+            whole = F.concat(*map(F.broadcast_mul, parts, sums), dim=1)
+            return self.last(F.tanh(whole * 1e-6))
+
+    net = Tuned()
+    net.initialize()
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(64, 1024)))
+    found = []
+    fast = graphopt.optimize(net, memory="6MB")
+    for which in (net, fast):
+        with autograd.record():
+            loss = (which(x) ** 2).sum()
+        loss.backward()
+        found.append([loss.asnumpy(), net.last.weight.grad().asnumpy().copy()])
+    check((found[0], found[1]))
+    assert re.fullmatch(
+        r"a step takes 5\.9 MB \(655 kB of it for inputs, parameters, states and gradients\)"
+        r" instead of 6\.9 MB: operators run in another order",
+        told(fast),
+    )
+
+
+def test_what_waits_for_another_operator_still_does_when_values_are_computed_again() -> None:
+    x = mx.sym.var("data")
+    first = mx.sym.tanh(x, name="first")
+    other = mx.sym.exp(mx.sym.sin(first, name="second"), name="third")
+    document = json.loads(mx.sym.cos(mx.sym.sigmoid(other + first), name="last").tojson())
+    names = [node["name"] for node in document["nodes"]]
+    document["nodes"][names.index("last")]["control_deps"] = [names.index("second")]
+    made = marked(document, {"third"}, {"first", "second"})
+    (last,) = (node for node in made["nodes"] if node["name"] == "last")
+    assert [made["nodes"][at]["name"] for at in last["control_deps"]] == ["second"]
 
 
 # Shapes
@@ -425,6 +495,93 @@ def test_a_net_that_does_not_compile_whole_is_refused() -> None:
     net.initialize()
     with pytest.raises(UnsupportedError, match="compile whole"), autograd.record():
         graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 2)))
+
+
+# Inputs
+
+
+def bindings(net: Any) -> int:
+    return sum(len(pool.bindings) for pool in net.graphopt_state.compiled._pools._pools)
+
+
+def test_a_batch_that_comes_again_needs_no_other_executor() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    for _ in range(3):
+        with autograd.record():
+            loss = fast(x).sum()
+        loss.backward()
+    with autograd.record():
+        fast(x)  # autograd keeps what it knows of an array until a backward
+    with autograd.record():
+        fast(x + 0)
+    assert bindings(fast) == 1
+
+
+def test_words_are_trained_on_again_and_again() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(50, 8), nn.Dense(8, flatten=False, activation="tanh"), nn.Dense(3))
+    net.initialize()
+    words = mx.nd.array(np.random.default_rng(0).integers(0, 50, size=(4, 6)), dtype="int32")
+    net(words)
+    found = []
+    for which in (net, graphopt.optimize(net, memory="1GB")):
+        for _ in range(3):  # MXNet has no gradient of words
+            with autograd.record():
+                loss = (which(words) ** 2).sum()
+            loss.backward()
+        found.append(net[0].weight.grad().asnumpy().copy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_inputs_may_get_a_gradient_later() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        loss = fast(x).sum()
+    loss.backward()
+    x.attach_grad()
+    found = []
+    for which in (net, fast):
+        with autograd.record():
+            loss = (which(mx.nd.tanh(x * 2)) ** 2).sum()
+        loss.backward()
+        found.append(x.grad.asnumpy().copy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_gradients_of_inputs_count_from_the_step_that_has_them(leaf: bool) -> None:
+    net, x = small(), mx.nd.ones((20_000, 5))  # of 400 kB
+    net(x)
+
+    def step(fast: Any) -> None:
+        with autograd.record():
+            loss = fast(x if leaf else x * 2).sum()
+        loss.backward()
+
+    with pytest.raises(BudgetError) as caught:
+        step(graphopt.optimize(net, memory=1000))
+    found = re.search(r"the least is ([\d.]+ MB)", str(caught.value))
+    assert found is not None
+    tight, wide = (graphopt.optimize(net, memory=memory) for memory in (found[1], "1GB"))
+    step(tight)
+    step(wide)
+    assert "(401 kB of it for inputs, parameters, states and gradients)" in told(wide)
+    x.attach_grad()
+    step(wide)
+    assert "(801 kB of it for inputs" in told(wide)
+    x.grad[:] = 7
+    for _ in range(2):
+        with pytest.raises(BudgetError, match=f"cannot run in {found[1]}"):
+            step(tight)
+    assert (x.grad.asnumpy() == 7).all()
+    step(wide)
+    got = x.grad.asnumpy().copy()
+    step(net)
+    np.testing.assert_allclose(got, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
 
 
 # Calls that differ

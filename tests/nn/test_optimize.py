@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -461,6 +462,33 @@ def test_deepcopy_gives_a_view_of_a_copy() -> None:
     twin = copy.deepcopy(fast)
     same(twin(x), want)
     assert twin[0].weight is not fast[0].weight
+
+
+@graphopt.optimize
+class Decorated(mx.gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(3)
+
+    def hybrid_forward(self, F, x):
+        return self.dense(x)
+
+
+def test_views_and_decorated_blocks_are_pickled() -> None:
+    decorated = Decorated()
+    decorated.initialize()
+    for fast, x in (
+        (graphopt.optimize(small_cnn(), memory="1GB"), image()),
+        (decorated, mx.nd.ones((2, 4))),
+    ):
+        with mx.autograd.record():
+            loss = fast(x).sum()
+        loss.backward()
+        twin = pickle.loads(pickle.dumps(fast))
+        same(twin(x), fast(x))
+        assert type(twin) is type(decorated) or "memory" not in twin.explain()
+        assert repr(twin).startswith("Optimized[")
 
 
 def test_outputs_are_not_overwritten_by_later_calls() -> None:
