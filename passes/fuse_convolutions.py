@@ -16,7 +16,7 @@ from graphopt.ir.ops import canonical
 from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
 from graphopt.kernels.convolutions.spec import DIRECT, ConvolutionsSpec
-from graphopt.kernels.convolutions.windows import is_convolution, why_not
+from graphopt.kernels.convolutions.windows import has_weights, is_convolution, why_not
 from graphopt.passes.fusion.groups import Groups
 from graphopt.pipeline.base import Mode, Pass, PassContext, Settings
 from graphopt.rewrite.edit import MAX_ORIGIN
@@ -34,11 +34,12 @@ _WORTH = 0.9
 class FuseConvolutions(Pass):
     """Convolutions with all that lies between them are one node, computed in blocked layout.
 
-    A region holds convolutions (of one group, or depthwise), pooling, sums, concatenations and
-    ReLU-like activations. Images stay in blocks of as many channels as a vector has lanes from one
-    end to the other; sums and activations are computed with the convolution before them, and what
-    is joined is written to its place at once. Convolutions of 3x3 pixels are computed directly or
-    by Winograd's minimal filtering, whichever is faster on this machine.
+    A region holds convolutions (of one group, or depthwise), pooling, sums, concatenations,
+    ReLU-like activations, and the FullyConnected layers behind them. Images stay in blocks of as
+    many channels as a vector has lanes from one end to the other; sums and activations are computed
+    with the convolution before them, and what is joined is written to its place at once.
+    Convolutions of 3x3 pixels are computed directly or by Winograd's minimal filtering, whichever
+    is faster on this machine.
 
     Which is faster on the whole, regions or MXNet's oneDNN, is measured when the graph is lowered.
 
@@ -177,7 +178,7 @@ def _regions(graph: Graph, lanes: int, cx: PassContext) -> list[list[Node]]:
         if node.is_input or node.id in frozen or node.id in held or node.after or not node.inputs:
             continue
         why = why_not(graph, node, lanes)
-        if why is None and is_convolution(node):
+        if why is None and has_weights(node):
             learned = all(value.node in frozen for value in node.inputs[1:])
             why = None if learned else "its weights are computed from data"
         if why is None:
@@ -205,10 +206,10 @@ def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Va
     images = dict.fromkeys(
         value
         for node in nodes
-        for value in (node.inputs[:1] if is_convolution(node) else node.inputs)
+        for value in (node.inputs[:1] if has_weights(node) else node.inputs)
         if value.node not in inside
     )
-    learned = [value for node in nodes if is_convolution(node) for value in node.inputs[1:]]
+    learned = [value for node in nodes if has_weights(node) for value in node.inputs[1:]]
     outputs = [
         node.out()
         for node in nodes
@@ -220,10 +221,10 @@ def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Va
 def _body(
     graph: Graph, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> Graph:
-    """The region as a graph of its own; each convolution has weights to itself."""
+    """The region as a graph of its own; each of its nodes has weights to itself."""
     body = Graph("region")
     new: dict[Value, Value] = {}
-    count = sum(len(node.inputs) - 1 for node in nodes if is_convolution(node))
+    count = sum(len(node.inputs) - 1 for node in nodes if has_weights(node))
     for number, value in enumerate(inputs[: len(inputs) - count]):
         new[value] = body.add_input(f"in{number}", DATA, graph.type_of(value)).out()
     learned = [
@@ -232,7 +233,7 @@ def _body(
     ]
     for node in nodes:
         own = dict(new)
-        if is_convolution(node):
+        if has_weights(node):
             for value in node.inputs[1:]:
                 own[value] = learned.pop(0)
         transplant(body, node, own)

@@ -161,29 +161,29 @@ int64_t Several(const Step& step) {
   return std::max<int64_t>(1, kTaskPixels / std::max<int64_t>(1, cost));
 }
 
-int64_t Items(const Step& step, int64_t images) {
-  return images * Walked(step).blocks * Walked(step).height;
+int64_t Items(const Step& step) {
+  return step.images * Walked(step).blocks * Walked(step).height;
 }
 
 }  // namespace
 
 int64_t BlockLanes() { return kLanes; }
 
-int64_t Phases(const Step& step, int64_t images) {
-  return step.kind == kWinograd ? WinogradPhases(step, images) : 1;
+int64_t Phases(const Step& step) {
+  return step.kind == kWinograd ? WinogradPhases(step) : 1;
 }
 
-int64_t Tasks(const Step& step, int64_t images, int64_t phase) {
-  if (step.kind == kWinograd) return WinogradTasks(step, images, phase);
-  if (step.kind == kDirect) return DirectTasks(step, images);
-  return Ceil(Items(step, images), Several(step));
+int64_t Tasks(const Step& step, int64_t phase) {
+  if (step.kind == kWinograd) return WinogradTasks(step, phase);
+  if (step.kind == kDirect) return DirectTasks(step);
+  return Ceil(Items(step), Several(step));
 }
 
 void RunTask(const Bound& bound, int64_t phase, int64_t task, const float* from, float* to) {
   const Step& step = *bound.step;
   if (step.kind == kWinograd) return WinogradTask(bound, phase, task);
   if (step.kind == kDirect) return DirectTask(bound, task);
-  const int64_t several = Several(step), all = Items(step, bound.images);
+  const int64_t several = Several(step), all = Items(step);
   const View& walked = Walked(step);
   for (int64_t item = task * several; item < std::min(all, (task + 1) * several); ++item) {
     const int64_t y = item % walked.height, block = item / walked.height % walked.blocks;

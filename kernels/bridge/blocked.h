@@ -48,6 +48,7 @@ enum ActivationKind : int64_t { kNone = 0, kRelu = 1, kClip = 2, kLeaky = 3 };
 /* What a program does, one after the other; the fields are filled from Python in this order. */
 struct Step {
   int64_t kind;
+  int64_t images;
   View in, out, other;        // `other` is added before the activation
   int64_t has_other;
   int64_t array;              // which plain input or output; of those with weights: which input
@@ -71,7 +72,6 @@ struct Bound {
   float* arena;
   const float* weights;  // packed
   const float* bias;     // filled up to whole blocks, or null
-  int64_t images;
   const int64_t* offsets;  // of a direct convolution: see DirectOffsets
   int64_t runs;
 };
@@ -84,20 +84,20 @@ inline int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
  * A step is done in phases, each in tasks that may run side by side. Tasks of a phase must be done
  * before the next one begins.
  */
-int64_t Phases(const Step& step, int64_t images);
-int64_t Tasks(const Step& step, int64_t images, int64_t phase);
+int64_t Phases(const Step& step);
+int64_t Tasks(const Step& step, int64_t phase);
 void RunTask(const Bound& bound, int64_t phase, int64_t task, const float* from, float* to);
 
 /* How many blocks of filters a tile of a direct convolution or of Winograd's products computes. */
 int64_t BestGroup(const Step& step);
 
 /* One kind each; see RunTask. */
-int64_t DirectTasks(const Step& step, int64_t images);
+int64_t DirectTasks(const Step& step);
 void DirectTask(const Bound& bound, int64_t task);
 /* Where the runs of adjacent numbers are that an output sums over, from its pixel's place. */
 std::vector<int64_t> DirectOffsets(const Step& step);
-int64_t WinogradPhases(const Step& step, int64_t images);
-int64_t WinogradTasks(const Step& step, int64_t images, int64_t phase);
+int64_t WinogradPhases(const Step& step);
+int64_t WinogradTasks(const Step& step, int64_t phase);
 void WinogradTask(const Bound& bound, int64_t phase, int64_t task);
 
 /* Floats of packed weights, and packing them from (filters, channels / groups, y, x). */

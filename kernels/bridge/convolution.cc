@@ -227,21 +227,21 @@ void MultiplyBlocked(const float* a, int64_t a_stride, int64_t depth, const floa
   }
 }
 
-int64_t DirectTasks(const Step& step, int64_t images) {
+int64_t DirectTasks(const Step& step) {
   const Share share(step);
-  if (step.out.height > 1) return images * share.teams * share.bands;
+  if (step.out.height > 1) return step.images * share.teams * share.bands;
   // One long row is cut by its pieces instead.
   const Strips strips(step);
   const double piece = static_cast<double>(strips.cut.width) * Depth(step) * step.group * kLanes;
   const int64_t pieces = std::max<int64_t>(1, kTaskWork / piece / share.groups);
-  return images * share.teams * Ceil(strips.cut.pieces, pieces);
+  return step.images * share.teams * Ceil(strips.cut.pieces, pieces);
 }
 
 void DirectTask(const Bound& bound, int64_t task) {
   const Step& step = *bound.step;
   const Share share(step);
   const Strips strips(step);
-  const int64_t all = DirectTasks(step, bound.images) / (bound.images * share.teams);
+  const int64_t all = DirectTasks(step) / (step.images * share.teams);
   const int64_t band = task % all;
   const int64_t team = task / all % share.teams;
   const int64_t image = task / all / share.teams;

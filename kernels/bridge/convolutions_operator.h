@@ -30,7 +30,7 @@ struct Phase {
 };
 
 struct Convolutions {
-  int64_t images = 0, arena = 0;  // floats
+  int64_t arena = 0;              // floats
   size_t data = 0;                // inputs that are images
   std::vector<mxnet::TShape> inputs, outputs, packed;
   std::vector<blocked::Step> steps;
@@ -63,7 +63,6 @@ std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbe
   auto made = std::make_unique<Convolutions>();
   const int64_t* at = numbers.data();
   if (*at++ != blocked::BlockLanes()) Fail("a program of convolutions is for another processor");
-  made->images = *at++;
   made->arena = *at++;
   made->data = *at++;
   const int64_t n_inputs = *at++, n_outputs = *at++, n_steps = *at++;
@@ -79,8 +78,8 @@ std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbe
     if (step.kind == blocked::kDirect || step.kind == blocked::kWinograd)
       step.group = blocked::BestGroup(step);
     made->offsets.push_back(step.kind == blocked::kDirect ? blocked::DirectOffsets(step) : std::vector<int64_t>());
-    for (int64_t phase = 0; phase < blocked::Phases(step, made->images); ++phase)
-      made->phases.push_back({i, phase, blocked::Tasks(step, made->images, phase)});
+    for (int64_t phase = 0; phase < blocked::Phases(step); ++phase)
+      made->phases.push_back({i, phase, blocked::Tasks(step, phase)});
   }
   PackShapes(made.get());
   return made;
@@ -178,7 +177,7 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
     const blocked::Step& step = all.steps[i];
     const bool learned = HasWeights(step);
     bound.push_back({&step, arena, learned ? params[step.array] : nullptr,
-                     learned ? params[step.bias] : nullptr, all.images, all.offsets[i].data(),
+                     learned ? params[step.bias] : nullptr, all.offsets[i].data(),
                      static_cast<int64_t>(all.offsets[i].size())});
   }
   auto next = std::make_unique<std::atomic<int64_t>[]>(all.phases.size());

@@ -71,10 +71,10 @@ struct Tiling {
   int64_t down, across, all, first, count, side, points;
   int64_t in_blocks, out_blocks, groups;
 
-  Tiling(const Step& step, int64_t images, int64_t chunk)
+  Tiling(const Step& step, int64_t chunk)
       : down(Ceil(step.out.height, step.tile)),
         across(Ceil(step.out.width, step.tile)),
-        all(images * down * across),
+        all(step.images * down * across),
         first(chunk * step.chunk),
         count(std::min(step.chunk, all - first)),
         side(step.tile + 2),
@@ -212,7 +212,7 @@ void Run(const Bound& bound, const Tiling& tiling, int64_t phase, int64_t task) 
 template <int M>
 void Pack(const Step& step, const float* weights, float* packed) {
   constexpr int T = M + 2;
-  const Tiling tiling(step, 1, 0);
+  const Tiling tiling(step, 0);
   const int64_t depth = tiling.in_blocks * kLanes, size = tiling.out_blocks * kLanes * depth;
   std::fill(packed, packed + T * T * size, 0.0f);
   for (int64_t filter = 0; filter < step.filters; ++filter)
@@ -238,18 +238,18 @@ void Pack(const Step& step, const float* weights, float* packed) {
 
 }  // namespace
 
-int64_t WinogradPhases(const Step& step, int64_t images) {
-  return 3 * Ceil(Tiling(step, images, 0).all, step.chunk);
+int64_t WinogradPhases(const Step& step) {
+  return 3 * Ceil(Tiling(step, 0).all, step.chunk);
 }
 
-int64_t WinogradTasks(const Step& step, int64_t images, int64_t phase) {
-  const Tiling tiling(step, images, phase / 3);
+int64_t WinogradTasks(const Step& step, int64_t phase) {
+  const Tiling tiling(step, phase / 3);
   if (phase % 3 == 1) return Ceil(tiling.points * tiling.groups, Products(step, tiling));
   return Ceil((phase % 3 == 0 ? tiling.in_blocks : tiling.out_blocks) * tiling.count, kTransforms);
 }
 
 void WinogradTask(const Bound& bound, int64_t phase, int64_t task) {
-  const Tiling tiling(*bound.step, bound.images, phase / 3);
+  const Tiling tiling(*bound.step, phase / 3);
   if (bound.step->tile == 2)
     Run<2>(bound, tiling, phase % 3, task);
   else
@@ -257,7 +257,7 @@ void WinogradTask(const Bound& bound, int64_t phase, int64_t task) {
 }
 
 int64_t PackedWinograd(const Step& step) {
-  const Tiling tiling(step, 1, 0);
+  const Tiling tiling(step, 0);
   return tiling.points * tiling.in_blocks * tiling.out_blocks * kLanes * kLanes;
 }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from graphopt.ir.node import DATA, Node, NodeId, Value
 from graphopt.ir.ops import canonical
+from graphopt.ir.types import TensorType
 from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec
 from graphopt.kernels.convolutions.steps import Kind, Step, View
 from graphopt.kernels.convolutions.windows import (
@@ -20,6 +21,7 @@ from graphopt.kernels.convolutions.windows import (
     activation,
     is_concat,
     is_convolution,
+    is_dense,
     is_depthwise,
     is_sum,
     size_of,
@@ -36,16 +38,15 @@ _FEWEST_TILES = 28
 class Program:
     """What the bridge runs; sizes count floats."""
 
-    images: int
     arena: int
     inputs: tuple[tuple[int, ...], ...]
     data: int
-    outputs: tuple[Images, ...]
+    outputs: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
 
     def numbers(self, lanes: int) -> list[int]:
         """The program as ``ReadConvolutions`` in the bridge reads it."""
-        found = [lanes, self.images, self.arena, self.data]
+        found = [lanes, self.arena, self.data]
         found += [len(self.inputs), len(self.outputs), len(self.steps)]
         for shape in (*self.inputs, *self.outputs):
             found += [len(shape), *shape]
@@ -63,12 +64,17 @@ def plan(spec: ConvolutionsSpec) -> Program:
 
 @dataclass
 class _Buffer:
-    """Images in the arena: a value, several side by side, or scratch."""
+    """Images in the arena: a value, several side by side, or scratch.
+
+    Of rows of numbers, images of one pixel, the same block of all lies side by side, as the pixels
+    of one image do: so they are multiplied by a matrix together.
+    """
 
     blocks: int
     height: int
     width: int
     lanes: int
+    rows: int = 0
     halo: int = 0
     scratch: int = 0
     first: int = -1  # steps that write or read it
@@ -81,11 +87,16 @@ class _Buffer:
 
     @property
     def block(self) -> int:
-        return (self.height + 2 * self.halo) * self.row
+        return self.rows * self.lanes or (self.height + 2 * self.halo) * self.row
+
+    @property
+    def image(self) -> int:
+        return self.lanes if self.rows else self.blocks * self.block
 
     def size(self, count: int) -> int:
         """Floats, up to a whole number of cache lines."""
-        size = self.scratch or count * self.blocks * self.block
+        images = 1 if self.rows else count
+        size = self.scratch or images * self.blocks * self.block
         return -(-size // 16) * 16
 
     def touch(self, step: int) -> None:
@@ -107,7 +118,7 @@ class _Place:
         at += buffer.halo * (buffer.row + buffer.lanes)
         return View(
             at,
-            buffer.blocks * buffer.block,
+            buffer.image,
             buffer.block,
             buffer.row,
             self.blocks,
@@ -158,7 +169,9 @@ class _Planner:
         if value not in self.places:
             _, _, height, width = self.size(value)
             blocks = self.blocks(value)
-            self.places[value] = _Place(_Buffer(blocks, height, width, self.lanes), 0, blocks)
+            rows = self.count if self.graph.type_of(value).rank == 2 else 0
+            buffer = _Buffer(blocks, height, width, self.lanes, rows)
+            self.places[value] = _Place(buffer, 0, blocks)
         return self.places[value]
 
     def place_joined(self) -> None:
@@ -181,7 +194,7 @@ class _Planner:
         if node.is_input and value not in self.ready:
             self.ready.add(value)
             channels = self.size(value)[1]
-            step = Step(Kind.LOAD, View(), array=self.number[node.id], channels=channels)
+            step = Step(Kind.LOAD, self.count, array=self.number[node.id], channels=channels)
             self.drafts.append(_Draft(step, place))
         return place
 
@@ -192,7 +205,7 @@ class _Planner:
             place = _Place(_Buffer(channels, height, width, 1), 0, channels)
             self.planar[value] = place
             number = self.number[value.node]
-            step = Step(Kind.LOAD_PLANAR, View(), array=number, channels=channels)
+            step = Step(Kind.LOAD_PLANAR, self.count, array=number, channels=channels)
             self.drafts.append(_Draft(step, place))
         place = self.planar[value]
         place.buffer.halo = max(place.buffer.halo, halo)
@@ -237,6 +250,8 @@ class _Planner:
                 continue
             if is_convolution(node):
                 self.convolution(node)
+            elif is_dense(node):
+                self.dense(node)
             elif canonical(node.op) == "Pooling":
                 self.pooling(node)
             elif is_concat(node):
@@ -244,25 +259,14 @@ class _Planner:
             else:
                 self.combine(node)
         for number, value in enumerate(self.graph.outputs):
-            step = Step(Kind.STORE, View(), array=number, channels=self.size(value)[1])
+            step = Step(Kind.STORE, self.count, array=number, channels=self.size(value)[1])
             self.drafts.append(_Draft(step, source=self.source(value)))
 
     def convolution(self, node: Node) -> None:
-        source, found = node.inputs[0], window(self.graph, node)
-        value, other = self.take_sum(node.out())
-        value, last = self.take_activation(value)
-        step = Step(
-            Kind.DIRECT,
-            View(),
-            array=self.number[node.inputs[1].node],
-            bias=self.number[node.inputs[2].node] if len(node.inputs) > 2 else -1,
-            channels=self.size(source)[1],
-            filters=self.size(node.out())[1],
-            window=found,
-            activation=last,
-        )
+        source = node.inputs[0]
+        step, value, added = self.with_weights(node)
+        found = step.window
         halo = 0 if found.kernel == (1, 1) and found.pad == (0, 0) else max(found.pad)
-        added = self.source(other) if other is not None else None
         algorithm, scratch = self.algorithm[node.id], None
         if is_depthwise(self.graph, node):
             step = replace(step, kind=Kind.DEPTHWISE)
@@ -278,6 +282,27 @@ class _Planner:
             given.buffer.halo = max(given.buffer.halo, halo)
         self.emit(step, value, given, added, scratch)
 
+    def dense(self, node: Node) -> None:
+        """A matrix times whole images: a convolution as large as they are."""
+        step, value, added = self.with_weights(node)
+        self.emit(step, value, self.source(node.inputs[0]), added)
+
+    def with_weights(self, node: Node) -> tuple[Step, Value, _Place | None]:
+        """A step with what it takes along: what it makes, and what it adds."""
+        value, other = self.take_sum(node.out())
+        value, last = self.take_activation(value)
+        step = Step(
+            Kind.DIRECT,
+            self.count,
+            array=self.number[node.inputs[1].node],
+            bias=self.number[node.inputs[2].node] if len(node.inputs) > 2 else -1,
+            channels=self.size(node.inputs[0])[1],
+            filters=self.size(node.out())[1],
+            window=window(self.graph, node),
+            activation=last,
+        )
+        return step, value, self.source(other) if other is not None else None
+
     def winograd(self, step: Step, node: Node, tile: int) -> tuple[Step, _Buffer]:
         count, _, height, width = self.size(node.out())
         tiles = count * -(-height // tile) * -(-width // tile)
@@ -292,7 +317,7 @@ class _Planner:
         value, last = self.take_activation(node.out())
         step = Step(
             Kind.POOL,
-            View(),
+            self.count,
             window=window(self.graph, node),
             is_average=node.attrs.get("pool_type", "max") == "avg",
             counts_padding=node.attrs.get("count_include_pad") not in (False, "False", 0, "0"),
@@ -307,7 +332,7 @@ class _Planner:
             blocks = self.blocks(value)
             place = _Place(whole.buffer, whole.block + block, blocks)
             if self.place(value) != place:
-                copy = Step(Kind.COMBINE, View())
+                copy = Step(Kind.COMBINE, self.count)
                 self.drafts.append(_Draft(copy, place, self.source(value)))
             block += blocks
         self.ready.add(node.out())
@@ -317,14 +342,14 @@ class _Planner:
         if not is_sum(node):
             found = activation(node)
             assert found is not None
-            step = Step(Kind.COMBINE, View(), activation=found)
+            step = Step(Kind.COMBINE, self.count, activation=found)
             self.emit(step, node.out(), self.source(node.inputs[0]))
             return
         value, last = self.take_activation(node.out())
         first, *others = (self.source(v) for v in node.inputs)
         for at, other in enumerate(others):
             is_last = at == len(others) - 1
-            step = Step(Kind.COMBINE, View(), activation=last if is_last else Activation())
+            step = Step(Kind.COMBINE, self.count, activation=last if is_last else Activation())
             self.emit(step, value, first, other)
             first = self.place(value)
 
@@ -346,11 +371,10 @@ class _Planner:
         arena = self.pack()
         data = sum(node.op == DATA for node in self.graph.inputs)
         return Program(
-            self.count,
             arena,
-            tuple(_shape(node) for node in self.graph.inputs),
+            tuple(_shape(node.type) for node in self.graph.inputs),
             data,
-            tuple(self.size(value) for value in self.graph.outputs),
+            tuple(_shape(self.graph.type_of(value)) for value in self.graph.outputs),
             tuple(self.finish(draft) for draft in self.drafts),
         )
 
@@ -371,6 +395,12 @@ class _Planner:
         into = draft.into.view() if draft.into else View()
         source = draft.source.view() if draft.source else View()
         other = draft.other.view() if draft.other else None
+        scratch = draft.scratch.at if draft.scratch else 0
+        if step.kind is Kind.DIRECT and draft.into and draft.into.buffer.rows:
+            # Rows are the pixels of one image.
+            across = replace(step.window, stride=(1, source.image_stride // self.lanes))
+            into, other = into.as_pixels(self.count), other and other.as_pixels(self.count)
+            return replace(step, images=1, window=across, into=into, source=source, other=other)
         given = [view for view in (into, source, other) if view is not None]
         pointwise = step.kind is Kind.COMBINE or (
             step.kind in (Kind.DIRECT, Kind.DEPTHWISE) and step.window.is_pointwise
@@ -378,7 +408,6 @@ class _Planner:
         if pointwise and not step.is_planar and all(view.is_dense for view in given):
             into, source = into.as_row(), source.as_row()
             other = other.as_row() if other else None
-        scratch = draft.scratch.at if draft.scratch else 0
         return replace(step, into=into, source=source, other=other, scratch=scratch)
 
 
@@ -403,5 +432,5 @@ def _first_fit(buffers: Sequence[_Buffer], count: int) -> int:
     return end
 
 
-def _shape(node: Node) -> tuple[int, ...]:
-    return tuple(extent or 0 for extent in node.type.shape or ())
+def _shape(type_: TensorType) -> tuple[int, ...]:
+    return tuple(extent or 0 for extent in type_.shape or ())

@@ -43,6 +43,10 @@ class View:
         """Whether the rows of a block lie one behind the other without a gap."""
         return self.halo == 0
 
+    def as_pixels(self, count: int) -> View:
+        """Images of one pixel as the pixels of one image."""
+        return View(self.at, 0, self.block_stride, self.block_stride, self.blocks, 1, count)
+
     def as_row(self) -> View:
         """The same pixels as one long row."""
         pixels = self.height * self.width
@@ -56,8 +60,9 @@ class Step:
     """One step; see ``struct Step`` in the bridge for the fields."""
 
     kind: Kind
-    into: View
-    source: View = View()
+    images: int
+    into: View = field(default_factory=View)
+    source: View = field(default_factory=View)
     other: View | None = None
     array: int = -1
     bias: int = -1
@@ -74,7 +79,7 @@ class Step:
 
     def numbers(self) -> Iterator[int]:
         """The fields in the order of the bridge."""
-        yield int(self.kind)
+        yield from (int(self.kind), self.images)
         for view in (self.source, self.into, self.other or View()):
             yield from astuple(view)
         yield int(self.other is not None)

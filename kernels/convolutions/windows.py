@@ -45,11 +45,16 @@ class Activation:
 
 
 def images(graph: Graph, value: Value) -> Images | None:
-    """(images, channels, height, width) of a float32 value that has them all, or ``None``."""
+    """(images, channels, height, width) of a float32 value that has them all, or ``None``.
+
+    Rows of numbers, (rows, columns), are images of one pixel.
+    """
     found = graph.type_of(value)
-    if found.dtype != "float32" or not found.is_static or found.rank != 4 or not found.size:
+    if found.dtype != "float32" or not found.is_static or not found.size:
         return None
-    n, c, h, w = (extent or 0 for extent in found.shape or ())
+    if found.rank not in (2, 4):
+        return None
+    n, c, h, w = (*(extent or 0 for extent in found.shape or ()), 1, 1)[:4]
     return n, c, h, w
 
 
@@ -65,15 +70,25 @@ def why_not(graph: Graph, node: Node, lanes: int) -> str | None:
     rule = _RULES.get(canonical(node.op))
     if rule is None:
         return "it has no form over blocked images"
-    values = (node.inputs[0], node.out()) if is_convolution(node) else (*node.inputs, node.out())
+    values = (node.inputs[0], node.out()) if has_weights(node) else (*node.inputs, node.out())
     if any(images(graph, value) is None for value in values):
         return "it does not work on float32 images of known size"
     return rule(graph, node, lanes)
 
 
 def is_convolution(node: Node) -> bool:
-    """Whether a node has weights."""
+    """Whether a node is a convolution."""
     return canonical(node.op) == "Convolution"
+
+
+def is_dense(node: Node) -> bool:
+    """Whether a node multiplies whole images by a matrix."""
+    return canonical(node.op) == "FullyConnected"
+
+
+def has_weights(node: Node) -> bool:
+    """Whether all inputs of a node but the first are learned."""
+    return is_convolution(node) or is_dense(node)
 
 
 def is_depthwise(graph: Graph, node: Node) -> bool:
@@ -84,8 +99,10 @@ def is_depthwise(graph: Graph, node: Node) -> bool:
 
 
 def window(graph: Graph, node: Node) -> Window:
-    """The window of a convolution or of pooling."""
+    """The window of a convolution, of pooling, or of a product with whole images."""
     attrs = node.attrs
+    if is_dense(node):
+        return Window(size_of(graph, node.inputs[0])[2:])
     if not is_convolution(node) and attrs.flag("global_pool"):
         return Window(size_of(graph, node.inputs[0])[2:])
     one, none = (1, 1), (0, 0)
@@ -133,6 +150,12 @@ def _convolution(graph: Graph, node: Node, lanes: int) -> str | None:
     return f"it has {channels} channels" if channels > _MOST_BLOCKS * lanes else None
 
 
+def _dense(graph: Graph, node: Node, lanes: int) -> str | None:
+    if graph.type_of(node.out()).rank != 2:
+        return "it works on the last axis alone"
+    return None
+
+
 def _pooling(graph: Graph, node: Node, lanes: int) -> str | None:
     attrs = node.attrs
     kind = attrs.get("pool_type", "max")
@@ -166,7 +189,8 @@ def _sum(graph: Graph, node: Node, lanes: int) -> str | None:
 
 
 def _concat(graph: Graph, node: Node, lanes: int) -> str | None:
-    if _number(node.attrs, "dim", 1) not in (1, -3):
+    rank = graph.type_of(node.out()).rank or 0
+    if _number(node.attrs, "dim", 1) not in (1, 1 - rank):
         return "it does not join channels"
     for value in node.inputs[:-1]:
         found = images(graph, value)
@@ -178,6 +202,7 @@ def _concat(graph: Graph, node: Node, lanes: int) -> str | None:
 _SUMS: Final = frozenset({"elemwise_add", "broadcast_add", "add_n"})
 _RULES: Final[dict[str, Callable[[Graph, Node, int], str | None]]] = {
     "Convolution": _convolution,
+    "FullyConnected": _dense,
     "Pooling": _pooling,
     "Activation": _activation,
     "relu": _activation,

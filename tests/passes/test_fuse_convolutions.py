@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -138,6 +139,25 @@ def test_shortcuts_and_what_is_joined() -> None:
     assert_equivalent(before, after, **TOLERANCE)
 
 
+@pytest.mark.parametrize("x", ["f32[1,20,9,11]", "f32[3,20,9,11]", "f32[2,5,1,1]"])
+@pytest.mark.parametrize("flatten", ["%f = Flatten(%c)", "%f = relu(%c)"])
+def test_layers_behind_convolutions(x: str, flatten: str) -> None:
+    before = net(
+        f"%c = Convolution(%x, %w, %b) {{kernel=(1, 1), num_filter=36}} {flatten}"
+        "%d = FullyConnected(%f, %v, %e) {num_hidden=32} %r = relu(%d)"
+        "%g = FullyConnected(%r, %u) {num_hidden=32, no_bias=True} %s = elemwise_add(%g, %r)"
+        "%k = Concat(%s, %r, %s) {dim=-1, num_args=3}"
+        "%h = FullyConnected(%k, %t, %o) {num_hidden=7, flatten=False} return %h, %d",
+        x,
+        params=", ".join(f"param %{name}: ?" for name in "wbveuto"),
+    )
+    before = run_pass(before, "cancel-layout", target=MXNetTarget()).graph
+    after = fused(before)
+    (region,) = regions(after)
+    assert sum(node.op == "FullyConnected" for node in region.graphs[0]) == 3
+    assert_equivalent(before, after, **TOLERANCE)
+
+
 def test_shared_weights_are_packed_for_each_use() -> None:
     before = net(
         "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=20, pad=(1, 1)}"
@@ -259,24 +279,38 @@ def networks(draw) -> Graph:
         add("Convolution", inputs, attrs,
             (n, filters, (h + 2 * py - ky) // sy + 1, (w + 2 * px - kx) // sx + 1))  # fmt: skip
 
+    def multiply(source: Value) -> None:
+        n, *extents = shape[source]
+        hidden = draw(st.sampled_from([3, 16, 48]))
+        weights = TensorType("float32", (hidden, math.prod(extents)))
+        w = graph.add_input(f"w{len(values)}", PARAM, weights).out()
+        attrs = {"num_hidden": hidden, "no_bias": True}
+        add("FullyConnected", [source, w], attrs, (n, hidden))
+
     convolve(x.out())
     for _ in range(draw(st.integers(1, 7))):
         source = draw(st.sampled_from(values[-3:]))
-        n, c, h, w = shape[source]
-        kind = draw(st.sampled_from(["conv", "conv", "relu", "add", "concat", "pool", "tanh"]))
+        n, c, *size = shape[source]
+        kinds = ["conv", "conv", "relu", "add", "concat", "pool", "tanh", "dense"]
+        kind = draw(st.sampled_from(kinds))
         alike = [value for value in values if shape[value] == shape[source]]
+        if not size and kind in ("conv", "pool"):
+            kind = "dense"
         if kind == "conv":
             convolve(source)
+        elif kind == "dense":
+            multiply(source)
         elif kind in ("relu", "tanh"):
             add(kind, [source], {}, shape[source])
         elif kind == "add":
             add("elemwise_add", [source, draw(st.sampled_from(alike))], {}, shape[source])
         elif kind == "concat":
-            joined = [v for v in values if shape[v][2:] == (h, w)]
+            joined = [v for v in values if shape[v][2:] == tuple(size)]
             others = [source, *draw(st.lists(st.sampled_from(joined), min_size=1, max_size=2))]
             channels = sum(shape[v][1] for v in others)
-            add("Concat", others, {"dim": 1, "num_args": len(others)}, (n, channels, h, w))
+            add("Concat", others, {"dim": 1, "num_args": len(others)}, (n, channels, *size))
         else:
+            h, w = size
             k = draw(st.integers(1, min(2, h, w)))
             kind = draw(st.sampled_from(["max", "avg"]))
             attrs = {"kernel": (k, k), "stride": (k, k), "pool_type": kind}
