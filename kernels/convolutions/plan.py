@@ -64,9 +64,9 @@ def plan(spec: ConvolutionsSpec) -> Program:
     return planner.program()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Buffer:
-    """Images in the arena: a value, several side by side, or scratch."""
+    """Images in the arena: a value, several side by side, or scratch. Equal to itself only."""
 
     blocks: int
     height: int
