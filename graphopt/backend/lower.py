@@ -284,7 +284,7 @@ class Lowered:
                 raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self.choice.failed[name] = first_line(error)
-        if len(engines) > 1:
+        if feeds:
             self.choice.measured_ms = race(engines, feeds)
         if not engines:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.choice.failed.items())
