@@ -81,10 +81,21 @@ class ExecutorEngine:
     """
 
     def __init__(
-        self, symbol: Any, arrays: Sequence[Any], data: Collection[str], ctx: Any, name: str
+        self,
+        symbol: Any,
+        arrays: Sequence[Any],
+        data: Collection[str],
+        ctx: Any,
+        name: str,
+        *,
+        numpy: bool = False,
     ) -> None:
-        """Bind ``symbol`` to ``arrays``, given in the order of its inputs."""
+        """Bind ``symbol`` to ``arrays``, given in the order of its inputs.
+
+        With ``numpy`` calls return ``mx.np`` arrays.
+        """
         self.name = name
+        self._numpy = numpy
         self.inputs: Sequence[str] = symbol.list_inputs()
         self._mx = import_mxnet()
         self._bound = [
@@ -119,7 +130,8 @@ class ExecutorEngine:
                 self._copy(arrays[at], buffer, size)
             base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
             pairs = zip(self._outputs, self._sizes, strict=True)
-            return [self._fresh(output, size) for output, size in pairs]
+            found = [self._fresh(output, size) for output, size in pairs]
+        return [array.as_np_ndarray() for array in found] if self._numpy else found
 
     def _fresh(self, output: Any, size: int) -> Any:
         if not self._is_host:

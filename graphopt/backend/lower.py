@@ -384,7 +384,7 @@ class Lowered:
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         symbol = self._typed(to_symbol(guard(graph)))
         values = [arrays[name] for name in symbol.list_inputs()]
-        return ExecutorEngine(symbol, values, self.data, self.ctx, name)
+        return ExecutorEngine(symbol, values, self.data, self.ctx, name, numpy=self._numpy)
 
     def _convolutions(self, graph: Graph, arrays: Mapping[str, Any]) -> Engine:
         packed, params = with_packed(graph, arrays, self.ctx)

@@ -84,6 +84,14 @@ def test_outputs_of_earlier_calls_stay(mul, engine):
     np.testing.assert_array_equal(second[0].asnumpy(), [3, 4])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs_are_numpy_arrays_where_they_are_to_be(mul, engine):
+    function = lower(mul, {"w": np.ones(2)}, engine=engine, numpy=True)
+    (found,) = function(x=np.array([1, 2], np.float32))
+    assert isinstance(found, mx.np.ndarray)
+    np.testing.assert_array_equal(found.asnumpy(), [1, 2])
+
+
 def test_the_measured_engines_are_told():
     graph = parse(NET)
     data, params = arrays(graph)
