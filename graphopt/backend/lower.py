@@ -294,6 +294,9 @@ class Lowered:
         if len(candidates) > 1 and not self.choice.failed:
             remember(self._key(candidates), {"engine": self.choice.engine, "measured_ms": times})
         chosen = engines[self.choice.engine]
+        # What was packed for engines that are not chosen.
+        read = {*self._inputs, *chosen.inputs}
+        self._fixed = {name: array for name, array in self._fixed.items() if name in read}
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
 
