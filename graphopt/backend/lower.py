@@ -286,7 +286,7 @@ class Lowered:
                 raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self.choice.failed[name] = first_line(error)
-        if len(engines) > 1:
+        if feeds:
             self.choice.measured_ms = race(engines, feeds)
         if not engines:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.choice.failed.items())
@@ -297,6 +297,9 @@ class Lowered:
             remember(self._key(candidates), {"engine": self.choice.engine, "measured_ms": times})
         chosen = engines.pop(self.choice.engine)
         engines.clear()  # before memory is counted
+        # What was packed for engines that are not chosen.
+        read = {*self._inputs, *chosen.inputs}
+        self._fixed = {name: array for name, array in self._fixed.items() if name in read}
         chosen = self._in_less_memory(chosen, arrays)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen

@@ -62,9 +62,9 @@ def plan(spec: ConvolutionsSpec) -> Program:
     return planner.program()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Buffer:
-    """Images in the arena: a value, several side by side, or scratch.
+    """Images in the arena: a value, several side by side, or scratch. Equal to itself only.
 
     Of rows of numbers, images of one pixel, the same block of all lies side by side, as the pixels
     of one image do: so they are multiplied by a matrix together.

@@ -3,15 +3,24 @@
 import numpy as np
 import pytest
 
+from graphopt.backend import lower as lowering
 from graphopt.backend import reference
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.freeze import freeze
-from graphopt.backend.lower import CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN, lower
+from graphopt.backend.infer import with_types
+from graphopt.backend.lower import (
+    CACHED_OP,
+    CACHED_OP_ONEDNN,
+    CONVOLUTION_KERNELS,
+    EXECUTOR_ONEDNN,
+    lower,
+)
 from graphopt.backend.random_feeds import random_feeds
 from graphopt.backend.target import MXNetTarget
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.parser import parse
+from graphopt.testing import run_pass
 
 mx = import_mxnet()
 ENGINES = (CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN)
@@ -102,6 +111,14 @@ def test_outputs_of_earlier_calls_stay(mul, engine):
     np.testing.assert_array_equal(second[0].asnumpy(), [3, 4])
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs_are_numpy_arrays_where_they_are_to_be(mul, engine):
+    function = lower(mul, {"w": np.ones(2)}, engine=engine, numpy=True)
+    (found,) = function(x=np.array([1, 2], np.float32))
+    assert isinstance(found, mx.np.ndarray)
+    np.testing.assert_array_equal(found.asnumpy(), [1, 2])
+
+
 def test_the_measured_engines_are_told():
     graph = parse(NET)
     data, params = arrays(graph)
@@ -109,6 +126,26 @@ def test_the_measured_engines_are_told():
     assert function.choice.engine == ""
     function(**data)
     assert set(function.choice.measured_ms) | set(function.choice.failed) == set(ENGINES)
+
+
+def test_what_was_packed_for_slower_engines_is_freed(monkeypatch):
+    graph = with_types(
+        parse(
+            "graph g(%x: f32[1,16,8,8], param %w: ?) {"
+            "%y = Convolution(%x, %w) {kernel=(3, 3), num_filter=16, no_bias=True} return %y }"
+        )
+    )
+    times = {CACHED_OP: 1.0, CONVOLUTION_KERNELS: 2.0}
+    monkeypatch.setattr(
+        lowering, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
+    )
+    data, params = arrays(graph)
+    region = run_pass(graph, "fuse-convolutions", target=MXNetTarget(), frozen=True).graph
+    function = lower(region, params)
+    function(**data)
+    assert function.choice.engine == CACHED_OP
+    assert CONVOLUTION_KERNELS in function.choice.measured_ms
+    assert function._known() == {"w"}
 
 
 def test_unknown_engines_are_refused(mul):

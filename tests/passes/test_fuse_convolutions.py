@@ -158,6 +158,20 @@ def test_layers_behind_convolutions(x: str, flatten: str) -> None:
     assert_equivalent(before, after, **TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%j = Concat(%x) {num_args=1} %c = Convolution(%j, %w, %b) {kernel=(1, 1), num_filter=32}"
+        "return %c, %j",
+        "%c = Convolution(%x, %w, %b) {kernel=(1, 1), num_filter=32} %r = relu(%c)"
+        "%j = Concat(%c, %r) {num_args=2} %k = Concat(%c, %c) {num_args=2} return %j, %k",
+    ],
+)
+def test_joins_of_one_size_are_not_one(body: str) -> None:
+    before = net(body, "f32[2,32,5,5]")
+    assert_equivalent(before, fused(before), **TOLERANCE)
+
+
 def test_shared_weights_are_packed_for_each_use() -> None:
     before = net(
         "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=20, pad=(1, 1)}"
