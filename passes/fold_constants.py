@@ -65,6 +65,9 @@ class FoldConstants(Pass):
     Left alone is what has no static type or more than 16 MiB; bfloat16; and graph outputs, which
     the executor has to own, unless they become a fill without evaluating.
 
+    In training so is a graph of which no output would read an input any more: MXNet refuses to
+    differentiate it, instead of giving gradients of zero.
+
     The folded graph holds for the shapes it was typed with; ``use_shapes=False`` reads none off.
 
     Attributes:
@@ -105,9 +108,13 @@ class FoldConstants(Pass):
             cx.missed(f"{len(nodes)} constant values stay: {reason}", *nodes[:_NAMED])
         if not forms:
             return graph
+        folded = _replaced(graph, constant, forms)
+        if cx.training and _reads_inputs(graph) and not _reads_inputs(folded):
+            cx.missed("no output would read an input, and MXNet differentiates no such graph")
+            return graph
         cx.count("folded", len(forms))
         cx.passed(f"folded {len(forms)} values", *(graph[v.node] for v in [*forms][:_NAMED]))
-        return _replaced(graph, constant, forms)
+        return folded
 
     def _constant_nodes(
         self, graph: Graph, cx: PassContext, refused: dict[str, list[Node]]
@@ -332,6 +339,20 @@ def _replaced(graph: Graph, constant: set[NodeId], forms: Mapping[Value, Form]) 
         if node.id in constant and node.id not in outputs and not folded.node_users(node.id):
             folded.erase(node.id)
     return folded
+
+
+def _reads_inputs(graph: Graph) -> bool:
+    """Whether an output depends on an input; a search that mostly ends soon."""
+    pending = [value.node for value in graph.outputs]
+    seen = set(pending)
+    while pending:
+        node = graph[pending.pop()]
+        if node.is_input:
+            return True
+        fresh = {value.node for value in node.inputs} - seen
+        seen |= fresh
+        pending += fresh
+    return False
 
 
 def _free_name(names: Counter[str], base: str) -> str:

@@ -200,6 +200,8 @@ class _Roller:
             return False
         if op in _CUTS and sequences.cut_of(self.graph, values[0]) is not None:
             return False
+        if any(self._type(value).dtype != first.type.dtype for value in first.inputs):
+            return False  # a step computes in one dtype; a cast in front of it may stay there
         alike = (first.op, first.attrs, first.types, len(first.inputs))
         return all(
             (node.op, node.attrs, node.types, len(node.inputs)) == alike

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from graphopt.errors import InputError
+from graphopt.errors import GraphoptError, InputError, PassError
 from graphopt.ir.graph import Graph
 from graphopt.passes import registry
-from graphopt.pipeline.base import Mode, Pass, Settings
+from graphopt.pipeline.base import Mode, Pass, Settings, Target
 from graphopt.pipeline.instruments import CheckNumerics, Instrument
 from graphopt.pipeline.manager import Result, run_passes
 from graphopt.pipeline.spec import build
@@ -52,9 +52,10 @@ def run(
         The new graph, a receipt per pass, and remarks.
 
     Raises:
-        InputError: ``graph`` is no Graph.
         ParseError: the pipeline's text is malformed or names something unknown.
         GraphError: the graph is malformed.
+        InputError: ``graph`` is no Graph; or a pass failed, and the types of the graph given contradict; the message names
+            the node.
         PassError: in strict mode, a pass failed.
     """
     from graphopt.backend.target import MXNetTarget
@@ -70,7 +71,30 @@ def run(
         values = {**calibrated_feeds(graph), **(feeds or {})}
         evaluate = _by_reference if check == "reference" else None
         around.append(CheckNumerics(values, evaluate=evaluate))
-    return run_passes(graph, passes, settings, MXNetTarget(), around)
+    target = MXNetTarget()
+    try:
+        result = run_passes(graph, passes, settings, target, around)
+    except PassError:
+        _check_types(graph, target)
+        raise
+    if any(receipt.status == "rolled back" for receipt in result.receipts):
+        _check_types(graph, target)
+    return result
+
+
+def _check_types(graph: Graph, target: Target) -> None:
+    """Raise if it is the graph that is wrong, not the passes that failed on it.
+
+    Raises:
+        InputError: its types contradict. MXNet may see that only when it starts from the types of
+            all inputs, some of which it has inferred itself.
+    """
+    try:
+        target.infer_types(graph)
+    except InputError:
+        raise
+    except GraphoptError:
+        return  # MXNet knows no such graph: nothing is said of its types
 
 
 def require_graph(graph: object, taker: str) -> None:

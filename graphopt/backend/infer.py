@@ -31,8 +31,12 @@ def infer_types(graph: Graph) -> Types:
     shapes = _shapes(graph, internals)
     dtypes = _dtypes(graph, internals)
     collected: dict[NodeId, list[TensorType]] = {}
+    met: dict[tuple[str | None, Shape | None], TensorType] = {}  # a graph has few types
     for name, shape, dtype in zip(outputs, shapes, dtypes, strict=True):
-        collected.setdefault(int(name.split("_")[0]), []).append(TensorType(dtype, shape))
+        type_ = met.get((dtype, shape))
+        if type_ is None:
+            type_ = met[dtype, shape] = TensorType(dtype, shape)
+        collected.setdefault(int(name.split("_")[0]), []).append(type_)
     known = {node.id: node.types for node in graph if node.is_input}
     return known | {node: tuple(types) for node, types in collected.items()}
 
@@ -128,7 +132,8 @@ def _dtypes(graph: Graph, internals: Any) -> list[str | None]:
     if untyped:
         feeds.update(dict.fromkeys(untyped, "float32"))
         found = _infer(graph, internals._infer_type_impl, feeds)
-    return [None if dtype is None else np.dtype(dtype).name for dtype in found]
+    names = {dtype: None if dtype is None else np.dtype(dtype).name for dtype in set(found)}
+    return [names[dtype] for dtype in found]
 
 
 def _infer(graph: Graph, infer: Any, feeds: Mapping[str, Any]) -> list[Any]:

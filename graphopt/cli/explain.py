@@ -14,6 +14,7 @@ from graphopt.cli.verb import (
     as_mode,
     build_pipeline,
     mode_option,
+    note_failures,
     pass_name,
     pipeline_option,
     unknown,
@@ -70,6 +71,7 @@ def command(
     result = run(graph, passes, mode=as_mode(mode), instruments=[snapshots])
     steps = snapshots.steps(graph, result.receipts)
     chosen = [s for s, own in zip(steps, names, strict=True) if name in (None, own)]
+    note_failures(step.receipt for step in chosen)
     if node is None:
         _tell_all(chosen, as_json=as_json)
     else:

@@ -18,6 +18,7 @@ from graphopt.cli.verb import (
     as_mode,
     build_pipeline,
     mode_option,
+    note_failures,
     pass_name,
     pipeline_option,
     unknown,
@@ -214,9 +215,7 @@ def _form(output: str | None) -> str:
 
 
 def _report(result: Result, told: Reports, kinds: frozenset[str]) -> None:
-    for receipt in result.receipts:
-        if receipt.status == "rolled back":
-            note(f"rolled back: {receipt.pass_text}: {receipt.reason}")
+    note_failures(result.receipts)
     for remark in result.remarks:
         if remark.kind.value in kinds:
             note(str(remark))

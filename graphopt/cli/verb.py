@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from graphopt.cli.console import note
 from graphopt.errors import GraphoptError
 
 if TYPE_CHECKING:
     from graphopt.pipeline.base import Mode, Pass
+    from graphopt.pipeline.manager import Receipt
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -104,6 +106,13 @@ def pass_name(name: str) -> str:
 def as_mode(text: str) -> Mode:
     """The checked value of ``--mode``."""
     return "training" if text == "training" else "inference"
+
+
+def note_failures(receipts: Iterable[Receipt]) -> None:
+    """Say on stderr which passes were rolled back, and why."""
+    for receipt in receipts:
+        if receipt.status == "rolled back":
+            note(f"rolled back: {receipt.pass_text}: {receipt.reason}")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphopt.backend.infer import with_types
 from graphopt.errors import InputError
-from graphopt.ir.attrs import from_mxnet
+from graphopt.ir.attrs import Attrs, from_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, PARAM, Node, Value
 from graphopt.ir.types import DTYPES, UNKNOWN, TensorType
@@ -54,7 +54,9 @@ def lift_symbol(
     roles = {n: AUX if n in aux else DATA if n in data else PARAM for n in known}
     document = json.loads(symbol.tojson())
     title = name or _output_name(document)
-    return with_types(_graph(document, roles, types, title))
+    graph = _graph(document, roles, types, title)
+    del document  # inference takes as much room again
+    return with_types(graph)
 
 
 def input_types(names: Collection[str], shapes: Shapes, dtypes: Dtypes) -> dict[str, TensorType]:
@@ -94,8 +96,13 @@ def _graph(
     graph = Graph(title)
     nodes: list[Node] = []
     pointers = document.get("node_row_ptr")
+    parsed: dict[tuple[Any, ...], Attrs] = {}  # layers of a net have few settings
     for number, entry in enumerate(document["nodes"]):
-        attrs = from_mxnet(entry.get("attrs", {}), raw=entry["op"] == "Custom")
+        texts, raw = entry.get("attrs", {}), entry["op"] == "Custom"
+        key = (raw, *texts.items())
+        attrs = parsed.get(key)
+        if attrs is None:
+            attrs = parsed[key] = from_mxnet(texts, raw=raw)
         name = entry["name"]
         if entry["op"] == "null":
             role = roles.get(name, DATA)

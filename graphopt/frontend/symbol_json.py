@@ -68,8 +68,11 @@ def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ParseError(f"{source} is not valid JSON: {error}") from None
     check_document(document, source)
+    _make_sound(document)
+    text = json.dumps(document, ensure_ascii=False)
+    del document  # MXNet's own copy of a large graph takes room
     try:
-        symbol = mx.sym.load_json(json.dumps(_sound(document), ensure_ascii=False))
+        symbol = mx.sym.load_json(text)
         loaded = json.loads(symbol.tojson())
         _check_states(loaded, source)
         symbol.list_auxiliary_states()
@@ -106,23 +109,22 @@ def check_document(document: Any, source: str) -> None:
             check_document(nested, f"subgraph {number} of node {node['name']!r} in {source}")
 
 
-def _sound(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with only the fields MXNet needs; it believes the others without a check."""
-    nodes = [
-        {key: node[key] for key in _NODE_FIELDS if node.get(key)} for node in document["nodes"]
-    ]
-    for node in nodes:
-        node.setdefault("name", "")
-        node.setdefault("inputs", [])
-        if "subgraphs" in node:
-            node["subgraphs"] = [_sound(nested) for nested in node["subgraphs"]]
+def _make_sound(document: dict[str, Any]) -> None:
+    """Leave only the fields MXNet needs, in place; it believes the others without a check."""
+    nodes = document["nodes"]
+    for number, node in enumerate(nodes):
+        for nested in node["subgraphs"]:
+            _make_sound(nested)
+        kept = {key: node[key] for key in _NODE_FIELDS if node.get(key)}
+        nodes[number] = {"name": "", "inputs": [], **kept}
+    version = document.get("attrs", {}).get("mxnet_version")
     sound = {
         "nodes": nodes,
         "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
         "heads": document["heads"],
     }
-    version = document.get("attrs", {}).get("mxnet_version")
-    return sound | ({"attrs": {"mxnet_version": version}} if version else {})
+    document.clear()
+    document.update(sound | ({"attrs": {"mxnet_version": version}} if version else {}))
 
 
 def _check_version(attrs: Any, source: str) -> None:

@@ -11,12 +11,16 @@ from typing import Final, Literal
 from graphopt.errors import GraphError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node
+from graphopt.ir.ops import info
 from graphopt.ir.printer import print_graph, print_node
 
 Stage = Literal["captured", "optimized"]
 
 #: Operators that only graphopt's passes make.
 OWN_OPS: Final = frozenset({CONSTANT})
+
+#: How many inputs they take hangs on attributes in ways the operator table does not tell.
+_ANY_NUMBER: Final = frozenset({"_npi_bincount", "_npi_ediff1d"})
 
 
 def verify(graph: Graph, stage: Stage = "optimized", where: str = "") -> None:
@@ -76,7 +80,19 @@ def _problem(graph: Graph, node: Node, stage: Stage, *, given: bool) -> str:
         outputs = len(graph[value.node].types)
         if not 0 <= value.index < outputs:
             return f"its input {position} is output {value.index} of a node with {outputs}"
-    return ""
+    return "" if node.is_input else _misfit(node)
+
+
+def _misfit(node: Node) -> str:
+    """What is wrong with the number of inputs, where the operator table knows it."""
+    facts = info(node.op, node.attrs)
+    if not facts.arguments or len(facts.arguments) == len(node.inputs):
+        return ""
+    if facts.name in _ANY_NUMBER:
+        return ""
+    plural = "" if len(facts.arguments) == 1 else "s"
+    takes = f"{len(facts.arguments)} input{plural} ({', '.join(facts.arguments)})"
+    return f"{node.op} takes {takes}, not {len(node.inputs)}"
 
 
 def _message(graph: Graph, node: Node, problem: str, where: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -79,7 +81,29 @@ def run_passes(
         GraphError: the graph given is malformed.
     """
     settings = settings or Settings()
-    around = [Verify(), *instruments]
+    with _no_collections():
+        return _run_all(graph, passes, settings, target, [Verify(), *instruments])
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """No search for garbage inside: graphs hold no cycles, and every search walks all of them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _run_all(
+    graph: Graph,
+    passes: Sequence[Pass],
+    settings: Settings,
+    target: Target | None,
+    around: Sequence[Instrument],
+) -> Result:
     cx = PassContext(settings, target)
     for instrument in around:
         instrument.before_pipeline(graph, cx)

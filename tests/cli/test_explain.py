@@ -93,3 +93,4 @@ def test_a_pass_that_fails_is_1(graphopt, net):
     ran = graphopt("explain", net, "-p", "dce,crash")
     assert ran.code == 1
     assert "crash: rolled back: ValueError: on purpose, 4 -> 4 nodes" in ran.out
+    assert ran.err == "rolled back: crash: ValueError: on purpose\n"

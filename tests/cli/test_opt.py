@@ -267,3 +267,38 @@ def test_wrong_usage(graphopt, net, argv, message):
     assert ran.err.startswith("graphopt opt: error: ")
     assert message in ran.err
     assert ran.err.count("\n") == 1
+
+
+@pytest.fixture
+def contradictory(mx, tmp_path):
+    """A layer whose weight is its bias: MXNet infers a shape, and refuses it the second time."""
+    weight = mx.sym.var("weight")
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), weight, weight, num_hidden=4, name="fc")
+    path = tmp_path / "contradictory-symbol.json"
+    layer.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("more", [[], ["--strict"], ["--json"]])
+@pytest.mark.parametrize("verb", ["opt", "explain"])
+def test_types_that_contradict(graphopt, contradictory, verb, more):
+    if verb == "explain" and "--strict" in more:
+        return
+    ran = graphopt(verb, contradictory, "--shape", "data:2,4", *more)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith(
+        "graphopt: error: inputs of node 'fc' (FullyConnected) do not fit:"
+        " (f32[2,4], f32[4], f32[4]); MXNet: "
+    )
+    assert ran.err.count("\n") == 1
+
+
+def test_too_few_inputs(graphopt, tmp_path):
+    path = tmp_path / "few.gir"
+    path.write_text("graph net(%x: f32[2]) { %y = broadcast_add(%x) : f32[2] return %y }")
+    ran = graphopt("opt", path)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.splitlines()[0] == (
+        "graphopt: error: node 'y' of graph 'net' is malformed:"
+        " broadcast_add takes 2 inputs (lhs, rhs), not 1"
+    )

@@ -443,3 +443,13 @@ def test_damaged_documents_are_refused_or_sound(mx, data):
     except (ParseError, InputError, GraphError):
         return
     assert parse(str(graph)) == graph
+
+
+def test_nodes_share_equal_attributes_and_types(mx):
+    x = mx.sym.var("x")
+    for number in range(3):
+        x = mx.sym.clip(x, a_min=0.0, a_max=6.0, name=f"clip{number}")
+    nodes = [node for node in lift_symbol(parse_symbol(x.tojson()), {"x": (2, 3)}) if node.inputs]
+    assert len(nodes) == 3
+    assert len({id(node.attrs) for node in nodes}) == 1
+    assert len({id(node.type) for node in nodes}) == 1

@@ -155,3 +155,26 @@ def test_nested_graphs_are_checked(graph):
     inner.set_outputs([])
     graph.update(graph.find("b").but(graphs=(inner,)))
     assert message(graph) == "graph 'inner' returns nothing"
+
+
+@pytest.mark.parametrize(
+    ("node", "problem"),
+    [
+        ("broadcast_add(%x)", "broadcast_add takes 2 inputs (lhs, rhs), not 1"),
+        ("exp(%x, %w)", "exp takes 1 input (data), not 2"),
+        (
+            "FullyConnected(%x, %w) {num_hidden=3}",
+            "FullyConnected takes 3 inputs (data, weight, bias), not 2",
+        ),
+        ("FullyConnected(%x, %w) {no_bias=True, num_hidden=3}", ""),
+        ("add_n(%x, %w, %x)", ""),
+        ("my_operator()", ""),
+    ],
+)
+def test_number_of_inputs(node, problem):
+    graph = parse(f"graph g(%x: f32[2], param %w: f32[2]) {{ %y = {node} return %y }}")
+    if not problem:
+        verify(graph)
+        return
+    expected = f"node 'y' of graph 'g' is malformed: {problem}"
+    assert message(graph).splitlines()[0] == expected

@@ -367,3 +367,48 @@ def test_time_is_linear(work, options):
         for n, g in graphs.items()
     }
     assert calls[20_000] < 2.3 * calls[10_000]
+
+
+ALL_CONSTANT = """
+    graph g(%x: f32[2,3]) {
+      %z = zeros_like(%x) : f32[2,3]
+      %y = _plus_scalar(%z) {scalar=2.0} : f32[2,3]
+      %s = zeros_like(%y) : f32[2,3]
+      return %s
+    }
+"""
+
+
+def test_something_is_left_to_differentiate():
+    graph = parse(ALL_CONSTANT.strip())
+    assert [node.op for node in fold(graph).graph] == ["_zeros", "data"]
+    result = fold(graph, mode="training")
+    assert result.graph.is_unchanged_from(graph)
+    assert messages(result)[-1] == (
+        "no output would read an input, and MXNet differentiates no such graph"
+    )
+
+
+def test_gradients_of_a_net_that_is_constant(mx):
+    import graphopt
+
+    class Constant(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.zeros_like(x) ** 0.5
+
+    net = Constant()
+    net.hybridize()
+    x = mx.nd.ones((2, 3))
+    x.attach_grad()
+    optimized = graphopt.optimize(net)
+    with mx.autograd.record():
+        y = optimized(x)
+    y.backward()
+    assert y.asnumpy().tolist() == x.grad.asnumpy().tolist() == np.zeros((2, 3)).tolist()
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_one_of_several_outputs_may_be_constant(mode):
+    text = ALL_CONSTANT.replace("return %s", "%t = tanh(%x) : f32[2,3] return %s, %t")
+    ops = [node.op for node in fold(parse(text.strip()), mode=mode).graph]
+    assert ops == ["_zeros", "data", "tanh"]

@@ -40,7 +40,17 @@ class Loop(mx.gluon.HybridBlock):
         def random(row, states):
             return self.cell(F.Dropout(row, p=0.5), states)
 
-        body: Callable[..., Any] = {"lstm": lstm, "leaky": leaky, "random": random}[self.kind]
+        def rounding(row, states):
+            whole = F.cast(F.cast(8 * states[0], "int32"), "float32") / 8
+            return self.cell(row, [whole, states[1]])
+
+        bodies: dict[str, Callable[..., Any]] = {
+            "lstm": lstm,
+            "leaky": leaky,
+            "random": random,
+            "rounding": rounding,
+        }
+        body = bodies[self.kind]
         outputs, states = F.contrib.foreach(body, x, [h, c])
         outputs = outputs if isinstance(outputs, list) else [outputs]
         return (*outputs, *states)
@@ -75,6 +85,14 @@ def test_random_bodies_stay() -> None:
     result = imported(graph, mode="training")
     assert result.graph.is_unchanged_from(graph)
     assert "a recurrence cannot compute it" in "\n".join(map(str, result.remarks))
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_bodies_that_cast_to_integers_stay(mode: str) -> None:
+    graph = traced("rounding")  # MXNet truncates the gradients, a kernel would have none
+    result = imported(graph, mode=mode)
+    assert result.graph.is_unchanged_from(graph)
+    assert "a step computes in one of" in "\n".join(map(str, result.remarks))
 
 
 def test_where_every_bit_counts() -> None:

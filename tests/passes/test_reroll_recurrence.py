@@ -397,3 +397,30 @@ def test_large_weights_on_what_the_step_emits(mode: str) -> None:
 def test_a_recurrence_prints_and_parses_back() -> None:
     graph = rerolled(traced(Unrolled(rnn.LSTMCell(4)))).graph
     assert str(parse(str(graph))) == str(graph)
+
+
+class Rounding(LeakyGated):
+    """A cell that rounds its state by way of integers, through which MXNet truncates gradients."""
+
+    def __init__(self, inside: bool):
+        super().__init__(4)
+        self.inside = inside
+
+    def hybrid_forward(self, F, x, states):
+        def rounded(value):
+            return F.cast(F.cast(8 * value, "int32"), "float32") / 8
+
+        if self.inside:
+            return super().hybrid_forward(F, x, [rounded(states[0])])
+        return super().hybrid_forward(F, rounded(x), states)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_steps_that_cast_to_integers(inside: bool, mode: str) -> None:
+    graph = traced(Unrolled(Rounding(inside)))
+    result = rerolled(graph, mode=mode)
+    assert count(result.graph) == (0 if inside else 1)
+    assert_equivalent(graph, result.graph, training=mode == "training")
+    if inside:
+        assert "a step computes in one of" in "\n".join(map(str, result.remarks))

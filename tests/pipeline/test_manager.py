@@ -1,5 +1,6 @@
 """Running passes: receipts, refusals, and rolling back whatever a pass may do wrong."""
 
+import gc
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -311,3 +312,23 @@ def test_contexts_name_nodes():
     cx.note("seen", graph.find("a"), "b")
     assert str(cx.remarks[0]) == "analysis: p: seen [a, b]"
     assert cx.training
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_not_looked_for_while_passes_run(graph, enabled):
+    seen = []
+    looks = Does(lambda graph, cx: [seen.append(gc.isenabled()), graph][1])
+    was = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        run_passes(graph, [looks])
+        with pytest.raises(PassError):
+            run_passes(graph, [Does(raising)], Settings(strict=True))
+        assert seen == [False]
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def raising(graph, cx):
+    raise ValueError("on purpose")

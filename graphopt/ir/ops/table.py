@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from graphopt.ir.ops import arrays, fused, neural, numpy_like, opaque, pointwise, sampling, vision
 from graphopt.ir.ops.aliases import read_aliases
@@ -52,7 +54,15 @@ def info(op: str, attrs: Attributes | None = None) -> OpInfo:
     if known is None:
         return _unknown(name)
     rule = RULES.get(name) if attrs is not None else None
-    return rule(known, attrs) if rule is not None and attrs is not None else known
+    if rule is None or attrs is None:
+        return known
+    return _narrowed(name, attrs) if isinstance(attrs, Hashable) else rule(known, attrs)
+
+
+@lru_cache(maxsize=4096)
+def _narrowed(name: str, attrs: Any) -> OpInfo:
+    """The same again and again: layers of a net have few settings."""
+    return RULES[name](_TABLE[name], attrs)
 
 
 @lru_cache(maxsize=1024)
