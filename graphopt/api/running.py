@@ -54,8 +54,8 @@ def run(
     Raises:
         ParseError: the pipeline's text is malformed or names something unknown.
         GraphError: the graph is malformed.
-        InputError: ``graph`` is no Graph; or a pass failed, and the types of the graph given contradict; the message names
-            the node.
+        InputError: ``graph`` is no Graph; or a pass failed, and the types of the graph given
+            contradict: the message names the node.
         PassError: in strict mode, a pass failed.
     """
     from graphopt.backend.target import MXNetTarget
