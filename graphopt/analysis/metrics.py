@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONSTANT, DATA, PARAM, Node
+from graphopt.ir.node import AUX, CONSTANT, CONVOLUTIONS, DATA, PARAM, Node
 from graphopt.ir.ops import info
 
 
@@ -17,7 +17,8 @@ class Metrics:
     ``nodes``: operators, inputs not counted. ``calls``: operators that run on every call (neither
     views nor computed once from frozen parameters). ``parameters``: elements of parameters and
     auxiliary states that are read. ``intermediate_bytes``: bytes those calls write, the graph's
-    outputs left out. ``unknown_types``: values without a static type, which count as 0 bytes.
+    outputs left out, and what steps of a region of convolutions write for each other.
+    ``unknown_types``: values without a static type, which count as 0 bytes.
     """
 
     nodes: int
@@ -47,10 +48,21 @@ def measure(graph: Graph, *, frozen: bool = False) -> Metrics:
         if node.id in once or not runs(node):
             continue
         calls += 1
+        written += _within(node)
         for value, type_ in zip(node.values, node.types, strict=True):
             if value not in outputs:
                 written += type_.nbytes or 0
     return Metrics(nodes, calls, parameters, written, unknown)
+
+
+def _within(node: Node) -> int:
+    """Bytes that a node writes for itself."""
+    if node.op != CONVOLUTIONS:
+        return 0
+    from graphopt.kernels.convolutions.plan import plan
+    from graphopt.kernels.convolutions.spec import spec_of
+
+    return 4 * plan(spec_of(node)).written
 
 
 def runs(node: Node) -> bool:

@@ -10,11 +10,15 @@ from graphopt.analysis.effects import is_pure, written_values
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import InputError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, WITH_SPEC, Node, NodeId, Value
+from graphopt.ir.node import CONSTANT, CONVOLUTIONS, WITH_SPEC, Node, NodeId, Value
 from graphopt.ir.ops import Kind, info
+from graphopt.kernels.convolutions.plan import plan as plan_region
+from graphopt.kernels.convolutions.spec import spec_of
 from graphopt.memory.training import Entry, Step, TrainingGraph
 
 Pairs = tuple[tuple[int, int], ...]
+
+_FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,12 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
             continue
         facts = info(node.op, node.attrs)
         plain = not node.graphs or node.op in WITH_SPEC
+        writes = [number[value] for value in node.values]
+        if node.op == CONVOLUTIONS:
+            writes.append(len(tensors))
+            arena = _FLOAT * plan_region(spec_of(node)).arena
+            name = f"{node.name}:images"
+            tensors.append(Tensor(name, layer_of(node), "forward", arena, False, False))
         ordered = not is_pure(node, training=False) or any(v in written for v in node.inputs)
         place[node.id] = len(operations)
         operations.append(
@@ -127,7 +137,7 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
                 layer_of(node),
                 "forward",
                 tuple(number[value] for value in node.inputs),
-                tuple(number[value] for value in node.values),
+                tuple(writes),
                 facts.inplace if plain else (),
                 facts.view and plain and not node.after,
                 tuple(place[before] for before in node.after if before in place),

@@ -7,6 +7,7 @@ by their lifetimes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -36,13 +37,24 @@ _FEWEST_TILES = 28
 
 @dataclass(frozen=True)
 class Program:
-    """What the bridge runs; sizes count floats."""
+    """What the bridge runs; sizes count floats.
+
+    Attributes:
+        arena: where all images lie, by turns.
+        inputs: shapes, images first.
+        data: how many inputs are images.
+        outputs: shapes.
+        steps: in their order.
+        written: values that steps make for each other, whatever shares a place; not what fills up
+            blocks, so that it is the same on all processors.
+    """
 
     arena: int
     inputs: tuple[tuple[int, ...], ...]
     data: int
     outputs: tuple[tuple[int, ...], ...]
     steps: tuple[Step, ...]
+    written: int
 
     def numbers(self, lanes: int) -> list[int]:
         """The program as ``ReadConvolutions`` in the bridge reads it."""
@@ -153,6 +165,7 @@ class _Planner:
         self.ready: set[Value] = set()
         self.done: set[NodeId] = set()
         self.drafts: list[_Draft] = []
+        self.written = 0
         first = next(n for n in self.graph.inputs if n.op == DATA)
         self.count = self.size(first.out())[0]
 
@@ -362,6 +375,8 @@ class _Planner:
         scratch: _Buffer | None = None,
     ) -> None:
         self.drafts.append(_Draft(step, self.place(value), source, other, scratch))
+        if value not in self.ready and not self.graph.is_output(value):
+            self.written += math.prod(self.size(value))
         self.ready.add(value)
 
     # -- the program -----------------------------------------------------------------------------
@@ -376,6 +391,7 @@ class _Planner:
             data,
             tuple(_shape(self.graph.type_of(value)) for value in self.graph.outputs),
             tuple(self.finish(draft) for draft in self.drafts),
+            self.written,
         )
 
     def pack(self) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphopt.analysis.metrics import measure
 from graphopt.backend import reference
 from graphopt.errors import GraphoptError, ParseError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONVOLUTIONS
 from graphopt.ir.parser import parse as parse_graph
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.plan import plan
@@ -14,6 +17,7 @@ from graphopt.kernels.convolutions.single import Layer, algorithms, single
 from graphopt.kernels.convolutions.spec import ConvolutionsSpec, parse
 from graphopt.kernels.convolutions.steps import Kind
 from graphopt.kernels.convolutions.windows import Window
+from graphopt.memory import forward_schedule
 
 TEXT = """convolutions 16 direct winograd4
 graph region(%in0: f32[1,3,8,8], param %in1: f32[32,3,3,3], param %in2: f32[16,32,3,3]) {
@@ -80,6 +84,22 @@ def test_program_takes_along_what_only_it_needs() -> None:
     assert kinds == [Kind.LOAD_PLANAR, Kind.DIRECT, Kind.WINOGRAD, Kind.STORE]
     assert program.steps[1].activation.kind == "relu"
     assert program.steps[0].into.halo == 1  # for the convolution that pads
+
+
+def test_what_a_region_writes_is_counted() -> None:
+    """Not what only one step has, nor what is returned; the same for blocks of any width."""
+    spec = parse(TEXT)
+    assert plan(spec).written == 32 * 8 * 8
+    assert plan(ConvolutionsSpec(spec.body, 4, spec.algorithms)).written == 32 * 8 * 8
+    region = Graph("g")
+    inputs = [region.add_input(n.name, n.op, n.type) for n in spec.body.inputs]
+    types = [spec.body.type_of(value) for value in spec.body.outputs]
+    attrs = {"lanes": 16, "algorithms": spec.algorithms}
+    node = region.add(CONVOLUTIONS, inputs, attrs, types, "r", graphs=[spec.body])
+    region.set_outputs([node.out()])
+    assert measure(region).intermediate_bytes == 4 * 32 * 8 * 8
+    (operation,) = forward_schedule(region).operations
+    assert len(operation.writes) == 2  # its result, and the images it works on
 
 
 def test_images_share_the_arena_by_their_lifetimes() -> None:
