@@ -128,7 +128,6 @@ class Lowered:
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
         self._bound: list[Any] = []
-        self._orders: dict[str, str] = {}  # by the engine, what its order saves
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
@@ -293,7 +292,7 @@ class Lowered:
             raise GraphoptError(f"MXNet cannot run graph {self.graph.name!r}: {reasons}")
         times = self.choice.measured_ms
         self.choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
-        if len(candidates) > 1 and not self.choice.failed:
+        if len(candidates) > 1:
             remember(self._key(candidates), {"engine": self.choice.engine, "measured_ms": times})
         chosen = engines.pop(self.choice.engine)
         engines.clear()  # before memory is counted
