@@ -41,6 +41,7 @@ struct Target {
   int64_t other_block;
   const float* bias;
   const Step* step;  // null: nothing but the sums is written
+  int64_t last_block;
 };
 
 /* Bias, other operand and activation. */
@@ -51,6 +52,7 @@ void FinishAs(const Lanes* sum, int pixels, int blocks, const Target& to) {
     const Lanes bias = to.bias ? LoadLanes(to.bias + b * kLanes) : zero;
     float* out = to.out + b * to.out_block;
     const float* other = kHasOther ? to.other + b * to.other_block : nullptr;
+    const int64_t filters = b == blocks - 1 ? FiltersOf(*to.step, to.last_block) : kLanes;
     for (int p = 0; p < pixels; ++p) {
       Lanes x = sum[p * blocks + b] + bias;
       if (kHasOther) x += LoadLanes(other + p * kLanes);
@@ -58,6 +60,7 @@ void FinishAs(const Lanes* sum, int pixels, int blocks, const Target& to) {
         x = x < zero ? zero : x;
       else if (kActivation != kNone)
         x = Activated(*to.step, x);
+      if (filters < kLanes) x = Kept(x, filters);
       StoreLanes(out + p * kLanes, x);
     }
   }
@@ -223,7 +226,7 @@ void MultiplyBlocked(const float* a, int64_t a_stride, int64_t depth, const floa
   for (int64_t piece = 0; piece < cut.pieces; ++piece) {
     const int64_t at = cut.Begin(piece) * kLanes;
     Pick(group, cut.Width(piece), true)({a + at, kLanes, offsets, depth, kLanes, packed},
-                                        {c + at, c_stride, nullptr, 0, nullptr, nullptr});
+                                        {c + at, c_stride, nullptr, 0, nullptr, nullptr, 0});
   }
 }
 
@@ -275,7 +278,8 @@ void DirectTask(const Bound& bound, int64_t task) {
           step.has_other ? bound.arena + step.other.Place(image, block, y) + x * kLanes : nullptr,
           step.other.block_stride,
           bound.bias ? bound.bias + block * kLanes : nullptr,
-          &step};
+          &step,
+          block + blocks - 1};
       Pick(blocks, width, !step.is_planar && step.stride_x == 1)(from, to);
     }
   }

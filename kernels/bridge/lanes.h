@@ -27,6 +27,18 @@ inline void StoreLanes(float* to, const Lanes& lanes) {
   __builtin_memcpy(to, &lanes, sizeof(lanes));
 }
 
+/* The first lanes; zero in those that only fill up a block, where an infinity leaves no number. */
+inline Lanes Kept(Lanes lanes, int64_t count) {
+  for (int64_t i = count; i < kLanes; ++i) lanes[i] = 0;
+  return lanes;
+}
+
+/* Of a block of a convolution's filters: how many lanes are filters. */
+inline int64_t FiltersOf(const Step& step, int64_t block) {
+  const int64_t rest = step.filters - block * kLanes;
+  return rest < kLanes ? rest : kLanes;
+}
+
 inline Lanes Activated(const Step& step, Lanes x) {
   const Lanes zero = {};
   switch (step.activation) {

@@ -175,6 +175,22 @@ def test_not_a_number_and_infinity_get_through(mx) -> None:
     assert np.isfinite(np.delete(found.reshape(16, 36), [15, 28], axis=1)).all()
 
 
+def test_infinity_leaves_nothing_where_filters_fill_no_block(mx) -> None:
+    """The next convolution would make NaN of it."""
+    graph = parse_graph(
+        "graph region(%in0: f32[1,5,3,3], param %in1: f32[3,5,1,1], param %in2: f32[2,3,1,1]) {"
+        "%a = Convolution(%in0, %in1) {kernel=(1, 1), no_bias=True, num_filter=3} : f32[1,3,3,3]"
+        "%b = Convolution(%a, %in2) {kernel=(1, 1), no_bias=True, num_filter=2} : f32[1,2,3,3]"
+        "return %b }"
+    )
+    spec = ConvolutionsSpec(graph, native.lanes(mx), ("direct", "direct"))
+    inputs = [np.abs(x) for x in values(spec)]
+    inputs[0][0, 2, 1, 1] = np.inf
+    ((found,), _) = native.run(mx, spec, inputs)
+    (want,) = expected(spec, inputs)
+    np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
 def test_stale_memory_is_not_read(mx, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second call finds what the first one left in the arena."""
     each = layer((1, 8, 9, 9), 40, Window((3, 3), pad=(1, 1)))
