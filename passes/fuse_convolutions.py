@@ -94,7 +94,7 @@ class FuseConvolutions(Pass):
         lanes = _LANES if cx.target is None else cx.target.block_lanes()
         edited = graph.copy()
         done = 0
-        for nodes in _regions(graph, lanes, cx):
+        for nodes in _regions(graph, cx):
             done += self._replace(graph, edited, nodes, lanes, cx)
         cx.count("regions", done)
         return edited if done else graph
@@ -170,14 +170,14 @@ def _measured(layer: Layer, names: Sequence[str], lanes: int, cx: PassContext) -
     return found
 
 
-def _regions(graph: Graph, lanes: int, cx: PassContext) -> list[list[Node]]:
+def _regions(graph: Graph, cx: PassContext) -> list[list[Node]]:
     """Groups of nodes that can be a region each, in topological order."""
     frozen, held = frozen_nodes(graph), held_nodes(graph)
     candidates: set[NodeId] = set()
     for node in graph:
         if node.is_input or node.id in frozen or node.id in held or node.after or not node.inputs:
             continue
-        why = why_not(graph, node, lanes)
+        why = why_not(graph, node)
         if why is None and has_weights(node):
             learned = all(value.node in frozen for value in node.inputs[1:])
             why = None if learned else "its weights are computed from data"

@@ -18,6 +18,8 @@ from graphopt.kernels.convolutions.windows import (
 
 #: Fewer tiles than this are less work directly, whose weights are a ninth of the memory or so.
 _FEWEST_TILES = 4
+#: Channels that Winograd's products sum over at most; see kMostBlocks in the bridge.
+_MOST_CHANNELS = 2048
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def algorithms(layer: Layer) -> tuple[str, ...]:
     """How a layer can be computed, what rounds least first."""
     found = layer.window
     fits = found.kernel == (3, 3) and found.stride == found.dilation == (1, 1)
-    if not fits or layer.is_depthwise or layer.shape[1] < 8:
+    if not fits or layer.is_depthwise or not 8 <= layer.shape[1] <= _MOST_CHANNELS:
         return (DIRECT,)
     count, _, height, width = layer.made
     return (

@@ -14,8 +14,9 @@ from graphopt.ir.ops import canonical
 Pair = tuple[int, int]
 Images = tuple[int, int, int, int]
 
-#: Blocks of channels that are summed over at most; see kMostBlocks in the bridge.
-_MOST_BLOCKS: Final = 512
+#: What is joined begins at multiples of so many channels: whole blocks on every processor, so that
+#: regions are the same on all.
+_JOINT: Final = 16
 #: Pixels of a halo at most: more would be mostly zeros.
 _MOST_PADDING: Final = 16
 
@@ -65,15 +66,15 @@ def size_of(graph: Graph, value: Value) -> Images:
     return found
 
 
-def why_not(graph: Graph, node: Node, lanes: int) -> str | None:
-    """Why a region cannot hold a node, or ``None``; ``lanes`` channels make a block."""
+def why_not(graph: Graph, node: Node) -> str | None:
+    """Why a region cannot hold a node, or ``None``."""
     rule = _RULES.get(canonical(node.op))
     if rule is None:
         return "it has no form over blocked images"
     values = (node.inputs[0], node.out()) if has_weights(node) else (*node.inputs, node.out())
     if any(images(graph, value) is None for value in values):
         return "it does not work on float32 images of known size"
-    return rule(graph, node, lanes)
+    return rule(graph, node)
 
 
 def is_convolution(node: Node) -> bool:
@@ -136,7 +137,7 @@ def is_concat(node: Node) -> bool:
     return canonical(node.op) == "Concat"
 
 
-def _convolution(graph: Graph, node: Node, lanes: int) -> str | None:
+def _convolution(graph: Graph, node: Node) -> str | None:
     attrs = node.attrs
     if attrs.get("layout") not in (None, "None", "NCHW"):
         return f"its layout is {attrs['layout']}"
@@ -146,17 +147,16 @@ def _convolution(graph: Graph, node: Node, lanes: int) -> str | None:
     found = window(graph, node)
     if max(found.pad) > _MOST_PADDING:
         return "its padding is large"
-    channels = size_of(graph, node.inputs[0])[1]
-    return f"it has {channels} channels" if channels > _MOST_BLOCKS * lanes else None
+    return None
 
 
-def _dense(graph: Graph, node: Node, lanes: int) -> str | None:
+def _dense(graph: Graph, node: Node) -> str | None:
     if graph.type_of(node.out()).rank != 2:
         return "it works on the last axis alone"
     return None
 
 
-def _pooling(graph: Graph, node: Node, lanes: int) -> str | None:
+def _pooling(graph: Graph, node: Node) -> str | None:
     attrs = node.attrs
     kind = attrs.get("pool_type", "max")
     if kind not in ("max", "avg"):
@@ -177,30 +177,30 @@ def _pooling(graph: Graph, node: Node, lanes: int) -> str | None:
     return None
 
 
-def _activation(graph: Graph, node: Node, lanes: int) -> str | None:
+def _activation(graph: Graph, node: Node) -> str | None:
     return None if activation(node) else "steps do not end with this activation"
 
 
-def _sum(graph: Graph, node: Node, lanes: int) -> str | None:
+def _sum(graph: Graph, node: Node) -> str | None:
     if len(node.inputs) < 2:
         return "it adds nothing"
     sizes = {images(graph, value) for value in node.inputs}
     return None if len(sizes) == 1 else "its operands differ in size"
 
 
-def _concat(graph: Graph, node: Node, lanes: int) -> str | None:
+def _concat(graph: Graph, node: Node) -> str | None:
     rank = graph.type_of(node.out()).rank or 0
     if _number(node.attrs, "dim", 1) not in (1, 1 - rank):
         return "it does not join channels"
     for value in node.inputs[:-1]:
         found = images(graph, value)
-        if found is not None and found[1] % lanes:
-            return f"it joins {found[1]} channels, which are no whole blocks of {lanes}"
+        if found is not None and found[1] % _JOINT:
+            return f"it joins {found[1]} channels, which are no whole blocks of {_JOINT}"
     return None
 
 
 _SUMS: Final = frozenset({"elemwise_add", "broadcast_add", "add_n"})
-_RULES: Final[dict[str, Callable[[Graph, Node, int], str | None]]] = {
+_RULES: Final[dict[str, Callable[[Graph, Node], str | None]]] = {
     "Convolution": _convolution,
     "FullyConnected": _dense,
     "Pooling": _pooling,

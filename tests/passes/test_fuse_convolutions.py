@@ -224,6 +224,20 @@ def test_convolutions_that_stay(body: str, x: str, reason: str) -> None:
     assert [remark.message for remark in result.remarks] == [f"stays outside of regions: {reason}"]
 
 
+def test_joins_at_no_whole_block_stay() -> None:
+    """Blocks of 8 could be joined at 24; but what a region holds is not up to the processor."""
+    attrs = "kernel=(1, 1), num_filter=24"
+    before = net(
+        f"%c = Convolution(%x, %w, %b) {{{attrs}}} %d = Convolution(%x, %v, %b) {{{attrs}}}"
+        "%k = Concat(%c, %d) {dim=1, num_args=2} return %k",
+        params="param %w: ?, param %b: ?, param %v: ?",
+    )
+    after = fused(before)
+    assert [node.op for node in after if node.op == "Concat"] == ["Concat"]
+    assert len(regions(after)) == 2
+    assert_equivalent(before, after, **TOLERANCE)
+
+
 def test_weights_computed_from_data_stay() -> None:
     before = net("%c = Convolution(%x, %y) {kernel=(1, 1), num_filter=4, no_bias=True} return %c",
                  params="%y: f32[4,20,1,1]")  # fmt: skip
