@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,14 +11,13 @@ from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, DATA, PARAM, Node, NodeId, Value
-from graphopt.ir.ops import canonical
 from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
 from graphopt.kernels.convolutions.spec import DIRECT, ConvolutionsSpec
 from graphopt.kernels.convolutions.windows import has_weights, is_convolution, why_not
 from graphopt.passes.fusion.groups import Groups
+from graphopt.passes.fusion.region import operators, replace_region, results
 from graphopt.pipeline.base import Mode, Pass, PassContext, Settings
-from graphopt.rewrite.edit import MAX_ORIGIN
 from graphopt.rewrite.substitute import transplant
 
 #: Channels of a block where no processor is asked.
@@ -115,31 +113,13 @@ class FuseConvolutions(Pass):
         except GraphoptError as error:
             cx.missed(f"{len(nodes)} operators are no region: {error}", nodes[-1])
             return False
-        now = {
-            before: after
-            for node in nodes
-            for before, after in zip(node.inputs, edited[node.id].inputs, strict=True)
-        }
-        last = nodes[-1]
-        names = [name for n in nodes for name in (n.origin or (n.name,)) if name]
-        made = edited.add(
-            CONVOLUTIONS,
-            [now[value] for value in inputs],
-            {"lanes": lanes, "algorithms": chosen},
-            [graph.type_of(value) for value in outputs],
-            edited.unique_name(f"{last.name or last.op}_region"),
-            graphs=[body],
-            origin=list(dict.fromkeys(names))[:MAX_ORIGIN],
-        )
-        for index, value in enumerate(outputs):
-            edited.replace_uses(value, made.out(index))
-        for node in reversed(nodes):
-            edited.erase(node.id)
+        attrs = {"lanes": lanes, "algorithms": chosen}
+        replace_region(edited, nodes, inputs, outputs, CONVOLUTIONS, attrs, body, "region")
         fast = sum(name != DIRECT for name in chosen)
         cx.count("operators", len(nodes))
         cx.count("by Winograd", fast)
         how = f", {fast} of the convolutions by Winograd's algorithm" if fast else ""
-        cx.passed(f"{_ops(nodes)} became one region in blocked layout{how}", last)
+        cx.passed(f"{operators(nodes)} became one region in blocked layout{how}", nodes[-1])
         return True
 
     def _algorithms(self, body: Graph, lanes: int, cx: PassContext) -> list[str]:
@@ -210,12 +190,7 @@ def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Va
         if value.node not in inside
     )
     learned = [value for node in nodes if has_weights(node) for value in node.inputs[1:]]
-    outputs = [
-        node.out()
-        for node in nodes
-        if graph.is_output(node.out()) or any(u.node not in inside for u in graph.users(node.out()))
-    ]
-    return [*images, *learned], outputs
+    return [*images, *learned], results(graph, nodes)
 
 
 def _body(
@@ -240,8 +215,3 @@ def _body(
         new[node.out()] = own[node.out()]
     body.set_outputs(new[value] for value in outputs)
     return body
-
-
-def _ops(nodes: Sequence[Node]) -> str:
-    counts = Counter(canonical(node.op) for node in nodes)
-    return ", ".join(f"{n} {op}" if n > 1 else op for op, n in counts.items())

@@ -22,7 +22,6 @@
 namespace graphopt {
 
 constexpr uintptr_t kArenaBytes = 64;  // what vectors like to begin at
-
 constexpr int kSpins = 4000;  // some ten microseconds of looking before others may run
 
 struct Phase {
@@ -45,7 +44,13 @@ mxnet::TShape ReadShape(const int64_t** at) {
 }
 
 bool HasWeights(const blocked::Step& step) {
-  return step.kind == blocked::kDirect || step.kind == blocked::kWinograd || step.kind == blocked::kDepthwise;
+  return step.kind == blocked::kDirect || step.kind == blocked::kWinograd ||
+         step.kind == blocked::kDepthwise;
+}
+
+/* Floats of a bias, filled up to whole blocks. */
+int64_t PackedBias(const blocked::Step& step) {
+  return blocked::Ceil(step.filters, blocked::BlockLanes()) * blocked::BlockLanes();
 }
 
 /* Shapes of packed parameters. */
@@ -54,11 +59,11 @@ void PackShapes(Convolutions* made) {
   for (const blocked::Step& step : made->steps) {
     if (!HasWeights(step)) continue;
     made->packed[step.array] = Shaped({blocked::PackedWeights(step)});
-    if (step.bias >= 0) made->packed[step.bias] = Shaped({blocked::Ceil(step.filters, blocked::BlockLanes()) * blocked::BlockLanes()});
+    if (step.bias >= 0) made->packed[step.bias] = Shaped({PackedBias(step)});
   }
 }
 
-/* See graphopt/kernels/convolutions/encode.py. */
+/* See Program.numbers in graphopt/kernels/convolutions/plan.py. */
 std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbers) {
   auto made = std::make_unique<Convolutions>();
   const int64_t* at = numbers.data();
@@ -77,7 +82,8 @@ std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbe
     blocked::Step& step = made->steps[i];
     if (step.kind == blocked::kDirect || step.kind == blocked::kWinograd)
       step.group = blocked::BestGroup(step);
-    made->offsets.push_back(step.kind == blocked::kDirect ? blocked::DirectOffsets(step) : std::vector<int64_t>());
+    made->offsets.emplace_back();
+    if (step.kind == blocked::kDirect) made->offsets.back() = blocked::DirectOffsets(step);
     for (int64_t phase = 0; phase < blocked::Phases(step); ++phase)
       made->phases.push_back({i, phase, blocked::Tasks(step, phase)});
   }
@@ -103,7 +109,8 @@ bool ConvolutionsShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Sh
   const auto& wanted = Flag(attrs, "packed") ? all.packed : all.inputs;
   for (size_t i = 0; i < wanted.size(); ++i) Settle(attrs, i, wanted[i], &(*in)[i]);
   for (size_t i = 0; i < all.outputs.size(); ++i) (*out)[i] = all.outputs[i];
-  (*out)[all.outputs.size()] = Shaped({all.arena + static_cast<int64_t>(kArenaBytes / sizeof(float))});
+  const int64_t spare = kArenaBytes / sizeof(float);  // to begin where vectors like to
+  (*out)[all.outputs.size()] = Shaped({all.arena + spare});
   return true;
 }
 
@@ -127,7 +134,7 @@ class Packed {
       auto& weights = Add(step.array, blocked::PackedWeights(step));
       blocked::PackWeights(step, inputs[step.array], weights.data());
       if (step.bias < 0) continue;
-      auto& bias = Add(step.bias, blocked::Ceil(step.filters, blocked::BlockLanes()) * blocked::BlockLanes());
+      auto& bias = Add(step.bias, PackedBias(step));
       std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias.begin());
     }
   }

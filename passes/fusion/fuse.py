@@ -16,9 +16,9 @@ from graphopt.kernels.expand import collapse
 from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.spec import KernelSpec
 from graphopt.passes.fusion.groups import Groups
+from graphopt.passes.fusion.region import operators, replace_region, results
 from graphopt.passes.fusion.translate import FLOATS, POINTWISE, ROWS, region_spec
 from graphopt.pipeline.base import PassContext
-from graphopt.rewrite.edit import MAX_ORIGIN
 from graphopt.rewrite.substitute import transplant
 
 #: A lone operator that costs less than this an element is as fast in MXNet.
@@ -216,18 +216,19 @@ def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> 
         collapse(spec)
         _check_extents(spec)
     except GraphoptError as error:
-        cx.missed(f"{_ops(nodes)} are not fused: {error}", nodes[-1])
+        cx.missed(f"{operators(nodes)} are not fused: {error}", nodes[-1])
         return False
     why = _not_worth(graph, nodes, spec, cx)
     if why is not None:
         if len(nodes) > 1:
-            cx.missed(f"{_ops(nodes)} are not fused: {why}", nodes[-1])
+            cx.missed(f"{operators(nodes)} are not fused: {why}", nodes[-1])
         return False
-    _replace(graph, fused, nodes, inputs, outputs, spec)
+    body = _body(graph, nodes, inputs, outputs)
+    replace_region(fused, nodes, inputs, outputs, FUSED, {"spec": str(spec)}, body, "fused")
     saved = sum(graph.type_of(n.out()).nbytes or 0 for n in nodes if n.out() not in outputs)
     cx.count("operators", len(nodes))
     kernel = "one kernel" + (f", {saved / 1e6:.3g} MB are no longer written" if saved else "")
-    cx.passed(f"{_ops(nodes)} became {kernel}", nodes[-1])
+    cx.passed(f"{operators(nodes)} became {kernel}", nodes[-1])
     return True
 
 
@@ -242,12 +243,7 @@ def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Va
     """Values a region reads from outside, and its own that are read outside."""
     inside = {node.id for node in nodes}
     inputs = dict.fromkeys(v for node in nodes for v in node.inputs if v.node not in inside)
-    outputs = [
-        node.out()
-        for node in nodes
-        if graph.is_output(node.out()) or any(u.node not in inside for u in graph.users(node.out()))
-    ]
-    return list(inputs), outputs
+    return list(inputs), results(graph, nodes)
 
 
 def _not_worth(
@@ -272,43 +268,6 @@ def _is_blocked(node: Node) -> bool:
     return op in _BLOCKED_POINTWISE
 
 
-def _replace(
-    graph: Graph,
-    fused: Graph,
-    nodes: Sequence[Node],
-    inputs: Sequence[Value],
-    outputs: Sequence[Value],
-    spec: KernelSpec,
-) -> None:
-    last = nodes[-1]
-    origin = list(dict.fromkeys(name for n in nodes for name in (n.origin or (n.name,)) if name))
-    # The region may read another one that is fused already: by what its readers read by now.
-    now = _current(fused, nodes, inputs)
-    made = fused.add(
-        FUSED,
-        [now[value] for value in inputs],
-        {"spec": str(spec)},
-        [graph.type_of(value) for value in outputs],
-        fused.unique_name(f"{last.name or last.op}_fused"),
-        graphs=[_body(graph, nodes, inputs, outputs)],
-        origin=origin[:MAX_ORIGIN],
-    )
-    for index, value in enumerate(outputs):
-        fused.replace_uses(value, made.out(index))
-    for node in reversed(nodes):
-        fused.erase(node.id)
-
-
-def _current(fused: Graph, nodes: Sequence[Node], inputs: Sequence[Value]) -> dict[Value, Value]:
-    wanted = set(inputs)
-    return {
-        before: after
-        for node in nodes
-        for before, after in zip(node.inputs, fused[node.id].inputs, strict=True)
-        if before in wanted
-    }
-
-
 def _body(
     graph: Graph, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> Graph:
@@ -321,8 +280,3 @@ def _body(
         transplant(body, node, new)
     body.set_outputs(new[value] for value in outputs)
     return body
-
-
-def _ops(nodes: Sequence[Node]) -> str:
-    counts = Counter(canonical(node.op) for node in nodes)
-    return ", ".join(f"{n} {op}" if n > 1 else op for op, n in counts.items())

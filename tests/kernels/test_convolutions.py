@@ -191,7 +191,7 @@ def test_infinity_leaves_nothing_where_filters_fill_no_block(mx) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
-def test_stale_memory_is_not_read(mx, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_memory_is_not_read(mx) -> None:
     """A second call finds what the first one left in the arena."""
     each = layer((1, 8, 9, 9), 40, Window((3, 3), pad=(1, 1)))
     spec = single(each, native.lanes(mx), "direct")
