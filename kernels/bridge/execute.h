@@ -47,10 +47,16 @@ class Buffers {
  public:
   void Want(T** place, int64_t size) { wanted_.emplace_back(place, size); }
 
-  void Take(Arena* arena) {
+  int64_t Bytes() const {
     int64_t total = 0;
     for (auto& [place, size] : wanted_) total += RoundUp(size * sizeof(T), kLine);
-    char* at = arena->Reserve(total);
+    return total;
+  }
+
+  void Take(Arena* arena) { Place(arena->Reserve(Bytes())); }
+
+  /* They lie one behind the other from `at`, which is a multiple of kLine. */
+  void Place(char* at) {
     for (auto& [place, size] : wanted_) {
       *place = reinterpret_cast<T*>(at);
       at += RoundUp(size * sizeof(T), kLine);
@@ -67,7 +73,7 @@ struct Located {
   int64_t stride;
 };
 
-/* A program with its weights packed, and places in a unit's partial gradients. */
+/* A program with its weights once they are packed, and places in a unit's partial gradients. */
 template <typename T>
 struct Prepared {
   const Program& program;
@@ -79,10 +85,40 @@ struct Prepared {
   std::vector<int64_t> matrix_at, vector_at;
   int64_t partial_size = 0;
 
-  Prepared(const Program& program, const Learned& learned, int threads)
+  /* Nothing is packed yet. */
+  Prepared(const Program& program, const Learned& learned)
       : program(program), learned(learned), products(AllProducts<T>()) {
-    Pack(threads);
+    for (const PackOf& pack : program.packs) {
+      pack_at_.push_back(packed_bytes / sizeof(T));
+      packed_bytes += RoundUp(products.packed_size(pack.depth, pack.width), kLine) * sizeof(T);
+    }
     if (program.backward) Divide();
+  }
+
+  /* Packs in memory of its own. */
+  Prepared(const Program& program, const Learned& learned, int threads)
+      : Prepared(program, learned) {
+    memory.reset(new T[packed_bytes / sizeof(T) + kLine]);
+    Pack(threads, memory.get());
+  }
+
+  /* Packs into packed_bytes from `to_all`. */
+  void Pack(int threads, T* to_all) {
+    for (size_t i = 0; i < pack_at_.size(); ++i) {
+      const PackOf& pack = program.packs[i];
+      int64_t columns = program.matrix_columns[pack.matrix];
+      int64_t by_depth = pack.transposed ? columns : 1, by_width = pack.transposed ? 1 : columns;
+      auto matrix = static_cast<const T*>(learned.matrices[pack.matrix]);
+      const T* from = matrix + pack.row * columns + pack.column;
+      T* to = to_all + pack_at_[i];
+      const int64_t panel = products.panel;
+      const bool is_long = pack.depth * pack.width > kParallelPack;
+#pragma omp parallel for num_threads(threads) if (is_long && threads > 1)
+      for (int64_t j = 0; j < pack.width; j += panel)
+        products.pack(from + j * by_width, by_depth, by_width, pack.depth,
+                      std::min(panel, pack.width - j), to + j * pack.depth);
+      packs.push_back(to);
+    }
   }
 
   /* Adds what all units found, in their order; partials lie `stride` elements apart. */
@@ -97,32 +133,7 @@ struct Prepared {
 
  private:
   static constexpr int64_t kParallelPack = 64 << 10;  // elements
-
-  void Pack(int threads) {
-    std::vector<int64_t> at;
-    int64_t size = 0;
-    for (const PackOf& pack : program.packs) {
-      at.push_back(size);
-      size += RoundUp(products.packed_size(pack.depth, pack.width), kLine);
-    }
-    memory.reset(new T[size + kLine]);
-    packed_bytes = size * sizeof(T);
-    for (size_t i = 0; i < at.size(); ++i) {
-      const PackOf& pack = program.packs[i];
-      int64_t columns = program.matrix_columns[pack.matrix];
-      int64_t by_depth = pack.transposed ? columns : 1, by_width = pack.transposed ? 1 : columns;
-      auto matrix = static_cast<const T*>(learned.matrices[pack.matrix]);
-      const T* from = matrix + pack.row * columns + pack.column;
-      T* to = memory.get() + at[i];
-      const int64_t panel = products.panel;
-      const bool is_long = pack.depth * pack.width > kParallelPack;
-#pragma omp parallel for num_threads(threads) if (is_long && threads > 1)
-      for (int64_t j = 0; j < pack.width; j += panel)
-        products.pack(from + j * by_width, by_depth, by_width, pack.depth,
-                      std::min(panel, pack.width - j), to + j * pack.depth);
-      packs.push_back(to);
-    }
-  }
+  std::vector<int64_t> pack_at_;                      // of each pack, in elements
 
   void Divide() {
     for (size_t i = 0; i < program.matrix_rows.size(); ++i) {

@@ -47,7 +47,9 @@ void Register() {
   SetAttribute<nnvm::FGradient>(recurrence, "FGradient", LegacyFunction(&RecurrenceGradient));
   nnvm::Op& back = registry->__REGISTER_OR_GET__("_backward_graphopt_recurrence");
   back.get_num_inputs = LegacyFunction(&RecurrenceBackwardInputs);
-  back.get_num_outputs = LegacyFunction(&RecurrenceInputs);
+  back.get_num_outputs = LegacyFunction(&RecurrenceBackwardOutputs);
+  SetAttribute<mxnet::FInferShape>(back, "FInferShape", LegacyFunction(&RecurrenceBackwardShape));
+  SetAttribute<nnvm::FInferType>(back, "FInferType", LegacyFunction(&RecurrenceBackwardType));
   SetAttribute<nnvm::TIsBackward>(back, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(back, "FCompute<cpu>", LegacyFunction(&RecurrenceBackward));
   nnvm::Op& tree = registry->__REGISTER_OR_GET__("graphopt_tree");

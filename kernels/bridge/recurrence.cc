@@ -109,7 +109,11 @@ class Walk : public Executor<T, Walk<T>> {
   using Base::live_, Base::p_, Base::partial_;
 
  public:
-  explicit Walk(const Shared<T>& shared) : Walk(shared, Buffers<T>()) {}
+  /* Before it runs, `buffers` have to be given a place. */
+  Walk(const Shared<T>& shared, Buffers<T>* buffers)
+      : Base(shared.weights, buffers), s_(shared), c_(shared.call) {
+    Want(buffers);
+  }
 
   /* Rows `first` to `first + count` of the sorted batch; gradients are added to `partial`. */
   void Run(int64_t first, int64_t count, T* partial) {
@@ -137,9 +141,7 @@ class Walk : public Executor<T, Walk<T>> {
  private:
   friend Base;
 
-  Walk(const Shared<T>& shared, Buffers<T> buffers)
-      : Base(shared.weights, &buffers), s_(shared), c_(shared.call) {
-    static thread_local Arena arena;
+  void Want(Buffers<T>* buffers) {
     int64_t rows = s_.rows_per_chunk;
     auto want = [&](std::vector<T*>* group, size_t count) { group->assign(count, nullptr); };
     size_t n_states = p_.states.size();
@@ -153,19 +155,18 @@ class Walk : public Executor<T, Walk<T>> {
     want(&gathered_, p_.sequence_widths.size());
     for (size_t i = 0; i < n_states; ++i) {
       int64_t size = rows * p_.states[i].width;
-      buffers.Want(&initial_[i], size);
+      buffers->Want(&initial_[i], size);
       for (int turn = 0; turn < 2; ++turn) {
-        if (p_.states[i].home == kPingPong && !p_.backward) buffers.Want(&turns_[turn][i], size);
-        if (p_.backward) buffers.Want(&carry_[turn][i], size);
+        if (p_.states[i].home == kPingPong && !p_.backward) buffers->Want(&turns_[turn][i], size);
+        if (p_.backward) buffers->Want(&carry_[turn][i], size);
       }
     }
     for (size_t i = 0; i < scratch_.size(); ++i)
-      buffers.Want(&scratch_[i], s_.block * rows * p_.scratch_widths[i]);
+      buffers->Want(&scratch_[i], s_.block * rows * p_.scratch_widths[i]);
     for (size_t i = 0; i < rings_.size(); ++i)
-      buffers.Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
+      buffers->Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
     for (size_t i = 0; i < gathered_.size(); ++i)
-      if (c_.lengths) buffers.Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
-    buffers.Take(&arena);
+      if (c_.lengths) buffers->Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
     late_.resize(p_.steps.size());
   }
 
@@ -413,35 +414,69 @@ void Divide(Shared<T>* shared) {
   shared->ring = std::min(kMaxRing, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
 }
 
+/* The scratch of a call: packed weights, a walk of each thread, partial gradients of each unit. */
+template <typename T>
+struct Layout {
+  int64_t chunks, units, threads, walk_bytes, walks_at, partials_at, bytes;
+
+  explicit Layout(const Shared<T>& shared) {
+    const RecurrenceCall& call = shared.call;
+    const Prepared<T>& weights = shared.weights;
+    chunks = (call.batch + shared.rows_per_chunk - 1) / shared.rows_per_chunk;
+    units = chunks;
+    if (weights.program.backward)
+      units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads, kUnits)));
+    threads = std::max<int64_t>(1, std::min<int64_t>(call.threads, units));
+    Buffers<T> wanted;
+    Walk<T> walk(shared, &wanted);
+    walk_bytes = wanted.Bytes();
+    walks_at = RoundUp(weights.packed_bytes, kLine);
+    partials_at = walks_at + threads * walk_bytes;
+    int64_t partials = weights.program.backward ? units * weights.partial_size * sizeof(T) : 0;
+    bytes = partials_at + partials + kLine;  // to begin where a line does
+  }
+};
+
 template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
-  Prepared<T> weights(program, call, call.threads);
+  Prepared<T> weights(program, call);
   Shared<T> shared{call, weights};
   Sort(&shared);
   Divide(&shared);
-  int64_t chunks = (call.batch + shared.rows_per_chunk - 1) / shared.rows_per_chunk;
-  int64_t units = chunks;
-  std::unique_ptr<T[]> partials;
-  if (program.backward) {
-    units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads, kUnits)));
-    partials.reset(new T[units * weights.partial_size]);
-  }
-  std::atomic<int64_t> next{0};
-  int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
+  const Layout<T> layout(shared);
+  std::unique_ptr<char[]> own;
+  if (call.scratch_bytes < layout.bytes) own.reset(new char[layout.bytes]);
+  auto address = reinterpret_cast<uintptr_t>(own ? own.get() : call.scratch);
+  auto scratch = reinterpret_cast<char*>((address + kLine - 1) / kLine * kLine);
+  weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
+  T* partials = reinterpret_cast<T*>(scratch + layout.partials_at);
+  std::atomic<int64_t> next{0}, thread{0};
+  int threads = static_cast<int>(layout.threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    Walk<T> walk(shared);
-    for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
-      T* partial = program.backward ? partials.get() + unit * weights.partial_size : nullptr;
+    Buffers<T> wanted;
+    Walk<T> walk(shared, &wanted);
+    wanted.Place(scratch + layout.walks_at + thread.fetch_add(1) * layout.walk_bytes);
+    for (int64_t unit; (unit = next.fetch_add(1)) < layout.units;) {
+      T* partial = program.backward ? partials + unit * weights.partial_size : nullptr;
       if (partial) std::memset(partial, 0, weights.partial_size * sizeof(T));
-      for (int64_t chunk = unit; chunk < chunks; chunk += units) {
+      for (int64_t chunk = unit; chunk < layout.chunks; chunk += layout.units) {
         int64_t first = chunk * shared.rows_per_chunk;
         walk.Run(first, std::min(shared.rows_per_chunk, call.batch - first), partial);
       }
     }
   }
   if (program.backward)
-    weights.Collect(partials.get(), weights.partial_size, chunks ? units : 0, call.threads);
+    weights.Collect(partials, weights.partial_size, layout.chunks ? layout.units : 0,
+                    call.threads);
+}
+
+template <typename T>
+int64_t BytesAs(const Program& program, const RecurrenceCall& call) {
+  Prepared<T> weights(program, call);
+  Shared<T> shared{call, weights};
+  Divide(&shared);
+  return Layout<T>(shared).bytes;
 }
 
 }  // namespace
@@ -451,6 +486,10 @@ void RunRecurrence(const Program& program, const RecurrenceCall& call) {
     RunAs<double>(program, call);
   else
     RunAs<float>(program, call);
+}
+
+int64_t ScratchBytes(const Program& program, const RecurrenceCall& call) {
+  return program.is_double ? BytesAs<double>(program, call) : BytesAs<float>(program, call);
 }
 
 }  // namespace graphopt

@@ -106,8 +106,13 @@ struct RecurrenceCall : Learned {
   std::vector<const void*> initial;  // backward: initial states
   void* stash = nullptr;
   int threads = 1;
+  void* scratch = nullptr;  // what it computes in; memory of its own if that is too small
+  int64_t scratch_bytes = 0;
 };
 
 void RunRecurrence(const Program& program, const RecurrenceCall& call);
+
+/* How much scratch a call wants with so many steps, sequences and threads, `lengths` null or not. */
+int64_t ScratchBytes(const Program& program, const RecurrenceCall& call);
 
 }  // namespace graphopt

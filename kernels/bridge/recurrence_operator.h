@@ -7,11 +7,13 @@
  * matrices and vectors, the second from the last step to the first: emitted columns of the two lie side
  * by side; `zero_states`, the states are zeros at first and no inputs; `flat`, there is one step only,
  * and sequences are (batch, columns);
- * `stash`, the last output is what backward needs.
+ * `stash`, there is an output with what backward needs.
  *
  * Inputs: sequences, states (batch, columns), matrices, vectors, lengths; of the three in the middle
- * first all of one direction, then of the other. Outputs: emitted sequences, final states, the stash. Backward reads gradients of the first two, then the inputs, the emitted
- * sequences if it needs them, and the stash.
+ * first all of one direction, then of the other. Outputs: emitted sequences, final states, the stash,
+ * and what is computed in, so that MXNet's planner gives it memory that others have before and after.
+ * Backward reads gradients of the first two, then the inputs, the emitted sequences if it needs them,
+ * and the stash; its last output is what it computes in.
  */
 #pragma once
 
@@ -120,10 +122,13 @@ const Program& ProgramOf(const NodeAttrs& attrs, Mode mode) {
 
 uint32_t RecurrenceInputs(const NodeAttrs& attrs) { return SignatureOf(attrs).inputs(); }
 uint32_t RecurrenceOutputs(const NodeAttrs& attrs) {
-  return SignatureOf(attrs).results() + Flag(attrs, "stash");
+  return SignatureOf(attrs).results() + Flag(attrs, "stash") + 1;
 }
 uint32_t RecurrenceBackwardInputs(const NodeAttrs& attrs) {
   return SignatureOf(attrs).backward_inputs();
+}
+uint32_t RecurrenceBackwardOutputs(const NodeAttrs& attrs) {
+  return SignatureOf(attrs).inputs() + 1;
 }
 
 /* Steps and batch size of sequences, -1 where not known. */
@@ -164,7 +169,32 @@ void Settle(const NodeAttrs& attrs, size_t number, const mxnet::TShape& shape,
   }
 }
 
-bool RecurrenceShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+int ThreadsOf(const Signature& signature, const Extents& extents) {
+  double work = 0;
+  for (size_t i = 0; i < signature.matrix_rows.size(); ++i)
+    work += static_cast<double>(signature.matrix_rows[i]) * signature.matrix_columns[i];
+  for (int64_t width : signature.states) work += 20.0 * width;
+  return Threads(0.02 * work * extents.batch * extents.steps, extents.batch);
+}
+
+/* Of what a node computes in: elements, -1 as long as steps or batch are not known. */
+mxnet::TShape ScratchShape(const NodeAttrs& attrs, Mode mode, const Extents& extents) {
+  if (extents.steps < 0 || extents.batch < 0) return Shaped({-1});
+  static const int64_t some = 0;
+  const Signature& signature = SignatureOf(attrs);
+  RecurrenceCall call;
+  call.steps = extents.steps;
+  call.batch = extents.batch;
+  call.lengths = signature.has_lengths ? &some : nullptr;
+  call.threads = ThreadsOf(signature, extents);
+  const int64_t item = ItemSize(signature.dtype);
+  return Shaped({(ScratchBytes(ProgramOf(attrs, mode), call) + item - 1) / item});
+}
+
+Mode ForwardMode(const NodeAttrs& attrs) { return Flag(attrs, "stash") ? kTraining : kInference; }
+
+/* Settles the shapes of a forward node's inputs and results; returns what they have in common. */
+Extents SettleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   const Signature& signature = SignatureOf(attrs);
   bool batch_major = Flag(attrs, "batch_major"), flat = Flag(attrs, "flat");
   Extents extents;
@@ -210,6 +240,34 @@ bool RecurrenceShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shap
     int64_t rows = extents.steps < 0 ? -1 : static_cast<int64_t>(directions) * extents.steps;
     (*out)[at] = Shaped({rows, extents.batch, width});
   }
+  return extents;
+}
+
+bool RecurrenceShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  Extents extents = SettleShapes(attrs, in, out);
+  out->back() = ScratchShape(attrs, ForwardMode(attrs), extents);
+  return extents.steps >= 0 && extents.batch >= 0;
+}
+
+/* The values of a backward node by those of its forward node: the inputs `in` and results `out`. */
+template <typename Values>
+void FromForward(const Signature& signature, const Values& in, const Values& out,
+                 Values* backward_in, Values* backward_out) {
+  auto to = std::copy_n(out.begin(), signature.results(), backward_in->begin());
+  to = std::copy(in.begin(), in.end(), to);
+  if (signature.reads_outputs) to = std::copy_n(out.begin(), signature.emitted.size(), to);
+  *to = out[signature.results()];
+  std::copy(in.begin(), in.end(), backward_out->begin());
+}
+
+bool RecurrenceBackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in,
+                             mxnet::ShapeVector* out) {
+  const Signature& signature = SignatureOf(attrs);
+  auto first = in->begin() + signature.results();
+  mxnet::ShapeVector forward(first, first + signature.inputs()), results(signature.results() + 2);
+  Extents extents = SettleShapes(attrs, &forward, &results);
+  FromForward(signature, forward, results, in, out);
+  out->back() = ScratchShape(attrs, kBackwardPass, extents);
   return extents.steps >= 0 && extents.batch >= 0;
 }
 
@@ -223,6 +281,16 @@ bool RecurrenceType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<in
            std::to_string((*in)[i]) + ", not " + std::to_string(signature.dtype));
   }
   for (int& type : *out) type = signature.dtype;
+  return true;
+}
+
+bool RecurrenceBackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  const Signature& signature = SignatureOf(attrs);
+  auto first = in->begin() + signature.results();
+  std::vector<int> forward(first, first + signature.inputs()), results(signature.results() + 2);
+  RecurrenceType(attrs, &forward, &results);
+  FromForward(signature, forward, results, in, out);
+  out->back() = signature.dtype;
   return true;
 }
 
@@ -342,15 +410,16 @@ struct Direction {
     call.lengths = lengths;
     for (size_t i = 0; i < signature.sequences.size(); ++i)
       call.sequences.push_back(Input(inputs[i].dptr_, signature.sequences[i]));
-    double work = 0;
-    for (size_t i = 0; i < signature.matrix_rows.size(); ++i) {
+    for (size_t i = 0; i < signature.matrix_rows.size(); ++i)
       call.matrices.push_back(inputs[places.matrices + i].dptr_);
-      work += static_cast<double>(signature.matrix_rows[i]) * signature.matrix_columns[i];
-    }
     for (size_t i = 0; i < signature.vectors.size(); ++i)
       call.vectors.push_back(inputs[places.vectors + i].dptr_);
-    for (int64_t width : signature.states) work += 20.0 * width;
-    call.threads = Threads(0.02 * work * extents.batch * extents.steps, extents.batch);
+    call.threads = ThreadsOf(signature, extents);
+  }
+
+  void ComputeIn(const TBlob& scratch) {
+    call.scratch = scratch.dptr_;
+    call.scratch_bytes = scratch.shape_.Size() * ItemSize(signature.dtype);
   }
 
   SequenceArray Strided(void* data, int64_t columns, int64_t first) const {
@@ -389,7 +458,7 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
                        const std::vector<TBlob>& outputs) {
   const Signature& signature = SignatureOf(attrs);
   bool stash = Flag(attrs, "stash");
-  const Program& program = ProgramOf(attrs, stash ? kTraining : kInference);
+  const Program& program = ProgramOf(attrs, ForwardMode(attrs));
   std::vector<int64_t> lengths = LengthsOf(attrs, inputs.data());
   Results results;
   std::vector<void*> emitted;
@@ -411,9 +480,10 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
       one.call.last.push_back(results.Add(outputs[at], requests[at]));
     }
     if (stash) {
-      Enlarge(outputs.back());
-      one.call.stash = one.Stash(outputs.back());
+      Enlarge(outputs[signature.results()]);
+      one.call.stash = one.Stash(outputs[signature.results()]);
     }
+    one.ComputeIn(outputs.back());
     RunRecurrence(program, one.call);
   }
   results.Finish();
@@ -454,10 +524,12 @@ void RecurrenceBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
     for (size_t i = 0; i < signature.vectors.size(); ++i)
       call.vector_gradients.push_back(gradient(one.places.vectors + i));
     call.stash = one.Stash(inputs.back());
+    one.ComputeIn(outputs.back());
     RunRecurrence(program, call);
   }
-  if (signature.has_lengths && requests.back() == mxnet::kWriteTo) {
-    const TBlob& blob = outputs.back();
+  const size_t last = signature.inputs() - 1;
+  if (signature.has_lengths && requests[last] == mxnet::kWriteTo) {
+    const TBlob& blob = outputs[last];
     std::memset(blob.dptr_, 0, blob.shape_.Size() * ItemSize(blob.type_flag_));
   }
   results.Finish();
@@ -481,8 +553,9 @@ std::vector<NodeEntry> RecurrenceGradient(const ObjectPtr& node,
     View(forward).inputs = View(node).inputs;
   }
   ObjectPtr made = MakeNode("_backward_graphopt_recurrence", attrs.name + "_backward", own);
+  // No control dependency on the forward node: MXNet would take over shapes from that and ask for none,
+  // and so not learn of what is computed in.
   LegacyNode& backward = View(made);
-  backward.control_deps.push_back(node);
   for (size_t i = 0; i < signature.results(); ++i) backward.inputs.push_back(heads[i]);
   for (const NodeEntry& entry : View(node).inputs) backward.inputs.push_back(entry);
   if (signature.reads_outputs)
