@@ -18,7 +18,7 @@ import numpy as np
 from graphopt.analysis.effects import is_pure
 from graphopt.backend.costs import measure_costs
 from graphopt.backend.order import Names, in_order, other_orders
-from graphopt.backend.step import MATCHES, bind
+from graphopt.backend.step import MATCHES, bind, watch_gradient
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError
 from graphopt.ir.graph import Graph
@@ -30,6 +30,7 @@ from graphopt.memory.sizes import print_size
 from graphopt.memory.training import backward_reads, training_graph
 
 _MARK = "__force_mirroring__"
+_KEPT = "__graphopt_kept__"
 _MIB = 1 << 20
 _NOTHING: frozenset[str] = frozenset()
 #: Operators that update their states in backward only, and compute the same again, by device.
@@ -192,6 +193,9 @@ class StepMemory:
         able = {one.name for one in self._work if one.can_repeat} if marks else set()
         kept = {name for name in able - marks if marks & self._reads.get(name, frozenset())}
         document = marked(self._document, marks, kept) if marks else self._document
+        for node in document["nodes"]:
+            if _KEPT in node.get("attrs", {}):
+                watch_gradient(node["op"])
         if order:
             # What waits for another would make MXNet compute that again, too.
             document = in_order(document, order, free=marks | kept)
@@ -266,7 +270,9 @@ def marked(
         if node.get("control_deps"):
             more["control_deps"] = [place[before] for before in node["control_deps"]]
         if is_kept or (node["name"] in marks and node["op"] != "null"):
-            more["attrs"] = {**node.get("attrs", {}), _MARK: "True"}
+            more["attrs"] = {**node.get("attrs", {}), _MARK: "True"} | (
+                {_KEPT: "True"} if is_kept else {}
+            )
         nodes.append(node | more)
         for out in sorted(out for source, out in read if is_kept and source == number):
             handed[number, out] = len(nodes)

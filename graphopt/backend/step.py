@@ -19,6 +19,7 @@ from typing import Any
 from graphopt.backend.environment import environment
 from graphopt.backend.invoke import invoke
 from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
 from graphopt.memory.listing import allocated
 
@@ -353,6 +354,13 @@ def bind(
             aux_states=dict(states),
             shared_exec=shared,
         )
+
+
+def watch_gradient(op: str) -> None:
+    """Let MXNet drop repetitions of this operator that nobody reads (kernels/bridge/kept.h)."""
+    library = _library()
+    if library.graphopt_watch_gradient(op.encode()):
+        raise GraphoptError(f"the gradient of {op}: {library.graphopt_error().decode()}")
 
 
 def _hand_over(library: Any, pool: int, bound: Bound) -> int:

@@ -10,6 +10,7 @@
 #include "convolutions_operator.h"
 #include "executor_operator.h"
 #include "fused.h"
+#include "kept.h"
 #include "legacy.h"
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
@@ -214,6 +215,17 @@ int64_t graphopt_binding_add(int64_t pool, void* executor, int arguments, void**
 }
 
 void graphopt_binding_remove(int64_t binding) { graphopt::bindings.Remove(binding); }
+
+/* See kept.h; returns 0 on success. */
+int graphopt_watch_gradient(const char* op) {
+  try {
+    graphopt::WatchGradient(op);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
 
 /* Whether autograd wants a gradient of the array. */
 int graphopt_wants_gradient(void* array) {

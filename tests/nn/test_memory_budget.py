@@ -12,8 +12,10 @@ import pytest
 
 import graphopt
 from graphopt.backend.recompute import marked
+from graphopt.backend.step import bind, watch_gradient
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, InputError, UnsupportedError
+from graphopt.memory.listing import repeated
 from graphopt.memory.sizes import parse_size
 
 mx = import_mxnet()
@@ -385,6 +387,56 @@ def test_what_waits_for_another_operator_still_does_when_values_are_computed_aga
     made = marked(document, {"third"}, {"first", "second"})
     (last,) = (node for node in made["nodes"] if node["name"] == "last")
     assert [made["nodes"][at]["name"] for at in last["control_deps"]] == ["second"]
+
+
+def test_what_is_kept_is_not_computed_again() -> None:
+    net = deep(4)
+    net(image())
+    symbol = net(mx.sym.var("data"))
+    document = json.loads(symbol.tojson())
+    names = [n["name"] for n in document["nodes"] if n["op"] != "null"]
+    kept = {name for name in names if "conv" in name}
+    arrays = {"data": image()} | {n: p.data() for n, p in net.collect_params().items()}
+    watch_gradient("Convolution")
+    gradients = []
+    for marks in (set(), {name for name in names[:-1] if name not in kept}):
+        gradient = {n: mx.nd.zeros(arrays[n].shape) for n in symbol.list_arguments()}
+        made = mx.sym.load_json(json.dumps(marked(document, marks, kept if marks else ())))
+        executor = bind(
+            made,
+            mx.cpu(),
+            {n: arrays[n] for n in made.list_arguments()},
+            gradient,
+            {n: arrays[n].copy() for n in made.list_auxiliary_states()},
+        )
+        again = repeated(executor.debug_str())
+        assert {n for n in again if "batchnorm" in n} == {n for n in marks if "batchnorm" in n}
+        assert not again & kept
+        out = executor.forward(is_train=True)[0]
+        executor.backward([mx.nd.ones_like(out)])
+        gradients.append({name: array.asnumpy() for name, array in gradient.items()})
+    for name, want in gradients[0].items():
+        np.testing.assert_allclose(gradients[1][name], want, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_recurrences_compute_in_memory_that_mxnet_plans() -> None:
+    net = mx.gluon.rnn.LSTM(64, input_size=32)
+    net.initialize()
+    fast = graphopt.optimize(net, memory="1GB")
+    x = mx.nd.ones((10, 8, 32))
+    with autograd.record():
+        out = fast(x)
+    out.backward()
+    (entry,) = fast.graphopt_state.compiled.entries
+    (plan,) = entry.lowered._engine._plans
+    inside = plan.symbol.get_internals()
+    _, shapes, _ = inside.infer_shape(data=x.shape)
+    node = next(n for n in json.loads(inside.tojson())["nodes"] if n["op"] == "graphopt_recurrence")
+    made = [s for n, s in zip(inside.list_outputs(), shapes, strict=True) if node["name"] in n]
+    (scratch,) = made[-1:]
+    assert len(scratch) == 1
+    packed = 4 * 64 * (64 + 32)  # weights
+    assert packed < scratch[0] < 4 * packed
 
 
 # Shapes
