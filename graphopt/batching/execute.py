@@ -10,8 +10,9 @@ import numpy as np
 
 from graphopt.batching.kinds import typed
 from graphopt.batching.lazy import Lazy, real
+from graphopt.batching.native.lookups import Table, run_lookup
 from graphopt.batching.native.run import run_block
-from graphopt.batching.plan import Joiner, Plan, Planner, Step, step_of
+from graphopt.batching.plan import Joiner, LookupStep, Plan, Planner, Step, step_of
 from graphopt.batching.recorder import ACTIVE, RECORDING, Recorder
 from graphopt.batching.runs import unpack
 from graphopt.batching.sums import PendingSum
@@ -55,12 +56,17 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
         # Rows are joined with the gradient wherever anybody outside or in the sample may want it,
         # even for calls that do not: the joined array may serve others.
         join = Joiner(stores)
+        tables: dict[int, Table] = {}
         for step in plan.steps:
             if isinstance(step, Step):
                 _run_step(step, join, stores, plan.totals, state)
-                continue
-            run_block(step, stores, state)
-            recorder.blocks.append(step)
+            elif isinstance(step, LookupStep):
+                numbers = join(step.step.arguments[0])
+                run = step.step.signature.run
+                tables[step.lookup.store] = run_lookup(step.lookup, run, numbers, state)
+            else:
+                run_block(step, stores, tables, state)
+                recorder.blocks.append(step)
 
 
 def run_again(recorder: Recorder, store: int) -> None:

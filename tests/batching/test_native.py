@@ -196,8 +196,8 @@ def test_slices_are_cuts_where_elements_are_adjacent(begin: Any, end: Any, wante
 
 SPEC = "recurrence f32 (2) () () () ;; next ;; emit x0"
 
-#: One array of 2 rows from outside, one step that copies 2 rows, one export.
-GOOD = [1, 2, 2, 1, 0, 0, 2, 1, 1, 2, 2, 2, 0, 1, 0, 1, 0, 0]
+#: One array of 2 rows from outside, without an index; one step that copies 2 rows; one export.
+GOOD = [1, 2, 2, -1, 1, 0, 0, 2, 1, 1, 2, 2, 2, 0, 1, 0, 1, 0, 0]
 
 
 def ran(numbers: list[int], exports: str = "2 2") -> Any:
@@ -220,11 +220,25 @@ def test_a_plan_that_ends_too_early_is_refused(end: int) -> None:
 @pytest.mark.parametrize("at", range(len(GOOD)))
 def test_a_plan_that_makes_no_sense_is_refused(at: int, value: int) -> None:
     numbers = GOOD.copy()
-    numbers[at] = value
-    harmless = at == 12  # whether there are offsets: then the rest is read as such
+    numbers[at] = value if numbers[at] != value else -2
     with pytest.raises(mx.MXNetError, match=r"a plan of graphopt.batch"):
         ran(numbers)
-    assert not harmless or numbers[at]
+
+
+def looked_up(numbers: list[int], index: Any) -> Any:
+    x = nd.array([[1, 2], [3, 4], [5, 6]])
+    attrs = {"specs": SPEC, "externals": 1, "indices": 1, "exports": "2 2", "dtype": 0}
+    given = [x, nd.array(numbers, dtype="int32"), nd.array(index, dtype="int32")]
+    return invoke("graphopt_schedule", given, attrs)[0].asnumpy()
+
+
+def test_rows_are_looked_up() -> None:
+    numbers = [*GOOD[:3], 0, *GOOD[4:]]
+    np.testing.assert_array_equal(looked_up(numbers, [0, 2]), [[5, 6], [1, 2]])
+    with pytest.raises(mx.MXNetError, match="looks up a row that is not there"):
+        looked_up(numbers, [0, 3])
+    with pytest.raises(mx.MXNetError, match="does not fit its indices"):
+        looked_up(numbers, [0, 1, 2])
 
 
 def test_a_plan_for_other_outputs_is_refused() -> None:
