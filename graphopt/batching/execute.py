@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.batching.changes import watched
 from graphopt.batching.kinds import typed
 from graphopt.batching.lazy import Lazy, real
 from graphopt.batching.native.lookups import Table, run_lookup
@@ -66,14 +67,23 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
                 tables[step.lookup.store] = run_lookup(step.lookup, run, numbers, state)
             else:
                 run_block(step, stores, tables, state)
-                recorder.blocks.append(step)
+                lone = [stores[store] for store, _ in plan.leaves if len(arrays[store]) == 1]
+                ctx = step.calls[0].signature.outs[0].ctx
+                read = [parameter(ctx) for parameter in step.parameters]
+                recorder.blocks.append((step, watched([*lone, *read])))
 
 
 def run_again(recorder: Recorder, store: int) -> None:
-    """Compute in MXNet what a block computed and did not hand out: it is wanted only now."""
-    block = next((b for b in recorder.blocks if any(store in c.stores for c in b.calls)), None)
+    """Compute in MXNet what a block computed and did not hand out: it is wanted only now.
+
+    Raises:
+        GraphoptError: what it is computed from has changed since.
+    """
+    found = (b for b in recorder.blocks if any(store in c.stores for c in b[0].calls))
+    block, seen = next(found, (None, None))
     if block is None:
         return
+    seen.check()
     planner = Planner(recorder.totals, recorder.homes)
     join = Joiner(recorder.stores)
     with not_recording(recorder.outside):
@@ -141,7 +151,7 @@ def _run_singly(step: Step, stores: Sequence[Any]) -> list[Any]:
 def _wait(recorder: Recorder, runs: Sequence[int]) -> None:
     """Return when runs were run, and are there."""
     missing = _missing(recorder, runs)
-    made = {store for block in recorder.blocks for call in block.calls for store in call.stores}
+    made = {store for block, _ in recorder.blocks for call in block.calls for store in call.stores}
     if missing - made:
         recorder.pause()
     for store in _missing(recorder, runs):

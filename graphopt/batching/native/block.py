@@ -22,6 +22,7 @@ from graphopt.batching.native.programs import (
     Reshaped,
     Rows,
     Split,
+    parameters_of,
     width_of,
 )
 from graphopt.batching.runs import Ints
@@ -80,6 +81,7 @@ class NativeBlock:
         attrs: of the operator, but for the stash.
         stash_size: elements that backward needs.
         calls: the groups, and those that nobody reads, for whoever wants what was not exported.
+        parameters: what these read besides rows.
     """
 
     externals: tuple[int, ...]
@@ -91,6 +93,14 @@ class NativeBlock:
     attrs: dict[str, Any]
     stash_size: int
     calls: tuple[Call, ...]
+    parameters: tuple[Parameter, ...] = ()
+
+    def keep(self, calls: Sequence[Call]) -> None:
+        """Remember the calls that MXNet has to make for what was not exported."""
+        self.calls = tuple(calls)
+        sources = {call.signature.serial: call.signature.source for call in calls}
+        found = [parameter for source in sources.values() for parameter in parameters_of(source)]
+        self.parameters = tuple(found)
 
 
 def make_block(

@@ -252,6 +252,15 @@ def split_of(source: Block | Operator, position: int) -> Split | None:
     )
 
 
+def parameters_of(source: Source | None) -> list[Parameter]:
+    """The arrays that calls read besides rows."""
+    if isinstance(source, Block):
+        return [parameter.data for parameter in source.parameters.values()]
+    if isinstance(source, Operator):
+        return [Fixed(array) for array in source.template if array is not None]
+    return []
+
+
 #: A graph, its inputs with rows, and where the arrays of the others come from.
 Described = tuple[Graph, Sequence[str], Callable[[str], Parameter]]
 

@@ -75,11 +75,8 @@ def arrange(
         for same in found:
             calls = [_call(groups[n], natives[n], lookups) for n in same]
             made = make_block(calls, totals, kinds, _Wanted(reads, set(same), wanted), lookups)
-            made.calls = (
-                *(_call(groups[lookup.group], Reshaped()) for lookup in lookups.values()),
-                *calls,
-                *left,
-            )
+            looked_up = [_call(groups[lookup.group], Reshaped()) for lookup in lookups.values()]
+            made.keep([*looked_up, *calls, *left])
             order.append(made)
     return order if in_blocks else [*order, *sorted(unread)]
 
