@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -11,8 +12,7 @@ from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import descendants
 from graphopt.kernels import bridge
 
-#: Attributes that a graph may have been made from, and that can be compared.
-_PLAIN = (int, float, str, bool, type(None), tuple)
+_PLAIN = (int, float, str, bool, type(None))
 
 
 def fingerprint(block: Any) -> tuple[Any, ...]:
@@ -21,23 +21,36 @@ def fingerprint(block: Any) -> tuple[Any, ...]:
 
 
 def _of_one(block: Any) -> tuple[Any, ...]:
-    settings = vars(block)
+    own = _of_every_block()
     return (
         id(block),
         type(block),
         [(name, id(child)) for name, child in block._children.items()],
         [(name, id(p), p.shape, p.dtype) for name, p in block._reg_params.items()],
         bool(block._forward_hooks or block._forward_pre_hooks),
-        [(name, value) for name, value in settings.items() if type(value) in _PLAIN],
+        [(k, value) for k, value in vars(block).items() if k not in own and _is_plain(value)],
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # arrays are compared element by element
+@cache
+def _of_every_block() -> frozenset[str]:
+    """Attributes that MXNet itself sets, some of them in every call."""
+    return frozenset(vars(import_mxnet().gluon.HybridBlock()))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it can be compared: arrays, also in tuples, compare element by element."""
+    if type(value) is tuple:
+        return all(_is_plain(item) for item in value)
+    return type(value) in _PLAIN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """Arrays as they are now.
+    """Arrays as they were.
 
     Attributes:
-        arrays: with how often each was written so far.
+        arrays: with how often each had been written.
     """
 
     arrays: tuple[tuple[Any, int], ...]

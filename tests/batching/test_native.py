@@ -447,3 +447,14 @@ def test_changed_children_are_traced_anew() -> None:
     agrees()
     assert "Cell" in batched.explain()
     assert "has changed and is traced anew" in batched.explain()
+
+
+def test_what_mxnet_notes_on_a_block_is_no_change() -> None:
+    net = initialized(Words())
+    batched = graphopt.batch(net)
+    batched(sentences())
+    net.hybridize()
+    for one in sentences():
+        net(*one)
+    batched(sentences())
+    assert "has changed" not in batched.explain()

@@ -52,27 +52,27 @@ def arrange(
     for group, native, read in zip(groups, natives, reads, strict=True):
         turn = 0
         for store in read:
-            found, is_native = made_in.get(store, (0, False))
-            turn = max(turn, found + (is_native and native is None))
+            earlier, is_native = made_in.get(store, (0, False))
+            turn = max(turn, earlier + (is_native and native is None))
         turns.append(turn)
         for at in range(len(group[0].outs)):
             made_in[group[1] + at] = (turn, native is not None)
     blocks: dict[int, list[list[int]]] = {}
     for turn in range(max(turns, default=-1) + 1):
-        ours = [n for n, found in enumerate(turns) if found == turn and natives[n] is not None]
+        ours = [n for n, at in enumerate(turns) if at == turn and natives[n] is not None]
         blocks[turn] = [
             same
             for same in _by_type([n for n in ours if n not in unread], groups)
             if sum(_computes(natives[n]) for n in same) >= MIN_CALLS
         ]
-    in_blocks = {n for found in blocks.values() for same in found for n in same}
+    in_blocks = {n for together in blocks.values() for same in together for n in same}
     lookups = _lookups(groups, natives, reads, in_blocks, unread, outside, wanted)
     left = [_call(groups[n], Reshaped()) for n in sorted(unread)]
     order: list[int | Lookup | NativeBlock] = []
-    for turn, found in blocks.items():
-        apart = [n for n, found_in in enumerate(turns) if found_in == turn and n not in in_blocks]
+    for turn, together in blocks.items():
+        apart = [n for n, at in enumerate(turns) if at == turn and n not in in_blocks]
         order += [lookups.get(groups[n][1], n) for n in apart if n not in unread]
-        for same in found:
+        for same in together:
             calls = [_call(groups[n], natives[n], lookups) for n in same]
             made = make_block(calls, totals, kinds, _Wanted(reads, set(same), wanted), lookups)
             looked_up = [_call(groups[lookup.group], Reshaped()) for lookup in lookups.values()]
