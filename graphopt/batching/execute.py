@@ -81,7 +81,7 @@ def run_again(recorder: Recorder, store: int) -> None:
     """
     found = (b for b in recorder.blocks if any(store in c.stores for c in b[0].calls))
     block, seen = next(found, (None, None))
-    if block is None:
+    if block is None or seen is None:
         return
     seen.check()
     planner = Planner(recorder.totals, recorder.homes)

@@ -81,7 +81,7 @@ def lookup_of(
 ) -> Lookup | None:
     """A lookup for a group, if it is an embedding that nobody but blocks reads."""
     out = signature.outs[0]
-    if not is_embedding(signature) or not readers or not in_blocks.issuperset(readers):
+    if not is_embedding(signature) or not readers or not set(readers) <= in_blocks:
         return None
     is_ours = out.ctx.device_type == "cpu" and out.dtype in ("float32", "float64")
     return Lookup(group, store) if is_ours else None
