@@ -29,6 +29,9 @@ mx = import_mxnet()
 #: Pairs in a batch, and how many of them a net gets that takes one at a time.
 BATCH, APART = 256, 32
 
+#: Pairs that nets get in tables of many sizes that take one at a time.
+FEW_PAIRS = 4
+
 #: Samples that a net of bench/dynamic.py takes one at a time; batched it takes all.
 FEW = 16
 
@@ -142,22 +145,35 @@ def test_sizes(
     quick: bool,
     rounds: int,
 ) -> None:
-    """Whole forests in graphopt and by hand in PyTorch, from one pair to a thousand."""
+    """From one pair to a thousand: never slower than what takes one at a time."""
     load = load_of(backward, quick, units)
     samples = min(samples, 8) if quick else samples
     batches = load.batches(samples, 3 if samples > 256 else BATCHES)
-    contenders: dict[str, Any] = {"vectorised": runs("vectorised", load, batches)}
+    few = load.batches(min(samples, FEW_PAIRS))
+    contenders: dict[str, Any] = {kind: runs(kind, load, batches) for kind in OURS}
+    sizes = dict.fromkeys(OURS, samples)
     notes: list[str] = []
-    for kind, job in {} if quick else LEVELS.items():
-        started, told = start(peers, job, kind, load, batches, None)
-        contenders |= started
-        notes += told
+    if not quick:
+        asked = (
+            ("levels", "levels", batches, "torch_trees"),
+            ("pytorch one by one", "per sample", few, "torch_trees"),
+            ("gluon one by one", "one by one", few, "mxnet_trees"),
+        )
+        for label, kind, given, job in asked:
+            started, told = start(peers, job, kind, load, given, None)
+            for peer in started.values():
+                contenders[label] = peer
+            sizes[label] = len(given[0])
+            notes += told
     medians = race(benchmark, contenders, max(3, rounds // 4), quick)
     if medians:
-        each = {name: ms / samples for name, ms in medians.items()}
-        table = f"Forests of different sizes, pairs/s, {way(backward)}"
+        each = per_sample(medians, sizes)
+        table = f"Trees of different sizes, pairs/s, {way(backward)}"
         line = f"{samples} pairs, {units} units"
-        record(Record(table, line, speeds(each), ratios(each, "vectorised"), {}, tuple(notes)))
+        apart = {name: ms for name, ms in each.items() if name.endswith("one by one")}
+        faster = ratios(each, "vectorised")
+        faster |= {f"batched, {name}": ms / each["batched"] for name, ms in apart.items()}
+        record(Record(table, line, speeds(each), faster, {}, tuple(notes)))
 
 
 def test_memory(

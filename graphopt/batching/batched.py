@@ -123,6 +123,7 @@ class Batched:
     def _together(self, samples: Sequence[tuple[Any, ...]]) -> Any:
         statistics = Statistics(samples=len(samples))
         runner = Samples()
+        self._library.refresh()
         recorder = Recorder(self._library, autograd_state(), runner.pause)
         began = time.perf_counter()
         with recording(recorder):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from graphopt.batching.changes import fingerprint
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN
 from graphopt.batching.operators import handle
@@ -111,6 +112,13 @@ def _record(recorder: Recorder, block: Any, unit: Unit, args: Any, values: Seque
 
 
 def _enter(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout) -> Any:
+    found = _made(recorder, block, values, layout)
+    # Afterwards, as parameters may learn their shapes meanwhile.
+    recorder.library.traced[block] = fingerprint(block)
+    return found
+
+
+def _made(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout) -> Any:
     library = recorder.library
     if type(block) is _EMBEDDING and values[0].kind.tail:
         return _Lookup(block)

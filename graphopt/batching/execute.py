@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.batching.changes import watched
 from graphopt.batching.kinds import typed
 from graphopt.batching.lazy import Lazy, real
+from graphopt.batching.native.lookups import Table, run_lookup
 from graphopt.batching.native.run import run_block
-from graphopt.batching.plan import Joiner, Plan, Planner, Step, step_of
+from graphopt.batching.plan import Joiner, LookupStep, Plan, Planner, Step, step_of
 from graphopt.batching.recorder import ACTIVE, RECORDING, Recorder
 from graphopt.batching.runs import unpack
 from graphopt.batching.sums import PendingSum
@@ -55,19 +57,33 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
         # Rows are joined with the gradient wherever anybody outside or in the sample may want it,
         # even for calls that do not: the joined array may serve others.
         join = Joiner(stores)
+        tables: dict[int, Table] = {}
         for step in plan.steps:
             if isinstance(step, Step):
                 _run_step(step, join, stores, plan.totals, state)
-                continue
-            run_block(step, stores, state)
-            recorder.blocks.append(step)
+            elif isinstance(step, LookupStep):
+                numbers = join(step.step.arguments[0])
+                run = step.step.signature.run
+                tables[step.lookup.store] = run_lookup(step.lookup, run, numbers, state)
+            else:
+                run_block(step, stores, tables, state)
+                lone = [stores[store] for store, _ in plan.leaves if len(arrays[store]) == 1]
+                ctx = step.calls[0].signature.outs[0].ctx
+                read = [parameter(ctx) for parameter in step.parameters]
+                recorder.blocks.append((step, watched([*lone, *read])))
 
 
 def run_again(recorder: Recorder, store: int) -> None:
-    """Compute in MXNet what a block computed and did not hand out: it is wanted only now."""
-    block = next((b for b in recorder.blocks if any(store in c.stores for c in b.calls)), None)
-    if block is None:
+    """Compute in MXNet what a block computed and did not hand out: it is wanted only now.
+
+    Raises:
+        GraphoptError: what it is computed from has changed since.
+    """
+    found = (b for b in recorder.blocks if any(store in c.stores for c in b[0].calls))
+    block, seen = next(found, (None, None))
+    if block is None or seen is None:
         return
+    seen.check()
     planner = Planner(recorder.totals, recorder.homes)
     join = Joiner(recorder.stores)
     with not_recording(recorder.outside):
@@ -135,7 +151,7 @@ def _run_singly(step: Step, stores: Sequence[Any]) -> list[Any]:
 def _wait(recorder: Recorder, runs: Sequence[int]) -> None:
     """Return when runs were run, and are there."""
     missing = _missing(recorder, runs)
-    made = {store for block in recorder.blocks for call in block.calls for store in call.stores}
+    made = {store for block, _ in recorder.blocks for call in block.calls for store in call.stores}
     if missing - made:
         recorder.pause()
     for store in _missing(recorder, runs):

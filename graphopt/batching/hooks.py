@@ -16,6 +16,7 @@ from typing import Any
 from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - they complete Lazy
 from graphopt.batching.blocks import call_block
 from graphopt.batching.lazy import Lazy, real, refused
+from graphopt.batching.operators import handle
 from graphopt.batching.recorder import ACTIVE, RECORDING, TRAINING, Recorder, unrecorded
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
@@ -34,7 +35,8 @@ _call_function = _autograd.Function.__call__
 _setitem = _NDArray.__setitem__
 _Parameter = mx.gluon.Parameter
 _finish_deferred_init = _Parameter._finish_deferred_init
-_zeros, _ones = mx.nd.zeros, mx.nd.ones
+_zeros, _ones, _add_n = mx.nd.zeros, mx.nd.ones, mx.nd.add_n
+_ADD_N = handle("add_n")
 _default_ctx = mx.Context._default_ctx
 _optimized_call = Optimized.__call__
 _hybrid_call = vars(mx.gluon.HybridBlock).get("__call__")  # MXNet 1.9.1 has none
@@ -85,6 +87,7 @@ def _install() -> None:
         _NDArray.__setitem__ = _checked_setitem
         _Parameter._finish_deferred_init = _finish_unrecorded
         mx.nd.zeros, mx.nd.ones = _constant(_zeros), _constant(_ones)
+        mx.nd.add_n = _sum
         mx.gluon.HybridBlock.__call__ = _hybrid
         Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
         # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
@@ -106,7 +109,7 @@ def _remove() -> None:
         _autograd.Function.__call__ = _call_function
         _NDArray.__setitem__ = _setitem
         _Parameter._finish_deferred_init = _finish_deferred_init
-        mx.nd.zeros, mx.nd.ones = _zeros, _ones
+        mx.nd.zeros, mx.nd.ones, mx.nd.add_n = _zeros, _ones, _add_n
         if _hybrid_call is None:
             del mx.gluon.HybridBlock.__call__
         else:
@@ -167,6 +170,17 @@ def _constant(make: Any) -> Any:
         return found
 
     return constant
+
+
+def _sum(*data: Any, **kwargs: Any) -> Any:
+    """``mx.nd.add_n``, most of what trees call, without what MXNet's own looks at before."""
+    recorder = ACTIVE.recorder
+    if recorder is None or kwargs or not data:
+        return _add_n(*data, **kwargs)
+    for x in data:
+        if type(x) is not Lazy:
+            return _add_n(*data)
+    return recorder.call(_ADD_N, data, (), ())
 
 
 def _before_write(recorder: Recorder, out: Any) -> None:

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from graphopt.batching.changes import fingerprint
 from graphopt.batching.kinds import Kind, typed
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.recorder import Real, Recorder
 from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
+from graphopt.frontend.gluon import describe
 
 #: From a recorder and a call's arguments to its result.
 Entry = Callable[[Recorder, Sequence[Any]], Any]
@@ -43,6 +45,7 @@ class Library:
         units: by Block, types and autograd state.
         remarks: how often each kind of call could not be batched, and why.
         plans: by structure.
+        traced: fingerprints of the Blocks that units were made of.
         numbers: how many different numbers (see numbers.py) or weights an operator was called with.
         constants: arrays that later batches read, too, by id: nobody else may get hold of them.
     """
@@ -59,12 +62,21 @@ class Library:
         """Drop everything but the remarks."""
         self.entries: dict[Any, Entry] = {}
         self.units: dict[Any, Any] = {}
+        self.traced: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
         self.constants: dict[int, Any] = {}
         self.numbers: Counter[Any] = Counter()
         self._signatures: dict[Any, Signature] = {}
         self._tags: dict[Any, Tag] = {}
         self._shared: dict[int, Tag] = {}
+
+    def refresh(self) -> None:
+        """Forget what was made of Blocks that have changed since."""
+        with self.lock:
+            changed = [block for block, was in self.traced.items() if fingerprint(block) != was]
+            if changed:
+                self.note(f"{describe(changed[0])} has changed and is traced anew")
+                self.forget()
 
     def enter(
         self, recorder: Recorder, key: Any, operator: int, args: Sequence[Any], attrs: Any
@@ -85,6 +97,10 @@ class Library:
             if is_kept:
                 self.entries[key] = entry
             return entry
+
+    def known(self, key: Any, state: int) -> Signature | None:
+        """The Signature for a key, if there is one."""
+        return self._signatures.get((key, state))
 
     def signature(
         self,

@@ -17,6 +17,7 @@ from graphopt.batching.calls import Group
 from graphopt.batching.gather import Segments, gather, index_array
 from graphopt.batching.kinds import Kind
 from graphopt.batching.native.block import NativeBlock
+from graphopt.batching.native.lookups import Lookup
 from graphopt.batching.native.stages import Planned, arrange
 from graphopt.batching.recorder import Recorder
 from graphopt.batching.runs import Ints, expand, unpack
@@ -58,11 +59,19 @@ class Step:
 
 
 @dataclass(slots=True)
+class LookupStep:
+    """An embedding of which distinct rows are made."""
+
+    lookup: Lookup
+    step: Step
+
+
+@dataclass(slots=True)
 class Plan:
-    """Leaves to join, then steps and blocks in order."""
+    """Leaves to join, then steps, lookups and blocks in order."""
 
     leaves: list[tuple[int, Kind]]
-    steps: list[Step | NativeBlock]
+    steps: list[Step | LookupStep | NativeBlock]
     groups: int
     totals: list[int]
     homes: list[tuple[int, int]]
@@ -97,17 +106,20 @@ def make_plan(
     groups = [_planned(batch, planner, totals) for batch in batches]
     if wanted is not None:
         wanted = {homes[store][0] for store in wanted}
-    order: Sequence[int | NativeBlock] = range(len(batches))
+    order: Sequence[int | Lookup | NativeBlock] = range(len(batches))
     if why_no_kernels(recorder.library) is None:
         order = arrange(groups, totals, recorder.kinds, recorder.outside, wanted)
-    steps = [
-        item
-        if isinstance(item, NativeBlock)
-        else _single(batches[item], planner)
-        if batches[item][0].signature.form == "single"
-        else step_of(groups[item], planner)
-        for item in order
-    ]
+
+    def step(item: int | Lookup | NativeBlock) -> Step | LookupStep | NativeBlock:
+        if isinstance(item, NativeBlock):
+            return item
+        if isinstance(item, Lookup):
+            return LookupStep(item, step_of(groups[item.group], planner))
+        if batches[item][0].signature.form == "single":
+            return _single(batches[item], planner)
+        return step_of(groups[item], planner)
+
+    steps = [step(item) for item in order]
     return Plan(leaves, steps, len(batches), totals, homes)
 
 

@@ -125,7 +125,8 @@ class Recorder(Calls):
         self.homes: list[tuple[int, int]] = []
         self._padded: dict[Any, Any] = {}
         self._numbers: dict[Any, Any] = {}
-        #: Blocks that were run, for values in them that were not asked for then.
+        #: Blocks that were run, for values in them that were not asked for then, and the arrays
+        #: that these are computed from.
         self.blocks: list[Any] = []
 
     def enter(

@@ -70,6 +70,7 @@ class Signature:
         "run",
         "serial",
         "source",
+        "splits",
         "state",
     )
 
@@ -91,6 +92,8 @@ class Signature:
         self.form, self.can_broadcast = form, can_broadcast
         self.source = source
         self.native: Any = None
+        #: Of each argument that was asked for, the program parted there, or None.
+        self.splits: dict[int, Any] = {}
 
     def __repr__(self) -> str:
         return f"Signature({self.serial}, {self.name!r})"

@@ -22,6 +22,7 @@ from graphopt.ir.ops import canonical
 
 if TYPE_CHECKING:
     from graphopt.batching.library import Entry, Library
+    from graphopt.batching.signature import Signature
 
 Attributes = Mapping[str, Any]
 Maker = Callable[["Library", int, str, int, Attributes], "Entry"]
@@ -120,22 +121,25 @@ def as_shape(recorder: Recorder, x: Lazy, shape: Sequence[int]) -> Lazy:
         x = recorder.origins.get(x.run, x)  # a view of a view
         if x.shape == shape:
             return x
-    tail = shape[1:]
-    out = kind(tail, x.kind.dtype, x.kind.ctx)
-    signature = recorder.library.signature(
-        ("view", x.kind, tail),
-        "reshape",
-        1,
-        [out],
-        recorder.state,
-        run_view(tail),
-        source=Reshaped(),
-    )
-    found: Lazy = recorder.view(signature, x, shape[0])
+    found: Lazy = recorder.view(_view_as(recorder, x.kind, shape[1:]), x, shape[0])
     if can_reuse:
         recorder.views[key] = found
         recorder.origins[found.run] = x
     return found
+
+
+def _view_as(recorder: Recorder, of: Kind, tail: tuple[int, ...]) -> Signature:
+    """The signature of a view; several for each sample ask for it."""
+    library, key = recorder.library, ("view", of, tail)
+    return library.known(key, recorder.state) or library.signature(
+        key,
+        "reshape",
+        1,
+        [kind(tail, of.dtype, of.ctx)],
+        recorder.state,
+        run_view(tail),
+        source=Reshaped(),
+    )
 
 
 def _view(library: Library, state: int, op: str, operator: int, attrs: Attributes) -> Entry:

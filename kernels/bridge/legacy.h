@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include <mxnet/ndarray.h>
 #include <dmlc/any.h>
 #include <mxnet/c_api.h>
 #include <mxnet/op_attr_types.h>
@@ -113,5 +114,14 @@ bool Flag(const NodeAttrs& attrs, const char* key) {
   return found != attrs.dict.end() && (found->second == "True" || found->second == "1" ||
                                        found->second == "true");
 }
+
+/* What an NDArray begins with points to this. Its header has one member less unless it is told of
+ * MKL-DNN, which the packages are built with. */
+struct LegacyChunk {
+  mxnet::Storage::Handle data;
+  std::vector<mxnet::Storage::Handle> parts;
+  std::shared_ptr<void> memory;
+  mxnet::engine::Var* variable;
+};
 
 }  // namespace graphopt

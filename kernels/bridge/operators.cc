@@ -86,6 +86,12 @@ void Register() {
 #pragma GCC visibility push(default)
 extern "C" {
 
+/* How often an NDArray was written, by its handle. */
+uint64_t graphopt_version(void* array) {
+  auto& chunk = *static_cast<std::shared_ptr<graphopt::LegacyChunk>*>(array);
+  return chunk->variable->version_;
+}
+
 /* Whether `symbol`, the sum of the variable x with itself, looks as this file expects. */
 int graphopt_layout_fits(void* symbol) {
   auto& outputs = *static_cast<std::vector<nnvm::NodeEntry>*>(symbol);

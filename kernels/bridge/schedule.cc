@@ -41,26 +41,42 @@ void CheckArg(const SchedulePlan& plan, const PlannedArg& arg, int64_t known) {
   }
 }
 
-int64_t AddValue(SchedulePlan* plan, int64_t step, int64_t rows, int64_t width) {
+int64_t AddValue(SchedulePlan* plan, int64_t step, int64_t rows, int64_t width,
+                 int64_t index = -1) {
   if (rows < 0 || width < 1) Refuse("has a value without extent");
   int64_t number = plan->values.size(), base = plan->value_of.size();
-  plan->values.push_back({step, rows, width, base});
+  plan->values.push_back({step, rows, width, base, index});
   plan->value_of.insert(plan->value_of.end(), rows, number);
   return number;
 }
 
+/* An array of `size` elements from outside, which numbers are looked up in if it has an index. */
+void AddExternal(SchedulePlan* plan, Numbers* from, int64_t size,
+                 const std::vector<RowIndex>& indices) {
+  int64_t rows = from->Next(), width = from->Next(), number = from->Next();
+  if (width < 1 || rows < 0) Refuse("has a value without extent");
+  if (number == -1) {
+    if (rows * width != size) Refuse("does not fit its arrays");
+  } else {
+    if (number < 0 || number >= static_cast<int64_t>(indices.size()) || indices[number].count != rows ||
+        size % width)
+      Refuse("does not fit its indices");
+    const int32_t* index = indices[number].rows;
+    for (int64_t r = 0; r < rows; ++r)
+      if (index[r] < 0 || index[r] >= size / width) Refuse("looks up a row that is not there");
+  }
+  AddValue(plan, -1, rows, width, number);
+}
+
 }  // namespace
 
-SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<int64_t>& sizes) {
+SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<int64_t>& sizes,
+                      const std::vector<RowIndex>& indices) {
   Numbers from(numbers, count);
   SchedulePlan plan;
   plan.externals = from.Next();
   if (plan.externals != sizes.size()) Refuse("does not fit its node");
-  for (int64_t size : sizes) {
-    int64_t rows = from.Next(), width = from.Next();
-    if (rows * width != size) Refuse("does not fit its arrays");
-    AddValue(&plan, -1, rows, width);
-  }
+  for (int64_t size : sizes) AddExternal(&plan, &from, size, indices);
   int64_t steps = from.Next();
   for (int64_t s = 0; s < steps; ++s) {
     PlannedStep step;
@@ -340,7 +356,10 @@ class ScheduleWalk {
   T* RowAt(int32_t id, const std::vector<T*>& where) const {
     const PlannedValue& value = s_.plan.values[s_.plan.value_of[id]];
     int64_t row = id - value.base;
-    if (value.step >= 0) row = s_.chunks.place[s_.plan.steps[value.step].first + row];
+    if (value.step >= 0)
+      row = s_.chunks.place[s_.plan.steps[value.step].first + row];
+    else if (value.index >= 0)
+      row = s_.call.indices[value.index].rows[row];
     return where[s_.plan.value_of[id]] + row * value.width;
   }
 

@@ -34,9 +34,10 @@ struct PlannedStep {
   const int32_t* lengths = nullptr;  // reductions: how many entries each row takes
 };
 
-/* An array from outside, or an output of a step; its row r has number base + r. */
+/* An array from outside, or an output of a step; its row r has number base + r. Where an index is
+ * given, that is the array's row index[r]: many numbers may stand for one row. */
 struct PlannedValue {
-  int64_t step = -1, rows = 0, width = 0, base = 0;
+  int64_t step = -1, rows = 0, width = 0, base = 0, index = -1;
 };
 
 struct SchedulePlan {
@@ -48,13 +49,22 @@ struct SchedulePlan {
   int64_t step_rows = 0;
 };
 
+/* An index from outside: which row of an array a number stands for. */
+struct RowIndex {
+  const int32_t* rows = nullptr;
+  int64_t count = 0;
+};
+
 /* Reads what graphopt/batching/native/block.py wrote, for arrays of so many elements from outside.
  * Throws std::invalid_argument if it makes no sense. */
-SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<int64_t>& sizes);
+SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<int64_t>& sizes,
+                      const std::vector<RowIndex>& indices);
 
 struct ScheduleCall {
   std::vector<const void*> externals, heads;
-  std::vector<void*> exports, external_gradients;  // null: not wanted
+  std::vector<RowIndex> indices;
+  // Null: not wanted. Gradients of arrays with an index have a row for each number, not for each row.
+  std::vector<void*> exports, external_gradients;
   void* stash = nullptr;  // null: there is no backward
   std::vector<const Program*> programs;
   std::vector<Learned> learned;  // of each program

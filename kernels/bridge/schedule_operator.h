@@ -2,11 +2,13 @@
  * The operators graphopt_schedule and _backward_graphopt_schedule.
  *
  * Attributes: `specs`, the programs of steps, separated by " ;;;; "; `externals`, how many arrays come
- * from outside; `exports`, rows and columns of each output, "rows x columns, ..."; `dtype`, MXNet's type
- * code; `stash_size`, if there will be a backward, elements of the last output, which is what it needs.
+ * from outside; `indices`, how many indices do, 0 if it is not given; `exports`, rows and columns of
+ * each output, "rows x columns, ..."; `dtype`, MXNet's type code; `stash_size`, if there will be a
+ * backward, elements of the last output, which is what it needs.
  *
  * Inputs: arrays from outside, with a row for each first index; the plan, int32 (see
- * graphopt/batching/native/block.py); of each program the matrices and vectors. Outputs: the exports, the
+ * graphopt/batching/native/block.py); indices (numbers,) int32, the row of an array that each of the
+ * plan's numbers stands for; of each program the matrices and vectors. Outputs: the exports, the
  * stash. Backward reads gradients of the exports, the inputs, the stash.
  */
 #pragma once
@@ -16,6 +18,7 @@
 
 #include "recurrence_operator.h"
 #include "schedule.h"
+#include "tree.h"
 
 namespace graphopt {
 
@@ -23,12 +26,13 @@ struct ScheduleSignature {
   std::vector<std::string> specs;
   std::vector<const Signature*> programs;
   std::vector<std::pair<int64_t, int64_t>> exports;
-  size_t externals = 0;
+  size_t externals = 0, indices = 0;
   int dtype = 0;
   int64_t stash_size = 0;
 
+  size_t structure() const { return externals + 1 + indices; }  // inputs in front of programs'
   size_t inputs() const {
-    size_t count = externals + 1;
+    size_t count = structure();
     for (const Signature* program : programs)
       count += program->matrix_rows.size() + program->vectors.size();
     return count;
@@ -53,6 +57,9 @@ ScheduleSignature ScheduleSignatureOf(const NodeAttrs& attrs) {
     at = end + gap.size();
   }
   made.externals = std::strtoull(AttributeOf(attrs, "externals").c_str(), nullptr, 10);
+  auto indices = attrs.dict.find("indices");
+  if (indices != attrs.dict.end())
+    made.indices = std::strtoull(indices->second.c_str(), nullptr, 10);
   made.dtype = std::atoi(AttributeOf(attrs, "dtype").c_str());
   std::istringstream exports(AttributeOf(attrs, "exports"));
   for (int64_t rows, columns; exports >> rows >> columns;) made.exports.push_back({rows, columns});
@@ -70,9 +77,9 @@ uint32_t ScheduleBackwardInputs(const NodeAttrs& attrs) {
 
 bool ScheduleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   ScheduleSignature signature = ScheduleSignatureOf(attrs);
-  for (size_t i = 0; i <= signature.externals; ++i)
+  size_t at = signature.structure();
+  for (size_t i = 0; i < at; ++i)
     if (!mxnet::shape_is_known((*in)[i])) return false;
-  size_t at = signature.externals + 1;
   for (const Signature* program : signature.programs) {
     for (size_t i = 0; i < program->matrix_rows.size(); ++i, ++at)
       Settle(attrs, at, Shaped({program->matrix_rows[i], program->matrix_columns[i]}), &(*in)[at]);
@@ -90,7 +97,8 @@ bool ScheduleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shape
 bool ScheduleTypes(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
   ScheduleSignature signature = ScheduleSignatureOf(attrs);
   for (size_t i = 0; i < in->size(); ++i) {
-    int wanted = i == signature.externals ? static_cast<int>(mshadow::kInt32) : signature.dtype;
+    bool is_structure = i >= signature.externals && i < signature.structure();
+    int wanted = is_structure ? static_cast<int>(mshadow::kInt32) : signature.dtype;
     if ((*in)[i] == -1) (*in)[i] = wanted;
     if ((*in)[i] != wanted)
       Fail("input " + std::to_string(i) + " of node " + attrs.name + " has type code " +
@@ -112,14 +120,18 @@ struct ScheduleArguments {
     try {
       std::vector<int64_t> sizes;
       for (size_t i = 0; i < signature.externals; ++i) sizes.push_back(inputs[i].shape_.Size());
-      plan = ReadPlan(static_cast<const int32_t*>(numbers.dptr_), numbers.shape_.Size(), sizes);
+      for (size_t i = signature.externals + 1; i < signature.structure(); ++i)
+        call.indices.push_back({static_cast<const int32_t*>(inputs[i].dptr_),
+                                static_cast<int64_t>(inputs[i].shape_.Size())});
+      plan = ReadPlan(static_cast<const int32_t*>(numbers.dptr_), numbers.shape_.Size(), sizes,
+                      call.indices);
       Check();
     } catch (const std::invalid_argument& error) {
       Fail(error.what());
     }
     size_t at = 0;
     while (at < signature.externals) call.externals.push_back(inputs[at++].dptr_);
-    ++at;
+    at = signature.structure();
     // Not that of a program: plans of reductions and concatenations have none.
     call.is_double = signature.dtype == mshadow::kFloat64;
     double work = 0;
@@ -174,6 +186,41 @@ struct ScheduleArguments {
   }
 };
 
+/* Gradients of arrays with an index: first one for each number, then their sums. */
+class LookedUp {
+ public:
+  explicit LookedUp(const ScheduleArguments& arguments) : arguments_(arguments) {}
+
+  /* Where the gradients of external array `number` go, if their sums go to `sums`, an array of so
+   * many elements. */
+  void* Add(size_t number, void* sums, int64_t size) {
+    const PlannedValue& value = arguments_.plan.values[number];
+    if (value.index < 0 || !sums) return sums;
+    memory_.emplace_back(
+        new char[value.rows * value.width * ItemSize(arguments_.signature.dtype)]);
+    found_.push_back({{memory_.back().get(), sums, value.width}, value.index, size / value.width});
+    return memory_.back().get();
+  }
+
+  void Finish() const {
+    for (const Sum& sum : found_) {
+      const RowIndex& index = arguments_.call.indices[sum.index];
+      SumRows({sum.rows}, index.rows, index.count, sum.count, arguments_.call.is_double,
+              arguments_.call.threads);
+    }
+  }
+
+ private:
+  struct Sum {
+    RowSum rows;
+    int64_t index, count;
+  };
+
+  const ScheduleArguments& arguments_;
+  std::vector<std::unique_ptr<char[]>> memory_;
+  std::vector<Sum> found_;
+};
+
 void ScheduleForward(const NodeAttrs& attrs, const mxnet::OpContext&,
                      const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
                      const std::vector<TBlob>& outputs) {
@@ -206,10 +253,15 @@ void ScheduleBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
   };
   for (size_t k = 0; k < exports; ++k) call.heads.push_back(inputs[k].dptr_);
   call.stash = inputs.back().dptr_;
-  while (at < arguments.signature.externals) call.external_gradients.push_back(gradient());
-  if (requests[at] == mxnet::kWriteTo)
-    std::memset(outputs[at].dptr_, 0, outputs[at].shape_.Size() * sizeof(int32_t));
-  ++at;
+  LookedUp looked_up(arguments);
+  while (at < arguments.signature.externals) {
+    int64_t size = outputs[at].shape_.Size();
+    size_t number = at;
+    call.external_gradients.push_back(looked_up.Add(number, gradient(), size));
+  }
+  for (; at < arguments.signature.structure(); ++at)
+    if (requests[at] == mxnet::kWriteTo)
+      std::memset(outputs[at].dptr_, 0, outputs[at].shape_.Size() * sizeof(int32_t));
   for (size_t i = 0; i < call.learned.size(); ++i) {
     Learned& learned = call.learned[i];
     for (size_t m = 0; m < learned.matrices.size(); ++m)
@@ -218,6 +270,7 @@ void ScheduleBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
       learned.vector_gradients.push_back(gradient());
   }
   RunSchedule(arguments.plan, call, true);
+  looked_up.Finish();
   results.Finish();
 }
 
@@ -230,6 +283,7 @@ std::vector<NodeEntry> ScheduleGradient(const ObjectPtr& node,
   std::vector<std::pair<std::string, std::string>> own;
   for (const char* key : {"specs", "externals", "exports", "dtype", "stash_size"})
     own.emplace_back(key, AttributeOf(attrs, key));
+  own.emplace_back("indices", std::to_string(signature.indices));
   ObjectPtr made = MakeNode("_backward_graphopt_schedule", attrs.name + "_backward", own);
   LegacyNode& backward = View(made);
   backward.control_deps.push_back(node);

@@ -89,6 +89,51 @@ def translate_tree(
     )
 
 
+@dataclass(frozen=True)
+class Hoisted:
+    """A graph, parted into what its first data input alone makes and the rest.
+
+    Attributes:
+        prepare: what is computed from the first input's rows alone.
+        prepared: its parameters.
+        needed: what the rest reads in front of the other inputs: numbers of what ``prepare`` emits,
+            -1 for the rows themselves.
+        rest: what remains.
+        learned: its parameters.
+    """
+
+    prepare: RecurrenceSpec
+    prepared: Learned
+    needed: tuple[int, ...]
+    rest: RecurrenceSpec
+    learned: Learned
+
+
+def hoist(graph: Graph) -> Hoisted | None:
+    """What can be computed ahead from the first data input; ``None`` if that saves no product.
+
+    Args:
+        graph: reads data inputs, one behind the other, and parameters. Types are static.
+
+    Raises:
+        GraphoptError: kernels cannot compute it; the message names the node and the reason.
+    """
+    part = _Parts(graph, "step")
+    prepare = _Prepare([part])
+    needed = tuple(prepare.number(part, value) for value in part.needed)
+    made = prepare.translated()
+    if made is None or not made.spec.matrices:
+        return None
+    rest = part.rest()
+    return Hoisted(
+        made.spec,
+        _learned(prepare.graph, made),
+        needed,
+        rest.spec,
+        _learned(part.waiting, rest),
+    )
+
+
 def _learned(graph: Graph, body: Body) -> Learned:
     names = [node.name for node in graph.inputs]
     return Learned(

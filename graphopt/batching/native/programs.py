@@ -17,6 +17,7 @@ from graphopt.ir.attrs import from_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 from graphopt.passes.recurrence.body import translate
+from graphopt.passes.recurrence.trees import Learned, hoist
 
 #: Two rows: one could be taken for something that is stretched.
 _ROWS = 2
@@ -26,6 +27,17 @@ REDUCTIONS = ("sum", "mean", "max")
 
 #: From a context to a parameter's array on it.
 Parameter = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # arrays are compared element by element
+class Fixed:
+    """An array that is the same on all contexts: the parameter of an operator."""
+
+    array: Any
+
+    def __call__(self, _ctx: Any) -> Any:
+        """The array."""
+        return self.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,24 @@ class Rows:
 Native = Rows | Cut | Reshaped | Reduction | Joined
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A program, parted at one of its arguments.
+
+    Attributes:
+        position: of the argument.
+        prepare: what its rows alone make.
+        needed: what ``rest`` reads in place of the argument, in front of the others: numbers of
+            what ``prepare`` emits, -1 for the argument itself.
+        rest: all else.
+    """
+
+    position: int
+    prepare: Rows
+    needed: tuple[int, ...]
+    rest: Rows
+
+
 def native_of(source: Source | None, inputs: Sequence[Kind], outs: Sequence[Kind]) -> Native | str:
     """What the bridge makes of a signature's source, or why it cannot.
 
@@ -112,9 +142,8 @@ def native_of(source: Source | None, inputs: Sequence[Kind], outs: Sequence[Kind
         return source
     mx = import_mxnet()
     try:
-        if isinstance(source, Block):
-            return _block(source)
-        return _operator(source)
+        described = _block(source) if isinstance(source, Block) else _operator(source)
+        return _rows(*described)
     except (GraphoptError, mx.MXNetError) as error:
         return str(error)
 
@@ -195,16 +224,57 @@ def _bounds(begin: Sequence[Any], end: Sequence[Any], axis: int, extent: int) ->
     return first, max(first, last)
 
 
-def _block(source: Block) -> Rows:
+def split_of(source: Block | Operator, position: int) -> Split | None:
+    """The program of a source, parted at an argument; None if no product could be made ahead.
+
+    Args:
+        source: what the bridge can compute.
+        position: which of the arguments with rows.
+    """
+    graph, names, getter = _block(source) if isinstance(source, Block) else _operator(source)
+    first = names[position]
+    try:
+        found = hoist(ordered(graph, [first, *(name for name in names if name != first)]))
+    except GraphoptError:
+        return None  # it stays in one piece
+    if found is None:
+        return None
+
+    def rows(spec: RecurrenceSpec, learned: Learned) -> Rows:
+        groups = [*((name,) for name in learned.matrices), *learned.vectors]
+        return Rows(spec, tuple(tuple(getter(name) for name in group) for group in groups))
+
+    return Split(
+        position,
+        rows(found.prepare, found.prepared),
+        found.needed,
+        rows(found.rest, found.learned),
+    )
+
+
+def parameters_of(source: Source | None) -> list[Parameter]:
+    """The arrays that calls read besides rows."""
+    if isinstance(source, Block):
+        return [parameter.data for parameter in source.parameters.values()]
+    if isinstance(source, Operator):
+        return [Fixed(array) for array in source.template if array is not None]
+    return []
+
+
+#: A graph, its inputs with rows, and where the arrays of the others come from.
+Described = tuple[Graph, Sequence[str], Callable[[str], Parameter]]
+
+
+def _block(source: Block) -> Described:
     parameters = source.parameters
 
     def getter(name: str) -> Parameter:
         return parameters[name].data  # type: ignore[no-any-return]
 
-    return _rows(source.graph, source.names, getter)
+    return source.graph, source.names, getter
 
 
-def _operator(source: Operator) -> Rows:
+def _operator(source: Operator) -> Described:
     names = [f"input{at}" for at in range(len(source.template))]
     shapes: dict[str, tuple[int, ...]] = {}
     kinds = iter(source.kinds)
@@ -221,10 +291,9 @@ def _operator(source: Operator) -> Rows:
     arrays = dict(zip(names, source.template, strict=True))
 
     def getter(name: str) -> Parameter:
-        array = arrays[name]
-        return lambda _ctx: array
+        return Fixed(arrays[name])
 
-    return _rows(graph, data, getter)
+    return graph, data, getter
 
 
 def _rows(graph: Graph, names: Sequence[str], getter: Callable[[str], Parameter]) -> Rows:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 
 from graphopt.batching.kinds import Kind
 from graphopt.batching.native.block import Call, NativeBlock, make_block
+from graphopt.batching.native.lookups import Lookup, lookup_of, part
 from graphopt.batching.native.programs import Cut, Native, Reshaped, native_of, width_of
 from graphopt.batching.runs import Ints
 from graphopt.batching.signature import Signature
@@ -26,7 +27,7 @@ def arrange(
     kinds: Sequence[Kind],
     outside: int,
     wanted: Container[int] | None,
-) -> list[int | NativeBlock]:
+) -> list[int | Lookup | NativeBlock]:
     """Put groups together that the bridge can run.
 
     What MXNet runs and what the bridge runs take turns, as few as possible: a group of MXNet's runs
@@ -40,7 +41,8 @@ def arrange(
         wanted: stores that are read after the plan; None if any may be.
 
     Returns:
-        Numbers of groups that MXNet runs, and blocks, in their order.
+        Numbers of groups that MXNet runs, embeddings whose distinct rows are made, and blocks, in
+        their order.
     """
     natives = [_native(group, kinds, outside) for group in groups]
     reads = [_reads(group) for group in groups]
@@ -50,26 +52,56 @@ def arrange(
     for group, native, read in zip(groups, natives, reads, strict=True):
         turn = 0
         for store in read:
-            found, is_native = made_in.get(store, (0, False))
-            turn = max(turn, found + (is_native and native is None))
+            earlier, is_native = made_in.get(store, (0, False))
+            turn = max(turn, earlier + (is_native and native is None))
         turns.append(turn)
         for at in range(len(group[0].outs)):
             made_in[group[1] + at] = (turn, native is not None)
-    order: list[int | NativeBlock] = []
-    unread_is_kept = False
+    blocks: dict[int, list[list[int]]] = {}
     for turn in range(max(turns, default=-1) + 1):
-        mine = [n for n, found in enumerate(turns) if found == turn and n not in unread]
-        order += [n for n in mine if natives[n] is None]
-        ours = [n for n in mine if natives[n] is not None]
-        for same in _by_type(ours, groups):
-            if sum(_computes(natives[n]) for n in same) < MIN_CALLS:
-                order += same
-                continue
-            calls = [_call(groups[n], native) for n in same if (native := natives[n]) is not None]
-            left = [_call(groups[n], Reshaped()) for n in sorted(unread)]
-            order.append(make_block(calls, totals, kinds, _Wanted(reads, set(same), wanted), left))
-            unread_is_kept = True
-    return order if unread_is_kept else [*order, *sorted(unread)]
+        ours = [n for n, at in enumerate(turns) if at == turn and natives[n] is not None]
+        blocks[turn] = [
+            same
+            for same in _by_type([n for n in ours if n not in unread], groups)
+            if sum(_computes(natives[n]) for n in same) >= MIN_CALLS
+        ]
+    in_blocks = {n for together in blocks.values() for same in together for n in same}
+    lookups = _lookups(groups, natives, reads, in_blocks, unread, outside, wanted)
+    left = [_call(groups[n], Reshaped()) for n in sorted(unread)]
+    order: list[int | Lookup | NativeBlock] = []
+    for turn, together in blocks.items():
+        apart = [n for n, at in enumerate(turns) if at == turn and n not in in_blocks]
+        order += [lookups.get(groups[n][1], n) for n in apart if n not in unread]
+        for same in together:
+            calls = [_call(groups[n], natives[n], lookups) for n in same]
+            made = make_block(calls, totals, kinds, _Wanted(reads, set(same), wanted), lookups)
+            looked_up = [_call(groups[lookup.group], Reshaped()) for lookup in lookups.values()]
+            made.keep([*looked_up, *calls, *left])
+            order.append(made)
+    return order if in_blocks else [*order, *sorted(unread)]
+
+
+def _lookups(
+    groups: Sequence[Planned],
+    natives: Sequence[Native | None],
+    reads: Sequence[set[int]],
+    in_blocks: Set[int],
+    unread: Set[int],
+    outside: int,
+    wanted: Container[int] | None,
+) -> dict[int, Lookup]:
+    """Embeddings that only blocks read, by the stores that their rows would be in."""
+    found: dict[int, Lookup] = {}
+    if wanted is None:
+        return found
+    for n, (signature, store, *_) in enumerate(groups):
+        if natives[n] is not None or store in wanted or signature.state != outside:
+            continue
+        readers = [m for m, read in enumerate(reads) if store in read and m not in unread]
+        lookup = lookup_of(n, store, signature, readers, in_blocks)
+        if lookup is not None:
+            found[store] = lookup
+    return found
 
 
 def _by_type(ours: Sequence[int], groups: Sequence[Planned]) -> list[list[int]]:
@@ -145,6 +177,10 @@ def _reads(group: Planned) -> set[int]:
     return {int(store) for stores, _ in group[3] for store in np.unique(stores)}
 
 
-def _call(group: Planned, native: Native) -> Call:
+def _call(
+    group: Planned, native: Native | None, lookups: Mapping[int, Lookup] | None = None
+) -> Call:
     signature, store, rows, arguments, lengths = group
-    return Call(native, signature, store, rows, arguments, lengths)
+    assert native is not None  # groups of blocks have one
+    parted = part(native, signature, arguments, lookups) if lookups else None
+    return Call(native, signature, store, rows, arguments, lengths, parted)
