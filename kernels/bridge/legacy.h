@@ -114,4 +114,10 @@ bool Flag(const NodeAttrs& attrs, const char* key) {
                                        found->second == "true");
 }
 
+const std::string& AttributeOf(const NodeAttrs& attrs, const char* key) {
+  auto found = attrs.dict.find(key);
+  if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute '" + key + "'");
+  return found->second;
+}
+
 }  // namespace graphopt
