@@ -37,7 +37,7 @@ def test_mlp_inference(
     # Without a machine to ask, all layers are packed.
     graph = graphopt.lift(example.net, {"data": example.calls[0][0].shape})
     packed = run_pass(graph, "pack-products", frozen=True).graph
-    counters(f"mlp_inference/{batch}", [packed], frozen=True)
+    counters(f"mlp_inference/{batch}", packed, frozen=True)
     net = graphopt.optimize(example.net, mode="inference", strict=True)
     plain = example.as_plain()
     expected = infer(example, plain)
