@@ -22,6 +22,7 @@ PASSES = {
         "graphopt.passes.batch_norm_to_convolution:BatchNormToConvolution"
     ),
     "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
+    "pack-products": "graphopt.passes.pack_products:PackProducts",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",

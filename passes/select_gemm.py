@@ -159,15 +159,20 @@ def _replace(graph: Graph, layer: _Layer) -> None:
     graph.update(node.but(op="broadcast_add", inputs=(shaped, bias), attrs=EMPTY))
 
 
+def as_dot(graph: Graph) -> Graph:
+    """A graph whose only operator is a FullyConnected, with ``dot`` in its place."""
+    edited = graph.copy()
+    layer = _layer(graph, graph[graph.outputs[0].node], 0)
+    assert layer is not None
+    _replace(edited, layer)
+    return edited
+
+
 def _measure(problem: Problem, target: Target) -> tuple[float, float]:
     """Milliseconds of FullyConnected and of ``dot`` with its bias, timed in turns."""
     if problem not in _MEASURED:
         plain = _alone(problem)
-        other = plain.copy()
-        node = plain[plain.outputs[0].node]
-        layer = _layer(plain, node, 0)
-        assert layer is not None
-        _replace(other, layer)
+        other = as_dot(plain)
         found = target.measured_once(
             ("gemm", *map(str, problem)),
             lambda: [min(times) for times in _times(plain, other, target)],

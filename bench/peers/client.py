@@ -27,6 +27,7 @@ JOBS = {
     "export": ("mxnet", "onnx"),
     "onnxruntime": ("onnxruntime",),
     "torch_encoder": ("torch",),
+    "torch_mlp": ("torch",),
     "torch_expression": ("torch",),
     "torch_lstm": ("torch",),
     "torch_text": ("torch",),

@@ -170,6 +170,31 @@ class TorchEncoder:
         return self._torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, 1e-5)
 
 
+class TorchMlp:
+    """Dense layers with ReLU between them in PyTorch, eager or compiled."""
+
+    def __init__(self, request: dict) -> None:
+        import numpy
+        import torch
+
+        torch.set_num_threads(request["threads"])
+        self._torch = torch
+        arrays = numpy.load(request["weights"])
+        self._w = [torch.from_numpy(arrays[name]) for name in arrays.files]
+        self._x = torch.from_numpy(numpy.load(request["inputs"][0]))
+        self._run = torch.compile(self._net) if request["compiled"] else self._net
+
+    def __call__(self) -> list:
+        with self._torch.no_grad():
+            return [self._run(self._x).numpy()]
+
+    def _net(self, x):
+        nn = self._torch.nn.functional
+        for at in range(0, len(self._w), 2):
+            x = nn.linear(x if at == 0 else nn.relu(x), self._w[at], self._w[at + 1])
+        return x
+
+
 class TorchExpression:
     """An expression of bench/kernels.py in PyTorch, eager or compiled, perhaps with backward."""
 
@@ -382,6 +407,7 @@ KINDS = {
     "torch_encoder": TorchEncoder,
     "torch_expression": TorchExpression,
     "torch_lstm": TorchLstm,
+    "torch_mlp": TorchMlp,
     "torch_text": TorchText,
     "torch_tree_package": torch_trees,
     "torch_trees": torch_trees,

@@ -17,6 +17,7 @@ from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
+from graphopt.backend.products import has_products, with_packed_products
 from graphopt.backend.race import race
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.recurrence import with_stash
@@ -28,10 +29,11 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, GraphoptError, InputError
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, FUSED, PARAM, Node
+from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, FUSED, PARAM, PRODUCT, Node
 from graphopt.kernels.library import prepare
 from graphopt.passes.fuse_pointwise import FusePointwise
 from graphopt.passes.fuse_reduction import FuseReduction
+from graphopt.passes.pack_products import PackProducts
 from graphopt.passes.select_gemm import SelectGemm
 from graphopt.pipeline.base import Pass, Settings
 from graphopt.pipeline.instruments import compare
@@ -46,12 +48,19 @@ EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
 KERNELS = " + kernels"
 #: What runs convolutions in blocked layout of our own, and the rest on oneDNN.
 CONVOLUTION_KERNELS = "executor + convolution kernels"
+#: What runs dense layers over packed weights.
+PRODUCT_KERNELS = "executor + packed products"
 STEP = "executor for training"
 
 
-def is_region(_graph: Graph, node: Node) -> bool:
-    """Whether a node is a region of convolutions; for :func:`unfuse`."""
-    return node.op == CONVOLUTIONS
+def is_packed(_graph: Graph, node: Node) -> bool:
+    """Whether a node reads parameters that are packed for it; for :func:`unfuse`."""
+    return node.op in (CONVOLUTIONS, PRODUCT)
+
+
+def has_packed(graph: Graph) -> bool:
+    """Whether a graph has nodes that read packed parameters."""
+    return has_convolutions(graph) or has_products(graph)
 
 
 @dataclass
@@ -159,9 +168,9 @@ class Lowered:
         """The Symbol to save: with fused nodes, or with the MXNet operators they stand for."""
         if not kernels:
             return to_symbol(unfuse(self._per_call))
-        # Regions of convolutions are for one size of images and one kind of processor.
-        if has_convolutions(self._per_call):
-            return to_symbol(unfuse(self._per_call, is_region))
+        # What is packed is so for one kind of processor, regions for one size of images too.
+        if has_packed(self._per_call):
+            return to_symbol(unfuse(self._per_call, is_packed))
         return self._symbol
 
     def parameters(self) -> dict[str, Any]:
@@ -196,7 +205,7 @@ class Lowered:
 
     def _tune(self, graph: Graph) -> Graph:
         settings = Settings("inference", frozen=True)
-        passes: tuple[Pass, ...] = (SelectGemm(),)
+        passes: tuple[Pass, ...] = (PackProducts(), SelectGemm())
         start = graph
         if any(node.op == FUSED for node in graph):
             # Regions grow anew, as a product without its bias leaves that to them.
@@ -206,7 +215,8 @@ class Lowered:
         done = [
             remark
             for remark in result.remarks
-            if remark.kind is RemarkKind.PASSED and remark.pass_name == SelectGemm.name
+            if remark.kind is RemarkKind.PASSED
+            and remark.pass_name in (PackProducts.name, SelectGemm.name)
         ]
         if not done:
             return graph
@@ -307,12 +317,12 @@ class Lowered:
         """The engine, with its operators in an order that takes less memory if one is found."""
         if self.training or not isinstance(engine, CachedOpEngine | ExecutorEngine):
             return engine
-        if engine.name == CONVOLUTION_KERNELS:
-            return engine  # its regions share their memory already
+        if engine.name in (CONVOLUTION_KERNELS, PRODUCT_KERNELS):
+            return engine  # regions share their memory already; packed nodes have no plain order
         parts = ("order", engine.name, *self._key(()))
         known = remembered(parts)
         if known is None:
-            graph = unfuse(self._per_call, is_region)
+            graph = unfuse(self._per_call, is_packed)
             found = in_less_memory(engine, graph, arrays, self.ctx)
             known = {"told": str(found or ""), "json": found.symbol.tojson() if found else ""}
             remember(parts, known)
@@ -345,14 +355,15 @@ class Lowered:
         if not self._frozen or self.ctx.device_type != "cpu":
             name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
             return {name: lambda: self._cached_op(self._symbol, name)}
-        if not has_convolutions(graph):
-            return self._without_convolutions(graph, arrays)
-        plain = unfuse(graph, is_region)
-        return self._without_convolutions(plain, arrays) | {
-            CONVOLUTION_KERNELS: lambda: self._convolutions(graph, arrays)
+        if not has_packed(graph):
+            return self._without_packed(graph, arrays)
+        plain = unfuse(graph, is_packed)
+        name = CONVOLUTION_KERNELS if has_convolutions(graph) else PRODUCT_KERNELS
+        return self._without_packed(plain, arrays) | {
+            name: lambda: self._packed(graph, arrays, name)
         }
 
-    def _without_convolutions(
+    def _without_packed(
         self, graph: Graph, arrays: Mapping[str, Any]
     ) -> dict[str, Callable[[], Engine]]:
         if not is_fused(graph):
@@ -410,10 +421,12 @@ class Lowered:
         values = [arrays[name] for name in symbol.list_inputs()]
         return ExecutorEngine(symbol, values, self.data, self.ctx, name)
 
-    def _convolutions(self, graph: Graph, arrays: Mapping[str, Any]) -> Engine:
+    def _packed(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         packed, params = with_packed(graph, arrays, self.ctx)
+        packed, weights = with_packed_products(packed, arrays, self.ctx)
+        params |= weights
         self._fixed |= params
-        return self._executor(packed, {**arrays, **params}, CONVOLUTION_KERNELS)
+        return self._executor(packed, {**arrays, **params}, name)
 
     def _typed(self, symbol: Any) -> Any:
         """The symbol as MXNet's numpy kind, where the outputs are to be ``mx.np`` arrays."""

@@ -16,6 +16,7 @@ from graphopt.ir.node import (
     CONVOLUTIONS,
     FUSED,
     PARALLEL_BATCH_DOT,
+    PRODUCT,
     RECURRENCE,
     TREE,
     Node,
@@ -62,7 +63,7 @@ def supports(graph: Graph) -> bool:
     return all(
         node.is_input
         or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
-        or (node.op == CONVOLUTIONS and supports(node.graphs[0]))
+        or (node.op in (CONVOLUTIONS, PRODUCT) and supports(node.graphs[0]))
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -85,7 +86,7 @@ def _node(
     if node.op == CONSTANT:
         return [constant_array(node)]
     inputs = [values[value] for value in node.inputs]
-    if node.op == CONVOLUTIONS:
+    if node.op in (CONVOLUTIONS, PRODUCT):
         names = [each.name for each in node.graphs[0].inputs]
         return run(node.graphs[0], dict(zip(names, inputs, strict=True)))
     if node.op == FUSED:

@@ -21,6 +21,7 @@ from graphopt.ir.node import AUX, DATA
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.single import Layer
+from graphopt.kernels.products import packed_size
 
 #: Graphs are timed against each other so often, or until this is spent.
 _MOST_ROUNDS = 5
@@ -82,6 +83,10 @@ class MXNetTarget:
     def block_lanes(self) -> int:
         """See :func:`graphopt.kernels.convolutions.native.lanes`."""
         return native.lanes(import_mxnet())
+
+    def packed_product(self, depth: int, units: int) -> int:
+        """See :func:`graphopt.kernels.products.packed_size`."""
+        return packed_size(import_mxnet(), depth, units)
 
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
         """See :func:`graphopt.kernels.convolutions.native.layer_times_ms`."""

@@ -11,6 +11,7 @@ from graphopt.ir.node import (
     CONVOLUTIONS,
     FUSED,
     PARALLEL_BATCH_DOT,
+    PRODUCT,
     RECURRENCE,
     TREE,
     Node,
@@ -71,7 +72,7 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
 def follows_anchor(graph: Graph, node: Node) -> bool:
     """Whether a region is nothing but an activation behind a matrix product or convolution."""
     body = _region(node)
-    if body is None or node.op == CONVOLUTIONS or len(node.inputs) != 1:
+    if body is None or node.op in (CONVOLUTIONS, PRODUCT) or len(node.inputs) != 1:
         return False
     inner = [n for n in body if not n.is_input]
     source = graph[node.inputs[0].node]
@@ -87,4 +88,4 @@ def _region(node: Node) -> Graph | None:
     if node.op == RECURRENCE:
         is_cpu_form = not node.attrs.get("lengths")
         return node.graphs[1] if len(node.graphs) > 1 and is_cpu_form else None
-    return node.graphs[0] if node.op in (FUSED, CONVOLUTIONS) and node.graphs else None
+    return node.graphs[0] if node.op in (FUSED, CONVOLUTIONS, PRODUCT) and node.graphs else None

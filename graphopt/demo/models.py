@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,6 +83,17 @@ def zoo(name: str = "resnet18_v1", batch: int = 1, extent: int = 224, **options:
     """A net of Gluon's vision zoo, not pretrained."""
     net = getattr(mx.gluon.model_zoo.vision, name)(prefix=f"{name}_", **options)
     return _example(name, net, (data.normal((batch, 3, extent, extent)),))
+
+
+def mlp(batch: int = 32, widths: tuple[int, ...] = (784, 1024, 1024, 10)) -> Example:
+    """Dense layers with ReLU between them."""
+    nn = mx.gluon.nn
+    net = nn.HybridSequential(prefix="mlp_")
+    with net.name_scope():
+        for inputs, units in itertools.pairwise(widths):
+            relu = "relu" if len(net) < len(widths) - 2 else None
+            net.add(nn.Dense(units, in_units=inputs, activation=relu))
+    return _example("mlp", net, (data.normal((batch, widths[0])),))
 
 
 def encoder(

@@ -41,8 +41,13 @@ TREE: Final = "graphopt_tree"
 #: is computed; ``packed``, whether its parameters are in the order in which they are read.
 CONVOLUTIONS: Final = "graphopt_convolutions"
 
-#: Operators whose spec says all: their nested graphs are there to be read and to be put back.
-WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE, CONVOLUTIONS})
+#: A dense layer with constant weights; attrs: ``units``, ``activation``, ``flatten``, ``no_bias``;
+#: ``packed``, whether its weights are in the order in which they are read. Its nested graph is the
+#: layer in MXNet's operators (see kernels/bridge/product_operator.h).
+PRODUCT: Final = "graphopt_product"
+
+#: Operators whose attributes say all: their nested graphs are there to be read and to be put back.
+WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE, CONVOLUTIONS, PRODUCT})
 
 #: MXNet's batch_dot with a thread for every product.
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"

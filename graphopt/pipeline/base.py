@@ -51,6 +51,9 @@ class Target(Protocol):
     def block_lanes(self) -> int:
         """How many channels make a block in blocked layout."""
 
+    def packed_product(self, depth: int, units: int) -> int:
+        """How many numbers the weights of a dense layer are once packed."""
+
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
         """Milliseconds of a convolution by each algorithm, in turns, the best of some."""
 

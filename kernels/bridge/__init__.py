@@ -81,6 +81,7 @@ def _load(mxnet: Any) -> ctypes.CDLL:
     bridge.graphopt_version.restype = ctypes.c_uint64
     bridge.graphopt_version.argtypes = [ctypes.c_void_p]
     bridge.graphopt_packed_size.restype = ctypes.c_int64
+    bridge.graphopt_packed_product.restype = ctypes.c_int64
     if not _layout_fits(mxnet, bridge):
         raise MissingDependencyError(
             "graphopt's fused kernels fit MXNet 1.9.1 as it is on PyPI, and this build of MXNet"

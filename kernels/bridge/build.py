@@ -28,6 +28,7 @@ SOURCES = (
     "levels.cc",
     "schedule.cc",
     "blocked.cc",
+    "product.cc",
 )
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
 _VECTORS = {
@@ -37,6 +38,7 @@ _VECTORS = {
     "convolution.cc": ["-O2"],
     "winograd.cc": ["-O2"],
     "blocked.cc": ["-O2"],
+    "product.cc": ["-O2"],
 }
 _INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],

@@ -124,4 +124,10 @@ struct LegacyChunk {
   mxnet::engine::Var* variable;
 };
 
+const std::string& AttributeOf(const NodeAttrs& attrs, const char* key) {
+  auto found = attrs.dict.find(key);
+  if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute '" + key + "'");
+  return found->second;
+}
+
 }  // namespace graphopt

@@ -12,6 +12,7 @@
 #include "fused.h"
 #include "kept.h"
 #include "legacy.h"
+#include "product_operator.h"
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
 #include "tree_operator.h"
@@ -78,6 +79,7 @@ void Register() {
   SetAttribute<nnvm::TIsBackward>(unschedule, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(unschedule, "FCompute<cpu>", LegacyFunction(&ScheduleBackward));
   RegisterConvolutions();
+  RegisterProduct();
   RegisterExecutor();
 }
 
@@ -202,6 +204,15 @@ int graphopt_run_convolutions(const char* spec, const float** inputs, float** ou
     graphopt::python_error = error.what();
     return 1;
   }
+}
+
+/* Floats of a dense layer's weights once packed, and packing them from (units, depth). */
+int64_t graphopt_packed_product(int64_t depth, int64_t units) {
+  return graphopt::product::PackedSize(depth, units);
+}
+
+void graphopt_pack_product(const float* weights, int64_t depth, int64_t units, float* packed) {
+  graphopt::product::Pack(weights, depth, units, packed);
 }
 
 /* Memory that one call at a time may have; see executor_operator.h. */

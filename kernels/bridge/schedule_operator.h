@@ -40,12 +40,6 @@ struct ScheduleSignature {
   size_t outputs() const { return exports.size() + (stash_size > 0); }
 };
 
-const std::string& AttributeOf(const NodeAttrs& attrs, const char* key) {
-  auto found = attrs.dict.find(key);
-  if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute '" + key + "'");
-  return found->second;
-}
-
 ScheduleSignature ScheduleSignatureOf(const NodeAttrs& attrs) {
   ScheduleSignature made;
   const std::string& specs = AttributeOf(attrs, "specs");

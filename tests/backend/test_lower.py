@@ -13,6 +13,7 @@ from graphopt.backend.lower import (
     CACHED_OP_ONEDNN,
     CONVOLUTION_KERNELS,
     EXECUTOR_ONEDNN,
+    PRODUCT_KERNELS,
     lower,
 )
 from graphopt.backend.random_feeds import random_feeds
@@ -146,6 +147,30 @@ def test_what_was_packed_for_slower_engines_is_freed(monkeypatch):
     assert function.choice.engine == CACHED_OP
     assert CONVOLUTION_KERNELS in function.choice.measured_ms
     assert function._known() == {"w"}
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_products_run_where_they_are_faster(monkeypatch, is_fast):
+    graph = with_types(
+        parse(
+            "graph g(%x: f32[6,4], param %w: ?, param %b: ?) {"
+            "%c = FullyConnected(%x, %w, %b) {num_hidden=5} %y = relu(%c) return %y }"
+        )
+    )
+    times = {CACHED_OP: 2.0, PRODUCT_KERNELS: 1.0 if is_fast else 9.0}
+    monkeypatch.setattr(
+        lowering, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
+    )
+    data, params = arrays(graph)
+    packed = run_pass(graph, "pack-products", frozen=True).graph
+    function = lower(packed, params, tune=False)
+    (found,) = function(**data)
+    assert function.choice.engine == (PRODUCT_KERNELS if is_fast else CACHED_OP)
+    assert function._known() == {"w", "b"} | ({"w_packed"} if is_fast else set())
+    expected = np.maximum(data["x"] @ params["w"].T + params["b"], 0)
+    np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5, atol=1e-5)
+    for kernels in (True, False):
+        assert "graphopt" not in function.exported(kernels=kernels).tojson()
 
 
 def test_unknown_engines_are_refused(mul):

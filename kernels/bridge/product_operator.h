@@ -1,0 +1,123 @@
+/*
+ * The operator graphopt_product: a dense layer with constant weights, and the activation after it; see
+ * product.h.
+ *
+ * Attributes: `units`; `activation`, "none", "relu" or "gelu"; `flatten`, all axes but the first are the
+ * depth, not the last alone; `no_bias`; `packed`, weights come in the order in which they are read. Inputs:
+ * data, weights (units, depth) or packed, the bias. It is for inference: there is no gradient.
+ */
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "convolutions_operator.h"
+#include "product.h"
+
+namespace graphopt {
+
+int64_t UnitsOf(const NodeAttrs& attrs) { return std::stoll(AttributeOf(attrs, "units")); }
+
+product::Activation ActivationOf(const NodeAttrs& attrs) {
+  const std::string& name = AttributeOf(attrs, "activation");
+  if (name == "relu") return product::kRelu;
+  if (name == "gelu") return product::kGelu;
+  if (name != "none") Fail("node " + attrs.name + " has no activation '" + name + "'");
+  return product::kNone;
+}
+
+uint32_t ProductInputs(const NodeAttrs& attrs) { return Flag(attrs, "no_bias") ? 2 : 3; }
+
+/* Numbers that a unit multiplies. */
+int64_t DepthOf(const NodeAttrs& attrs, const mxnet::TShape& data) {
+  if (data.ndim() < 2) Fail("the data of node " + attrs.name + " has less than two axes");
+  return Flag(attrs, "flatten") ? data.ProdShape(1, data.ndim()) : data[data.ndim() - 1];
+}
+
+bool ProductShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  const mxnet::TShape& data = (*in)[0];
+  if (!mxnet::shape_is_known(data)) return false;
+  const int64_t depth = DepthOf(attrs, data), units = UnitsOf(attrs);
+  Settle(attrs, 1,
+         Flag(attrs, "packed") ? Shaped({product::PackedSize(depth, units)})
+                               : Shaped({units, depth}),
+         &(*in)[1]);
+  if (in->size() > 2) Settle(attrs, 2, Shaped({units}), &(*in)[2]);
+  mxnet::TShape made = Flag(attrs, "flatten") ? Shaped({data[0], units}) : data;
+  made[made.ndim() - 1] = units;
+  (*out)[0] = made;
+  return true;
+}
+
+/* Threads take tasks as they come; one that adds to another's result waits for it. */
+void RunProduct(const product::Plan& plan, const product::Operands& operands, int threads) {
+  const int64_t tasks = plan.tasks();
+  std::unique_ptr<std::atomic<int64_t>[]> done;
+  if (plan.parts > 1) {
+    done = std::make_unique<std::atomic<int64_t>[]>(tasks);
+    for (int64_t i = 0; i < tasks; ++i) done[i] = 0;
+  }
+  std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+    if (plan.before(task) >= 0) AwaitTasks(done[plan.before(task)], 1);
+    product::RunTask(plan, operands, task);
+    if (done) done[task].store(1, std::memory_order_release);
+  }
+}
+
+void ProductForward(const NodeAttrs& attrs, const mxnet::OpContext&,
+                    const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
+                    const std::vector<TBlob>& outputs) {
+  Results results;
+  auto to = static_cast<float*>(results.Add(outputs[0], requests[0]));
+  const int64_t depth = DepthOf(attrs, inputs[0].shape_), units = UnitsOf(attrs);
+  const int64_t rows = units ? outputs[0].shape_.Size() / units : 0;
+  if (!to || rows == 0) return;
+  const float* weights = static_cast<const float*>(inputs[1].dptr_);
+  std::vector<float> packed;
+  if (!Flag(attrs, "packed")) {
+    packed.resize(product::PackedSize(depth, units));
+    product::Pack(weights, depth, units, packed.data());
+    weights = packed.data();
+  }
+  const float* bias = inputs.size() > 2 ? static_cast<const float*>(inputs[2].dptr_) : nullptr;
+  // A row alone costs what it takes to read the weights.
+  const double nanoseconds = static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
+  const int threads = Threads(nanoseconds, 1 << 10);
+  RunProduct(product::MakePlan(rows, depth, units, threads),
+             {static_cast<const float*>(inputs[0].dptr_), weights, bias, to, ActivationOf(attrs)},
+             threads);
+  results.Finish();
+}
+
+/* MXNet derives the backward graph of every graph; this one must not run. */
+std::vector<NodeEntry> ProductGradient(const ObjectPtr& node, const std::vector<NodeEntry>&) {
+  const std::string no_bias = Flag(node->attrs, "no_bias") ? "True" : "False";
+  ObjectPtr made = MakeNode("_backward_graphopt_product", node->attrs.name + "_backward",
+                            {{"no_bias", no_bias}});
+  View(made).inputs = View(node).inputs;
+  std::vector<NodeEntry> gradients;
+  for (size_t i = 0; i < View(node).inputs.size(); ++i)
+    gradients.emplace_back(made, static_cast<uint32_t>(i), 0);
+  return gradients;
+}
+
+void RegisterProduct() {
+  auto registry = dmlc::Registry<nnvm::Op>::Get();
+  nnvm::Op& forward = registry->__REGISTER_OR_GET__("graphopt_product");
+  forward.get_num_inputs = LegacyFunction(&ProductInputs);
+  forward.set_num_outputs(1);
+  SetAttribute<mxnet::FInferShape>(forward, "FInferShape", LegacyFunction(&ProductShape));
+  SetAttribute<nnvm::FInferType>(forward, "FInferType", LegacyFunction(&ConvolutionsType));
+  SetAttribute<mxnet::FCompute>(forward, "FCompute<cpu>", LegacyFunction(&ProductForward));
+  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&ProductGradient));
+  nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_product");
+  backward.get_num_inputs = LegacyFunction(&ProductInputs);
+  backward.get_num_outputs = LegacyFunction(&ProductInputs);
+  SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
+  SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&ConvolutionsBackward));
+}
+
+}  // namespace graphopt

@@ -1,0 +1,205 @@
+"""Dense layers with constant weights, computed over packed weights by kernels of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from graphopt.analysis.effects import held_nodes
+from graphopt.analysis.frozen import frozen_nodes
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, PARAM, PRODUCT, Node, NodeId
+from graphopt.ir.ops import canonical
+from graphopt.ir.types import TensorType
+from graphopt.passes.fusion.region import replace_region
+from graphopt.passes.select_gemm import as_dot
+from graphopt.pipeline.base import Mode, Pass, PassContext, Settings, Target
+from graphopt.rewrite.substitute import transplant
+
+#: What ``dot`` may be faster for than FullyConnected: as in select-gemm.
+_LARGE_MACS: Final = 100_000_000
+
+
+@dataclass(frozen=True)
+class PackProducts(Pass):
+    """FullyConnected with constant weights, and the activation after it, are one node.
+
+    Its weights are packed once, into the order in which the kernel reads them, where MXNet's
+    libraries pack them in every call; for the few rows of a small batch that takes as long as the
+    product. The activation (ReLU, or GELU by the error function) is computed while the product is
+    in registers. Only float32 on the CPU, and only where it was measured to be ``min_gain`` times
+    as fast as MXNet's product; each distinct shape is measured once on a machine.
+
+    In no named pipeline, since its result depends on the machine: lowering runs it on frozen
+    graphs, and ``explain()`` tells what it chose.
+
+    Args:
+        min_gain: how many times as fast it has to be.
+
+    Example::
+
+        // before
+        graph net(%x: f32[8,16], param %w: f32[4,16], param %b: f32[4]) {
+          %fc = FullyConnected(%x, %w, %b) {num_hidden=4} : f32[8,4]
+          %y = relu(%fc) : f32[8,4]
+          return %y
+        }
+        // after
+        graph net(%x: f32[8,16], param %w: f32[4,16], param %b: f32[4]) {
+          %y_product = graphopt_product(%x, %w, %b)
+              {activation="relu", flatten=True, no_bias=False, units=4} : f32[8,4] [
+            graph region(%in0: f32[8,16], param %in1: f32[4,16], param %in2: f32[4]) {
+              %fc = FullyConnected(%in0, %in1, %in2) {num_hidden=4} : f32[8,4]
+              %y = relu(%fc) : f32[8,4]
+              return %y
+            }
+          ]
+          return %y_product
+        }
+    """
+
+    name: ClassVar[str] = "pack-products"
+    modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
+    needs_frozen: ClassVar[bool] = True
+
+    min_gain: float = 1.05
+
+    def refusal(self, settings: Settings) -> str | None:
+        """Also on other devices, and where sums must keep their order."""
+        if settings.device != "cpu":
+            return f"kernels run on CPUs only so far, not on the {settings.device}"
+        if settings.precise:
+            return "its sums are rounded in another order, which precise=True does not allow"
+        return super().refusal(settings)
+
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Replace nodes; linear besides the measuring."""
+        layers = [node for node in graph if canonical(node.op) == "FullyConnected"]
+        why = None
+        if layers and cx.target is not None:
+            why = cx.target.why_no_kernels(cx.settings.device)
+        if why is not None:
+            cx.missed(f"no product was packed: {why}", layers[0])
+            return graph
+        edited = graph.copy()
+        frozen, held = frozen_nodes(graph), held_nodes(graph)
+        for node in layers:
+            if node.id in frozen:
+                continue
+            why = _unfit(graph, node, frozen, held) or self._slower(graph, node, cx)
+            if why is not None:
+                cx.missed(f"its weights are not packed: {why}", node)
+                continue
+            _replace(graph, edited, node, held)
+            cx.count("packed")
+        return edited if cx.stats["packed"] else graph
+
+    def _slower(self, graph: Graph, node: Node, cx: PassContext) -> str | None:
+        """Why MXNet's product stays; tells what was measured where it does not."""
+        if cx.target is None:
+            return None
+        packed, *others = _measured(graph, node, cx.target)
+        best = min(others)
+        if best < self.min_gain * packed:
+            return f"that takes {packed:.3g} ms, MXNet's product {best:.3g} ms"
+        cx.passed(f"over packed weights {packed:.3g} ms, by MXNet {best:.3g} ms", node)
+        return None
+
+
+def activation_of(node: Node) -> str | None:
+    """The activation that a node is, as ``graphopt_product`` names it, or ``None``."""
+    op, kind = canonical(node.op), node.attrs.get("act_type")
+    if op == "relu" or (op == "Activation" and kind == "relu"):
+        return "relu"
+    return "gelu" if op == "LeakyReLU" and kind == "gelu" else None
+
+
+def _unfit(
+    graph: Graph, node: Node, frozen: frozenset[NodeId], held: frozenset[NodeId]
+) -> str | None:
+    if node.id in held or node.after:
+        return "control dependencies order it"
+    types = [graph.type_of(value) for value in (*node.inputs, node.out())]
+    if not all(found.is_static for found in types):
+        return "its shape or dtype is not known"
+    if any(found.dtype != "float32" for found in types):
+        return f"it multiplies {node.type.dtype}"
+    if any(value.node not in frozen for value in node.inputs[1:]):
+        return "its weights are computed from data"
+    if (types[0].rank or 0) < 2 or not types[0].size:
+        return "its data has no rows"
+    return None
+
+
+def _members(graph: Graph, node: Node, held: frozenset[NodeId]) -> list[Node]:
+    """The product, and the activation that alone reads it."""
+    users = graph.users(node.out())
+    if len(users) != 1 or graph.is_output(node.out()):
+        return [node]
+    user = graph[next(iter(users)).node]
+    if activation_of(user) is None or user.id in held or user.after:
+        return [node]
+    return [node, user]
+
+
+def _replace(graph: Graph, edited: Graph, node: Node, held: frozenset[NodeId]) -> None:
+    members = _members(graph, node, held)
+    body = Graph("region")
+    new = {
+        value: body.add_input(f"in{at}", PARAM if at else DATA, graph.type_of(value)).out()
+        for at, value in enumerate(node.inputs)
+    }
+    for member in members:
+        transplant(body, member, new)
+    last = members[-1].out()
+    body.set_outputs([new[last]])
+    attrs = _attrs(graph, node, activation_of(members[-1]) or "none")
+    replace_region(edited, members, node.inputs, [last], PRODUCT, attrs, body, "product")
+
+
+def _attrs(graph: Graph, node: Node, activation: str) -> dict[str, str | int | bool]:
+    return {
+        "activation": activation,
+        "flatten": "flatten" not in node.attrs or node.attrs.flag("flatten"),
+        "no_bias": len(node.inputs) < 3,
+        "units": (graph.type_of(node.inputs[1]).shape or (0,))[0] or 0,
+    }
+
+
+def _measured(graph: Graph, node: Node, target: Target) -> Sequence[float]:
+    """Milliseconds of the product over packed weights, and of MXNet's; all without activation."""
+    size, shape = graph.type_of(node.inputs[0]).size or 0, graph.type_of(node.inputs[1]).shape
+    units, depth = (extent or 0 for extent in shape or (0, 0))
+    rows = size // depth
+    problem = (rows, depth, units, len(node.inputs) > 2)
+
+    def measure() -> list[float]:
+        plain = alone("FullyConnected", problem, (units, depth))
+        graphs = [alone(PRODUCT, problem, (target.packed_product(depth, units),)), plain]
+        if rows * depth * units >= _LARGE_MACS:
+            graphs.append(as_dot(plain))
+        return target.times_ms(graphs)
+
+    found: Sequence[float] = target.measured_once(("product", *map(str, problem)), measure)
+    return found
+
+
+def alone(op: str, problem: tuple[int, int, int, bool], weights: tuple[int, ...]) -> Graph:
+    """A product by itself, to be timed; ``weights`` is their shape, packed for ``PRODUCT``."""
+    rows, depth, units, has_bias = problem
+    graph = Graph("product")
+    sources = [
+        graph.add_input("x", DATA, TensorType("float32", (rows, depth))),
+        graph.add_input("w", PARAM, TensorType("float32", weights)),
+    ]
+    if has_bias:
+        sources.append(graph.add_input("b", PARAM, TensorType("float32", (units,))))
+    attrs: dict[str, str | int | bool] = {"flatten": False, "no_bias": not has_bias}
+    if op == PRODUCT:
+        attrs |= {"units": units, "activation": "none", "packed": True}
+    else:
+        attrs["num_hidden"] = units
+    made = TensorType("float32", (rows, units))
+    graph.set_outputs([graph.add(op, sources, attrs, (made,), "product")])
+    return graph
