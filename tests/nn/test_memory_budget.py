@@ -46,10 +46,10 @@ def told(net: Any) -> str:
     return found.group(1)
 
 
-def least(net: Any) -> int:
+def least(net: Any, images: Any = None) -> int:
     """Bytes of the smallest budget."""
     with pytest.raises(BudgetError, match="the least is") as caught, autograd.record():
-        graphopt.optimize(net, memory=1000)(image())
+        graphopt.optimize(net, memory=1000)(image() if images is None else images)
     text = re.search(r"the least is ([\d.]+ \w+)", str(caught.value))
     assert text is not None
     return parse_size(text.group(1))
@@ -387,6 +387,25 @@ def test_what_waits_for_another_operator_still_does_when_values_are_computed_aga
     made = marked(document, {"third"}, {"first", "second"})
     (last,) = (node for node in made["nodes"] if node["name"] == "last")
     assert [made["nodes"][at]["name"] for at in last["control_deps"]] == ["second"]
+
+
+def test_a_budget_on_two_contexts() -> None:
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = deep()
+    net(image())
+    net.collect_params().reset_ctx(contexts)
+    parts = mx.gluon.utils.split_and_load(image(), contexts)
+    fast = graphopt.optimize(net, memory=least(net, parts[0]))
+    found = []
+    for which in (net, fast):
+        for _ in range(2):
+            with autograd.record():
+                losses = [(which(part) ** 2).sum() for part in parts]
+            autograd.backward(losses)
+        params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        found.append([array.asnumpy() for p in params for array in p.list_grad()])
+    check((found[0], found[1]))
+    assert fast.explain().count("computed again") == 2
 
 
 def test_what_is_kept_is_not_computed_again() -> None:
