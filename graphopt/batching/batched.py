@@ -97,6 +97,7 @@ class Batched:
         lines = [f"{describe(self.net)}, scheduler {self.scheduler!r}", f"  {self.statistics}"]
         for text, count in sorted(self._library.remarks.items()):
             lines.append(f"  not batched: {text} ({count} times)")
+        lines += [f"  not noticed: {text}" for text in sorted(self._library.cautions)]
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -112,9 +112,14 @@ def _record(recorder: Recorder, block: Any, unit: Unit, args: Any, values: Seque
 
 
 def _enter(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout) -> Any:
+    library = recorder.library
+    if library.is_restless(block):
+        library.note(f"{describe(block)} is recorded operator by operator: it changes all the time")
+        return _DESCEND
     found = _made(recorder, block, values, layout)
-    # Afterwards, as parameters may learn their shapes meanwhile.
-    recorder.library.traced[block] = fingerprint(block)
+    if found is not _DESCEND:  # else its own Python runs, as it is then
+        # Afterwards, as parameters may learn their shapes meanwhile.
+        library.traced[block] = fingerprint(block)
     return found
 
 

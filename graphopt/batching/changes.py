@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from graphopt.batching.native.programs import Parameter
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import descendants
-from graphopt.kernels import bridge
+from graphopt.kernels.bridge.versions import Versions, fit
 
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -45,36 +45,68 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """Arrays as they were.
+    """What a block was computed from, as it was then.
 
     Attributes:
-        arrays: with how often each had been written.
+        stores: numbers of the recorder's stores that were read.
+        parameters: that were read besides.
     """
 
-    arrays: tuple[tuple[Any, int], ...]
+    def __init__(
+        self,
+        stores: Sequence[int],
+        parameters: Sequence[Parameter],
+        ctx: Any,
+        arrays: Sequence[Any],
+    ) -> None:
+        """Nobody waits: the engine notes how often arrays were written when it comes to it.
 
-    def check(self) -> None:
-        """Raise if one of them was written since.
+        Args:
+            stores: their numbers.
+            parameters: by context, of any shapes and dtypes.
+            ctx: where they are read.
+            arrays: the recorder's stores; those that are None are not watched.
 
         Raises:
-            GraphoptError: so it was.
+            GraphoptError: MXNet's engine refuses.
         """
-        now = watched(array for array, _ in self.arrays)
-        if [count for _, count in now.arrays] != [count for _, count in self.arrays]:
-            raise GraphoptError(
-                "a value that a batched Block did not return is read for the first time after"
-                " parameters or inputs were changed, and can no longer be computed: read it before"
-                " (.asnumpy()), or return it from the Block"
-            )
+        self.stores = [store for store in stores if arrays[store] is not None]
+        self.parameters, self._ctx = parameters, ctx
+        self._arrays = self._now(arrays)
+        self._versions = Versions(import_mxnet(), self._arrays)
+
+    def check(self, arrays: Sequence[Any]) -> None:
+        """Raise if what would be read now is not what was read then.
+
+        Raises:
+            GraphoptError: an array was written since, or a parameter has another one.
+        """
+        count = len(self.stores)
+        now = self._now(arrays)
+        written = Versions(import_mxnet(), self._arrays).read()
+        for at, (then, before) in enumerate(zip(self._arrays, self._versions.read(), strict=True)):
+            if now[at] is not then and at < count:
+                continue  # the recorder keeps a copy, made before somebody wrote into the array
+            if now[at] is not then or written[at] != before:
+                raise GraphoptError(
+                    "a value that a batched Block did not return is read for the first time after"
+                    " parameters or inputs were changed, and can no longer be computed: read it"
+                    " before (.asnumpy()), or return it from the Block"
+                )
+
+    def _now(self, arrays: Sequence[Any]) -> list[Any]:
+        return [
+            *(arrays[store] for store in self.stores),
+            *(parameter(self._ctx) for parameter in self.parameters),
+        ]
 
 
-def watched(arrays: Iterable[Any]) -> Watched:
-    """Arrays as they are when what was started on them is done."""
-    count = bridge.load(import_mxnet()).graphopt_version
-    found: list[tuple[Any, int]] = []
-    for array in arrays:
-        array.wait_to_read()
-        found.append((array, int(count(array.handle))))
-    return Watched(tuple(found))
+def why_unwatched() -> str | None:
+    """Why changed arrays cannot be noticed, or None if they are. Needs the bridge."""
+    if fit(import_mxnet()):
+        return None
+    return (
+        "this build of MXNet does not lay out arrays as the one on PyPI, so values that are read"
+        " for the first time after parameters were changed may be those of the new parameters"
+    )

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from graphopt.batching.changes import watched
+from graphopt.batching.changes import Watched, why_unwatched
 from graphopt.batching.kinds import typed
 from graphopt.batching.lazy import Lazy, real
+from graphopt.batching.native.block import NativeBlock
 from graphopt.batching.native.lookups import Table, run_lookup
 from graphopt.batching.native.run import run_block
 from graphopt.batching.plan import Joiner, LookupStep, Plan, Planner, Step, step_of
@@ -67,10 +68,17 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
                 tables[step.lookup.store] = run_lookup(step.lookup, run, numbers, state)
             else:
                 run_block(step, stores, tables, state)
-                lone = [stores[store] for store, _ in plan.leaves if len(arrays[store]) == 1]
-                ctx = step.calls[0].signature.outs[0].ctx
-                read = [parameter(ctx) for parameter in step.parameters]
-                recorder.blocks.append((step, watched([*lone, *read])))
+                recorder.blocks.append((step, _watched(recorder, step)))
+
+
+def _watched(recorder: Recorder, block: NativeBlock) -> Watched | None:
+    """What a block that has run was computed from; None where MXNet does not tell of changes."""
+    reason = why_unwatched()
+    if reason is not None:
+        recorder.library.cautions.add(reason)
+        return None
+    ctx = block.calls[0].signature.outs[0].ctx
+    return Watched(block.reads, block.parameters, ctx, recorder.stores)
 
 
 def run_again(recorder: Recorder, store: int) -> None:
@@ -81,9 +89,10 @@ def run_again(recorder: Recorder, store: int) -> None:
     """
     found = (b for b in recorder.blocks if any(store in c.stores for c in b[0].calls))
     block, seen = next(found, (None, None))
-    if block is None or seen is None:
+    if block is None:
         return
-    seen.check()
+    if seen is not None:
+        seen.check(recorder.stores)
     planner = Planner(recorder.totals, recorder.homes)
     join = Joiner(recorder.stores)
     with not_recording(recorder.outside):

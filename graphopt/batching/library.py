@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ Entry = Callable[[Recorder, Sequence[Any]], Any]
 #: More kinds of calls than this, and all are forgotten: something in them never comes again.
 MAX_SIGNATURES = 4096
 MAX_ENTRIES = 32768
+#: A Block that changes more often than this, and more than once in so many calls, is traced no
+#: more; once an epoch is fine.
+MAX_CHANGES, CALLS_PER_CHANGE = 8, 16
 
 
 class Tag:
@@ -44,6 +48,7 @@ class Library:
         entries: by operator, attributes, types and autograd state.
         units: by Block, types and autograd state.
         remarks: how often each kind of call could not be batched, and why.
+        cautions: what is not noticed here.
         plans: by structure.
         traced: fingerprints of the Blocks that units were made of.
         numbers: how many different numbers (see numbers.py) or weights an operator was called with.
@@ -55,6 +60,9 @@ class Library:
         self.net = net
         self.lock = threading.RLock()
         self.remarks: Counter[str] = Counter()
+        self.cautions: set[str] = set()
+        self._calls = 0
+        self._changes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._serial = 0  # never starts anew: groups being recorded are known by it
         self.forget()
 
@@ -73,10 +81,17 @@ class Library:
     def refresh(self) -> None:
         """Forget what was made of Blocks that have changed since."""
         with self.lock:
+            self._calls += 1
             changed = [block for block, was in self.traced.items() if fingerprint(block) != was]
+            for block in changed:
+                self._changes[block] = self._changes.get(block, 0) + 1
             if changed:
                 self.note(f"{describe(changed[0])} has changed and is traced anew")
                 self.forget()
+
+    def is_restless(self, block: Any) -> bool:
+        """Whether a Block changes so often that tracing it anew each time is too much."""
+        return self._changes.get(block, 0) > MAX_CHANGES + self._calls / CALLS_PER_CHANGE
 
     def enter(
         self, recorder: Recorder, key: Any, operator: int, args: Sequence[Any], attrs: Any

@@ -78,8 +78,6 @@ def _load(mxnet: Any) -> ctypes.CDLL:
     bridge.graphopt_register.restype = ctypes.c_char_p
     bridge.graphopt_error.restype = ctypes.c_char_p
     bridge.graphopt_lanes.restype = ctypes.c_int64
-    bridge.graphopt_version.restype = ctypes.c_uint64
-    bridge.graphopt_version.argtypes = [ctypes.c_void_p]
     bridge.graphopt_packed_size.restype = ctypes.c_int64
     bridge.graphopt_packed_product.restype = ctypes.c_int64
     if not _layout_fits(mxnet, bridge):

@@ -116,7 +116,7 @@ bool Flag(const NodeAttrs& attrs, const char* key) {
 }
 
 /* What an NDArray begins with points to this. Its header has one member less unless it is told of
- * MKL-DNN, which the packages are built with. */
+ * MKL-DNN, which the packages are built with. VariablesFit has to say yes before it is relied on. */
 struct LegacyChunk {
   mxnet::Storage::Handle data;
   std::vector<mxnet::Storage::Handle> parts;

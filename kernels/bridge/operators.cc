@@ -16,6 +16,7 @@
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
 #include "tree_operator.h"
+#include "versions.h"
 
 namespace graphopt {
 
@@ -88,11 +89,28 @@ void Register() {
 #pragma GCC visibility push(default)
 extern "C" {
 
-/* How often an NDArray was written, by its handle. */
-uint64_t graphopt_version(void* array) {
-  auto& chunk = *static_cast<std::shared_ptr<graphopt::LegacyChunk>*>(array);
-  return chunk->variable->version_;
+/* Whether versions can be read; `array` and `same` share their memory, `other` does not. */
+int graphopt_variables_fit(void* array, void* same, void* other) {
+  return graphopt::VariablesFit(array, same, other);
 }
+
+/* Has the engine write down how often arrays were written, when all that was started before is done.
+ * To be given back by graphopt_versions_free; null if it fails. */
+void* graphopt_versions_note(void** arrays, int64_t count) {
+  try {
+    return graphopt::NoteVersions(arrays, count);
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return nullptr;
+  }
+}
+
+/* Waits for what was noted, and puts one number for each array into `counts`. */
+void graphopt_versions_read(void* noted, uint64_t* counts) {
+  graphopt::ReadVersions(noted, counts);
+}
+
+void graphopt_versions_free(void* noted) { graphopt::FreeVersions(noted); }
 
 /* Whether `symbol`, the sum of the variable x with itself, looks as this file expects. */
 int graphopt_layout_fits(void* symbol) {

@@ -11,7 +11,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError, InputError, SampleError
+from graphopt.errors import InputError, SampleError
 from tests.batching.comparing import Fn, check, flat, initialized, rand, same
 
 mx = import_mxnet()
@@ -510,14 +510,15 @@ def test_what_is_computed_of_parameters_alone_is_computed_once() -> None:
     same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
 
 
-def test_a_block_that_was_cast_gives_an_error_and_no_nonsense() -> None:
+def test_a_block_that_was_cast_is_traced_anew() -> None:
     net = initialized(Fn(lambda net, w: net.embed(w) * 2, embed=nn.Embedding(5, 3)))
     batched = graphopt.batch(net)
     samples = [(mx.nd.array([1]),), (mx.nd.array([2]),)]
     batched(samples)
     net.cast("float64")
-    with pytest.raises(GraphoptError, match=r"call graphopt\.batch\(net\) anew$"):
-        batched(samples)
+    same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-10)
+    assert batched(samples).dtype == np.float64
+    assert "has changed and is traced anew" in batched.explain()
     check(net, samples)
 
 

@@ -81,6 +81,7 @@ class NativeBlock:
         attrs: of the operator, but for the stash.
         stash_size: elements that backward needs.
         calls: the groups, and those that nobody reads, for whoever wants what was not exported.
+        reads: stores that these read.
         parameters: what these read besides rows.
     """
 
@@ -93,11 +94,14 @@ class NativeBlock:
     attrs: dict[str, Any]
     stash_size: int
     calls: tuple[Call, ...]
+    reads: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 
     def keep(self, calls: Sequence[Call]) -> None:
         """Remember the calls that MXNet has to make for what was not exported."""
         self.calls = tuple(calls)
+        read = {int(s) for c in calls for stores, _ in c.arguments for s in np.unique(stores)}
+        self.reads = tuple(sorted(read))
         sources = {call.signature.serial: call.signature.source for call in calls}
         found = [parameter for source in sources.values() for parameter in parameters_of(source)]
         self.parameters = tuple(found)
