@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from graphopt.analysis.frozen import frozen_nodes
@@ -22,11 +23,11 @@ class Frozen:
     per_call: Graph
 
 
-def freeze(graph: Graph) -> Frozen:
+def freeze(graph: Graph, taken: Container[str] = ()) -> Frozen:
     """Split off the part that no data reaches; see :func:`graphopt.analysis.frozen.frozen_nodes`.
 
     What comes out of the frozen part and is still read becomes a parameter of the rest, named after
-    the node that made it. Linear.
+    the node that made it, by none of the names that are ``taken``. Linear.
     """
     frozen = frozen_nodes(graph)
     computed = {n for n in frozen if not graph[n].is_input and graph[n].op != CONSTANT}
@@ -39,11 +40,20 @@ def freeze(graph: Graph) -> Frozen:
     names = []
     for value in frontier:
         made = graph[value.node]
-        name = rest.unique_name(f"{made.name or made.op}_frozen{value.index or ''}")
+        name = _free(f"{made.name or made.op}_frozen{value.index or ''}", rest, taken)
         names.append(name)
         new = rest.add_input(name, PARAM, graph.type_of(value))
         rest.replace_uses(value, new.out())
     return Frozen(once, tuple(names), rest)
+
+
+def _free(name: str, graph: Graph, taken: Container[str]) -> str:
+    found = graph.unique_name(name)
+    count = 2
+    while found in taken:
+        found = graph.unique_name(f"{name}_{count}")
+        count += 1
+    return found
 
 
 def _frontier(graph: Graph, computed: set[NodeId]) -> list[Value]:

@@ -17,13 +17,14 @@ from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
-from graphopt.backend.products import has_products, with_packed_products
+from graphopt.backend.products import Packed, has_products, with_packed_products
 from graphopt.backend.race import race
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.recurrence import with_stash
 from graphopt.backend.step import Pools, StepEngine
 from graphopt.backend.symbol import constants, first_line, to_symbol
-from graphopt.backend.target import MXNetTarget
+from graphopt.backend.tuning import Tuned
+from graphopt.backend.tuning import tune as tune_products
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, GraphoptError, InputError
@@ -31,14 +32,7 @@ from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, FUSED, PARAM, PRODUCT, Node
 from graphopt.kernels.library import prepare
-from graphopt.passes.fuse_pointwise import FusePointwise
-from graphopt.passes.fuse_reduction import FuseReduction
-from graphopt.passes.pack_products import PackProducts
-from graphopt.passes.select_gemm import SelectGemm
-from graphopt.pipeline.base import Pass, Settings
 from graphopt.pipeline.instruments import compare
-from graphopt.pipeline.manager import run_passes
-from graphopt.pipeline.remarks import RemarkKind
 
 #: Engine names as receipts show them.
 CACHED_OP = "CachedOp"
@@ -112,8 +106,6 @@ class Lowered:
         self.ctx = ctx or mx.cpu()
         self.training = training
         self.choice = Choice()
-        if frozen and tune and self.ctx.device_type == "cpu":
-            graph = self._tune(graph)
         self._wanted = engine
         self._frozen = frozen
         self._numpy = numpy
@@ -121,14 +113,18 @@ class Lowered:
         self._types = {node.name: node.type for node in graph.inputs}
         self._check_params(graph)
         self._fixed = self._as_arrays(constants(graph))
-        per_call = graph
-        if frozen:
-            split = freeze(graph)
-            per_call = split.per_call
-            if split.once is not None:
-                self._fixed |= dict(zip(split.names, self._compute(split.once), strict=True))
+        self._with_products: Tuned | None = None  # what runs with packed products besides
+        self._keepers: list[Packed] = []
+        per_call = self._freeze(graph) if frozen else graph
+        if frozen and self.ctx.device_type == "cpu":
+            per_call = self._settle_products(per_call, is_tuned=tune)
         per_call = self._per_call = without_passed_inputs(per_call) if training else per_call
-        prepare((str(node.attrs["spec"]) for node in graph if node.op == FUSED), gradients=training)
+        packed = self._with_products.graph if self._with_products else Graph("none")
+        nodes = (*per_call, *packed)
+        prepare((str(node.attrs["spec"]) for node in nodes if node.op == FUSED), gradients=training)
+        for form in (per_call, packed):
+            known = constants(form).items()
+            self._fixed |= self._as_arrays({n: a for n, a in known if n not in self._fixed})
         self._symbol = to_symbol(with_stash(per_call) if training else per_call)
         self.data = tuple(node.name for node in per_call.role(DATA))
         self._inputs: list[str] = self._symbol.list_inputs()
@@ -203,25 +199,26 @@ class Lowered:
         mx = import_mxnet()
         return {n: mx.nd.array(a, ctx=self.ctx, dtype=a.dtype) for n, a in arrays.items()}
 
-    def _tune(self, graph: Graph) -> Graph:
-        settings = Settings("inference", frozen=True)
-        passes: tuple[Pass, ...] = (PackProducts(), SelectGemm())
-        start = graph
-        if any(node.op == FUSED for node in graph):
-            # Regions grow anew, as a product without its bias leaves that to them.
-            passes += (FuseReduction(), FusePointwise())
-            start = unfuse(graph, lambda _graph, node: node.op == FUSED)
-        result = run_passes(start, passes, settings, MXNetTarget())
-        done = [
-            remark
-            for remark in result.remarks
-            if remark.kind is RemarkKind.PASSED
-            and remark.pass_name in (PackProducts.name, SelectGemm.name)
-        ]
-        if not done:
-            return graph
-        self.choice.tuning = [f"{', '.join(r.nodes)}: {r.message}" for r in done]
-        return result.graph
+    def _freeze(self, graph: Graph) -> Graph:
+        """The rest of a graph, once what no data reaches is computed."""
+        split = freeze(graph, self._fixed)
+        if split.once is not None:
+            self._fixed |= dict(zip(split.names, self._compute(split.once), strict=True))
+        return split.per_call
+
+    def _settle_products(self, graph: Graph, *, is_tuned: bool) -> Graph:
+        """The graph without packed products; keeps the form with them, if there is one."""
+        found = None
+        if has_products(graph):
+            found = Tuned(graph)
+            graph = unfuse(graph, lambda _graph, node: node.op == PRODUCT)
+        if is_tuned:
+            plain, packed = tune_products(graph)
+            graph, found = self._freeze(plain.graph), packed or found
+            self.choice.tuning = list(plain.told)
+        if found is not None:
+            self._with_products = Tuned(self._freeze(found.graph), found.told)
+        return graph
 
     def _compute(self, once: Graph) -> list[Any]:
         engine = CachedOpEngine(to_symbol(once), ())
@@ -268,7 +265,10 @@ class Lowered:
         return value
 
     def _choose(self, data: Mapping[str, Any]) -> Engine:
-        arrays = {n: data[n] if n in data else self._fixed_value(n) for n in self._inputs}
+        names = {*self._inputs}
+        if self._with_products is not None:
+            names |= {node.name for node in self._with_products.graph if not node.inputs}
+        arrays = {n: data[n] if n in data else self._fixed_value(n) for n in names}
         candidates = self._candidates(arrays)
         if self._wanted not in ("auto", *candidates):
             raise InputError(f"engine {self._wanted!r} is none of auto, {', '.join(candidates)}")
@@ -309,6 +309,11 @@ class Lowered:
         # What was packed for engines that are not chosen.
         read = {*self._inputs, *chosen.inputs}
         self._fixed = {name: array for name, array in self._fixed.items() if name in read}
+        kept = {id(array) for array in self._fixed.values()}
+        self._keepers = [keeper for keeper in self._keepers if id(keeper.array) in kept]
+        if self._keepers and self._with_products is not None:
+            self.choice.tuning = list(self._with_products.told)
+        self._with_products = None
         chosen = self._in_less_memory(chosen, arrays)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
@@ -333,7 +338,8 @@ class Lowered:
 
     def _key(self, candidates: Iterable[str]) -> tuple[str, ...]:
         """What the choice of an engine depends on, besides the machine."""
-        return ("engine", fingerprint(self._per_call), str(self.ctx), *candidates)
+        packed = fingerprint(self._with_products.graph) if self._with_products else ""
+        return ("engine", fingerprint(self._per_call), packed, str(self.ctx), *candidates)
 
     def _remembered(self, candidates: Mapping[str, object]) -> str | None:
         """The engine an earlier process chose, by comparing and timing, for an equal graph."""
@@ -355,12 +361,13 @@ class Lowered:
         if not self._frozen or self.ctx.device_type != "cpu":
             name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
             return {name: lambda: self._cached_op(self._symbol, name)}
-        if not has_packed(graph):
+        packed = self._with_products.graph if self._with_products else graph
+        if not has_packed(packed):
             return self._without_packed(graph, arrays)
-        plain = unfuse(graph, is_packed)
-        name = CONVOLUTION_KERNELS if has_convolutions(graph) else PRODUCT_KERNELS
+        plain = unfuse(graph, is_packed) if has_packed(graph) else graph
+        name = CONVOLUTION_KERNELS if has_convolutions(packed) else PRODUCT_KERNELS
         return self._without_packed(plain, arrays) | {
-            name: lambda: self._packed(graph, arrays, name)
+            name: lambda: self._packed(packed, arrays, name)
         }
 
     def _without_packed(
@@ -423,7 +430,7 @@ class Lowered:
 
     def _packed(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         packed, params = with_packed(graph, arrays, self.ctx)
-        packed, weights = with_packed_products(packed, arrays, self.ctx)
+        packed, weights, self._keepers = with_packed_products(packed, arrays, self.ctx)
         params |= weights
         self._fixed |= params
         return self._executor(packed, {**arrays, **params}, name)

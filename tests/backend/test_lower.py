@@ -166,7 +166,7 @@ def test_products_run_where_they_are_faster(monkeypatch, is_fast):
     function = lower(packed, params, tune=False)
     (found,) = function(**data)
     assert function.choice.engine == (PRODUCT_KERNELS if is_fast else CACHED_OP)
-    assert function._known() == {"w", "b"} | ({"w_packed"} if is_fast else set())
+    assert function._known() == {"w", "b"} | ({"w_packed", "b_packed"} if is_fast else set())
     expected = np.maximum(data["x"] @ params["w"].T + params["b"], 0)
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5, atol=1e-5)
     for kernels in (True, False):
