@@ -93,6 +93,22 @@ def separate_processes(
     return found, tuple(notes)
 
 
+def in_pytorch(
+    kind: str, request: dict[str, Any], peers: Peers, expected: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A net in PyTorch, eager and compiled, results checked; and notes that tell why not."""
+    found: dict[str, Any] = {}
+    notes = []
+    for label, compiled in (("pytorch", False), ("pytorch compiled", True)):
+        try:
+            peer = peers.start(kind, compiled=compiled, **request)
+            check_peer(peer, peers, expected)
+            found[label] = peer
+        except PeerError as error:
+            notes.append(f"no {label}: {error}")
+    return found, tuple(notes)
+
+
 def check_peer(peer: Peer, peers: Peers, expected: dict[str, np.ndarray]) -> None:
     """A peer that computes something else is no peer."""
     path = peers.folder / "outputs.npz"

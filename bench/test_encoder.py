@@ -11,9 +11,9 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.conftest import THREADS
-from bench.peers.client import PeerError, Peers
+from bench.peers.client import Peers
 from bench.report import Record
-from bench.test_cnn_inference import check_peer
+from bench.test_cnn_inference import in_pytorch
 from bench.timing import figures, race, ratios
 from graphopt.demo import data, models
 from graphopt.demo.checking import infer, relative_error, train, train_step
@@ -145,13 +145,4 @@ def pytorch(
     if head is not None:
         request["head"] = str(peers.folder / "head.npy")
         np.save(request["head"], head)
-    found: dict[str, Any] = {}
-    notes = []
-    for label, compiled in (("pytorch", False), ("pytorch compiled", True)):
-        try:
-            peer = peers.start("torch_encoder", compiled=compiled, **request)
-            check_peer(peer, peers, expected)
-            found[label] = peer
-        except PeerError as error:
-            notes.append(f"no {label}: {error}")
-    return found, tuple(notes)
+    return in_pytorch("torch_encoder", request, peers, expected)

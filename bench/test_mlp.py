@@ -11,9 +11,9 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.conftest import THREADS
-from bench.peers.client import PeerError, Peers
+from bench.peers.client import Peers
 from bench.report import Record
-from bench.test_cnn_inference import check_peer, separate_processes
+from bench.test_cnn_inference import in_pytorch, separate_processes
 from bench.timing import figures, race, ratios
 from graphopt.demo import models
 from graphopt.demo.checking import infer, relative_error
@@ -70,13 +70,4 @@ def pytorch(
         "inputs": workloads.save_inputs(example, peers.folder),
         "threads": THREADS,
     }
-    found: dict[str, Any] = {}
-    notes = []
-    for label, compiled in (("pytorch", False), ("pytorch compiled", True)):
-        try:
-            peer = peers.start("torch_mlp", compiled=compiled, **request)
-            check_peer(peer, peers, expected)
-            found[label] = peer
-        except PeerError as error:
-            notes.append(f"no {label}: {error}")
-    return found, tuple(notes)
+    return in_pytorch("torch_mlp", request, peers, expected)

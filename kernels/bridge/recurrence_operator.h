@@ -64,11 +64,7 @@ std::vector<int64_t> Told(const std::string& spec, int mode) {
   return numbers;
 }
 
-const std::string& SpecOf(const NodeAttrs& attrs) {
-  auto found = attrs.dict.find("spec");
-  if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute 'spec'");
-  return found->second;
-}
+const std::string& SpecOf(const NodeAttrs& attrs) { return AttributeOf(attrs, "spec"); }
 
 /* Finds what Python told before, or asks; not under the lock, as Python may run other threads. */
 template <typename Kept, typename Make>
