@@ -1,20 +1,24 @@
 """What the bridge has to know of a spec, as numbers.
 
 In order: inputs, outputs, axes, groups of axes, whether rows must stay whole, bytes of the compute
-dtype, picoseconds an element; the group of each axis; and for every operand, inputs first: MXNet's
-type code, whether it is summed over, the source and index (of backward operands), dimensions, and
-the axis of each, -1 for one of extent 1.
+dtype, picoseconds an element, scratch rows; the group of each axis; for every operand, inputs
+first: MXNet's type code, whether it is summed over, the source and index (of backward operands),
+dimensions, and the axis of each, -1 for one of extent 1; and how many pairs of an input and an
+output may be one array, and the pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from graphopt.ir.types import DTYPES
+from graphopt.kernels.emit.inplace import overwritable
+from graphopt.kernels.emit.schedule import schedule
 from graphopt.kernels.expand import collapse, expand
 from graphopt.kernels.gradient import Gradient, differentiate
 from graphopt.kernels.instructions import INSTRUCTIONS
-from graphopt.kernels.spec import KernelSpec, Operand
+from graphopt.kernels.spec import KernelSpec, Operand, parse
 
 HEAD, INPUT, OUTPUT = 0, 1, 2
 
@@ -33,8 +37,27 @@ def backward_plan(spec: KernelSpec) -> list[int]:
     """The numbers of the kernel of the gradients of ``spec``."""
     gradient = differentiate(spec)
     if gradient.spec is None:
-        return [0, 0, 0, 0, 0, 4, 0]
+        return [0, 0, 0, 0, 0, 4, 0, 0, 0]
     return _numbers(gradient.spec, sources(gradient), list(gradient.wrt))
+
+
+@lru_cache(maxsize=4096)
+def inplace_pairs(text: str, *, backward: bool) -> tuple[tuple[int, int], ...]:
+    """Which inputs and outputs of the node of a kernel MXNet may give one array.
+
+    Args:
+        text: a spec.
+        backward: of the node that computes its gradients, which has one output for each of its
+            inputs.
+    """
+    spec, wrt = parse(text), None
+    if backward:
+        gradient = differentiate(spec)
+        if gradient.spec is None:
+            return ()
+        spec, wrt = gradient.spec, gradient.wrt
+    pairs = overwritable(collapse(expand(spec)).spec)
+    return tuple((read, wrt[written] if wrt else written) for read, written in pairs)
 
 
 def sources(gradient: Gradient) -> list[tuple[int, int]]:
@@ -57,6 +80,8 @@ def _numbers(
     spec: KernelSpec, sources: Sequence[tuple[int, int]], targets: Sequence[int]
 ) -> list[int]:
     collapsed = collapse(spec)
+    runs = collapse(expand(spec)).spec
+    pairs = overwritable(runs)
     item = DTYPES[spec.dtype][1]
     numbers = [
         len(spec.inputs),
@@ -66,6 +91,7 @@ def _numbers(
         int(spec.inner > 0),
         item,
         picoseconds(spec),
+        len(schedule(runs).scratch),
         *collapsed.group,
     ]
     for operand, (source, index) in zip(spec.inputs, sources, strict=True):
@@ -74,7 +100,7 @@ def _numbers(
         numbers += _operand(
             result.operand, adds=bool(spec.summed(result)), source=OUTPUT, index=index
         )
-    return numbers
+    return [*numbers, len(pairs), *(number for pair in pairs for number in pair)]
 
 
 def _operand(operand: Operand, *, adds: bool, source: int, index: int) -> list[int]:

@@ -20,8 +20,8 @@ from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.products import Packed, has_products, with_packed_products
 from graphopt.backend.race import race
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
-from graphopt.backend.recurrence import with_stash
 from graphopt.backend.step import Pools, StepEngine
+from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.tuning import Tuned
 from graphopt.backend.tuning import tune as tune_products
@@ -125,7 +125,7 @@ class Lowered:
         for form in (per_call, packed):
             known = constants(form).items()
             self._fixed |= self._as_arrays({n: a for n, a in known if n not in self._fixed})
-        self._symbol = to_symbol(with_stash(per_call) if training else per_call)
+        self._symbol = to_symbol(with_stored(per_call) if training else per_call)
         self.data = tuple(node.name for node in per_call.role(DATA))
         self._inputs: list[str] = self._symbol.list_inputs()
         self._read = set(self._inputs)

@@ -12,7 +12,7 @@ from graphopt.backend.engines import CachedOpEngine, quiet_binding
 from graphopt.backend.infer import Types, infer_types
 from graphopt.backend.measured import once
 from graphopt.backend.random_feeds import random_feeds
-from graphopt.backend.recurrence import with_stash
+from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
@@ -124,7 +124,7 @@ class MXNetTarget:
 def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
     """A call of the graph on random values that returns when it is done."""
     mx = import_mxnet()
-    symbol = to_symbol(with_stash(graph) if training else graph)
+    symbol = to_symbol(with_stored(graph) if training else graph)
     feeds = random_feeds(graph)
     arrays = [mx.nd.array(feeds[name], dtype=feeds[name].dtype) for name in symbol.list_inputs()]
     engine = CachedOpEngine(symbol, {node.name for node in graph.role(DATA)})

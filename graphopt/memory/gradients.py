@@ -119,6 +119,7 @@ class Resolver:
                 inputs,
                 self._types(line, phase, of, inputs),
                 tuple(after),
+                line.attrs,
             )
         )
         read = {entry.step for entry in inputs}

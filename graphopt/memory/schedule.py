@@ -10,10 +10,11 @@ from graphopt.analysis.effects import is_pure, written_values
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import InputError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, CONVOLUTIONS, WITH_SPEC, Node, NodeId, Value
+from graphopt.ir.node import CONSTANT, CONVOLUTIONS, FUSED, WITH_SPEC, Node, NodeId, Value
 from graphopt.ir.ops import Kind, info
 from graphopt.kernels.convolutions.plan import plan as plan_region
 from graphopt.kernels.convolutions.spec import spec_of
+from graphopt.kernels.plan import inplace_pairs
 from graphopt.memory.training import Entry, Step, TrainingGraph
 
 Pairs = tuple[tuple[int, int], ...]
@@ -138,7 +139,7 @@ def forward_schedule(graph: Graph, *, frozen: bool = False) -> Schedule:
                 "forward",
                 tuple(number[value] for value in node.inputs),
                 tuple(writes),
-                facts.inplace if plain else (),
+                _fused_pairs(node.attrs) if node.op == FUSED else facts.inplace if plain else (),
                 facts.view and plain and not node.after,
                 tuple(place[before] for before in node.after if before in place),
                 ordered,
@@ -202,6 +203,12 @@ def training_schedule(graph: TrainingGraph, *, gradients: bool = False, name: st
     return Schedule(name, tuple(operations), tuple(tensors), given, number)
 
 
+def _fused_pairs(attrs: Mapping[str, Any]) -> Pairs:
+    if str(attrs.get("apart")) == "True":
+        return ()
+    return inplace_pairs(str(attrs["spec"]), backward=False)
+
+
 def layer_of(node: Node) -> str:
     """The node of the user's model that a node stems from."""
     return shorten(node.origin[0] if node.origin else node.name)
@@ -226,6 +233,10 @@ _BACKWARD_PAIRS: dict[str, Pairs] = {
 
 
 def _pairs(step: Step) -> Pairs:
+    if step.op == FUSED:
+        return _fused_pairs(step.attrs)
+    if step.op == f"_backward_{FUSED}":
+        return inplace_pairs(step.attrs["spec"], backward=True)
     if step.op in _BACKWARD_PAIRS:
         return _BACKWARD_PAIRS[step.op]
     if not step.op.startswith("_backward_"):

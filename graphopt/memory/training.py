@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -41,7 +41,7 @@ class Step:
     ``of`` is the forward node that a step of backward is the gradient of, or that one of recompute
     repeats; a forward step is its own, and a sum of gradients belongs to none (""). ``block`` is
     the node of the user's model it stems from, or "". ``after`` are steps that have to run first
-    although nothing flows from them.
+    although nothing flows from them. ``attrs`` are MXNet's, as text.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Step:
     inputs: tuple[Entry, ...]
     outputs: tuple[Type, ...]
     after: tuple[int, ...] = ()
+    attrs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,7 @@ from graphopt.errors import GraphoptError, MissingDependencyError
 _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64
 )
-_COMPILE = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64)
-)
+_COMPILE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
@@ -238,7 +236,7 @@ def _told(error: Exception) -> bytes:
 
 def _compiler(bridge: ctypes.CDLL) -> Any:
     @_COMPILE
-    def compile_(text: bytes, backward: int, scratch_rows: Any) -> int:
+    def compile_(text: bytes, backward: int) -> int:
         from graphopt.kernels.library import kernel
 
         try:
@@ -246,7 +244,6 @@ def _compiler(bridge: ctypes.CDLL) -> Any:
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
             bridge.graphopt_set_error(_told(error))
             return 0
-        scratch_rows[0] = found.scratch_rows
         _pending.discard((text, backward))
         return found.address
 

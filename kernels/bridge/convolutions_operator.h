@@ -21,7 +21,6 @@
 
 namespace graphopt {
 
-constexpr uintptr_t kArenaBytes = 64;  // what vectors like to begin at
 constexpr int kSpins = 4000;  // some ten microseconds of looking before others may run
 
 struct Phase {
@@ -109,7 +108,7 @@ bool ConvolutionsShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Sh
   const auto& wanted = Flag(attrs, "packed") ? all.packed : all.inputs;
   for (size_t i = 0; i < wanted.size(); ++i) Settle(attrs, i, wanted[i], &(*in)[i]);
   for (size_t i = 0; i < all.outputs.size(); ++i) (*out)[i] = all.outputs[i];
-  const int64_t spare = kArenaBytes / sizeof(float);  // to begin where vectors like to
+  const int64_t spare = kLineBytes / sizeof(float);  // to begin where vectors like to
   (*out)[all.outputs.size()] = Shaped({all.arena + spare});
   return true;
 }
@@ -212,11 +211,6 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
   }
 }
 
-float* Aligned(void* memory) {
-  auto address = reinterpret_cast<uintptr_t>(memory);
-  return reinterpret_cast<float*>((address + kArenaBytes - 1) / kArenaBytes * kArenaBytes);
-}
-
 void PackInputs(const Convolutions& all, const float* const* inputs, float* const* packed) {
   const Packed params(all, inputs, false);
   for (size_t i = all.data; i < all.inputs.size(); ++i)
@@ -229,10 +223,10 @@ void PackInputs(const Convolutions& all, const float* const* inputs, float* cons
  */
 void TimeConvolutions(const Convolutions& all, const float* const* inputs, float* const* outputs,
                       int threads, int times, double* seconds) {
-  std::vector<float> memory(all.arena + kArenaBytes);
+  std::vector<float> memory(all.arena + kLineBytes);
   for (int i = 0; i < times; ++i) {
     std::vector<double> spent(all.steps.size());
-    RunConvolutions(all, inputs, outputs, true, Aligned(memory.data()), threads, spent.data());
+    RunConvolutions(all, inputs, outputs, true, Aligned<float>(memory.data()), threads, spent.data());
     for (size_t step = 0; step < spent.size(); ++step)
       seconds[step] =
           std::min(i == 0 ? std::numeric_limits<double>::infinity() : seconds[step],
@@ -255,7 +249,7 @@ void ConvolutionsForward(const NodeAttrs& attrs, const mxnet::OpContext&,
     unread.emplace_back(all.outputs[i].Size());
     to.back() = unread.back().data();
   }
-  RunConvolutions(all, from.data(), to.data(), Flag(attrs, "packed"), Aligned(outputs.back().dptr_),
+  RunConvolutions(all, from.data(), to.data(), Flag(attrs, "packed"), Aligned<float>(outputs.back().dptr_),
                  Threads(1e9, 1 << 10));
   results.Finish();
 }

@@ -31,8 +31,8 @@ using Function = int (*)(void* result, void** exception, const int64_t* pointers
 
 /* What is filled in by Python; see graphopt/kernels/plan.py for the order of the numbers. */
 using DescribeCallback = int64_t (*)(const char* spec, int backward, int64_t* out, int64_t capacity);
-/* Compiles; returns the address of the kernel and its scratch rows, or 0. */
-using CompileCallback = int64_t (*)(const char* spec, int backward, int64_t* scratch_rows);
+/* Compiles; returns the address of the kernel, or 0. */
+using CompileCallback = int64_t (*)(const char* spec, int backward);
 
 enum Source { kHead = 0, kInput = 1, kOutput = 2 };
 
@@ -49,10 +49,12 @@ struct Plan {
   bool whole_rows = false;  // rows must not be cut: they hold reductions
   int item_size = 4;        // of what it computes in
   double cost = 1;          // nanoseconds an element
+  int64_t scratch_rows = 0;
   std::vector<int> group;   // of each axis
   std::vector<Operand> inputs, outputs;
+  std::vector<std::pair<int, int>> pairs;  // an input and an output that may be one array
+  bool has_scratch = false;  // what it computes in is an output more, which MXNet plans
   std::atomic<Function> function{nullptr};
-  int64_t scratch_rows = 0;
   std::string spec;
   bool backward = false;
   std::mutex compiling;
@@ -65,6 +67,21 @@ thread_local std::string python_error;
 std::mutex plans_mutex;
 std::unordered_map<std::string, Plan*> plans[2];
 std::atomic<bool> forked{false};
+
+bool NeedsScratch(const Plan& plan) {
+  return plan.scratch_rows > 0 || std::any_of(plan.outputs.begin(), plan.outputs.end(),
+                                              [](const Operand& output) { return output.adds; });
+}
+
+/* Whether the inputs tell all extents. Of backward, head gradients do not count: an executor learns
+ * their shapes from the operators that read them. */
+bool KnowsShapes(const Plan& plan) {
+  std::vector<bool> known(plan.rank, false);
+  for (const Operand& input : plan.inputs)
+    for (int axis : input.axes)
+      if (axis >= 0 && input.source != kHead) known[axis] = true;
+  return std::all_of(known.begin(), known.end(), [](bool axis) { return axis; });
+}
 
 Plan* MakePlan(const std::string& spec, bool backward) {
   std::vector<int64_t> numbers(1 << 14);
@@ -80,6 +97,7 @@ Plan* MakePlan(const std::string& spec, bool backward) {
   plan->whole_rows = *at++;
   plan->item_size = *at++;
   plan->cost = *at++ * 1e-3;
+  plan->scratch_rows = *at++;
   for (int i = 0; i < plan->rank; ++i) plan->group.push_back(*at++);
   for (int i = 0; i < n_inputs + n_outputs; ++i) {
     Operand operand;
@@ -91,6 +109,8 @@ Plan* MakePlan(const std::string& spec, bool backward) {
     for (int d = 0; d < ndim; ++d) operand.axes.push_back(*at++);
     (i < n_inputs ? plan->inputs : plan->outputs).push_back(operand);
   }
+  for (int64_t n = *at++; n > 0; --n, at += 2) plan->pairs.emplace_back(at[0], at[1]);
+  plan->has_scratch = NeedsScratch(*plan) && KnowsShapes(*plan);
   return plan;
 }
 
@@ -117,10 +137,8 @@ Function Ready(Plan* plan) {
   std::lock_guard<std::mutex> lock(plan->compiling);
   function = plan->function.load(std::memory_order_acquire);
   if (function) return function;
-  int64_t rows = 0;
-  int64_t address = compile(plan->spec.c_str(), plan->backward, &rows);
+  int64_t address = compile(plan->spec.c_str(), plan->backward);
   if (!address) Fail(python_error);
-  plan->scratch_rows = rows;
   function = reinterpret_cast<Function>(address);
   plan->function.store(function, std::memory_order_release);
   return function;
@@ -135,16 +153,22 @@ constexpr double kParallelNs = 12000;     // work below this is done by one thre
 
 constexpr int64_t kMaxKept = 16 << 20;
 
-int64_t Align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+constexpr int64_t kLineBytes = 64;  // what vectors like to begin at
+
+int64_t Align(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes * kLineBytes; }
+
+template <typename T>
+T* Aligned(void* memory) {
+  return reinterpret_cast<T*>(Align(reinterpret_cast<uintptr_t>(memory)));
+}
 
 /* Memory of the calling thread, kept from call to call unless it is much. */
 char* Arena(int64_t bytes) {
   static thread_local std::vector<char> memory;
-  if (static_cast<int64_t>(memory.size()) > std::max(bytes + 64, kMaxKept))
+  if (static_cast<int64_t>(memory.size()) > std::max(bytes + kLineBytes, kMaxKept))
     std::vector<char>().swap(memory);
-  if (static_cast<int64_t>(memory.size()) < bytes + 64) memory.resize(bytes + 64);
-  auto address = reinterpret_cast<uintptr_t>(memory.data());
-  return reinterpret_cast<char*>((address + 63) / 64 * 64);
+  if (static_cast<int64_t>(memory.size()) < bytes + kLineBytes) memory.resize(bytes + kLineBytes);
+  return Aligned<char>(memory.data());
 }
 
 int ItemSize(int dtype) {
@@ -175,12 +199,17 @@ void Write(char* at, int dtype, int64_t i, double value) {
   }
 }
 
+int Threads(double nanoseconds, int64_t parts) {
+  if (nanoseconds < 2 * kParallelNs || parts < 2 || forked.load()) return 1;
+  int64_t useful = static_cast<int64_t>(nanoseconds / kParallelNs);
+  return static_cast<int>(std::min({static_cast<int64_t>(omp_get_max_threads()), useful, parts}));
+}
+
 /* What a call works on: sizes, and where each operand lies. */
 struct Space {
   Plan* plan;
   std::vector<int64_t> extents;                // of groups
   std::vector<const TBlob*> operands;          // inputs, then outputs
-  std::vector<OpReqType> requests;             // of outputs
   std::vector<std::vector<int64_t>> strides;   // [operand][group], in elements
   int64_t rows = 1, length = 1, inner_rows = 1;
 
@@ -190,40 +219,114 @@ struct Space {
   }
 };
 
-void Measure(Space* space) {
-  const Plan& plan = *space->plan;
-  std::vector<int64_t> axes(plan.rank, -1);
-  for (size_t i = 0; i < space->operands.size(); ++i) {
-    const Operand& operand = space->Describe(i);
-    const mxnet::TShape& shape = space->operands[i]->shape_;
-    if (shape.ndim() != static_cast<int>(operand.axes.size()))
-      Fail("operand " + std::to_string(i) + " has " + std::to_string(shape.ndim()) + " axes, not " +
-           std::to_string(operand.axes.size()) + ", in kernel " + plan.spec);
-    for (int d = 0; d < shape.ndim(); ++d) {
-      int axis = operand.axes[d];
-      bool fits = axis < 0 ? shape[d] == 1 : axes[axis] < 0 || axes[axis] == shape[d];
-      if (!fits)
-        Fail("operand " + std::to_string(i) + " does not fit the others in kernel " + plan.spec);
-      if (axis >= 0) axes[axis] = shape[d];
-    }
+/* Notes the extents of axes by the shape of an operand, of which `Whose` tells in errors. */
+template <typename Whose>
+void Fit(const Operand& operand, const mxnet::TShape& shape, const Whose& whose,
+         std::vector<int64_t>* axes) {
+  if (shape.ndim() != static_cast<int>(operand.axes.size()))
+    Fail(whose() + " has " + std::to_string(shape.ndim()) + " axes; its kernel was made for " +
+         std::to_string(operand.axes.size()));
+  for (int d = 0; d < shape.ndim(); ++d) {
+    int axis = operand.axes[d];
+    bool fits = axis < 0 ? shape[d] == 1 : (*axes)[axis] < 0 || (*axes)[axis] == shape[d];
+    if (!fits)
+      Fail(whose() + " has extent " + std::to_string(shape[d]) + " on axis " + std::to_string(d) +
+           ", which does not fit the other operands of its kernel");
+    if (axis >= 0) (*axes)[axis] = shape[d];
   }
-  space->extents.assign(std::max(plan.groups, 1), 1);
-  for (int axis = 0; axis < plan.rank; ++axis)
-    space->extents[plan.group[axis]] *= axes[axis] < 0 ? 1 : axes[axis];
-  size_t groups = space->extents.size();
-  space->length = space->extents[groups - 1];
-  for (size_t g = 0; g + 1 < groups; ++g) space->rows *= space->extents[g];
-  space->inner_rows = groups >= 2 ? space->extents[groups - 2] : 1;
-  for (size_t i = 0; i < space->operands.size(); ++i) {
-    std::vector<bool> covered(groups, false);
-    for (int axis : space->Describe(i).axes)
-      if (axis >= 0) covered[plan.group[axis]] = true;
+}
+
+/* The space of axes whose extents are known. */
+Space SpaceOf(Plan* plan, const std::vector<int64_t>& axes) {
+  Space space;
+  space.plan = plan;
+  space.extents.assign(std::max(plan->groups, 1), 1);
+  for (int axis = 0; axis < plan->rank; ++axis)
+    space.extents[plan->group[axis]] *= axes[axis] < 0 ? 1 : axes[axis];
+  size_t groups = space.extents.size();
+  space.length = space.extents[groups - 1];
+  for (size_t g = 0; g + 1 < groups; ++g) space.rows *= space.extents[g];
+  space.inner_rows = groups >= 2 ? space.extents[groups - 2] : 1;
+  return space;
+}
+
+/* Which groups of axes an operand runs along. */
+std::vector<bool> Covered(const Space& space, const Operand& operand) {
+  std::vector<bool> covered(space.extents.size(), false);
+  for (int axis : operand.axes)
+    if (axis >= 0) covered[space.plan->group[axis]] = true;
+  return covered;
+}
+
+Space Measure(Plan* plan, const std::vector<const TBlob*>& inputs,
+              const std::vector<const TBlob*>& outputs) {
+  std::vector<int64_t> axes(plan->rank, -1);
+  std::vector<const TBlob*> operands = inputs;
+  operands.insert(operands.end(), outputs.begin(), outputs.end());
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const Operand& operand =
+        i < inputs.size() ? plan->inputs[i] : plan->outputs[i - inputs.size()];
+    auto whose = [&] { return "operand " + std::to_string(i) + " of kernel " + plan->spec; };
+    Fit(operand, operands[i]->shape_, whose, &axes);
+  }
+  Space space = SpaceOf(plan, axes);
+  space.operands = std::move(operands);
+  size_t groups = space.extents.size();
+  for (size_t i = 0; i < space.operands.size(); ++i) {
+    std::vector<bool> covered = Covered(space, space.Describe(i));
     std::vector<int64_t> strides(groups, 0);
     int64_t step = 1;
     for (size_t g = groups; g-- > 0;)
-      if (covered[g]) { strides[g] = step; step *= space->extents[g]; }
-    space->strides.push_back(strides);
+      if (covered[g]) { strides[g] = step; step *= space.extents[g]; }
+    space.strides.push_back(strides);
   }
+  return space;
+}
+
+/* How the space is cut into tiles, blocks of a long row or several short rows, and what they are
+ * computed in: sums of each slot and scratch rows of each thread. */
+struct Tiling {
+  int64_t block, blocks, tile_rows, tiles, slots;
+  bool any_sums = false;
+  std::vector<int64_t> sum_at;  // of an output in the sums of a slot, -1 of those not summed up
+  int64_t sum_bytes = 0;        // of a slot
+  int64_t row_bytes = 0;        // of a thread
+  int threads = 1;
+
+  int64_t partial_bytes() const { return any_sums ? slots * sum_bytes : 0; }
+  int64_t bytes() const { return partial_bytes() + threads * row_bytes; }
+};
+
+/* Asks neither for requests nor for addresses: memory is planned before there are any. */
+Tiling TilingOf(const Space& space) {
+  const Plan& plan = *space.plan;
+  const int64_t length = space.length, rows = space.rows;
+  Tiling made;
+  made.block = plan.whole_rows || length <= 2 * kTileElements ? std::max<int64_t>(length, 1)
+                                                              : kTileElements;
+  made.blocks = length == 0 ? 1 : (length + made.block - 1) / made.block;
+  made.tile_rows = std::max<int64_t>(1, kTileElements / made.block);
+  made.tiles = (rows + made.tile_rows - 1) / made.tile_rows * made.blocks;
+  int64_t sum_elements = 0;
+  for (const Operand& output : plan.outputs) {
+    made.sum_at.push_back(output.adds ? made.sum_bytes : -1);
+    if (!output.adds) continue;
+    int64_t size = 1;
+    std::vector<bool> covered = Covered(space, output);
+    for (size_t g = 0; g < covered.size(); ++g)
+      if (covered[g]) size *= space.extents[g];
+    made.any_sums = true;
+    made.sum_bytes += Align(size * plan.item_size);
+    sum_elements += size;
+  }
+  made.slots = made.tiles;
+  if (made.any_sums) {
+    int64_t worth = rows * length / (4 * std::max<int64_t>(sum_elements, 1));
+    made.slots = std::max<int64_t>(1, std::min({kMaxSlots, made.tiles, worth}));
+  }
+  made.row_bytes = Align(plan.scratch_rows * made.block * plan.item_size);
+  made.threads = Threads(plan.cost * rows * length, made.slots);
+  return made;
 }
 
 /* Where to write: an output itself, memory to add up in, or a row nobody reads. */
@@ -274,12 +377,6 @@ void Walk(const Space& space, Function function, const std::vector<Target>& targ
   }
 }
 
-int Threads(double nanoseconds, int64_t parts) {
-  if (nanoseconds < 2 * kParallelNs || parts < 2 || forked.load()) return 1;
-  int64_t useful = static_cast<int64_t>(nanoseconds / kParallelNs);
-  return static_cast<int>(std::min({static_cast<int64_t>(omp_get_max_threads()), useful, parts}));
-}
-
 /* Write or add what was summed up in `slots` partial results. */
 void Combine(const TBlob& out, OpReqType request, const char* partial, int64_t stride,
              int64_t slots, int item_size) {
@@ -303,92 +400,91 @@ void Combine(const TBlob& out, OpReqType request, const char* partial, int64_t s
   }
 }
 
+int64_t PlannedBytes(const TBlob& given) {
+  return given.shape_.Size() * ItemSize(given.type_flag_) - kLineBytes;  // aligning
+}
+
+/* Elements to ask MXNet for. */
+int64_t PlannedElements(const Tiling& tiling, int item_size) {
+  return (tiling.bytes() + kLineBytes) / item_size;
+}
+
+/* MXNet may have been given more threads since memory was planned. */
+void FitThreads(int64_t bytes, Tiling* tiling) {
+  if (tiling->bytes() <= bytes) return;
+  const int64_t threads = tiling->row_bytes > 0
+                              ? (bytes - tiling->partial_bytes()) / tiling->row_bytes
+                              : 0;
+  if (threads < 1) Fail("a kernel was given less memory than it needs");
+  tiling->threads = static_cast<int>(threads);
+}
+
+/* `given`, if it is not null, is what the kernel computes in, as planned. */
 void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
-         const std::vector<const TBlob*>& outputs, const std::vector<OpReqType>& requests) {
+         const std::vector<const TBlob*>& outputs, const std::vector<OpReqType>& requests,
+         const TBlob* given) {
   if (std::all_of(requests.begin(), requests.end(),
                   [](OpReqType r) { return r == mxnet::kNullOp; }))
     return;
   Function function = Ready(plan);
-  Space space;
-  space.plan = plan;
-  space.operands = inputs;
-  space.operands.insert(space.operands.end(), outputs.begin(), outputs.end());
-  space.requests = requests;
-  Measure(&space);
+  const Space space = Measure(plan, inputs, outputs);
+  Tiling tiling = TilingOf(space);
+  if (given) FitThreads(PlannedBytes(*given), &tiling);
 
-  const int64_t length = space.length, rows = space.rows;
+  // What is asked of outputs shows only now: results to be added, and rows that nobody reads.
   const size_t n_out = outputs.size();
-  // Tiles: blocks of a long row, or several short rows.
-  int64_t block = plan->whole_rows || length <= 2 * kTileElements ? std::max<int64_t>(length, 1)
-                                                                  : kTileElements;
-  int64_t blocks = length == 0 ? 1 : (length + block - 1) / block;
-  int64_t tile_rows = std::max<int64_t>(1, kTileElements / std::max<int64_t>(block, 1));
-  int64_t row_tiles = (rows + tile_rows - 1) / tile_rows;
-  int64_t tiles = row_tiles * blocks;
-
-  // Memory: sums of each slot, results to be added, scratch and unread rows of each thread.
-  bool any_sums = false;
-  int64_t sum_bytes = 0, add_bytes = 0, dummy_bytes = 0, sum_elements = 0;
-  std::vector<int64_t> sum_at(n_out, -1), add_at(n_out, -1);
+  int64_t add_bytes = 0, dummy_bytes = 0;
+  std::vector<int64_t> add_at(n_out, -1);
   for (size_t i = 0; i < n_out; ++i) {
-    int64_t size = outputs[i]->shape_.Size();
+    if (tiling.sum_at[i] >= 0) continue;
     if (requests[i] == mxnet::kNullOp) {
-      dummy_bytes = std::max(dummy_bytes, Align(block * 8));
-    } else if (plan->outputs[i].adds) {
-      any_sums = true;
-      sum_at[i] = sum_bytes;
-      sum_bytes += Align(size * plan->item_size);
-      sum_elements += size;
+      dummy_bytes = std::max(dummy_bytes, Align(tiling.block * 8));
     } else if (requests[i] == mxnet::kAddTo) {
       add_at[i] = add_bytes;
-      add_bytes += Align(size * ItemSize(plan->outputs[i].dtype));
+      add_bytes += Align(outputs[i]->shape_.Size() * ItemSize(plan->outputs[i].dtype));
     }
   }
-  int64_t slots = tiles;
-  if (any_sums) {
-    int64_t worth = rows * length / (4 * std::max<int64_t>(sum_elements, 1));
-    slots = std::max<int64_t>(1, std::min({kMaxSlots, tiles, worth}));
-  }
-  int threads = Threads(plan->cost * rows * length, slots);
-  int64_t scratch_bytes = Align(plan->scratch_rows * block * plan->item_size);
-  int64_t thread_bytes = scratch_bytes + dummy_bytes;
-  int64_t partial_bytes = any_sums ? slots * sum_bytes : 0;
-  char* arena = Arena(partial_bytes + add_bytes + threads * thread_bytes);
-  char* added = arena + partial_bytes;
-  char* own = added + add_bytes;
+  const int64_t other_bytes = add_bytes + tiling.threads * dummy_bytes;
+  char* added = Arena(other_bytes + (given ? 0 : tiling.bytes()));
+  char* dummies = added + add_bytes;
+  char* partial = given ? Aligned<char>(given->dptr_) : added + other_bytes;
+  char* scratch_rows = partial + tiling.partial_bytes();
 
   std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(tiling.threads) if (tiling.threads > 1)
   {
     int thread = omp_get_thread_num();
-    char* scratch = own + thread * thread_bytes;
+    char* scratch = scratch_rows + thread * tiling.row_bytes;
     std::vector<Target> targets(n_out);
     for (size_t i = 0; i < n_out; ++i) {
-      bool dummy = requests[i] == mxnet::kNullOp;
+      bool dummy = tiling.sum_at[i] < 0 && requests[i] == mxnet::kNullOp;
       targets[i].is_dummy = dummy;
-      targets[i].base = dummy ? scratch + scratch_bytes
+      targets[i].base = dummy ? dummies + thread * dummy_bytes
                         : add_at[i] >= 0 ? added + add_at[i]
                                          : static_cast<char*>(outputs[i]->dptr_);
     }
     // Whoever is awake takes the next slot: waking a thread can take as long as its share of work.
-    for (int64_t slot; (slot = next.fetch_add(1, std::memory_order_relaxed)) < slots;) {
-      if (any_sums) {
-        std::memset(arena + slot * sum_bytes, 0, sum_bytes);
+    for (int64_t slot; (slot = next.fetch_add(1, std::memory_order_relaxed)) < tiling.slots;) {
+      if (tiling.any_sums) {
+        char* sums = partial + slot * tiling.sum_bytes;
+        std::memset(sums, 0, tiling.sum_bytes);
         for (size_t i = 0; i < n_out; ++i)
-          if (sum_at[i] >= 0) targets[i].base = arena + slot * sum_bytes + sum_at[i];
+          if (tiling.sum_at[i] >= 0) targets[i].base = sums + tiling.sum_at[i];
       }
-      int64_t first = any_sums ? tiles * slot / slots : slot;
-      int64_t last = any_sums ? tiles * (slot + 1) / slots : slot + 1;
+      int64_t first = tiling.any_sums ? tiling.tiles * slot / tiling.slots : slot;
+      int64_t last = tiling.any_sums ? tiling.tiles * (slot + 1) / tiling.slots : slot + 1;
       for (int64_t tile = first; tile < last; ++tile) {
-        int64_t row = tile / blocks * tile_rows, begin = tile % blocks * block;
-        Walk(space, function, targets, row, std::min(row + tile_rows, rows), begin,
-             std::min(block, length - begin), scratch);
+        int64_t row = tile / tiling.blocks * tiling.tile_rows;
+        int64_t begin = tile % tiling.blocks * tiling.block;
+        Walk(space, function, targets, row, std::min(row + tiling.tile_rows, space.rows), begin,
+             std::min(tiling.block, space.length - begin), scratch);
       }
     }
   }
   for (size_t i = 0; i < n_out; ++i) {
-    if (sum_at[i] >= 0)
-      Combine(*outputs[i], requests[i], arena + sum_at[i], sum_bytes, slots, plan->item_size);
+    if (tiling.sum_at[i] >= 0 && requests[i] != mxnet::kNullOp)
+      Combine(*outputs[i], requests[i], partial + tiling.sum_at[i], tiling.sum_bytes, tiling.slots,
+              plan->item_size);
     if (add_at[i] >= 0) {
       char* to = static_cast<char*>(outputs[i]->dptr_);
       int dtype = outputs[i]->type_flag_;
@@ -401,40 +497,64 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
 // ---------------------------------------------------------------------------------------------
 // What MXNet asks of an operator
 
+mxnet::TShape ShapeOf(const Operand& operand, const std::vector<int64_t>& axes) {
+  mxnet::TShape shape(static_cast<int>(operand.axes.size()), -1);
+  for (size_t d = 0; d < operand.axes.size(); ++d)
+    shape[d] = operand.axes[d] < 0 ? 1 : axes[operand.axes[d]];
+  return shape;
+}
+
+/* Extents of axes by the shapes that are known. */
+std::vector<int64_t> AxesOf(const NodeAttrs& attrs, const Plan& plan,
+                            const mxnet::ShapeVector& in) {
+  std::vector<int64_t> axes(plan.rank, -1);
+  for (size_t i = 0; i < in.size(); ++i) {
+    auto whose = [&] { return "input " + std::to_string(i) + " of node " + attrs.name; };
+    if (mxnet::shape_is_known(in[i])) Fit(plan.inputs[i], in[i], whose, &axes);
+  }
+  return axes;
+}
+
+/* What a kernel computes in: elements, -1 as long as extents are not known. */
+mxnet::TShape FusedScratchShape(Plan* plan, const std::vector<int64_t>& axes) {
+  mxnet::TShape shape(1, -1);
+  if (std::all_of(axes.begin(), axes.end(), [](int64_t extent) { return extent >= 0; }))
+    shape[0] = PlannedElements(TilingOf(SpaceOf(plan, axes)), plan->item_size);
+  return shape;
+}
+
+int ScratchType(const Plan& plan) {
+  return plan.item_size == 4 ? mshadow::kFloat32 : mshadow::kFloat64;
+}
+
+bool AllKnown(const mxnet::ShapeVector& shapes) {
+  return std::all_of(shapes.begin(), shapes.end(),
+                     [](const mxnet::TShape& shape) { return mxnet::shape_is_known(shape); });
+}
+
 bool InferShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   Plan* plan = FindPlan(attrs, false);
-  std::vector<int64_t> axes(plan->rank, -1);
-  bool known = true;
-  for (size_t i = 0; i < in->size(); ++i) {
-    const mxnet::TShape& shape = (*in)[i];
-    const Operand& operand = plan->inputs[i];
-    if (!mxnet::shape_is_known(shape)) { known = false; continue; }
-    if (shape.ndim() != static_cast<int>(operand.axes.size()))
-      Fail("input " + std::to_string(i) + " of node " + attrs.name + " has " +
-           std::to_string(shape.ndim()) + " axes; its kernel was made for " +
-           std::to_string(operand.axes.size()));
-    for (int d = 0; d < shape.ndim(); ++d) {
-      int axis = operand.axes[d];
-      bool fits = axis < 0 ? shape[d] == 1 : axes[axis] < 0 || axes[axis] == shape[d];
-      if (!fits)
-        Fail("input " + std::to_string(i) + " of node " + attrs.name + " has extent " +
-             std::to_string(shape[d]) + " on axis " + std::to_string(d) +
-             ", which does not fit the other inputs of its kernel");
-      if (axis >= 0) axes[axis] = shape[d];
-    }
-  }
-  for (size_t i = 0; i < out->size(); ++i) {
-    const Operand& operand = plan->outputs[i];
-    mxnet::TShape shape(static_cast<int>(operand.axes.size()), -1);
-    for (size_t d = 0; d < operand.axes.size(); ++d)
-      shape[d] = operand.axes[d] < 0 ? 1 : axes[operand.axes[d]];
+  std::vector<int64_t> axes = AxesOf(attrs, *plan, *in);
+  for (size_t i = 0; i < plan->outputs.size(); ++i) {
+    mxnet::TShape shape = ShapeOf(plan->outputs[i], axes);
     if ((*out)[i].ndim() >= 0 && (*out)[i] != shape && mxnet::shape_is_known(shape) &&
         mxnet::shape_is_known((*out)[i]))
       Fail("output " + std::to_string(i) + " of node " + attrs.name + " has another shape there");
     (*out)[i] = shape;
-    known = known && mxnet::shape_is_known(shape);
   }
-  return known;
+  if (plan->has_scratch) out->back() = FusedScratchShape(plan, axes);
+  return AllKnown(*in) && AllKnown(*out);
+}
+
+/* Of a backward node whose inputs tell all extents. */
+bool BackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  Plan *forward = FindPlan(attrs, false), *plan = FindPlan(attrs, true);
+  std::vector<int64_t> axes = AxesOf(attrs, *plan, *in);
+  for (size_t i = 0; i < in->size(); ++i) (*in)[i] = ShapeOf(plan->inputs[i], axes);
+  for (size_t i = 0; i < forward->inputs.size(); ++i)
+    (*out)[i] = ShapeOf(forward->inputs[i], axes);
+  if (plan->has_scratch) out->back() = FusedScratchShape(plan, axes);
+  return AllKnown(*in) && AllKnown(*out);
 }
 
 bool InferType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
@@ -446,40 +566,86 @@ bool InferType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* o
            std::to_string((*in)[i]) + "; its kernel was made for " +
            std::to_string(plan->inputs[i].dtype));
   }
-  for (size_t i = 0; i < out->size(); ++i) (*out)[i] = plan->outputs[i].dtype;
+  for (size_t i = 0; i < plan->outputs.size(); ++i) (*out)[i] = plan->outputs[i].dtype;
+  if (plan->has_scratch) out->back() = ScratchType(*plan);
+  return true;
+}
+
+bool BackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  Plan *forward = FindPlan(attrs, false), *plan = FindPlan(attrs, true);
+  for (size_t i = 0; i < in->size(); ++i) (*in)[i] = plan->inputs[i].dtype;
+  for (size_t i = 0; i < forward->inputs.size(); ++i) (*out)[i] = forward->inputs[i].dtype;
+  if (plan->has_scratch) out->back() = ScratchType(*plan);
   return true;
 }
 
 void Forward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
              const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  Plan* plan = FindPlan(attrs, false);
   std::vector<const TBlob*> in, out;
   for (const TBlob& blob : inputs) in.push_back(&blob);
-  for (const TBlob& blob : outputs) out.push_back(&blob);
-  Run(FindPlan(attrs, false), in, out, requests);
+  for (size_t i = 0; i < plan->outputs.size(); ++i) out.push_back(&outputs[i]);
+  std::vector<OpReqType> wanted(requests.begin(), requests.begin() + out.size());
+  Run(plan, in, out, wanted, plan->has_scratch ? &outputs.back() : nullptr);
 }
 
 /* Inputs: those of the plan; outputs: a gradient for every forward input. */
 void Backward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
               const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   Plan* plan = FindPlan(attrs, true);
+  const size_t gradients = outputs.size() - plan->has_scratch;
   std::vector<const TBlob*> in, out;
   std::vector<OpReqType> wanted;
-  std::vector<bool> computed(outputs.size(), false);
+  std::vector<bool> computed(gradients, false);
   for (const TBlob& blob : inputs) in.push_back(&blob);
   for (const Operand& operand : plan->outputs) {
     out.push_back(&outputs[operand.index]);
     wanted.push_back(requests[operand.index]);
     computed[operand.index] = true;
   }
-  for (size_t i = 0; i < outputs.size(); ++i)
+  for (size_t i = 0; i < gradients; ++i)
     if (!computed[i] && (requests[i] == mxnet::kWriteTo || requests[i] == mxnet::kWriteInplace))
       std::memset(outputs[i].dptr_, 0, outputs[i].shape_.Size() * ItemSize(outputs[i].type_flag_));
-  if (!plan->outputs.empty()) Run(plan, in, out, wanted);
+  if (!plan->outputs.empty())
+    Run(plan, in, out, wanted, plan->has_scratch ? &outputs.back() : nullptr);
 }
 
 uint32_t NumInputs(const NodeAttrs& attrs) { return FindPlan(attrs, false)->inputs.size(); }
-uint32_t NumOutputs(const NodeAttrs& attrs) { return FindPlan(attrs, false)->outputs.size(); }
+uint32_t NumVisibleOutputs(const NodeAttrs& attrs) {
+  return FindPlan(attrs, false)->outputs.size();
+}
+uint32_t NumOutputs(const NodeAttrs& attrs) {
+  return NumVisibleOutputs(attrs) + FindPlan(attrs, false)->has_scratch;
+}
+/* As MXNet names them, which counts those that nobody sees. */
+std::vector<std::string> OutputNames(const NodeAttrs& attrs) {
+  const uint32_t count = NumVisibleOutputs(attrs);
+  std::vector<std::string> names;
+  for (uint32_t i = 0; i < count; ++i)
+    names.push_back(count == 1 ? "output" : "output" + std::to_string(i));
+  if (NumOutputs(attrs) > count) names.push_back("scratch");
+  return names;
+}
+
 uint32_t NumBackwardInputs(const NodeAttrs& attrs) { return FindPlan(attrs, true)->inputs.size(); }
+uint32_t NumBackwardOutputs(const NodeAttrs& attrs) {
+  return NumInputs(attrs) + FindPlan(attrs, true)->has_scratch;
+}
+
+/* Pairs of an input and an output that MXNet may give one array; none where Python wants them
+ * `apart`. */
+std::vector<std::pair<int, int>> Pairs(const NodeAttrs& attrs) {
+  if (Flag(attrs, "apart")) return {};
+  return FindPlan(attrs, false)->pairs;
+}
+
+std::vector<std::pair<int, int>> BackwardPairs(const NodeAttrs& attrs) {
+  Plan* plan = FindPlan(attrs, true);
+  std::vector<std::pair<int, int>> pairs;
+  for (auto [input, output] : plan->pairs)
+    pairs.emplace_back(input, plan->outputs[output].index);
+  return pairs;
+}
 
 std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
@@ -487,7 +653,8 @@ std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEnt
   ObjectPtr made = MakeNode("_backward_graphopt_fused", attrs.name + "_backward",
                             {{"spec", plan->spec}});
   LegacyNode& backward = View(made);
-  backward.control_deps.push_back(node);
+  // Of such a node MXNet takes the shapes from the forward node, and never asks for others.
+  if (!plan->has_scratch) backward.control_deps.push_back(node);
   LegacyNode& forward = View(node);
   for (const Operand& operand : plan->inputs) {
     switch (operand.source) {

@@ -26,13 +26,20 @@ void Register() {
   nnvm::Op& fused = registry->__REGISTER_OR_GET__("graphopt_fused");
   fused.get_num_inputs = LegacyFunction(&NumInputs);
   fused.get_num_outputs = LegacyFunction(&NumOutputs);
+  SetAttribute<nnvm::FNumVisibleOutputs>(fused, "FNumVisibleOutputs",
+                                         LegacyFunction(&NumVisibleOutputs));
+  SetAttribute<nnvm::FListOutputNames>(fused, "FListOutputNames", LegacyFunction(&OutputNames));
+  SetAttribute<nnvm::FInplaceOption>(fused, "FInplaceOption", LegacyFunction(&Pairs));
   SetAttribute<mxnet::FInferShape>(fused, "FInferShape", LegacyFunction(&InferShape));
   SetAttribute<nnvm::FInferType>(fused, "FInferType", LegacyFunction(&InferType));
   SetAttribute<mxnet::FCompute>(fused, "FCompute<cpu>", LegacyFunction(&Forward));
   SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&Gradient));
   nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_fused");
   backward.get_num_inputs = LegacyFunction(&NumBackwardInputs);
-  backward.get_num_outputs = LegacyFunction(&NumInputs);
+  backward.get_num_outputs = LegacyFunction(&NumBackwardOutputs);
+  SetAttribute<nnvm::FInplaceOption>(backward, "FInplaceOption", LegacyFunction(&BackwardPairs));
+  SetAttribute<mxnet::FInferShape>(backward, "FInferShape", LegacyFunction(&BackwardShape));
+  SetAttribute<nnvm::FInferType>(backward, "FInferType", LegacyFunction(&BackwardType));
   SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&Backward));
   nnvm::Op& batch_dot = registry->__REGISTER_OR_GET__("graphopt_batch_dot");
@@ -176,7 +183,7 @@ int graphopt_run(const char* spec, int backward, void** data, const int64_t* sha
       (static_cast<size_t>(i) < n_inputs ? in : out).push_back(&blobs[i]);
     for (size_t i = 0; i < out.size(); ++i)
       wanted.push_back(static_cast<mxnet::OpReqType>(requests[i]));
-    graphopt::Run(plan, in, out, wanted);
+    graphopt::Run(plan, in, out, wanted, nullptr);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphopt
+from graphopt.backend import order as ordering
 from graphopt.backend.engines import bind_as_is
 from graphopt.backend.lower import CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN, lower
 from graphopt.backend.order import in_order, other_orders
@@ -25,6 +26,12 @@ from tests.strategies import graphs
 
 mx = import_mxnet()
 SHAPE = (64, 1024)
+
+
+@pytest.fixture(autouse=True)
+def all_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine."""
+    monkeypatch.setattr(ordering, "_LIMIT_S", 600.0)
 
 
 def branches(F: Any, x: Any, *, equal: bool = False) -> Any:

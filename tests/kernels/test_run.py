@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from graphopt.errors import GraphoptError, InputError
 from graphopt.kernels.gradient import differentiate, is_differentiable
 from graphopt.kernels.interpret import evaluate
+from graphopt.kernels.plan import inplace_pairs
 from graphopt.kernels.run import Request, run
 from graphopt.kernels.spec import KernelSpec, parse
 from tests.kernels.test_translate import SPACE, RandomRegion, cases, graph_of, spec_of
@@ -64,6 +65,7 @@ def check(spec: KernelSpec, inputs: Any, extents: Any = None) -> None:
     got = run(spec, inputs, extents=extents)
     for g, w in zip(got, want, strict=True):
         assert_near(g, w, str(g.dtype), f"value of {spec}")
+    check_inplace(spec, inputs, got, extents)
     gradient = differentiate(spec) if is_differentiable(spec) else None
     if gradient is None or gradient.spec is None:
         return
@@ -73,6 +75,27 @@ def check(spec: KernelSpec, inputs: Any, extents: Any = None) -> None:
     found = run(spec, operands, backward=True, extents=extents)
     for g, w in zip(found, slopes, strict=True):
         assert_near(g, w, str(g.dtype), f"gradient of {spec}")
+    check_inplace(spec, operands, found, extents, backward=True)
+
+
+def check_inplace(
+    spec: KernelSpec, inputs: Any, want: Any, extents: Any = None, *, backward: bool = False
+) -> int:
+    """Written over an input, an output is the same, and so are the others."""
+    gradient = differentiate(spec) if backward else None
+    walked = gradient.spec if gradient else spec
+    assert walked is not None
+    pairs = inplace_pairs(str(spec), backward=backward)
+    for read, target in pairs:
+        given = [
+            np.array(x, operand.dtype) for x, operand in zip(inputs, walked.inputs, strict=True)
+        ]
+        outputs = [np.full_like(w, np.nan if w.dtype.kind == "f" else 1) for w in want]
+        outputs[gradient.wrt.index(target) if gradient else target] = given[read]
+        run(spec, given, backward=backward, outputs=outputs, extents=extents)
+        for g, w in zip(outputs, want, strict=True):
+            np.testing.assert_array_equal(g, w, err_msg=f"{read} over {target} in {spec}")
+    return len(pairs)
 
 
 @pytest.mark.parametrize("case", [c for c in cases() if "float16" not in str(c)], ids=str)
@@ -190,6 +213,42 @@ def test_every_output_is_written(spec: KernelSpec) -> None:
     assert all(np.isfinite(x).all() for x in run(spec, operands, backward=True, outputs=poisoned))
 
 
+#: A kernel, and which outputs may be written over which inputs, forward and backward.
+SOFTMAX_OF_SUM = (
+    "f32[a|b] (f32[a,b], f32[b]) { %2 = add %0 %1; %3 = softmax %2; return %3:f32[a,b] }"
+)
+TWO = "f32[a] (f32[a], f32[a]) { %2 = mul %0 %1; %3 = exp %1; return %2:f32[a], %3:f32[a] }"
+READ_AGAIN = (
+    "f32[a|b] (f32[a,b]) { %1 = exp %0; %2 = reduce_sum %0; %3 = mul %0 %2;"
+    " return %1:f32[a,b], %3:f32[a,b] }"
+)
+HALF = "f32[a] (f16[a]) { %1 = exp %0; return %1:f32[a] }"
+TURNED = "f32[a,b] (f32[a], f32[b]) { %2 = add %0 %1; return %2:f32[a,b] }"
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        (str(CHAIN), {(0, 0)}),
+        (str(LAYER_NORM), {(0, 0)}),
+        (SOFTMAX_OF_SUM, {(0, 0)}),
+        (TWO, {(0, 0), (1, 0), (1, 1)}),  # what is written last needs both
+        (READ_AGAIN, {(0, 1)}),  # the first output is written before the row is read again
+        (HALF, set()),
+        (TURNED, set()),
+    ],
+    ids=["chain", "layer norm", "softmax", "two outputs", "read again", "dtypes", "broadcast"],
+)
+@pytest.mark.parametrize("shape", [(3, 5), (7, 1031), (40, 16), (2, 70001)], ids=str)
+def test_outputs_written_over_inputs(
+    text: str, pairs: set[tuple[int, int]], shape: tuple[int, int]
+) -> None:
+    spec = parse(text)
+    assert set(inplace_pairs(text, backward=False)) == pairs
+    inputs = [noise(*(shape[a] for a in x.axes), dtype=x.dtype, seed=3) for x in spec.inputs]
+    check(spec, inputs)
+
+
 @pytest.fixture
 def threads() -> Iterator[Any]:
     library = ctypes.CDLL("libgomp.so.1")
@@ -241,7 +300,7 @@ def test_arrays_that_do_not_fit() -> None:
         run(CHAIN, [noise(3, 4)])
     with pytest.raises(InputError, match=r"shape \(3,\) is not f32\[a,b\]"):
         run(CHAIN, [noise(3), noise(3)], outputs=[np.empty((3, 3), "float32")])
-    with pytest.raises(GraphoptError, match="operand 1 does not fit the others"):
+    with pytest.raises(GraphoptError, match=r"operand 1 of kernel .* does not fit the other"):
         run(CHAIN, [noise(3, 4), noise(5)], outputs=[np.empty((3, 4), "float32")])
     with pytest.raises(InputError, match="C-contiguous"):
         run(CHAIN, [noise(3, 4), noise(4)], outputs=[np.empty((4, 3), "float32").T])

@@ -1,0 +1,153 @@
+"""Memory of fused kernels as MXNet plans it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+from graphopt.memory import plan
+from graphopt.memory.listing import allocated
+from graphopt.memory.schedule import training_schedule
+from graphopt.memory.training import training_graph
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+SCALED = "f32[a,b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = tanh %2; return %3:f32[a,b] }"
+#: It keeps what is dear to compute in scratch rows.
+NORMED = (
+    "f32[a|b] (f32[a,b], f32[b]) { %2 = erf %0; %3 = softmax %2; %4 = mul %3 %1;"
+    " return %4:f32[a,b] }"
+)
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    library = ctypes.CDLL("libgomp.so.1")
+    before = library.omp_get_max_threads()
+    yield library.omp_set_num_threads
+    library.omp_set_num_threads(before)
+
+
+def fused(spec: str, **attrs: Any) -> Any:
+    bridge.load(mx)
+    node = {
+        "op": "graphopt_fused",
+        "name": "fused",
+        "attrs": {"spec": spec, **attrs},
+        "inputs": [[0, 0, 0], [1, 0, 0]],
+    }
+    names = ("data", "gamma")
+    variables = [{"op": "null", "name": name, "inputs": []} for name in names]
+    document = {"nodes": [*variables, node], "arg_nodes": [0, 1], "heads": [[2, 0, 0]]}
+    return mx.sym.load_json(json.dumps(document))
+
+
+def planned(symbol: Any, grad_req: str, **shapes: tuple[int, ...]) -> int:
+    """MiB of what is computed; nothing runs."""
+    made = symbol.simple_bind(mx.cpu(), grad_req=grad_req, **shapes)
+    return allocated(made.debug_str())
+
+
+def stack() -> Any:
+    net = nn.HybridSequential()
+    for _ in range(3):
+        net.add(nn.Dense(512, flatten=False, in_units=512), nn.LayerNorm(in_channels=512))
+        net.add(nn.Swish(), nn.GELU())
+    net.initialize()
+    return net
+
+
+def test_inference_takes_no_more_than_mxnet() -> None:
+    net, x = stack(), mx.nd.zeros((2048, 512))
+    fast = graphopt.optimize(net)
+    fast(x)
+    (entry,) = fast.graphopt_state.compiled.entries
+    symbol = entry.lowered.symbol
+    assert "graphopt_fused" in symbol.tojson()
+    (data,) = {name for name in symbol.list_arguments() if "data" in name}
+    want = planned(net(mx.sym.var("data")), "null", data=x.shape)
+    assert planned(symbol, "null", **{data: x.shape}) <= want
+
+
+def test_a_kernel_writes_over_what_dies() -> None:
+    x = mx.sym.var("data")
+    shape = (1 << 18, 16)  # 16 MiB
+    symbol = fused(SCALED)(data=mx.sym.exp(x), gamma=mx.sym.var("gamma"))
+    assert planned(symbol, "null", data=shape, gamma=(16,)) == 16
+    apart = fused(SCALED, apart="True")(data=mx.sym.exp(x), gamma=mx.sym.var("gamma"))
+    assert planned(apart, "null", data=shape, gamma=(16,)) == 32
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_our_plan_says_so_too(apart: bool) -> None:
+    symbol = fused(SCALED, apart=str(apart))(
+        data=mx.sym.exp(mx.sym.var("data")), gamma=mx.sym.var("gamma")
+    )
+    shapes = {"data": (1 << 18, 16), "gamma": (16,)}
+    made = plan(symbol, shapes=shapes, compare=False)
+    assert made.arena == (2 if apart else 1) * 16 << 20
+    steps = training_schedule(training_graph(symbol, shapes)).operations
+    pairs = {step.op: step.pairs for step in steps}
+    assert pairs["graphopt_fused"] == (() if apart else ((0, 0),))
+    assert set(pairs["_backward_graphopt_fused"]) == {(0, 0), (3, 0)}  # head, output
+
+
+def test_partial_sums_are_planned() -> None:
+    # The gradient of gamma is summed up in two parts of 16 MiB; data wants none.
+    rows, columns = 8, 4 << 20
+    shapes = {"data": (rows, columns), "gamma": (columns,)}
+    symbol = fused(SCALED)
+    without = planned(symbol, "null", **shapes)
+    wanted = {"data": "null", "gamma": "write"}
+    assert without == 4 * rows * 4
+    made = symbol.simple_bind(mx.cpu(), grad_req=wanted, **shapes)
+    assert allocated(made.debug_str()) >= without + 2 * 16
+
+
+@pytest.mark.parametrize("spec", [SCALED, NORMED], ids=["sums", "rows"])
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_more_threads_than_planned_for(spec: str, grad_req: str, threads: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, gamma = rng.normal(size=(301, 257)).astype("f"), rng.normal(size=257).astype("f")
+    found = []
+    for planned_for, run_by in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        threads(planned_for)
+        made = fused(spec).simple_bind(mx.cpu(), grad_req=grad_req, data=x.shape, gamma=(257,))
+        threads(run_by)
+        for name, value in (("data", x), ("gamma", gamma)):
+            made.arg_dict[name][:] = value
+            made.grad_dict[name][:] = 0
+        made.forward(is_train=True)
+        made.backward([mx.nd.ones(x.shape)])
+        made.forward(is_train=True)
+        made.backward([mx.nd.ones(x.shape)])
+        arrays = [*made.outputs, made.grad_dict["data"], made.grad_dict["gamma"]]
+        found.append([array.asnumpy() for array in arrays])
+    times = 2 if grad_req == "add" else 1
+    if spec == SCALED:
+        slope = 1 - np.tanh(x * gamma) ** 2
+        np.testing.assert_allclose(found[0][0], np.tanh(x * gamma), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[0][1], times * slope * gamma, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[0][2], times * (slope * x).sum(0), rtol=1e-4, atol=1e-3)
+    for other in found[1:]:
+        for got, want in zip(other, found[0], strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_what_a_kernel_computes_in_is_no_output() -> None:
+    symbol = fused(NORMED)
+    assert symbol.list_outputs() == ["fused_output"]
+    _, outputs, _ = symbol.infer_shape(data=(3, 4), gamma=(4,))
+    assert outputs == [(3, 4)]
+    x = mx.nd.array(np.linspace(-1, 1, 12).reshape(3, 4))
+    (out,) = symbol.eval(ctx=mx.cpu(), data=x, gamma=mx.nd.ones(4))
+    assert out.shape == (3, 4)
