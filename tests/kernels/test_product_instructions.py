@@ -38,7 +38,6 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         to = place[_GUARD : _GUARD + size]
         arrays = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in (x, w, b, to)]
         numbers = (rows, depth, units, threads, ACTIVATIONS.index(activation))
-        # -1: a task waits for one that is begun no sooner, so threads might wait for each other.
         assert library.run(*arrays, *map(ctypes.c_int64, numbers)) > 0
         assert (place[:_GUARD] == 7.25).all()
         assert (place[_GUARD + size :] == 7.25).all()
