@@ -10,6 +10,7 @@
 
 #include "lanes.h"
 #include "lanes_math.h"
+#include "lanes_transpose.h"
 
 namespace graphopt::product {
 namespace {
@@ -144,11 +145,18 @@ Runner Pick(int64_t rows, int64_t vectors) {
   return vectors == 2 ? OfRows<2, Far>(rows, all) : OfRows<1, Far>(rows, all);
 }
 
+/* Where in `kept` there are so many floats; they begin where a cache line does. */
+float* Aligned(std::vector<float>* kept, int64_t floats) {
+  const size_t size = floats + kLineFloats;
+  if (kept->size() < size) kept->resize(size);
+  const auto at = reinterpret_cast<uintptr_t>(kept->data());
+  return kept->data() + (-at % kLineBytes) / sizeof(float);
+}
+
 /* Memory of this thread, for copied rows. */
 float* Room() {
-  static thread_local std::vector<float> kept(kRoom + kLineFloats);
-  const auto at = reinterpret_cast<uintptr_t>(kept.data());
-  return kept.data() + (-at % kLineBytes) / sizeof(float);
+  static thread_local std::vector<float> kept;
+  return Aligned(&kept, kRoom);
 }
 
 /* Floats of a row of panel `panel`. */
@@ -161,6 +169,29 @@ int64_t WidthOf(int64_t units) { return Ceil(units, kLanes) * kLanes; }
 
 /* Where part `part` of the depth begins. */
 int64_t PartAt(int64_t depth, int64_t part) { return depth * part / Ceil(depth, kDepth); }
+
+/* Rows `at` to `next` of the columns of a panel, which are zero where there are none. */
+void PackPanel(const Matrix& matrix, int64_t depth, int64_t units, int64_t at, int64_t next,
+               int64_t panel, float* packed) {
+  const int64_t width = WidthOf(units, panel), column = panel * kWidth;
+  const int64_t columns = std::min(width, units - column);
+  if (columns < width) std::memset(packed, 0, (next - at) * width * sizeof(float));
+  if (matrix.is_transposed)
+    blocked::Transpose(matrix.at + column * depth + at, depth, columns, next - at, packed, width);
+  else
+    CopyRows(matrix.at + at * units + column, units, packed, width, next - at, columns);
+}
+
+void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed) {
+  for (int64_t part = 0, at = 0; at < depth; ++part) {
+    const int64_t next = PartAt(depth, part + 1);
+    for (int64_t panel = 0; panel * kWidth < units; ++panel) {
+      PackPanel(matrix, depth, units, at, next, panel, packed);
+      packed += (next - at) * WidthOf(units, panel);
+    }
+    at = next;
+  }
+}
 
 /* The rows of a chunk, in one part of their depth; copied unless this thread has them already. */
 const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chunk, int64_t part,
@@ -206,7 +237,7 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
       tile.depth = depth;
       tile.to_stride = plan.units;
       tile.columns = std::min(kWidth, plan.units - column);
-      tile.adds = part > 0;
+      tile.adds = part > 0 || operands.adds;
       tile.bias = ends && operands.bias ? operands.bias + column : nullptr;
       tile.activation = ends ? static_cast<Activation>(operands.activation) : kNone;
       for (int64_t strip = first; strip < last; ++strip) {
@@ -223,18 +254,24 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
 int64_t PackedSize(int64_t depth, int64_t units) { return depth * WidthOf(units); }
 
 void Pack(const float* weights, int64_t depth, int64_t units, float* packed) {
-  for (int64_t part = 0, at = 0; at < depth; at = PartAt(depth, ++part)) {
-    const int64_t next = PartAt(depth, part + 1);
-    for (int64_t panel = 0; panel * kWidth < units; ++panel) {
-      const int64_t width = WidthOf(units, panel);
-      for (int64_t i = 0; i < width; ++i) {
-        const int64_t unit = panel * kWidth + i;
-        for (int64_t p = at; p < next; ++p)
-          packed[(p - at) * width + i] = unit < units ? weights[unit * depth + p] : 0.0f;
-      }
-      packed += (next - at) * width;
-    }
+  PackMatrix({weights, true}, depth, units, packed);
+}
+
+void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
+              float* to, bool adds) {
+  static thread_local std::vector<float> kept_packed, kept_rows;
+  float* packed = Aligned(&kept_packed, PackedSize(depth, units));
+  PackMatrix(right, depth, units, packed);
+  const float* from = left.at;
+  if (left.is_transposed) {
+    float* turned = Aligned(&kept_rows, rows * depth);
+    blocked::Transpose(left.at, rows, depth, rows, turned, depth);
+    from = turned;
   }
+  const Plan plan = MakePlan(rows, depth, units, 1);
+  Copied copied;
+  for (int64_t task = 0; task < plan.tasks(); ++task)
+    RunTask(plan, {from, packed, nullptr, to, kNone, adds}, task, &copied);
 }
 
 }  // namespace graphopt::product

@@ -14,13 +14,14 @@ namespace graphopt::product {
 
 enum Activation : int64_t { kNone = 0, kRelu = 1, kGelu = 2 };
 
-/* to = activation(from times the matrix + bias); rows are adjacent. */
+/* to = activation(from times the matrix + bias), added to what is there if so; rows are adjacent. */
 struct Operands {
   const float* from;    // rows x depth
   const float* packed;  // see Pack
   const float* bias;    // of each unit, or null
   float* to;            // rows x units
   int64_t activation;
+  bool adds = false;
 };
 
 /* How a product is shared among threads: by teams of panels and chunks of rows, in any order. */
@@ -44,5 +45,15 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
 /* Floats of a packed matrix, and packing it from (units, depth). */
 int64_t PackedSize(int64_t depth, int64_t units);
 void Pack(const float* weights, int64_t depth, int64_t units, float* packed);
+
+/* A matrix whose rows are adjacent numbers, or its columns if it is transposed. */
+struct Matrix {
+  const float* at;
+  bool is_transposed;
+};
+
+/* to = left (rows x depth) times right (depth x units), or is added to it; by this thread alone. */
+void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
+              float* to, bool adds);
 
 }  // namespace graphopt::product

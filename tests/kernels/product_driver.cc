@@ -17,3 +17,10 @@ extern "C" int64_t run(const float* from, const float* weights, const float* bia
     RunTask(plan, {from, packed.data(), bias, to, activation}, task, &copied);
   return plan.tasks();
 }
+
+extern "C" void multiply(const float* left, int64_t left_transposed, const float* right,
+                         int64_t right_transposed, float* to, int64_t rows, int64_t depth,
+                         int64_t units, int64_t adds) {
+  const Matrix first{left, left_transposed != 0}, second{right, right_transposed != 0};
+  Multiply(rows, depth, units, first, second, to, adds != 0);
+}
