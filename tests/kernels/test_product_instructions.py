@@ -19,7 +19,9 @@ _GUARD = 32
 
 
 @pytest.fixture(scope="module", params=_ORDER)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
     name = request.param
     if _ORDER.index(name) > _ORDER.index(build.instructions()):
         pytest.skip(f"this processor has no {name}")
