@@ -36,7 +36,7 @@ constexpr int64_t kTasksEach = 4;         // that a thread should find, if there
 constexpr int64_t kRoom = kChunk * kRows * kStride;  // floats of copied rows
 constexpr uintptr_t kLineBytes = 64;
 constexpr int64_t kLineFloats = kLineBytes / sizeof(float);
-constexpr int64_t kAhead = 16;            // steps of the depth that weights are asked for before
+constexpr int64_t kAhead = 32;            // steps of the depth that weights are asked for before
 
 /* One tile: what it multiplies and where it goes. */
 struct Tile {
