@@ -71,7 +71,7 @@ class ParallelizeBatchDot(Pass):
     def _refusal(self, cx: PassContext) -> str | None:
         if cx.settings.precise:
             return "its sums would be rounded in another order"
-        return None if cx.target is None else cx.target.why_no_products(cx.settings.device)
+        return None if cx.target is None else cx.target.why_no_kernels(cx.settings.device)
 
     def _unfit(self, graph: Graph, node: Node) -> str | None:
         left = graph.type_of(node.inputs[0])

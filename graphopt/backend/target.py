@@ -73,13 +73,6 @@ class MXNetTarget:
             return "kernels run on CPUs only so far"
         return bridge.why_not(import_mxnet())
 
-    def why_no_products(self, device: str) -> str | None:
-        """Why matrix products of our own cannot run on ``device`` here, or ``None`` if they can."""
-        why = self.why_no_kernels(device)
-        if why is None and not bridge.has_blas(import_mxnet()):
-            return "MXNet brought no BLAS library that could be used"
-        return why
-
     def block_lanes(self) -> int:
         """See :func:`graphopt.kernels.convolutions.native.lanes`."""
         return native.lanes(import_mxnet())

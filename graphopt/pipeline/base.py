@@ -45,9 +45,6 @@ class Target(Protocol):
     def why_no_kernels(self, device: str) -> str | None:
         """Why fused kernels cannot run on ``device``, or ``None`` if they can."""
 
-    def why_no_products(self, device: str) -> str | None:
-        """Why matrix products of our own cannot run on ``device``, or ``None`` if they can."""
-
     def block_lanes(self) -> int:
         """How many channels make a block in blocked layout."""
 

@@ -19,7 +19,6 @@ _COMPILE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
-_has_blas = False
 _failure: str | None = None
 _pending: set[tuple[bytes, int]] = set()  # kernels that MXNet knows and has not asked for yet
 _keep: list[Any] = []  # ctypes callbacks must outlive the library that calls them
@@ -90,7 +89,6 @@ def _load(mxnet: Any) -> ctypes.CDLL:
         raise MissingDependencyError(
             f"MXNet does not take graphopt's operators: {message.decode()}"
         )
-    _use_blas(bridge, Path(mxnet.__file__).parent)
     os.register_at_fork(before=partial(_finish, mxnet))
     return bridge
 
@@ -122,27 +120,6 @@ def _open(mxnet: Path) -> ctypes.CDLL:
         raise MissingDependencyError(
             f"graphopt's fused kernels cannot be loaded into this MXNet: {error}"
         ) from error
-
-
-def _use_blas(bridge: ctypes.CDLL, folder: Path) -> None:
-    """Give the bridge the matrix product of the BLAS library in MXNet's folder."""
-    global _has_blas
-    for path in sorted(folder.glob("libopenblas*.so*")):
-        with contextlib.suppress(OSError, AttributeError):
-            product = ctypes.CDLL(str(path)).cblas_sgemm
-            bridge.graphopt_use_sgemm(ctypes.cast(product, ctypes.c_void_p))
-            _has_blas = True
-            return
-
-
-def has_blas(mxnet: Any) -> bool:
-    """Whether matrix products of our own can run; loads the bridge.
-
-    Raises:
-        MissingDependencyError: the bridge cannot be built or loaded.
-    """
-    load(mxnet)
-    return _has_blas
 
 
 def _layout_fits(mxnet: Any, bridge: ctypes.CDLL) -> bool:

@@ -1,20 +1,18 @@
 /*
- * graphopt_batch_dot: many small matrix products, a thread each.
+ * graphopt_batch_dot: many small matrix products, a thread each, by the kernels of product.h.
  *
  * MXNet's batch_dot computes one product after the other and has all threads share each of them. For
  * matrices as small as attention's, they wait for each other longer than they compute.
  */
 #pragma once
 
+#include <atomic>
+#include <cstring>
+
 #include "fused.h"
+#include "product.h"
 
 namespace graphopt {
-
-enum { kRowMajor = 101, kNoTrans = 111, kTrans = 112 };
-using Sgemm = void (*)(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
-                       const float* a, int lda, const float* b, int ldb, float beta, float* c,
-                       int ldc);
-Sgemm sgemm = nullptr;
 
 bool BatchDotShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   const mxnet::TShape &a = (*in)[0], &b = (*in)[1];
@@ -42,23 +40,21 @@ bool BatchDotType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>
 void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
               const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   if (requests[0] == mxnet::kNullOp) return;
-  if (!sgemm) Fail("there is no BLAS library for node " + attrs.name);
   bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
   const mxnet::TShape &a = inputs[0].shape_, &b = inputs[1].shape_, &c = outputs[0].shape_;
   const int64_t batch = c[0], m = c[1], n = c[2], k = a[ta ? 1 : 2];
-  const float beta = requests[0] == mxnet::kAddTo ? 1.0f : 0.0f;
+  const bool adds = requests[0] == mxnet::kAddTo;
   auto x = static_cast<const float*>(inputs[0].dptr_);
   auto y = static_cast<const float*>(inputs[1].dptr_);
   auto z = static_cast<float*>(outputs[0].dptr_);
-  if (m == 0 || n == 0) return;
-  double nanoseconds = 0.02 * batch * m * n * k;
-  int threads = Threads(nanoseconds, batch);
+  if (k == 0 && !adds) std::memset(z, 0, batch * m * n * sizeof(float));
+  if (m == 0 || n == 0 || k == 0) return;
+  const double nanoseconds = 0.02 * batch * m * n * k;
+  const int threads = Threads(nanoseconds, batch);
   std::atomic<int64_t> next{0};
-  // Inside a parallel region OpenBLAS uses the calling thread only.
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < batch;)
-    sgemm(kRowMajor, ta ? kTrans : kNoTrans, tb ? kTrans : kNoTrans, m, n, k, 1.0f,
-          x + i * m * k, a[2], y + i * k * n, b[2], beta, z + i * m * n, n);
+    product::Multiply(m, k, n, {x + i * m * k, ta}, {y + i * k * n, tb}, z + i * m * n, adds);
 }
 
 NodeEntry MakeBatchDot(const std::string& name, const NodeEntry& a, const NodeEntry& b, bool ta,

@@ -148,11 +148,6 @@ const char* graphopt_register(graphopt::DescribeCallback describe,
   }
 }
 
-/* Which single-precision matrix product to use: that of the BLAS library MXNet brought. */
-void graphopt_use_sgemm(void* function) {
-  graphopt::sgemm = reinterpret_cast<graphopt::Sgemm>(function);
-}
-
 /* Called from within a callback that fails: why. */
 void graphopt_set_error(const char* message) { graphopt::python_error = message; }
 

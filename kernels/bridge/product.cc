@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "lanes.h"
 #include "lanes_math.h"
+#include "lanes_transpose.h"
 
 namespace graphopt::product {
 namespace {
@@ -27,70 +29,54 @@ constexpr int kRows = 4, kVectors = 3;
 constexpr int kRows = 4, kVectors = 2;
 #endif
 constexpr int64_t kWidth = kVectors * kLanes;
-constexpr int64_t kDepth = 768;            // of a part at most
-constexpr int64_t kStrip = 384;            // of which so much of some rows is copied at a time
-constexpr int64_t kStride = kStrip + 16;   // of copied rows, which must not share cache sets
-constexpr int64_t kNearFloats = 150'000;   // of the matrix that stay in the second-level cache
-constexpr int64_t kChunkRows = 64;
-constexpr int64_t kTasksEach = 6;          // that a thread should find, if there is work enough
+constexpr int64_t kDepth = 768;           // of a part at most
+constexpr int64_t kStride = kDepth + 16;  // of copied rows, which must not share cache sets
+constexpr int64_t kChunk = 16;            // strips of which a part is copied at a time
+constexpr int64_t kTasksEach = 4;         // that a thread should find, if there is work enough
+constexpr int64_t kRoom = kChunk * kRows * kStride;  // floats of copied rows
+constexpr uintptr_t kLineBytes = 64;
+constexpr int64_t kLineFloats = kLineBytes / sizeof(float);
+constexpr int64_t kAhead = 32;            // steps of the depth that weights are asked for before
 
 /* One tile: what it multiplies and where it goes. */
 struct Tile {
-  const float* left;  // a copied strip
+  const float* left;  // copied rows
   const float* packed;
   int64_t depth;
   float* to;
   int64_t to_stride, columns;
-  bool adds;
-  const Operands* finish;  // null: more of the depth is to come
-  const float* bias;
+  bool adds;          // to what is there
+  const float* bias;  // or null
+  Activation activation;
 };
 
-template <int64_t kActivation>
-inline Lanes Activate(Lanes x) {
-  const Lanes zero = {};
-  switch (kActivation) {
-    case kRelu: return x < zero ? zero : x;  // NaN stays
-    case kGelu: return blocked::Gelu(x);
-    default: return x;
-  }
-}
-
-template <int64_t kActivation>
-void FinishAs(const Tile& tile, Lanes* sum, int rows, int vectors) {
-  const Lanes zero = {};
-  for (int v = 0; v < vectors; ++v) {
-    const Lanes bias = tile.bias ? LoadLanes(tile.bias + v * kLanes) : zero;
-    for (int i = 0; i < rows; ++i) {
-      const Lanes x = Activate<kActivation>(sum[i * vectors + v] + bias);
-      StoreLanes(tile.to + i * tile.to_stride + v * kLanes, x);
+/* A second pass over a tile that was just written, since GELU needs the registers of the sums. */
+void GeluInPlace(const Tile& tile, int rows, int vectors) {
+  for (int i = 0; i < rows; ++i)
+    for (int v = 0; v < vectors; ++v) {
+      float* at = tile.to + i * tile.to_stride + v * kLanes;
+      StoreLanes(at, blocked::Gelu(LoadLanes(at)));
     }
-  }
 }
 
-void Finish(const Tile& tile, Lanes* sum, int rows, int vectors) {
-  switch (tile.finish->activation) {
-    case kRelu: return FinishAs<kRelu>(tile, sum, rows, vectors);
-    case kGelu: return FinishAs<kGelu>(tile, sum, rows, vectors);
-    default: return FinishAs<kNone>(tile, sum, rows, vectors);
-  }
-}
-
-template <int R, int V>
+/* Far: the weights come from beyond the second-level cache. */
+template <int R, int V, bool Far>
 void Whole(const Tile& tile) {
-  Lanes sum[R][V];
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v)
-      sum[i][v] = tile.adds ? LoadLanes(tile.to + i * tile.to_stride + v * kLanes) : Lanes{};
+    for (int v = 0; v < V; ++v) __builtin_prefetch(tile.to + i * tile.to_stride + v * kLanes, 1);
+  Lanes sum[R][V] = {};
   const float* left = tile.left;
   const float* packed = tile.packed;
 #pragma GCC unroll 4
   for (int64_t p = 0; p < tile.depth; ++p, ++left, packed += V * kLanes) {
     Lanes b[V];
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) b[v] = LoadLanes(packed + v * kLanes);
+    for (int v = 0; v < V; ++v) {
+      b[v] = LoadLanes(packed + v * kLanes);
+      if (Far) __builtin_prefetch(packed + (kAhead * V + v) * kLanes);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       const float a = left[i * kStride];
@@ -98,11 +84,20 @@ void Whole(const Tile& tile) {
       for (int v = 0; v < V; ++v) sum[i][v] += a * b[v];
     }
   }
-  if (tile.finish) return Finish(tile, &sum[0][0], R, V);
-#pragma GCC unroll 8
-  for (int i = 0; i < R; ++i)
+  const Lanes zero = {};
 #pragma GCC unroll 3
-    for (int v = 0; v < V; ++v) StoreLanes(tile.to + i * tile.to_stride + v * kLanes, sum[i][v]);
+  for (int v = 0; v < V; ++v) {
+    const Lanes bias = tile.bias ? LoadLanes(tile.bias + v * kLanes) : zero;
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      float* at = tile.to + i * tile.to_stride + v * kLanes;
+      Lanes x = sum[i][v] + bias;
+      if (tile.adds) x += LoadLanes(at);
+      if (tile.activation == kRelu) x = x < zero ? zero : x;  // NaN stays
+      StoreLanes(at, x);
+    }
+  }
+  if (tile.activation == kGelu) GeluInPlace(tile, R, V);
 }
 
 void CopyRows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t rows,
@@ -112,7 +107,7 @@ void CopyRows(const float* from, int64_t from_stride, float* to, int64_t to_stri
 }
 
 /* Columns that are no whole vectors: computed in a place of their own, where there is room. */
-template <int R, int V>
+template <int R, int V, bool Far>
 void Narrow(const Tile& tile) {
   float to[R * V * kLanes] = {}, bias[V * kLanes] = {};
   Tile own = tile;
@@ -124,30 +119,44 @@ void Narrow(const Tile& tile) {
     std::memcpy(bias, tile.bias, tile.columns * sizeof(float));
     own.bias = bias;
   }
-  Whole<R, V>(own);
+  Whole<R, V, Far>(own);
   CopyRows(to, own.to_stride, tile.to, tile.to_stride, R, tile.columns);
 }
 
-template <int R, int V>
+template <int R, int V, bool Far>
 void Run(const Tile& tile) {
-  return tile.columns == V * kLanes ? Whole<R, V>(tile) : Narrow<R, V>(tile);
+  return tile.columns == V * kLanes ? Whole<R, V, Far>(tile) : Narrow<R, V, Far>(tile);
 }
 
 using Runner = void (*)(const Tile&);
 
-template <int V, int... R>
+template <int V, bool Far, int... R>
 Runner OfRows(int64_t rows, std::integer_sequence<int, R...>) {
-  static const Runner table[] = {Run<R + 1, V>...};
+  static constexpr Runner table[] = {Run<R + 1, V, Far>...};
   return table[rows - 1];
 }
 
+template <bool Far>
 Runner Pick(int64_t rows, int64_t vectors) {
   constexpr std::make_integer_sequence<int, kRows> all;
-  if constexpr (kVectors >= 2) {
-    if (vectors == 2) return OfRows<2>(rows, all);
-    if (vectors == 3) return OfRows<kVectors>(rows, all);
+  if constexpr (kVectors == 3) {
+    if (vectors == 3) return OfRows<3, Far>(rows, all);
   }
-  return OfRows<1>(rows, all);
+  return vectors == 2 ? OfRows<2, Far>(rows, all) : OfRows<1, Far>(rows, all);
+}
+
+/* Where in `kept` there are so many floats; they begin where a cache line does. */
+float* Aligned(std::vector<float>* kept, int64_t floats) {
+  const size_t size = floats + kLineFloats;
+  if (kept->size() < size) kept->resize(size);
+  const auto at = reinterpret_cast<uintptr_t>(kept->data());
+  return kept->data() + (-at % kLineBytes) / sizeof(float);
+}
+
+/* Memory of this thread, for copied rows. */
+float* Room() {
+  static thread_local std::vector<float> kept;
+  return Aligned(&kept, kRoom);
 }
 
 /* Floats of a row of panel `panel`. */
@@ -155,68 +164,114 @@ int64_t WidthOf(int64_t units, int64_t panel) {
   return std::min(kWidth, Ceil(units - panel * kWidth, kLanes) * kLanes);
 }
 
+/* Floats of a row of all panels. */
+int64_t WidthOf(int64_t units) { return Ceil(units, kLanes) * kLanes; }
+
+/* Where part `part` of the depth begins. */
+int64_t PartAt(int64_t depth, int64_t part) { return depth * part / Ceil(depth, kDepth); }
+
+/* Rows `at` to `next` of the columns of a panel, which are zero where there are none. */
+void PackPanel(const Matrix& matrix, int64_t depth, int64_t units, int64_t at, int64_t next,
+               int64_t panel, float* packed) {
+  const int64_t width = WidthOf(units, panel), column = panel * kWidth;
+  const int64_t columns = std::min(width, units - column);
+  if (columns < width) std::memset(packed, 0, (next - at) * width * sizeof(float));
+  if (matrix.is_transposed)
+    blocked::Transpose(matrix.at + column * depth + at, depth, columns, next - at, packed, width);
+  else
+    CopyRows(matrix.at + at * units + column, units, packed, width, next - at, columns);
+}
+
+void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed) {
+  for (int64_t part = 0, at = 0; at < depth; ++part) {
+    const int64_t next = PartAt(depth, part + 1);
+    for (int64_t panel = 0; panel * kWidth < units; ++panel) {
+      PackPanel(matrix, depth, units, at, next, panel, packed);
+      packed += (next - at) * WidthOf(units, panel);
+    }
+    at = next;
+  }
+}
+
+/* The rows of a chunk, in one part of their depth; copied unless this thread has them already. */
+const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chunk, int64_t part,
+                        Copied* copied) {
+  const int64_t first = plan.RowOf(chunk * plan.chunk);
+  const int64_t rows = plan.RowOf(std::min(plan.strips, (chunk + 1) * plan.chunk)) - first;
+  const bool all_fit = rows * kStride * Ceil(plan.depth, kDepth) <= kRoom;
+  if (copied->chunk != chunk || !all_fit) *copied = {chunk, 0};
+  float* to = Room() + (all_fit ? part * rows * kStride : 0);
+  if (part < copied->parts) return to;
+  const int64_t at = PartAt(plan.depth, part), depth = PartAt(plan.depth, part + 1) - at;
+  CopyRows(operands.from + first * plan.depth + at, plan.depth, to, kStride, rows, depth);
+  copied->parts = part + 1;
+  return to;
+}
+
 }  // namespace
 
 Plan MakePlan(int64_t rows, int64_t depth, int64_t units, int64_t threads) {
   Plan plan{rows, depth, units};
   plan.panels = Ceil(units, kWidth);
-  plan.parts = std::max<int64_t>(1, Ceil(depth, kDepth));
-  plan.part = Ceil(depth, plan.parts);
   plan.strips = Ceil(rows, kRows);
-  plan.chunk = kChunkRows / kRows;
-  plan.chunks = Ceil(plan.strips, plan.chunk);
-  const int64_t near = kNearFloats / std::max<int64_t>(1, plan.part * kWidth);
-  const int64_t even = plan.panels * plan.chunks / (kTasksEach * threads);
-  plan.team = std::max<int64_t>(1, std::min({near, even, plan.panels}));
+  plan.chunks = Ceil(plan.strips, kChunk);
+  plan.chunk = Ceil(plan.strips, plan.chunks);
+  plan.teams = std::min(plan.panels, Ceil(kTasksEach * threads, plan.chunks));
+  plan.team = Ceil(plan.panels, plan.teams);
   plan.teams = Ceil(plan.panels, plan.team);
   return plan;
 }
 
-void RunTask(const Plan& plan, const Operands& operands, int64_t task) {
-  const int64_t chunk = task % plan.chunks, part = task / plan.chunks % plan.parts;
-  const int64_t team = task / plan.chunks / plan.parts;
-  const int64_t deep = part * plan.part, depth = std::min(plan.part, plan.depth - deep);
-  const int64_t first = team * plan.team, last = std::min(plan.panels, first + plan.team);
-  const int64_t strips = std::min(plan.strips, (chunk + 1) * plan.chunk);
-  const bool ends = part == plan.parts - 1;
-  alignas(64) float left[kRows * kStride];
-  for (int64_t strip = chunk * plan.chunk; strip < strips; ++strip) {
-    const int64_t begin = plan.rows * strip / plan.strips;
-    const int64_t rows = plan.rows * (strip + 1) / plan.strips - begin;
-    for (int64_t at = deep; at < deep + depth; at += kStrip) {
-      const int64_t some = std::min(kStrip, deep + depth - at);
-      CopyRows(operands.from + begin * plan.depth + at, plan.depth, left, kStride, rows, some);
-      const bool finishes = ends && at + some == plan.depth;
-      for (int64_t panel = first; panel < last; ++panel) {
-        const int64_t column = panel * kWidth, place = begin * plan.units + column;
-        const int64_t width = WidthOf(plan.units, panel);
-        const Tile tile{left,
-                        operands.packed + column * plan.depth + at * width,
-                        some,
-                        operands.to + place,
-                        plan.units,
-                        std::min(kWidth, plan.units - column),
-                        at > 0,
-                        finishes ? &operands : nullptr,
-                        finishes && operands.bias ? operands.bias + column : nullptr};
-        Pick(rows, width / kLanes)(tile);
+void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* copied) {
+  const int64_t chunk = task / plan.teams, team = task % plan.teams;
+  const int64_t panels = std::min(plan.panels, (team + 1) * plan.team);
+  const int64_t first = chunk * plan.chunk, last = std::min(plan.strips, first + plan.chunk);
+  for (int64_t part = 0, at = 0; at < plan.depth; ++part) {
+    const float* left = CopiedRows(plan, operands, chunk, part, copied);
+    const int64_t next = PartAt(plan.depth, part + 1), depth = next - at;
+    const bool ends = next == plan.depth;
+    for (int64_t panel = team * plan.team; panel < panels; ++panel) {
+      const int64_t column = panel * kWidth, vectors = WidthOf(plan.units, panel) / kLanes;
+      Tile tile;
+      tile.packed = operands.packed + at * WidthOf(plan.units) + column * depth;
+      tile.depth = depth;
+      tile.to_stride = plan.units;
+      tile.columns = std::min(kWidth, plan.units - column);
+      tile.adds = part > 0 || operands.adds;
+      tile.bias = ends && operands.bias ? operands.bias + column : nullptr;
+      tile.activation = ends ? static_cast<Activation>(operands.activation) : kNone;
+      for (int64_t strip = first; strip < last; ++strip) {
+        const int64_t row = plan.RowOf(strip), rows = plan.RowOf(strip + 1) - row;
+        tile.left = left + (row - plan.RowOf(first)) * kStride;
+        tile.to = operands.to + row * plan.units + column;
+        (strip == first ? Pick<true> : Pick<false>)(rows, vectors)(tile);
       }
     }
+    at = next;
   }
 }
 
-int64_t PackedSize(int64_t depth, int64_t units) { return depth * Ceil(units, kLanes) * kLanes; }
+int64_t PackedSize(int64_t depth, int64_t units) { return depth * WidthOf(units); }
 
 void Pack(const float* weights, int64_t depth, int64_t units, float* packed) {
-  for (int64_t panel = 0; panel * kWidth < units; ++panel) {
-    const int64_t width = WidthOf(units, panel);
-    for (int64_t i = 0; i < width; ++i) {
-      const int64_t unit = panel * kWidth + i;
-      for (int64_t p = 0; p < depth; ++p)
-        packed[p * width + i] = unit < units ? weights[unit * depth + p] : 0.0f;
-    }
-    packed += depth * width;
+  PackMatrix({weights, true}, depth, units, packed);
+}
+
+void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
+              float* to, bool adds) {
+  static thread_local std::vector<float> kept_packed, kept_rows;
+  float* packed = Aligned(&kept_packed, PackedSize(depth, units));
+  PackMatrix(right, depth, units, packed);
+  const float* from = left.at;
+  if (left.is_transposed) {
+    float* turned = Aligned(&kept_rows, rows * depth);
+    blocked::Transpose(left.at, rows, depth, rows, turned, depth);
+    from = turned;
   }
+  const Plan plan = MakePlan(rows, depth, units, 1);
+  Copied copied;
+  for (int64_t task = 0; task < plan.tasks(); ++task)
+    RunTask(plan, {from, packed, nullptr, to, kNone, adds}, task, &copied);
 }
 
 }  // namespace graphopt::product

@@ -50,20 +50,15 @@ bool ProductShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVe
   return true;
 }
 
-/* Threads take tasks as they come; one that adds to another's result waits for it. */
+/* Threads take tasks as they come, since others may hold one of them up. */
 void RunProduct(const product::Plan& plan, const product::Operands& operands, int threads) {
   const int64_t tasks = plan.tasks();
-  std::unique_ptr<std::atomic<int64_t>[]> done;
-  if (plan.parts > 1) {
-    done = std::make_unique<std::atomic<int64_t>[]>(tasks);
-    for (int64_t i = 0; i < tasks; ++i) done[i] = 0;
-  }
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
-  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-    if (plan.before(task) >= 0) AwaitTasks(done[plan.before(task)], 1);
-    product::RunTask(plan, operands, task);
-    if (done) done[task].store(1, std::memory_order_release);
+  {
+    product::Copied copied;
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+      product::RunTask(plan, operands, task, &copied);
   }
 }
 

@@ -5,16 +5,22 @@
 
 using namespace graphopt::product;
 
-/* Tasks that were run; -1 where one would wait for another that is begun no sooner. */
+/* Runs tasks last to first, as none may depend on another; returns how many there were. */
 extern "C" int64_t run(const float* from, const float* weights, const float* bias, float* to,
                        int64_t rows, int64_t depth, int64_t units, int64_t threads,
                        int64_t activation) {
   std::vector<float> packed(PackedSize(depth, units));
   Pack(weights, depth, units, packed.data());
   const Plan plan = MakePlan(rows, depth, units, threads);
-  for (int64_t task = 0; task < plan.tasks(); ++task) {
-    if (plan.before(task) >= task) return -1;
-    RunTask(plan, {from, packed.data(), bias, to, activation}, task);
-  }
+  Copied copied;
+  for (int64_t task = plan.tasks() - 1; task >= 0; --task)
+    RunTask(plan, {from, packed.data(), bias, to, activation}, task, &copied);
   return plan.tasks();
+}
+
+extern "C" void multiply(const float* left, int64_t left_transposed, const float* right,
+                         int64_t right_transposed, float* to, int64_t rows, int64_t depth,
+                         int64_t units, int64_t adds) {
+  const Matrix first{left, left_transposed != 0}, second{right, right_transposed != 0};
+  Multiply(rows, depth, units, first, second, to, adds != 0);
 }

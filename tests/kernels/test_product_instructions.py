@@ -19,7 +19,9 @@ _GUARD = 32
 
 
 @pytest.fixture(scope="module", params=_ORDER)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def library(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
     name = request.param
     if _ORDER.index(name) > _ORDER.index(build.instructions()):
         pytest.skip(f"this processor has no {name}")
@@ -30,21 +32,49 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     subprocess.run([build.compiler(), *options, *sources, "-o", str(made)], check=True)
     library = ctypes.CDLL(str(made))
     library.run.restype = ctypes.c_int64
+    return library
 
+
+@pytest.fixture
+def run(library: ctypes.CDLL):
     def call(x, w, b, activation: str, threads: int) -> np.ndarray:
         (rows, depth), units = x.shape, len(w)
-        size = rows * units
-        place = np.full(size + 2 * _GUARD, 7.25, np.float32)
-        to = place[_GUARD : _GUARD + size]
+        place, to = guarded(rows * units)
         arrays = [None if a is None else ctypes.c_void_p(a.ctypes.data) for a in (x, w, b, to)]
         numbers = (rows, depth, units, threads, ACTIVATIONS.index(activation))
-        # -1: a task waits for one that is begun no sooner, so threads might wait for each other.
         assert library.run(*arrays, *map(ctypes.c_int64, numbers)) > 0
-        assert (place[:_GUARD] == 7.25).all()
-        assert (place[_GUARD + size :] == 7.25).all()
+        check_guards(place)
         return to.reshape(rows, units).copy()
 
     return call
+
+
+@pytest.fixture
+def multiply(library: ctypes.CDLL):
+    def call(left, right, flags: tuple[bool, bool], *, adds: bool) -> np.ndarray:
+        rows, depth = left.shape[::-1] if flags[0] else left.shape
+        units = right.shape[0 if flags[1] else 1]
+        place, to = guarded(rows * units)
+        at = [ctypes.c_void_p(a.ctypes.data) for a in (left, right, to)]
+        turned = [ctypes.c_int64(flag) for flag in flags]
+        extents = map(ctypes.c_int64, (rows, depth, units, adds))
+        library.multiply(at[0], turned[0], at[1], turned[1], at[2], *extents)
+        check_guards(place)
+        return to.reshape(rows, units).copy()
+
+    return call
+
+
+def guarded(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Memory, and so much in the middle of it that may be written."""
+    place = np.full(size + 2 * _GUARD, 7.25, np.float32)
+    return place, place[_GUARD : _GUARD + size]
+
+
+def check_guards(place: np.ndarray) -> None:
+    """Nothing was written before or behind."""
+    assert (place[:_GUARD] == 7.25).all()
+    assert (place[-_GUARD:] == 7.25).all()
 
 
 def activated(x: np.ndarray, activation: str) -> np.ndarray:
@@ -81,3 +111,21 @@ def test_numbers_that_are_not_finite_or_tiny(run) -> None:
     want = np.array([np.inf, np.nan, np.nan, 0, 0, 0.5e-40, -0.5e-40, 3e38, 0], np.float32)
     np.testing.assert_allclose(found["gelu"], want, rtol=1e-6, atol=1e-44)
     assert not np.signbit(found["relu"][3])
+
+
+def test_matrices_of_any_layout_and_what_they_are_added_to(multiply) -> None:
+    rng = np.random.default_rng(1)
+    sizes = [(1, 1, 1), (128, 64, 128), (16, 16, 16), (48, 32, 80), (130, 769, 17), (9, 1600, 50)]
+    sizes += [tuple(map(int, rng.integers(1, 70, 3))) for _ in range(40)]
+    for at, (rows, depth, units) in enumerate(sizes):
+        left = rng.standard_normal((rows, depth), np.float32)
+        right = rng.standard_normal((depth, units), np.float32) / np.float32(math.sqrt(depth))
+        for flags in ((False, False), (False, True), (True, False), (True, True)):
+            adds = bool((at + sum(flags)) % 2)
+            given = [
+                np.ascontiguousarray(a.T if flag else a)
+                for a, flag in zip((left, right), flags, strict=True)
+            ]
+            found = multiply(*given, flags, adds=adds)
+            want = left.astype(float) @ right + 7.25 * adds
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=2e-5, err_msg=str(left.shape))

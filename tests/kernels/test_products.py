@@ -59,7 +59,7 @@ def compute(x, w, b, activation="none", *, is_packed=True, flatten=False) -> np.
     return made.bind(mx.cpu(), feeds, grad_req="null").forward()[0].asnumpy()
 
 
-#: Around the extents of tiles, chunks of rows, copied strips and parts of the depth.
+#: Around the extents of tiles, chunks of rows and parts of the depth.
 SIZES = [
     (1, 1, 1),
     (1, 768, 768),
@@ -70,6 +70,8 @@ SIZES = [
     (63, 768, 96),
     (65, 769, 95),
     (130, 2000, 97),
+    (128, 769, 48),
+    (129, 1600, 49),
     (257, 1537, 145),
 ]
 

@@ -103,6 +103,15 @@ def test_a_gain_too_small_is_not_taken_and_told() -> None:
     ]
 
 
+def test_with_an_activation_it_need_only_be_as_fast() -> None:
+    body = f"{FC} %y = relu(%c) return %y"
+    assert (
+        run_pass(net(body), PASS, target=Clock(0.99), frozen=True).receipts[0].status == "changed"
+    )
+    result = run_pass(net(body), PASS, target=Clock(1.01), frozen=True)
+    assert result.receipts[0].status == "unchanged"
+
+
 @pytest.mark.parametrize(
     ("graph", "why"),
     [

@@ -1,0 +1,54 @@
+/*
+ * Transposing matrices in vectors; for files that are compiled for the processor at hand.
+ */
+#pragma once
+
+#include <utility>
+
+#include "lanes_math.h"
+
+namespace graphopt::blocked {
+
+/* Pairs of squares of S numbers: those above the diagonal change places with those below it. */
+template <int S, int... J>
+inline void Exchange(Lanes& a, Lanes& b, std::integer_sequence<int, J...>) {
+  constexpr int n = kLanes;
+#if defined(__clang__)
+  const Lanes low = __builtin_shufflevector(a, b, (J & S ? J - S + n : J)...);
+  const Lanes high = __builtin_shufflevector(a, b, (J & S ? J + n : J + S)...);
+#else
+  const Lanes low = __builtin_shuffle(a, b, Whole32{(J & S ? J - S + n : J)...});
+  const Lanes high = __builtin_shuffle(a, b, Whole32{(J & S ? J + n : J + S)...});
+#endif
+  a = low;
+  b = high;
+}
+
+/* A square: vectors become its columns. */
+template <int S = 1>
+inline void TransposeSquare(Lanes (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i)
+    if (!(i & S)) Exchange<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>{});
+  if constexpr (2 * S < kLanes) TransposeSquare<2 * S>(rows);
+}
+
+/* to[j][i] = from[i][j], for `rows` i and `columns` j. */
+inline void Transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns,
+                      float* to, int64_t to_stride) {
+  const int64_t whole_rows = rows / kLanes * kLanes, whole_columns = columns / kLanes * kLanes;
+  for (int64_t i = 0; i < whole_rows; i += kLanes)
+    for (int64_t j = 0; j < whole_columns; j += kLanes) {
+      Lanes square[kLanes];
+#pragma GCC unroll 16
+      for (int k = 0; k < kLanes; ++k) square[k] = LoadLanes(from + (i + k) * from_stride + j);
+      TransposeSquare(square);
+#pragma GCC unroll 16
+      for (int k = 0; k < kLanes; ++k) StoreLanes(to + (j + k) * to_stride + i, square[k]);
+    }
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = i < whole_rows ? whole_columns : 0; j < columns; ++j)
+      to[j * to_stride + i] = from[i * from_stride + j];
+}
+
+}  // namespace graphopt::blocked
