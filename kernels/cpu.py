@@ -13,13 +13,13 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
 from numba import types
-from numba.core import compiler, cpu
+from numba.core import cgutils, compiler, cpu
 from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from graphopt.errors import GraphoptError
-from graphopt.kernels.emit.cpu import emit_cpu, storage
+from graphopt.kernels.emit.cpu import TOGETHER, emit_cpu, storage
 from graphopt.kernels.library import SYMBOL
 from graphopt.kernels.machine import target_machine
 from graphopt.kernels.spec import KernelSpec
@@ -133,6 +133,9 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
         scopes = len(spec.outputs) + 2
         scope[f"load{number}"] = _loader(stored, dtype, place, scopes)
         scope[f"store{number}"] = _storer(stored, dtype, place, scopes)
+        scope[f"load_rest{number}"] = _loader(dtype, dtype, place, scopes)
+        scope[f"store_rest{number}"] = _storer(dtype, dtype, place, scopes)
+    scope["room"] = _room(dtype, TOGETHER * (len(spec.inputs) + len(spec.outputs)))
     last = len(spec.outputs) + 1
     scope["prefetch"] = _prefetch()
     scope["load_kept"] = _loader(dtype, dtype, last, last + 1)
@@ -366,6 +369,31 @@ def _prefetch() -> Any:
         return types.void(types.int64, types.int64), generate
 
     return prefetch
+
+
+@cache
+def _room(dtype: str, count: int) -> Any:
+    """Memory of a call, zeros at first."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        _widen(builder.function)
+        found = cgutils.alloca_once(builder, ir.ArrayType(_IR[dtype], count), zfill=True)
+        return builder.ptrtoint(found, ir.IntType(64))
+
+    @intrinsic
+    def room(_context):  # type: ignore[no-untyped-def]
+        return types.int64(), generate
+
+    return room
+
+
+def _widen(function: Any) -> None:
+    """Have LLVM use 512-bit vectors where there are any, which it else does on some of them only.
+
+    Kernels run next to products that do, and half of their time are divisions and polynomials.
+    """
+    # llvmlite knows attributes without a value only.
+    set.add(function.attributes, '"prefer-vector-width"="512"')
 
 
 @cache

@@ -58,46 +58,49 @@ template <typename T, int R, int V>
 inline void Accumulate(const Tile<T>& tile, Vector<T> (&sum)[R][V]) {
   const T* right = tile.right;
   const T* left = tile.left;
-  for (int64_t p = 0; p < tile.depth; ++p, right += tile.right_stride, left += tile.step) {
+  const int64_t row = tile.row, step = tile.step, right_stride = tile.right_stride;
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < tile.depth; ++p, right += right_stride, left += step) {
     Vector<T> b[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v)
-      b[v] = Load(right + v * Shape<T>::kLanes);
+    for (int v = 0; v < V; ++v) b[v] = Load(right + v * Shape<T>::kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
-      const T a = left[i * tile.row];
+      const T a = left[i * row];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) sum[i][v] += a * b[v];
     }
   }
 }
 
+/* Rows of `columns` elements, of which there are fewer than fit into the vectors. */
 template <typename T, int R, int V>
-inline void Finish(const Vector<T> (&sum)[R][V], T* c, int64_t c_stride, int64_t columns, bool adds) {
-  constexpr int kLanes = Shape<T>::kLanes;
-  if (columns == V * kLanes) {
-#pragma GCC unroll 8
-    for (int i = 0; i < R; ++i)
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        T* at = c + i * c_stride + v * kLanes;
-        Store<T>(at, adds ? Load(at) + sum[i][v] : sum[i][v]);
-      }
-    return;
-  }
-  for (int i = 0; i < R; ++i) {
-    T row[V * kLanes];
-    std::memcpy(row, sum[i], sizeof(row));
-    T* at = c + i * c_stride;
-    for (int64_t j = 0; j < columns; ++j) at[j] = adds ? at[j] + row[j] : row[j];
-  }
+void Narrow(const T* sums, T* c, int64_t c_stride, int64_t columns, bool adds) {
+  for (int i = 0; i < R; ++i, sums += V * Shape<T>::kLanes, c += c_stride)
+    for (int64_t j = 0; j < columns; ++j) c[j] = adds ? c[j] + sums[j] : sums[j];
 }
 
 template <typename T, int R, int V>
 void Run(const Tile<T>* tiles, int64_t count, T* c, int64_t c_stride, int64_t columns, bool adds) {
+  constexpr int kLanes = Shape<T>::kLanes;
   Vector<T> sum[R][V] = {};
   for (int64_t at = 0; at < count; ++at) Accumulate<T, R, V>(tiles[at], sum);
-  Finish<T, R, V>(sum, c, c_stride, columns, adds);
+  // All indices of `sum` are constants, or it would not stay in registers.
+  if (columns < V * kLanes) {
+    T sums[R * V * kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) Store<T>(sums + (i * V + v) * kLanes, sum[i][v]);
+    return Narrow<T, R, V>(sums, c, c_stride, columns, adds);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      T* at = c + i * c_stride + v * kLanes;
+      Store<T>(at, adds ? Load(at) + sum[i][v] : sum[i][v]);
+    }
 }
 
 template <typename T>

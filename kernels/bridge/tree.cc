@@ -346,7 +346,7 @@ void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& c
     shared.edges = std::max(shared.edges, levels.edges[end] - levels.edges[begin]);
   }
   bool backward = program.update.backward;
-  int64_t units = std::min(chunks, kUnits);
+  int64_t units = backward ? std::min(chunks, kUnits) : chunks;
   int64_t size = message.partial_size + update.partial_size;
   std::unique_ptr<T[]> partials;
   if (backward) partials.reset(new T[units * size]);

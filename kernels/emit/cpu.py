@@ -22,6 +22,9 @@ _START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "redu
 
 #: Of a cache line.
 _LINE_BYTES = 64
+#: So many elements are computed together. What is left of a row is copied to where there is room
+#: for so many, as an element by itself takes as long as a vector of them.
+TOGETHER = 16
 #: Rows of fewer elements are fetched by the processor itself, as part of the stream they are in.
 _SHORT_ROW = 256
 
@@ -73,6 +76,9 @@ class _Emitter:
             head.append(f"    step{number} = strides[{number}] * {size}")
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         head.append("    length = number(n)")
+        if any(map(_is_plain, self.plan.loops)):
+            head.append(f"    whole = n & {-TOGETHER}")
+            head.append("    rest = room()")
         return "\n".join([*head, *body, ""])
 
     def _capture(self, write: object) -> list[str]:
@@ -120,12 +126,23 @@ class _Emitter:
             self._compute(2, number, "0")
 
     def _loop(self, loop: Loop) -> None:
+        if _is_plain(loop):
+            self._line(2, "for j in range(whole):")
+            self._elements(loop)
+            self._line(2, "if whole < n:")
+            self._rest(loop)
+            return
         for number in loop.reductions:
             op = self.spec.body[number - self.first].op
             self._line(2, f"v{number} = number({_START[op]})")
         for place in loop.sums:
             self._line(2, f"sum{place} = number(0.0)")
         self._line(2, "for j in range(n):")
+        self._elements(loop)
+        for place in loop.sums:
+            self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _elements(self, loop: Loop) -> None:
         for number in loop.reads:
             self._line(3, f"v{number} = load_kept(keep{self.plan.scratch[number]}, j)")
         for number in loop.values:
@@ -142,8 +159,30 @@ class _Emitter:
             self._store_element(place)
         if not (loop.values or loop.reads or loop.stores):
             self._line(3, "pass")
-        for place in loop.sums:
-            self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _rest(self, loop: Loop) -> None:
+        """What is left of a row, computed as one vector in memory of its own."""
+        read = [number for number in loop.values if number < self.first]
+        for number in read:
+            self._line(3, "for j in range(n - whole):")
+            value = f"load{number}(at{number}, whole + j)"
+            self._line(4, f"store_rest{number}(rest, {number * TOGETHER} + j, {value})")
+        self._line(3, f"for j in range({TOGETHER}):")
+        for number in loop.values:
+            if number in read:
+                value = f"load_rest{number}(rest, {number * TOGETHER} + j)"
+                self._line(4, f"v{number} = {value}")
+            else:
+                self._compute(4, number, "j")
+        for place in loop.stores:
+            number, value = self.first + place, self.spec.outputs[place].value
+            self._line(4, f"store_rest{number}(rest, {number * TOGETHER} + j, v{value})")
+        for place in loop.stores:
+            number = self.first + place
+            adds = bool(self.spec.summed(self.spec.outputs[place]))
+            value = f"load_rest{number}(rest, {number * TOGETHER} + j)"
+            self._line(3, "for j in range(n - whole):")
+            self._line(4, self._store(place, "whole + j", value, adds=adds))
 
     def _compute(self, indent: int, number: int, index: str) -> None:
         if number < self.first:
@@ -193,3 +232,8 @@ class _Emitter:
         if adds:
             value = f"load{number}(at{number}, {index}) + {value}"
         return f"store{number}(at{number}, {index}, {value})"
+
+
+def _is_plain(loop: Loop) -> bool:
+    """Whether elements of a row are computed one like the other, and nothing else is."""
+    return bool(loop.stores) and not (loop.reductions or loop.sums or loop.reads or loop.keeps)
