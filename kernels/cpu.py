@@ -82,9 +82,14 @@ _LIBM = {
 }
 
 
-def compile_object(spec: KernelSpec) -> tuple[bytes, int]:
-    """The object file of an expanded, collapsed spec for this CPU, and its scratch rows."""
-    source, scratch = emit_cpu(spec)
+def compile_object(spec: KernelSpec, *, index: bool = False) -> tuple[bytes, int]:
+    """The object file of an expanded, collapsed spec for this CPU, and its scratch rows.
+
+    Args:
+        spec: what is compiled.
+        index: whether operands may have numbers of rows (:mod:`graphopt.kernels.emit.cpu`).
+    """
+    source, scratch = emit_cpu(spec, index=index)
     text = _to_ir(source, spec)
     machine = target_machine()
     return bytes(machine.emit_object(llvm.parse_assembly(text))), scratch
@@ -138,6 +143,7 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
     scope["room"] = _room(dtype, TOGETHER * (len(spec.inputs) + len(spec.outputs)))
     last = len(spec.outputs) + 1
     scope["prefetch"] = _prefetch()
+    scope["row_of"] = _row_of()
     scope["load_kept"] = _loader(dtype, dtype, last, last + 1)
     scope["store_kept"] = _storer(dtype, dtype, last, last + 1)
     for step in spec.body:
@@ -369,6 +375,25 @@ def _prefetch() -> Any:
         return types.void(types.int64, types.int64), generate
 
     return prefetch
+
+
+@cache
+def _row_of() -> Any:
+    """The number of row ``i``, which an index of address 0 leaves as it is."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        address, row = args
+        found = cgutils.alloca_once_value(builder, row)
+        with builder.if_then(builder.icmp_unsigned("!=", address, address.type(0))):
+            number = builder.load(_access(builder, address, row, "int32"))
+            builder.store(builder.sext(number, row.type), found)
+        return builder.load(found)
+
+    @intrinsic
+    def row_of(_context, address, row):  # type: ignore[no-untyped-def]
+        return types.int64(types.int64, types.int64), generate
+
+    return row_of
 
 
 @cache

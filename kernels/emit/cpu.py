@@ -9,6 +9,9 @@ between two rows of it (0 where it is broadcast or summed over rows). Elements o
 adjacent. The bridge cuts the iteration space into such tiles. Outputs that are summed over are
 added to.
 
+A kernel with an *index* finds behind the addresses, for each operand, that of the numbers of its
+rows, int32, or 0 if they come one after the other.
+
 The source calls functions named after instructions; :mod:`graphopt.kernels.cpu` defines them.
 """
 
@@ -41,14 +44,15 @@ ITEM_SIZE = {
 }
 
 
-def emit_cpu(spec: KernelSpec) -> tuple[str, int]:
+def emit_cpu(spec: KernelSpec, *, index: bool = False) -> tuple[str, int]:
     """Source of the function ``kernel`` and the scratch rows it needs, of ``n`` elements each.
 
     Args:
         spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
+        index: whether operands may have numbers of rows.
     """
     plan = schedule(spec)
-    return _Emitter(spec, plan).source(), len(plan.scratch)
+    return _Emitter(spec, plan, index=index).source(), len(plan.scratch)
 
 
 def storage(spec: KernelSpec) -> list[str]:
@@ -60,8 +64,8 @@ def storage(spec: KernelSpec) -> list[str]:
 
 
 class _Emitter:
-    def __init__(self, spec: KernelSpec, plan: Schedule) -> None:
-        self.spec, self.plan = spec, plan
+    def __init__(self, spec: KernelSpec, plan: Schedule, *, index: bool) -> None:
+        self.spec, self.plan, self.index = spec, plan, index
         self.first = len(spec.inputs)
         self.row_axis = spec.rank - 1
         self.literals: dict[str, str] = {}
@@ -74,6 +78,9 @@ class _Emitter:
             size = ITEM_SIZE[dtype]
             head.append(f"    base{number} = pointers[{number}]")
             head.append(f"    step{number} = strides[{number}] * {size}")
+            if self.index:
+                count = self.first + len(self.spec.outputs)
+                head.append(f"    index{number} = pointers[{count + number}]")
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         head.append("    length = number(n)")
         if any(map(_is_plain, self.plan.loops)):
@@ -93,7 +100,10 @@ class _Emitter:
     def _rows(self) -> None:
         self._line(1, "for i in range(m):")
         for number in range(self.first + len(self.spec.outputs)):
-            self._line(2, f"at{number} = base{number} + i * step{number}")
+            row = f"row_of(index{number}, i)" if self.index else "i"
+            self._line(2, f"at{number} = base{number} + {row} * step{number}")
+        if self.index:
+            self._prefetch_numbered()
         for slot in self.plan.scratch.values():
             self._line(2, f"keep{slot} = scratch + {slot} * n * {ITEM_SIZE[self.spec.dtype]}")
         for at, loop in enumerate(self.plan.loops):
@@ -120,6 +130,18 @@ class _Emitter:
             size = ITEM_SIZE[self.spec.inputs[number].dtype]
             self._line(3, f"for j in range(0, n, {_LINE_BYTES // size}):")
             self._line(4, f"prefetch(at{number} + step{number}, j * {size})")
+
+    def _prefetch_numbered(self) -> None:
+        """Ask for the next row of operands whose rows have numbers: these are in no stream."""
+        self._line(2, "if i + 1 < m:")
+        for number, dtype in enumerate(storage(self.spec)):
+            size = ITEM_SIZE[dtype]
+            self._line(3, f"if index{number} != 0:")
+            self._line(
+                4, f"next{number} = base{number} + row_of(index{number}, i + 1) * step{number}"
+            )
+            self._line(4, f"for j in range(0, n, {_LINE_BYTES // size}):")
+            self._line(5, f"prefetch(next{number}, j * {size})")
 
     def _row_values(self, values: list[int]) -> None:
         for number in values:
