@@ -197,8 +197,8 @@ class _Emitter:
             else:
                 self._compute(4, number, "j")
         for place in loop.stores:
-            number, value = self.first + place, self.spec.outputs[place].value
-            self._line(4, f"store_rest{number}(rest, {number * TOGETHER} + j, v{value})")
+            number, made = self.first + place, self.spec.outputs[place].value
+            self._line(4, f"store_rest{number}(rest, {number * TOGETHER} + j, v{made})")
         for place in loop.stores:
             number = self.first + place
             adds = bool(self.spec.summed(self.spec.outputs[place]))
