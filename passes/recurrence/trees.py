@@ -58,7 +58,7 @@ class TreeBody:
 
     @cached_property
     def texts(self) -> tuple[str, str]:
-        """Of ``prepare``, empty if there is nothing, and ``spec``: printing takes long for a call."""
+        """Of ``prepare``, empty if there is none, and ``spec``: printing takes long for a call."""
         return "" if self.prepare is None else str(self.prepare), str(self.spec)
 
 
