@@ -13,13 +13,13 @@ from typing import Any
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
 from numba import types
-from numba.core import compiler, cpu
+from numba.core import cgutils, compiler, cpu
 from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from graphopt.errors import GraphoptError
-from graphopt.kernels.emit.cpu import emit_cpu, storage
+from graphopt.kernels.emit.cpu import TOGETHER, emit_cpu, storage
 from graphopt.kernels.library import SYMBOL
 from graphopt.kernels.machine import target_machine
 from graphopt.kernels.spec import KernelSpec
@@ -82,9 +82,14 @@ _LIBM = {
 }
 
 
-def compile_object(spec: KernelSpec) -> tuple[bytes, int]:
-    """The object file of an expanded, collapsed spec for this CPU, and its scratch rows."""
-    source, scratch = emit_cpu(spec)
+def compile_object(spec: KernelSpec, *, index: bool = False) -> tuple[bytes, int]:
+    """The object file of an expanded, collapsed spec for this CPU, and its scratch rows.
+
+    Args:
+        spec: what is compiled.
+        index: whether operands may have numbers of rows (:mod:`graphopt.kernels.emit.cpu`).
+    """
+    source, scratch = emit_cpu(spec, index=index)
     text = _to_ir(source, spec)
     machine = target_machine()
     return bytes(machine.emit_object(llvm.parse_assembly(text))), scratch
@@ -133,8 +138,12 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
         scopes = len(spec.outputs) + 2
         scope[f"load{number}"] = _loader(stored, dtype, place, scopes)
         scope[f"store{number}"] = _storer(stored, dtype, place, scopes)
+        scope[f"load_rest{number}"] = _loader(dtype, dtype, place, scopes)
+        scope[f"store_rest{number}"] = _storer(dtype, dtype, place, scopes)
+    scope["room"] = _room(dtype, TOGETHER * (len(spec.inputs) + len(spec.outputs)))
     last = len(spec.outputs) + 1
     scope["prefetch"] = _prefetch()
+    scope["row_of"] = _row_of()
     scope["load_kept"] = _loader(dtype, dtype, last, last + 1)
     scope["store_kept"] = _storer(dtype, dtype, last, last + 1)
     for step in spec.body:
@@ -366,6 +375,50 @@ def _prefetch() -> Any:
         return types.void(types.int64, types.int64), generate
 
     return prefetch
+
+
+@cache
+def _row_of() -> Any:
+    """The number of row ``i``, which an index of address 0 leaves as it is."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        address, row = args
+        found = cgutils.alloca_once_value(builder, row)
+        with builder.if_then(builder.icmp_unsigned("!=", address, address.type(0))):
+            number = builder.load(_access(builder, address, row, "int32"))
+            builder.store(builder.sext(number, row.type), found)
+        return builder.load(found)
+
+    @intrinsic
+    def row_of(_context, address, row):  # type: ignore[no-untyped-def]
+        return types.int64(types.int64, types.int64), generate
+
+    return row_of
+
+
+@cache
+def _room(dtype: str, count: int) -> Any:
+    """Memory of a call, zeros at first."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        _widen(builder.function)
+        found = cgutils.alloca_once(builder, ir.ArrayType(_IR[dtype], count), zfill=True)
+        return builder.ptrtoint(found, ir.IntType(64))
+
+    @intrinsic
+    def room(_context):  # type: ignore[no-untyped-def]
+        return types.int64(), generate
+
+    return room
+
+
+def _widen(function: Any) -> None:
+    """Have LLVM use 512-bit vectors where there are any, which it else does on some of them only.
+
+    Kernels run next to products that do, and half of their time are divisions and polynomials.
+    """
+    # llvmlite knows attributes without a value only.
+    set.add(function.attributes, '"prefer-vector-width"="512"')
 
 
 @cache

@@ -39,7 +39,7 @@ class Statistics:
 
 STATISTICS = Statistics()
 
-_kernels: dict[str, Kernel] = {}
+_kernels: dict[tuple[str, bool], Kernel] = {}
 _lock = threading.RLock()
 
 
@@ -52,8 +52,8 @@ def _unlock() -> None:
 os.register_at_fork(after_in_child=_unlock)
 
 
-def kernel(text: str, *, backward: bool) -> Kernel:
-    """The compiled kernel of a spec, or of its gradients.
+def kernel(text: str, *, backward: bool, index: bool = False) -> Kernel:
+    """The compiled kernel of a spec, or of its gradients; ``index``: rows may have numbers.
 
     Raises:
         GraphoptError: the text is no spec, or what it says cannot be compiled.
@@ -64,7 +64,7 @@ def kernel(text: str, *, backward: bool) -> Kernel:
         if gradient is None:
             raise ValueError("the kernel has no gradient")
         spec = gradient
-    return _kernel(collapse(expand(spec)).spec)
+    return _kernel(collapse(expand(spec)).spec, index=index)
 
 
 def prepare(texts: Iterable[str], *, gradients: bool) -> None:
@@ -78,21 +78,21 @@ def prepare(texts: Iterable[str], *, gradients: bool) -> None:
             kernel(text, backward=True)
 
 
-def _kernel(spec: KernelSpec) -> Kernel:
-    key = str(spec)
+def _kernel(spec: KernelSpec, *, index: bool) -> Kernel:
+    key = str(spec), index
     with _lock:
         if key not in _kernels:
-            _kernels[key] = _make(spec)
+            _kernels[key] = _make(spec, index=index)
         return _kernels[key]
 
 
-def _make(spec: KernelSpec) -> Kernel:
-    name = disk.key_of(str(spec), *_environment())
+def _make(spec: KernelSpec, *, index: bool) -> Kernel:
+    name = disk.key_of(str(spec), str(index), *_environment())
     stored = disk.load(name)
     if stored is None:
         from graphopt.kernels.cpu import compile_object
 
-        code, scratch = compile_object(spec)
+        code, scratch = compile_object(spec, index=index)
         disk.store(name, struct.pack("<q", scratch) + code)
         STATISTICS.compiled += 1
     else:

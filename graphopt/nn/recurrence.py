@@ -119,11 +119,11 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
         rows = [x]
         if body.prepare is not None:
             reads = [x, *_learned(F, body.prepared, known)]
-            attrs = {"spec": str(body.prepare), "flat": True, "zero_states": True, "stash": stash}
+            attrs = {"spec": body.texts[0], "flat": True, "zero_states": True, "stash": stash}
             rows = [*list(run(RECURRENCE, reads, attrs))[: len(body.prepare.emit)], x]
         reads = [*(rows[n] for n in (*body.node_rows, *body.edge_rows)), *index, structure]
         reads += [*_learned(F, body.message, known), *_learned(F, body.update, known)]
-        attrs = {"spec": str(body.spec), "indexed": bool(index), "stash": stash}
+        attrs = {"spec": body.texts[1], "indexed": bool(index), "stash": stash}
         found = list(run(TREE, reads, attrs))[: len(body.spec.emitted)]
         return found[0] if len(found) == 1 else tuple(found)
 

@@ -67,10 +67,14 @@ class Buffers {
   std::vector<std::pair<T**, int64_t>> wanted_;
 };
 
+/* Rows of an operand; with an index, row r is number index[r]. */
 template <typename T>
 struct Located {
   T* at;  // null: nobody wants it
   int64_t stride;
+  const int32_t* index = nullptr;
+
+  T* Row(int64_t r) const { return at + (index ? index[r] : r) * stride; }
 };
 
 /* A program with its weights once they are packed, and places in a unit's partial gradients. */
@@ -190,7 +194,6 @@ class Executor {
     }
     buffers->Want(&nowhere_, dummy);
     buffers->Want(&kernel_scratch_, kernel);
-    pointers_.resize(operands);
     strides_.resize(operands);
     segments_.resize(p_.steps.size());
   }
@@ -201,19 +204,18 @@ class Executor {
     Located<T> to = Find(step.spots[0]);
     if (!to.at) return;
     if (step.code == kZero) {
-      for (int64_t r = 0; r < live_; ++r)
-        std::memset(to.at + r * to.stride, 0, step.width * sizeof(T));
+      for (int64_t r = 0; r < live_; ++r) std::memset(to.Row(r), 0, step.width * sizeof(T));
       return;
     }
     Located<T> from = Find(step.spots[1]);
     if (step.code == kProduct) {
-      Rows<T> rows{from.at, from.stride, to.at, to.stride, live_};
+      Rows<T> rows{from.at, from.stride, to.at, to.stride, live_, from.index, to.index};
       w_.products.multiply(&rows, 1, w_.packs[step.which], step.depth, step.width, step.adds);
       return;
     }
     for (int64_t r = 0; r < live_; ++r) {
-      T* row = to.at + r * to.stride;
-      const T* other = from.at + r * from.stride;
+      T* row = to.Row(r);
+      const T* other = from.Row(r);
       if (step.code == kCopy)
         std::memcpy(row, other, step.width * sizeof(T));
       else
@@ -238,10 +240,13 @@ class Executor {
   Located<T> Find(const Spot& spot) { return static_cast<Where*>(this)->Locate(spot); }
 
   void Call(const Step& step) {
-    for (size_t i = 0; i < step.spots.size(); ++i) {
+    const size_t count = step.spots.size();
+    pointers_.resize(2 * count);
+    for (size_t i = 0; i < count; ++i) {
       Located<T> found = Find(step.spots[i]);
       if (!found.at) found = {nowhere_, 0};
       pointers_[i] = reinterpret_cast<int64_t>(found.at);
+      pointers_[count + i] = reinterpret_cast<int64_t>(found.index);
       strides_[i] = found.stride;
     }
     void* exception = nullptr;
@@ -254,7 +259,8 @@ class Executor {
   void Note(const Step& step, size_t number) {
     if (!w_.learned.matrix_gradients[step.which]) return;
     Located<T> left = Find(step.spots[0]), right = Find(step.spots[1]);
-    segments_[number].push_back({left.at, right.at, left.stride, right.stride, live_});
+    segments_[number].push_back(
+        {left.at, right.at, left.stride, right.stride, live_, left.index, right.index});
   }
 
   T* nowhere_ = nullptr;

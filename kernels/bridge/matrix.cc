@@ -7,7 +7,9 @@
  */
 #include "matrix.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace graphopt {
@@ -45,80 +47,81 @@ inline void Store(T* to, const Vector<T>& vector) {
   __builtin_memcpy(to, &vector, sizeof(vector));
 }
 
-/* Where the operands of a tile lie; element (i, p) of the left one is at left[i * row + p * step]. */
+/* What a tile multiplies: element (i, p) of the left operand is at left[i][p * step], the right one
+ * is packed; and where its rows go. */
 template <typename T>
 struct Tile {
-  const T* left;
-  int64_t row, step;
+  const T* left[kRows];
   const T* right;
-  int64_t right_stride, depth;
+  int64_t depth;
+  T* to[kRows];
+  int64_t columns;
+  bool adds;
 };
 
+/* Rows of `columns` elements, of which there are fewer than fit into the vectors. */
 template <typename T, int R, int V>
-inline void Accumulate(const Tile<T>& tile, Vector<T> (&sum)[R][V]) {
+void Narrow(const Tile<T>& tile, const T* sums) {
+  for (int i = 0; i < R; ++i, sums += V * Shape<T>::kLanes)
+    for (int64_t j = 0; j < tile.columns; ++j)
+      tile.to[i][j] = tile.adds ? tile.to[i][j] + sums[j] : sums[j];
+}
+
+template <typename T, int R, int V, int kStep>
+void Run(const Tile<T>& tile) {
+  constexpr int kLanes = Shape<T>::kLanes;
+  Vector<T> sum[R][V] = {};
+  const T* left[R];
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) left[i] = tile.left[i];
   const T* right = tile.right;
-  const T* left = tile.left;
-  for (int64_t p = 0; p < tile.depth; ++p, right += tile.right_stride, left += tile.step) {
+  const int64_t depth = tile.depth;
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < depth; ++p, right += V * kLanes) {
     Vector<T> b[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v)
-      b[v] = Load(right + v * Shape<T>::kLanes);
+    for (int v = 0; v < V; ++v) b[v] = Load(right + v * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
-      const T a = left[i * tile.row];
+      const T a = left[i][p * kStep];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) sum[i][v] += a * b[v];
     }
   }
-}
-
-template <typename T, int R, int V>
-inline void Finish(const Vector<T> (&sum)[R][V], T* c, int64_t c_stride, int64_t columns, bool adds) {
-  constexpr int kLanes = Shape<T>::kLanes;
-  if (columns == V * kLanes) {
+  // All indices of `sum` are constants, or it would not stay in registers.
+  if (tile.columns < V * kLanes) {
+    T sums[R * V * kLanes];
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i)
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        T* at = c + i * c_stride + v * kLanes;
-        Store<T>(at, adds ? Load(at) + sum[i][v] : sum[i][v]);
-      }
-    return;
+      for (int v = 0; v < V; ++v) Store<T>(sums + (i * V + v) * kLanes, sum[i][v]);
+    return Narrow<T, R, V>(tile, sums);
   }
-  for (int i = 0; i < R; ++i) {
-    T row[V * kLanes];
-    std::memcpy(row, sum[i], sizeof(row));
-    T* at = c + i * c_stride;
-    for (int64_t j = 0; j < columns; ++j) at[j] = adds ? at[j] + row[j] : row[j];
-  }
-}
-
-template <typename T, int R, int V>
-void Run(const Tile<T>* tiles, int64_t count, T* c, int64_t c_stride, int64_t columns, bool adds) {
-  Vector<T> sum[R][V] = {};
-  for (int64_t at = 0; at < count; ++at) Accumulate<T, R, V>(tiles[at], sum);
-  Finish<T, R, V>(sum, c, c_stride, columns, adds);
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      T* at = tile.to[i] + v * kLanes;
+      Store<T>(at, tile.adds ? Load(at) + sum[i][v] : sum[i][v]);
+    }
 }
 
 template <typename T>
-using Runner = void (*)(const Tile<T>*, int64_t, T*, int64_t, int64_t, bool);
+using Runner = void (*)(const Tile<T>&);
 
-template <typename T, int V>
-Runner<T> OfRows(int64_t rows) {
-  static const Runner<T> table[] = {Run<T, 1, V>, Run<T, 2, V>, Run<T, 3, V>, Run<T, 4, V>,
-#if !defined(__AVX__) && !defined(__aarch64__) || defined(__AVX512F__) || defined(__aarch64__)
-                                    Run<T, kRows >= 5 ? 5 : 1, V>, Run<T, kRows >= 6 ? 6 : 1, V>,
-                                    Run<T, kRows >= 7 ? 7 : 1, V>, Run<T, kRows >= 8 ? 8 : 1, V>,
-#endif
-  };
+template <typename T, int V, int kStep, int... R>
+Runner<T> OfRows(int64_t rows, std::integer_sequence<int, R...>) {
+  static const Runner<T> table[] = {Run<T, R + 1, V, kStep>...};
   return table[rows - 1];
 }
 
-template <typename T>
+/* For tiles of so many rows and vectors; `kStep`: from one element of the left operand to the next. */
+template <typename T, int kStep>
 Runner<T> Pick(int64_t rows, int64_t vectors) {
-  if (vectors == 1) return OfRows<T, 1>(rows);
-  if (vectors == 2) return OfRows<T, 2>(rows);
-  return OfRows<T, kVectors>(rows);
+  constexpr std::make_integer_sequence<int, kRows> all{};
+  if (vectors == 1) return OfRows<T, 1, kStep>(rows, all);
+  if (vectors == 2) return OfRows<T, 2, kStep>(rows, all);
+  return OfRows<T, kVectors, kStep>(rows, all);
 }
 
 template <typename T>
@@ -146,102 +149,117 @@ void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int6
   }
 }
 
+inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[row] : row; }
+
+/* Asks for some rows, which are in no stream. */
+template <typename T>
+void Fetch(const Rows<T>& block, int64_t begin, int64_t k) {
+  const int64_t end = std::min<int64_t>(begin + kRows, block.rows);
+  for (int64_t r = begin; r < end; ++r) {
+    const T* row = block.from + block.from_index[r] * block.from_stride;
+    for (int64_t p = 0; p < k; p += 64 / sizeof(T)) __builtin_prefetch(row + p);
+  }
+}
+
 template <typename T>
 void Multiply(const Rows<T>* blocks, int64_t count, const T* packed, int64_t k, int64_t n,
               bool adds) {
   for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
-    int64_t columns = n - j < Shape<T>::kWidth ? n - j : Shape<T>::kWidth;
-    int64_t vectors = Vectors<T>(columns), width = vectors * Shape<T>::kLanes;
+    int64_t columns = std::min<int64_t>(n - j, Shape<T>::kWidth);
+    int64_t vectors = Vectors<T>(columns);
     for (const Rows<T>* block = blocks; block < blocks + count; ++block)
       for (int64_t i = 0; i < block->rows; i += kRows) {
-        int64_t rows = block->rows - i < kRows ? block->rows - i : kRows;
-        Tile<T> tile{block->from + i * block->from_stride, block->from_stride, 1, packed, width, k};
-        Pick<T>(rows, vectors)(&tile, 1, block->to + i * block->to_stride + j, block->to_stride,
-                               columns, adds);
+        int64_t rows = std::min<int64_t>(block->rows - i, kRows);
+        Tile<T> tile{{}, packed, k, {}, columns, adds};
+        for (int64_t r = 0; r < rows; ++r) {
+          tile.left[r] = block->from + RowOf(block->from_index, i + r) * block->from_stride;
+          tile.to[r] = block->to + RowOf(block->to_index, i + r) * block->to_stride + j;
+        }
+        if (j == 0 && block->from_index) Fetch(*block, i + kRows, k);
+        Pick<T, 1>(rows, vectors)(tile);
       }
-    packed += k * width;
+    packed += k * vectors * Shape<T>::kLanes;
   }
 }
 
-constexpr int64_t kMaxTiles = 64;
-constexpr int64_t kFarBytes = 2 << 20;  // operands above this are not near the processor
+constexpr int64_t kDepth = 128;  // rows of outer products that are copied at a time, at most
 
-/* The left operands of all segments as strips of kRows columns, each strip adjacent. */
+/* Rows of both operands of an outer product, as tiles want them: the left ones in strips of kRows
+ * columns, the right ones in panels. */
 template <typename T>
-std::vector<Segment<T>> Strips(const Segment<T>* segments, int64_t count, int64_t m, T* memory) {
-  std::vector<Segment<T>> strips(segments, segments + count);
-  int64_t depth = 0;
-  for (int64_t s = 0; s < count; ++s) {
-    strips[s].left = memory + depth * kRows;
-    strips[s].left_stride = kRows;
-    depth += segments[s].rows;
-  }
-  for (int64_t i = 0; i < m; i += kRows) {
-    int64_t rows = m - i < kRows ? m - i : kRows;
-    T* to = memory + i * depth;
-    for (int64_t s = 0; s < count; ++s)
-      for (int64_t p = 0; p < segments[s].rows; ++p, to += kRows)
-        std::memcpy(to, segments[s].left + p * segments[s].left_stride + i, rows * sizeof(T));
-  }
-  return strips;
-}
+struct Copied {
+  std::vector<const T*> left_rows, right_rows;
+  std::vector<T> left, right;
 
-/* Columns j and further of the sum, whole vectors of them or fewer than a vector. */
-template <typename T>
-void OuterPanel(const Segment<T>* segments, int64_t count, int64_t strip, int64_t m, int64_t j,
-                int64_t columns, T* c, int64_t c_stride) {
-  int64_t vectors = Vectors<T>(columns), width = vectors * Shape<T>::kLanes;
-  bool is_whole = width == columns;
-  std::vector<T> padded;
-  if (!is_whole) {
-    // A load must not reach behind the operand: rows are copied to where it may.
-    int64_t depth = 0;
-    for (int64_t s = 0; s < count; ++s) depth += segments[s].rows;
-    padded.resize(depth * width);
-    T* to = padded.data();
-    for (int64_t s = 0; s < count; ++s)
-      for (int64_t p = 0; p < segments[s].rows; ++p, to += width)
-        std::memcpy(to, segments[s].right + p * segments[s].right_stride + j, columns * sizeof(T));
-  }
-  for (int64_t i = 0; i < m; i += kRows) {
-    int64_t rows = m - i < kRows ? m - i : kRows;
-    const T* copied = padded.data();
-    Tile<T> tiles[kMaxTiles];
-    for (int64_t s = 0; s < count; ++s) {
-      const Segment<T>& segment = segments[s];
-      tiles[s] = {segment.left + i * strip, 1, segment.left_stride,
-                  is_whole ? segment.right + j : copied,
-                  is_whole ? segment.right_stride : width, segment.rows};
-      copied += segment.rows * width;
+  int64_t depth() const { return left_rows.size(); }
+
+  void Copy(int64_t m, int64_t n) {
+    const int64_t count = depth();
+    left.resize(count * ((m + kRows - 1) / kRows * kRows));
+    right.resize(PackedSize<T>(count, n));
+    for (int64_t p = 0; p < count; ++p) {
+      Spread<kRows>(left_rows[p], m, kRows, left.data(), p);
+      const int64_t last = n % Shape<T>::kWidth;
+      Spread<Shape<T>::kWidth>(right_rows[p], n, Vectors<T>(last) * Shape<T>::kLanes, right.data(),
+                               p);
     }
-    Pick<T>(rows, vectors)(tiles, count, c + i * c_stride + j, c_stride, columns, true);
   }
+
+ private:
+  /* Row `p` in parts of so many columns, each part's rows adjacent; the last part may have another
+   * width, with zeros behind the end, for what is there could be no number. */
+  template <int64_t kColumns>
+  void Spread(const T* from, int64_t columns, int64_t last_width, T* to, int64_t p) const {
+    const int64_t count = depth();
+    int64_t j = 0;
+    for (; j + kColumns <= columns; j += kColumns)
+      std::memcpy(to + j * count + p * kColumns, from + j, kColumns * sizeof(T));
+    T* at = to + j * count + p * last_width;
+    for (int64_t i = j; i < columns; ++i) at[i - j] = from[i];
+    if (j < columns)
+      for (int64_t i = columns - j; i < last_width; ++i) at[i] = 0;
+  }
+};
+
+template <typename T>
+void AddOuter(Copied<T>* copied, int64_t m, int64_t n, T* c, int64_t c_stride) {
+  copied->Copy(m, n);
+  const int64_t depth = copied->depth();
+  const T* right = copied->right.data();
+  for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
+    int64_t columns = std::min<int64_t>(n - j, Shape<T>::kWidth);
+    int64_t vectors = Vectors<T>(columns);
+    for (int64_t i = 0; i < m; i += kRows) {
+      int64_t rows = std::min<int64_t>(m - i, kRows);
+      Tile<T> tile{{}, right, depth, {}, columns, true};
+      for (int64_t r = 0; r < rows; ++r) {
+        tile.left[r] = copied->left.data() + i * depth + r;
+        tile.to[r] = c + (i + r) * c_stride + j;
+      }
+      Pick<T, kRows>(rows, vectors)(tile);
+    }
+    right += depth * vectors * Shape<T>::kLanes;
+  }
+  copied->left_rows.clear();
+  copied->right_rows.clear();
 }
 
 template <typename T>
 void Outer(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c, int64_t c_stride) {
-  static thread_local std::vector<T> memory;
-  for (int64_t done = 0; done < count; done += kMaxTiles) {
-    int64_t batch = count - done < kMaxTiles ? count - done : kMaxTiles;
-    const Segment<T>* part = segments + done;
-    int64_t depth = 0, strip = 1;
-    for (int64_t s = 0; s < batch; ++s) depth += part[s].rows;
-    std::vector<Segment<T>> strips;
-    if (depth * m * static_cast<int64_t>(sizeof(T)) > kFarBytes) {
-      int64_t size = (m + kRows - 1) / kRows * kRows * depth;
-      if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
-      strips = Strips(part, batch, m, memory.data());
-      part = strips.data();
-      strip = depth;
+  static thread_local Copied<T> copied;
+  int64_t total = 0;
+  for (int64_t at = 0; at < count; ++at) total += segments[at].rows;
+  const int64_t parts = std::max<int64_t>((total + kDepth - 1) / kDepth, 1);
+  const int64_t part = (total + parts - 1) / parts;
+  for (const Segment<T>* segment = segments; segment < segments + count; ++segment)
+    for (int64_t r = 0; r < segment->rows; ++r) {
+      copied.left_rows.push_back(segment->left +
+                                 RowOf(segment->left_index, r) * segment->left_stride);
+      copied.right_rows.push_back(segment->right +
+                                  RowOf(segment->right_index, r) * segment->right_stride);
+      if (copied.depth() == part) AddOuter(&copied, m, n, c, c_stride);
     }
-    for (int64_t j = 0; j < n;) {
-      int64_t columns = n - j < Shape<T>::kWidth ? n - j : Shape<T>::kWidth;
-      int64_t even = columns / Shape<T>::kLanes * Shape<T>::kLanes;
-      if (even > 0) columns = even;
-      OuterPanel(part, batch, strip, m, j, columns, c, c_stride);
-      j += columns;
-    }
-  }
+  if (copied.depth() > 0) AddOuter(&copied, m, n, c, c_stride);
 }
 
 }  // namespace

@@ -10,21 +10,24 @@
 
 namespace graphopt {
 
-/* Some rows of two row-major matrices, for the sum of their outer products. */
+/* Some rows of two matrices, for the sum of their outer products; with an index, row r is number
+ * index[r]. */
 template <typename T>
 struct Segment {
   const T* left;
   const T* right;
   int64_t left_stride, right_stride, rows;
+  const int32_t *left_index = nullptr, *right_index = nullptr;
 };
 
-/* Some rows to multiply, and where the result goes. */
+/* Some rows to multiply, and where the result goes; with an index, row r is number index[r]. */
 template <typename T>
 struct Rows {
   const T* from;
   int64_t from_stride;
   T* to;
   int64_t to_stride, rows;
+  const int32_t *from_index = nullptr, *to_index = nullptr;
 };
 
 template <typename T>

@@ -86,6 +86,7 @@ namespace {
 
 constexpr int64_t kCacheBytes = 512 << 10;  // weights below this stay in the level-2 cache
 constexpr int64_t kSmallChunk = 32;         // rows; enough for full register tiles
+constexpr int64_t kLargeChunk = 128;        // rows; enough for weights that come from far
 constexpr int64_t kMultiple = 8;
 constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
 constexpr int64_t kMaxRing = 32;
@@ -403,9 +404,13 @@ template <typename T>
 void Divide(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
   int64_t share = RoundUp((call.batch + call.threads - 1) / call.threads, kMultiple);
-  shared->is_large = shared->weights.packed_bytes > kCacheBytes && call.steps > 1;
-  shared->rows_per_chunk =
-      std::max<int64_t>(shared->is_large ? share : std::min(share, kSmallChunk), 1);
+  bool are_far = shared->weights.packed_bytes > kCacheBytes;
+  shared->is_large = are_far && call.steps > 1;
+  int64_t most = are_far ? kLargeChunk : kSmallChunk;
+  shared->rows_per_chunk = share;
+  if (!shared->is_large && share > most)
+    shared->rows_per_chunk = RoundUp(share / ((share + most - 1) / most), kMultiple);
+  shared->rows_per_chunk = std::max<int64_t>(shared->rows_per_chunk, 1);
   if (!shared->weights.program.backward) {
     if (shared->is_large && !call.lengths)
       shared->block = std::min(kMaxBlock, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));

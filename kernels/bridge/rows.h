@@ -30,7 +30,8 @@ class RowProgram : public Executor<T, RowProgram<T>> {
         sequences(p_.sequence_widths.size(), Located<T>{nullptr, 0}),
         scratch_(p_.scratch_widths.size()),
         rings_(p_.ring_widths.size()),
-        uses_(sequences.size(), false) {
+        uses_(sequences.size(), false),
+        is_skipped_(p_.steps.size(), false) {
     for (size_t i = 0; i < scratch_.size(); ++i)
       buffers->Want(&scratch_[i], rows * p_.scratch_widths[i]);
     for (size_t i = 0; i < rings_.size(); ++i)
@@ -44,6 +45,26 @@ class RowProgram : public Executor<T, RowProgram<T>> {
 
   /* Whether the program reads or writes a sequence. */
   bool Uses(size_t sequence) const { return uses_[sequence]; }
+
+  /* If all that is done to a sequence is to copy another one to it: that one, and it is not copied any
+   * more. Else -1. */
+  int64_t SkipCopy(int64_t sequence) {
+    const Step* copy = nullptr;
+    for (const Step& step : p_.steps)
+      for (size_t i = 0; i < step.spots.size(); ++i) {
+        if (step.spots[i].place != kSequence || step.spots[i].index != sequence) continue;
+        if (copy || step.code != kCopy || i != 0 || step.width != p_.sequence_widths[sequence])
+          return -1;
+        copy = &step;
+      }
+    if (!copy) return -1;
+    const Spot& from = copy->spots[1];
+    if (from.place != kSequence || from.offset != 0 || p_.sequence_is_written[from.index] ||
+        p_.sequence_widths[from.index] != copy->width)
+      return -1;
+    is_skipped_[copy - p_.steps.data()] = true;
+    return from.index;
+  }
 
   /* Gradients are added to `partial` from now on. */
   void Begin(T* partial) {
@@ -59,6 +80,7 @@ class RowProgram : public Executor<T, RowProgram<T>> {
     bare_ = bare;
     for (size_t n = 0; n < p_.steps.size(); ++n) {
       const Step& step = p_.steps[n];
+      if (is_skipped_[n]) continue;
       if (bare.begin == bare.end || !SkipBare(step)) Base::Execute(step, n);
     }
   }
@@ -80,6 +102,7 @@ class RowProgram : public Executor<T, RowProgram<T>> {
 
   static Located<T> At(const Located<T>& base, int64_t row, int64_t offset) {
     if (!base.at) return base;
+    if (base.index) return {base.at + offset, base.stride, base.index + row};
     return {base.at + row * base.stride + offset, base.stride};
   }
 
@@ -91,14 +114,13 @@ class RowProgram : public Executor<T, RowProgram<T>> {
     if (step.code != kProduct || !IsBare(step.spots[1])) return false;
     if (!step.adds) {
       Located<T> to = Locate(step.spots[0]);
-      for (int64_t r = 0; r < live_; ++r)
-        std::memset(to.at + r * to.stride, 0, step.width * sizeof(T));
+      for (int64_t r = 0; r < live_; ++r) std::memset(to.Row(r), 0, step.width * sizeof(T));
     }
     return true;
   }
 
   std::vector<T*> scratch_, rings_;
-  std::vector<bool> uses_;
+  std::vector<bool> uses_, is_skipped_;
   T* zeros_ = nullptr;
   int64_t widest_ = 1, first_ = 0, ring_ = 0;
   Bare bare_;
@@ -107,6 +129,12 @@ class RowProgram : public Executor<T, RowProgram<T>> {
 template <typename T>
 void CopyRow(T* to, const T* from, int64_t width) {
   std::memcpy(to, from, width * sizeof(T));
+}
+
+/* Asks for a row that is in no stream. */
+template <typename T>
+void FetchRow(const T* row, int64_t width) {
+  for (int64_t j = 0; j < width; j += kLine / sizeof(T)) __builtin_prefetch(row + j);
 }
 
 template <typename T>

@@ -30,6 +30,7 @@ class TreeWalk {
     first_edge_ = levels_.edges[first_];
     message_.Begin(partial);
     update_.Begin(partial ? partial + s_.message.partial_size : nullptr);
+    Number();
     Place();
     int64_t low = levels_.level_of_chunk[number], high = levels_.level_of_chunk[number + 1];
     if (!is_backward_) {
@@ -62,16 +63,18 @@ class TreeWalk {
       group->assign(widths.size(), nullptr);
       for (size_t i = 0; i < widths.size(); ++i) buffers.Want(&(*group)[i], rows * widths[i]);
     };
-    want(&node_rows_, shape_.node_rows, s_.rows);
-    want(&edge_rows_, shape_.edge_rows, s_.edges);
-    want(&child_states_, shape_.states, s_.edges);
     want(&messages_, shape_.messages, s_.edges);
     want(&reduced_, shape_.reduced, s_.rows);
-    want(is_backward_ ? &heads_ : &emitted_, shape_.emitted, s_.rows);
     if (is_backward_) {
-      want(&node_row_gradients_, shape_.node_rows, s_.rows);
+      want(&heads_, shape_.emitted, s_.rows);
       want(&edge_row_gradients_, shape_.edge_rows, s_.edges);
       want(&child_gradients_, shape_.states, s_.edges);
+    } else {
+      emitted_.assign(shape_.emitted.size(), nullptr);
+      for (size_t k = 0; k < emitted_.size(); ++k)
+        if (!c_.emitted[k]) buffers.Want(&emitted_[k], s_.rows * shape_.emitted[k]);
+      for (size_t j = 0; j < shape_.messages.size(); ++j)
+        passed_.push_back(Keeps(j) ? -1 : message_.SkipCopy(EdgeInputs() + j));
     }
     buffers.Take(&arena);
   }
@@ -84,10 +87,82 @@ class TreeWalk {
     return static_cast<T*>(c_.edge_stash) + first_edge_ * shape_.edge_stash_width() + offset;
   }
 
-  /* Tells the programs where rows of this chunk lie. */
+  size_t EdgeInputs() const { return shape_.edge_rows.size() + shape_.states.size(); }
+
+  /* Whether backward wants to know a message. */
+  bool Keeps(size_t j) const { return c_.node_stash && shape_.reduce[j] == kMax; }
+
+  /* Numbers of rows of the chunk's nodes and edges. */
+  void Number() {
+    const int32_t* node = Order();
+    rows_.resize(count_);
+    parent_places_.clear();
+    parent_rows_.clear();
+    child_nodes_.clear();
+    for (int64_t p = 0; p < count_; ++p) {
+      rows_[p] = c_.index ? c_.index[node[p]] : node[p];
+      for (int64_t e = EdgesOf(p); e < EdgesOf(p + 1); ++e) {
+        parent_places_.push_back(p);
+        parent_rows_.push_back(rows_[p]);
+        child_nodes_.push_back(node[Child(e)]);
+      }
+    }
+  }
+
+  /* Tells the programs where rows of this chunk lie: what belongs to nodes is read and written where
+   * it is, by its number. */
   void Place() {
     const size_t n_node = shape_.node_rows.size(), n_edge = shape_.edge_rows.size();
-    const size_t n_states = shape_.states.size(), n_messages = shape_.messages.size();
+    const size_t n_messages = shape_.messages.size(), n_emitted = shape_.emitted.size();
+    PlaceMessages();
+    auto set = [](RowProgram<T>* program, size_t from, const std::vector<T*>& group,
+                  const std::vector<int64_t>& widths) {
+      for (size_t i = 0; i < group.size(); ++i)
+        program->sequences[from + i] = {group[i], widths[i]};
+    };
+    auto number = [](RowProgram<T>* program, size_t from, const auto& group,
+                     const std::vector<int64_t>& widths, const int32_t* index) {
+      for (size_t i = 0; i < widths.size(); ++i)
+        program->sequences[from + i] = {static_cast<T*>(const_cast<void*>(group[i])), widths[i],
+                                        index};
+    };
+    number(&update_, 0, c_.node_rows, shape_.node_rows, rows_.data());
+    for (size_t j = 0; j < n_messages; ++j) update_.sequences[n_node + j] = reduced_at_[j];
+    number(&message_, 0, c_.edge_rows, shape_.edge_rows, parent_rows_.data());
+    number(&message_, n_edge, c_.emitted, shape_.states, child_nodes_.data());
+    const size_t node_inputs = n_node + n_messages, edge_inputs = EdgeInputs();
+    if (!is_backward_) {
+      number(&update_, node_inputs, c_.emitted, shape_.emitted, Order());
+      for (size_t k = 0; k < n_emitted; ++k)
+        if (emitted_[k]) update_.sequences[node_inputs + k] = {emitted_[k], shape_.emitted[k]};
+      for (size_t i = 0; i < shape_.states.size(); ++i)
+        if (emitted_[i])
+          message_.sequences[n_edge + i] = {emitted_[i], shape_.states[i],
+                                            levels_.child.data() + first_edge_};
+      for (size_t j = 0; j < n_messages; ++j) {
+        if (passed_[j] >= 0) message_at_[j] = message_.sequences[passed_[j]];
+        message_.sequences[edge_inputs + j] = message_at_[j];
+      }
+      return;
+    }
+    set(&update_, node_inputs + n_emitted, heads_, shape_.emitted);
+    node_gradients_ = node_inputs + 2 * n_emitted;
+    number(&update_, node_gradients_, c_.node_row_gradients, shape_.node_rows, Order());
+    set(&update_, node_gradients_ + n_node, reduced_, shape_.reduced);
+    for (size_t j = 0; j < n_messages; ++j)
+      message_.sequences[edge_inputs + n_messages + j] =
+          shape_.reduce[j] == kSum
+              ? Located<T>{reduced_[j], shape_.reduced[j], parent_places_.data()}
+              : Located<T>{messages_[j], shape_.messages[j]};
+    const size_t edge_gradients = edge_inputs + 2 * n_messages;
+    for (size_t i = 0; i < n_edge; ++i)
+      if (c_.edge_row_gradients[i])
+        message_.sequences[edge_gradients + i] = {edge_row_gradients_[i], shape_.edge_rows[i]};
+    set(&message_, edge_gradients + n_edge, child_gradients_, shape_.states);
+  }
+
+  /* Where messages lie, and what they are reduced to. */
+  void PlaceMessages() {
     int64_t node_width = shape_.node_stash_width(), edge_width = shape_.edge_stash_width();
     bool keeps = c_.node_stash != nullptr;
     if (keeps) {
@@ -97,45 +172,16 @@ class TreeWalk {
     int64_t at = shape_.node_stash, edge_at = shape_.edge_stash;
     reduced_at_.clear();
     message_at_.clear();
-    for (size_t j = 0; j < n_messages; ++j) {
+    for (size_t j = 0; j < shape_.messages.size(); ++j) {
       int64_t width = shape_.messages[j];
       bool is_reduced_kept = keeps && shape_.kept[j];
       reduced_at_.push_back(is_reduced_kept ? Located<T>{NodeStash(at), node_width}
                                             : Located<T>{reduced_[j], shape_.reduced[j]});
       if (is_reduced_kept) at += shape_.reduced[j];
-      bool is_kept = keeps && shape_.reduce[j] == kMax;
-      message_at_.push_back(is_kept ? Located<T>{EdgeStash(edge_at), edge_width}
-                                    : Located<T>{messages_[j], width});
-      if (is_kept) edge_at += width;
+      message_at_.push_back(Keeps(j) ? Located<T>{EdgeStash(edge_at), edge_width}
+                                     : Located<T>{messages_[j], width});
+      if (Keeps(j)) edge_at += width;
     }
-    auto set = [](RowProgram<T>* program, size_t from, const std::vector<T*>& group,
-                  const std::vector<int64_t>& widths) {
-      for (size_t i = 0; i < group.size(); ++i)
-        program->sequences[from + i] = {group[i], widths[i]};
-    };
-    set(&update_, 0, node_rows_, shape_.node_rows);
-    for (size_t j = 0; j < n_messages; ++j) update_.sequences[n_node + j] = reduced_at_[j];
-    set(&message_, 0, edge_rows_, shape_.edge_rows);
-    set(&message_, n_edge, child_states_, shape_.states);
-    const size_t node_inputs = n_node + n_messages, edge_inputs = n_edge + n_states;
-    if (!is_backward_) {
-      set(&update_, node_inputs, emitted_, shape_.emitted);
-      for (size_t j = 0; j < n_messages; ++j) message_.sequences[edge_inputs + j] = message_at_[j];
-      return;
-    }
-    const size_t n_emitted = shape_.emitted.size();
-    set(&update_, node_inputs + n_emitted, heads_, shape_.emitted);
-    node_gradients_ = node_inputs + 2 * n_emitted;
-    for (size_t i = 0; i < n_node; ++i)
-      if (c_.node_row_gradients[i])
-        update_.sequences[node_gradients_ + i] = {node_row_gradients_[i], shape_.node_rows[i]};
-    set(&update_, node_gradients_ + n_node, reduced_, shape_.reduced);
-    set(&message_, edge_inputs + n_messages, messages_, shape_.messages);
-    const size_t edge_gradients = edge_inputs + 2 * n_messages;
-    for (size_t i = 0; i < n_edge; ++i)
-      if (c_.edge_row_gradients[i])
-        message_.sequences[edge_gradients + i] = {edge_row_gradients_[i], shape_.edge_rows[i]};
-    set(&message_, edge_gradients + n_edge, child_gradients_, shape_.states);
   }
 
   Range Find(int64_t level) const {
@@ -145,60 +191,14 @@ class TreeWalk {
   }
 
   const int32_t* Order() const { return levels_.order.data() + first_; }
-  int64_t RowOf(int64_t place) const {
-    return c_.index ? c_.index[Order()[place]] : Order()[place];
-  }
   int64_t EdgesOf(int64_t place) const { return levels_.edges[first_ + place] - first_edge_; }
   int32_t Child(int64_t edge) const { return levels_.child[first_edge_ + edge]; }
 
   /* Rows of all nodes of the chunk. */
   void Gather(const void* from, T* to, int64_t width) const {
-    for (int64_t p = 0; p < count_; ++p)
+    for (int64_t p = 0; p < count_; ++p) {
+      if (p + 1 < count_) FetchRow(static_cast<const T*>(from) + Order()[p + 1] * width, width);
       CopyRow(to + p * width, static_cast<const T*>(from) + Order()[p] * width, width);
-  }
-
-  void GatherNodes(const Range& range) const {
-    for (size_t i = 0; i < node_rows_.size(); ++i) {
-      if (!update_.Uses(i)) continue;
-      int64_t width = shape_.node_rows[i];
-      for (int64_t p = range.begin; p < range.end; ++p)
-        CopyRow(node_rows_[i] + p * width,
-                static_cast<const T*>(c_.node_rows[i]) + RowOf(p) * width, width);
-    }
-  }
-
-  void Scatter(const std::vector<T*>& from, const std::vector<void*>& to,
-               const std::vector<int64_t>& widths, int64_t begin, int64_t end) const {
-    for (size_t i = 0; i < from.size(); ++i)
-      for (int64_t p = begin; p < end && to[i]; ++p)
-        CopyRow(static_cast<T*>(to[i]) + Order()[p] * widths[i], from[i] + p * widths[i],
-                widths[i]);
-  }
-
-  /* For every edge of a level, the row of its parent. */
-  void GatherParents(const Range& range) const {
-    for (size_t i = 0; i < edge_rows_.size(); ++i) {
-      if (!message_.Uses(i)) continue;
-      int64_t width = shape_.edge_rows[i];
-      for (int64_t p = range.begin; p < range.end; ++p) {
-        const T* row = static_cast<const T*>(c_.edge_rows[i]) + RowOf(p) * width;
-        for (int64_t e = EdgesOf(p); e < EdgesOf(p + 1); ++e)
-          CopyRow(edge_rows_[i] + e * width, row, width);
-      }
-    }
-  }
-
-  /* For every edge of a level, the states of its child. */
-  void GatherChildren(const Range& range) const {
-    for (size_t i = 0; i < child_states_.size(); ++i) {
-      if (!message_.Uses(edge_rows_.size() + i)) continue;
-      int64_t width = shape_.states[i];
-      for (int64_t e = range.edge_begin; e < range.edge_end; ++e) {
-        const T* row = is_backward_
-                           ? static_cast<const T*>(c_.emitted[i]) + Order()[Child(e)] * width
-                           : emitted_[i] + Child(e) * width;
-        CopyRow(child_states_[i] + e * width, row, width);
-      }
     }
   }
 
@@ -206,14 +206,10 @@ class TreeWalk {
   void Up(const Range& range, bool are_leaves) {
     const size_t n_messages = shape_.messages.size();
     if (!are_leaves) {
-      GatherParents(range);
-      GatherChildren(range);
       message_.Run(range.edge_begin, range.edge_end - range.edge_begin, range.edge_begin);
       for (size_t j = 0; j < n_messages; ++j) Reduce(j, range);
     }
-    GatherNodes(range);
     RunUpdate(range, are_leaves);
-    Scatter(emitted_, c_.emitted, shape_.emitted, range.begin, range.end);
   }
 
   /* Leaves get no messages. */
@@ -230,46 +226,38 @@ class TreeWalk {
   void Reduce(size_t j, const Range& range) const {
     const Located<T>&from = message_at_[j], &to = reduced_at_[j];
     for (int64_t p = range.begin; p < range.end; ++p) {
-      T* row = to.at + p * to.stride;
-      int64_t begin = EdgesOf(p), end = EdgesOf(p + 1);
-      const T* first = from.at + begin * from.stride;
       if (shape_.reduce[j] == kConcat)
-        Join(row, first, from.stride, end - begin, j);
+        Join(to.Row(p), from, EdgesOf(p), EdgesOf(p + 1), j);
       else
-        Combine(row, first, from.stride, end - begin, j);
+        Combine(to.Row(p), from, EdgesOf(p), EdgesOf(p + 1), j);
     }
   }
 
   /* Children side by side; where there are fewer than there could be, zeros. */
-  void Join(T* row, const T* from, int64_t stride, int64_t count, size_t j) const {
-    int64_t width = shape_.messages[j];
-    for (int64_t k = 0; k < count; ++k) CopyRow(row + k * width, from + k * stride, width);
-    std::memset(row + count * width, 0, (shape_.reduced[j] - count * width) * sizeof(T));
+  void Join(T* row, const Located<T>& from, int64_t begin, int64_t end, size_t j) const {
+    int64_t width = shape_.messages[j], used = (end - begin) * width;
+    for (int64_t e = begin; e < end; ++e) CopyRow(row + (e - begin) * width, from.Row(e), width);
+    std::memset(row + used, 0, (shape_.reduced[j] - used) * sizeof(T));
   }
 
-  void Combine(T* row, const T* from, int64_t stride, int64_t count, size_t j) const {
+  void Combine(T* row, const Located<T>& from, int64_t begin, int64_t end, size_t j) const {
     int64_t width = shape_.messages[j], kind = shape_.reduce[j];
-    CopyRow(row, from, width);
-    for (int64_t e = 1; e < count; ++e) {
-      const T* other = from + e * stride;
+    CopyRow(row, from.Row(begin), width);
+    for (int64_t e = begin + 1; e < end; ++e) {
       if (kind == kMax)
-        MaxRow(row, other, width);
+        MaxRow(row, from.Row(e), width);
       else
-        AddRow(row, other, width);
+        AddRow(row, from.Row(e), width);
     }
     if (kind == kMean)
-      for (int64_t k = 0; k < width; ++k) row[k] /= static_cast<T>(count);
+      for (int64_t k = 0; k < width; ++k) row[k] /= static_cast<T>(end - begin);
   }
 
   /* From parents to children. */
   void Down(const Range& range, bool are_leaves) {
     const size_t n_messages = shape_.messages.size();
-    GatherNodes(range);
     RunUpdate(range, are_leaves);
-    Scatter(node_row_gradients_, c_.node_row_gradients, shape_.node_rows, range.begin, range.end);
     if (!are_leaves) {
-      GatherParents(range);
-      GatherChildren(range);
       for (size_t j = 0; j < n_messages; ++j) Spread(j, range);
       message_.Run(range.edge_begin, range.edge_end - range.edge_begin, range.edge_begin);
       for (size_t i = 0; i < child_gradients_.size(); ++i)
@@ -281,9 +269,10 @@ class TreeWalk {
       if (c_.edge_row_gradients[i]) SumEdges(i, range);
   }
 
-  /* Gradients of messages from those of what they were reduced to. */
+  /* Gradients of messages from those of what they were reduced to; of a sum's these are the same. */
   void Spread(size_t j, const Range& range) const {
     int64_t width = shape_.messages[j], kind = shape_.reduce[j];
+    if (kind == kSum) return;
     for (int64_t p = range.begin; p < range.end; ++p) {
       const T* gradient = reduced_[j] + p * shape_.reduced[j];
       const T* largest = reduced_at_[j].at + p * reduced_at_[j].stride;
@@ -291,9 +280,7 @@ class TreeWalk {
       for (int64_t e = begin; e < end; ++e) {
         T* to = messages_[j] + e * width;
         const T* made = message_at_[j].at + e * message_at_[j].stride;
-        if (kind == kSum)
-          CopyRow(to, gradient, width);
-        else if (kind == kConcat)
+        if (kind == kConcat)
           CopyRow(to, gradient + (e - begin) * width, width);
         else if (kind == kMean)
           for (int64_t k = 0; k < width; ++k) to[k] = gradient[k] / static_cast<T>(end - begin);
@@ -325,8 +312,9 @@ class TreeWalk {
   const Levels& levels_;
   bool is_backward_;
   RowProgram<T> message_, update_;
-  std::vector<T*> node_rows_, edge_rows_, child_states_, messages_, reduced_, emitted_, heads_;
-  std::vector<T*> node_row_gradients_, edge_row_gradients_, child_gradients_;
+  std::vector<T*> messages_, reduced_, emitted_, heads_, edge_row_gradients_, child_gradients_;
+  std::vector<int32_t> rows_, parent_places_, parent_rows_, child_nodes_;
+  std::vector<int64_t> passed_;  // of each message, which sequence it is a copy of, or -1
   std::vector<Located<T>> reduced_at_, message_at_;
   int64_t first_ = 0, count_ = 0, first_edge_ = 0;
   int64_t node_gradients_ = 0;
@@ -346,7 +334,7 @@ void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& c
     shared.edges = std::max(shared.edges, levels.edges[end] - levels.edges[begin]);
   }
   bool backward = program.update.backward;
-  int64_t units = std::min(chunks, kUnits);
+  int64_t units = backward ? std::min(chunks, kUnits) : chunks;
   int64_t size = message.partial_size + update.partial_size;
   std::unique_ptr<T[]> partials;
   if (backward) partials.reset(new T[units * size]);
@@ -375,7 +363,10 @@ void SumAs(const RowSum& sum, const std::vector<int64_t>& begin, const std::vect
   for (int64_t r = 0; r < rows; ++r) {
     T* to = static_cast<T*>(sum.to) + r * width;
     std::memset(to, 0, width * sizeof(T));
-    for (int64_t k = begin[r]; k < begin[r + 1]; ++k) AddRow(to, from + users[k] * width, width);
+    for (int64_t k = begin[r]; k < begin[r + 1]; ++k) {
+      if (k + 1 < static_cast<int64_t>(users.size())) FetchRow(from + users[k + 1] * width, width);
+      AddRow(to, from + users[k] * width, width);
+    }
   }
 }
 

@@ -9,6 +9,9 @@ between two rows of it (0 where it is broadcast or summed over rows). Elements o
 adjacent. The bridge cuts the iteration space into such tiles. Outputs that are summed over are
 added to.
 
+A kernel with an *index* finds behind the addresses, for each operand, that of the numbers of its
+rows, int32, or 0 if they come one after the other.
+
 The source calls functions named after instructions; :mod:`graphopt.kernels.cpu` defines them.
 """
 
@@ -22,6 +25,9 @@ _START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "redu
 
 #: Of a cache line.
 _LINE_BYTES = 64
+#: So many elements are computed together. What is left of a row is copied to where there is room
+#: for so many, as an element by itself takes as long as a vector of them.
+TOGETHER = 16
 #: Rows of fewer elements are fetched by the processor itself, as part of the stream they are in.
 _SHORT_ROW = 256
 
@@ -38,14 +44,15 @@ ITEM_SIZE = {
 }
 
 
-def emit_cpu(spec: KernelSpec) -> tuple[str, int]:
+def emit_cpu(spec: KernelSpec, *, index: bool = False) -> tuple[str, int]:
     """Source of the function ``kernel`` and the scratch rows it needs, of ``n`` elements each.
 
     Args:
         spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
+        index: whether operands may have numbers of rows.
     """
     plan = schedule(spec)
-    return _Emitter(spec, plan).source(), len(plan.scratch)
+    return _Emitter(spec, plan, index=index).source(), len(plan.scratch)
 
 
 def storage(spec: KernelSpec) -> list[str]:
@@ -57,8 +64,8 @@ def storage(spec: KernelSpec) -> list[str]:
 
 
 class _Emitter:
-    def __init__(self, spec: KernelSpec, plan: Schedule) -> None:
-        self.spec, self.plan = spec, plan
+    def __init__(self, spec: KernelSpec, plan: Schedule, *, index: bool) -> None:
+        self.spec, self.plan, self.index = spec, plan, index
         self.first = len(spec.inputs)
         self.row_axis = spec.rank - 1
         self.literals: dict[str, str] = {}
@@ -71,8 +78,14 @@ class _Emitter:
             size = ITEM_SIZE[dtype]
             head.append(f"    base{number} = pointers[{number}]")
             head.append(f"    step{number} = strides[{number}] * {size}")
+            if self.index:
+                count = self.first + len(self.spec.outputs)
+                head.append(f"    index{number} = pointers[{count + number}]")
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         head.append("    length = number(n)")
+        if any(map(_is_plain, self.plan.loops)):
+            head.append(f"    whole = n & {-TOGETHER}")
+            head.append("    rest = room()")
         return "\n".join([*head, *body, ""])
 
     def _capture(self, write: object) -> list[str]:
@@ -87,7 +100,10 @@ class _Emitter:
     def _rows(self) -> None:
         self._line(1, "for i in range(m):")
         for number in range(self.first + len(self.spec.outputs)):
-            self._line(2, f"at{number} = base{number} + i * step{number}")
+            row = f"row_of(index{number}, i)" if self.index else "i"
+            self._line(2, f"at{number} = base{number} + {row} * step{number}")
+        if self.index:
+            self._prefetch_numbered()
         for slot in self.plan.scratch.values():
             self._line(2, f"keep{slot} = scratch + {slot} * n * {ITEM_SIZE[self.spec.dtype]}")
         for at, loop in enumerate(self.plan.loops):
@@ -115,17 +131,40 @@ class _Emitter:
             self._line(3, f"for j in range(0, n, {_LINE_BYTES // size}):")
             self._line(4, f"prefetch(at{number} + step{number}, j * {size})")
 
+    def _prefetch_numbered(self) -> None:
+        """Ask for the next row of operands whose rows have numbers: these are in no stream."""
+        self._line(2, "if i + 1 < m:")
+        for number, dtype in enumerate(storage(self.spec)):
+            size = ITEM_SIZE[dtype]
+            self._line(3, f"if index{number} != 0:")
+            self._line(
+                4, f"next{number} = base{number} + row_of(index{number}, i + 1) * step{number}"
+            )
+            self._line(4, f"for j in range(0, n, {_LINE_BYTES // size}):")
+            self._line(5, f"prefetch(next{number}, j * {size})")
+
     def _row_values(self, values: list[int]) -> None:
         for number in values:
             self._compute(2, number, "0")
 
     def _loop(self, loop: Loop) -> None:
+        if _is_plain(loop):
+            self._line(2, "for j in range(whole):")
+            self._elements(loop)
+            self._line(2, "if whole < n:")
+            self._rest(loop)
+            return
         for number in loop.reductions:
             op = self.spec.body[number - self.first].op
             self._line(2, f"v{number} = number({_START[op]})")
         for place in loop.sums:
             self._line(2, f"sum{place} = number(0.0)")
         self._line(2, "for j in range(n):")
+        self._elements(loop)
+        for place in loop.sums:
+            self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _elements(self, loop: Loop) -> None:
         for number in loop.reads:
             self._line(3, f"v{number} = load_kept(keep{self.plan.scratch[number]}, j)")
         for number in loop.values:
@@ -142,8 +181,30 @@ class _Emitter:
             self._store_element(place)
         if not (loop.values or loop.reads or loop.stores):
             self._line(3, "pass")
-        for place in loop.sums:
-            self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _rest(self, loop: Loop) -> None:
+        """What is left of a row, computed as one vector in memory of its own."""
+        read = [number for number in loop.values if number < self.first]
+        for number in read:
+            self._line(3, "for j in range(n - whole):")
+            value = f"load{number}(at{number}, whole + j)"
+            self._line(4, f"store_rest{number}(rest, {number * TOGETHER} + j, {value})")
+        self._line(3, f"for j in range({TOGETHER}):")
+        for number in loop.values:
+            if number in read:
+                value = f"load_rest{number}(rest, {number * TOGETHER} + j)"
+                self._line(4, f"v{number} = {value}")
+            else:
+                self._compute(4, number, "j")
+        for place in loop.stores:
+            number, made = self.first + place, self.spec.outputs[place].value
+            self._line(4, f"store_rest{number}(rest, {number * TOGETHER} + j, v{made})")
+        for place in loop.stores:
+            number = self.first + place
+            adds = bool(self.spec.summed(self.spec.outputs[place]))
+            value = f"load_rest{number}(rest, {number * TOGETHER} + j)"
+            self._line(3, "for j in range(n - whole):")
+            self._line(4, self._store(place, "whole + j", value, adds=adds))
 
     def _compute(self, indent: int, number: int, index: str) -> None:
         if number < self.first:
@@ -193,3 +254,8 @@ class _Emitter:
         if adds:
             value = f"load{number}(at{number}, {index}) + {value}"
         return f"store{number}(at{number}, {index}, {value})"
+
+
+def _is_plain(loop: Loop) -> bool:
+    """Whether elements of a row are computed one like the other, and nothing else is."""
+    return bool(loop.stores) and not (loop.reductions or loop.sums or loop.reads or loop.keeps)

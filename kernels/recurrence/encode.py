@@ -51,7 +51,7 @@ def numbers(found: Program) -> list[int]:
     """
     from graphopt.kernels.library import kernel
 
-    compiled = [kernel(str(spec), backward=False) for spec in found.kernels]
+    compiled = [kernel(str(spec), backward=False, index=True) for spec in found.kernels]
     addresses = [n for made in compiled for n in (made.address, made.scratch_rows)]
     tables, codes = found.numbers()
     return [*tables, len(compiled), *addresses, *codes]

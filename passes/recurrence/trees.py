@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from graphopt.errors import GraphoptError
@@ -54,6 +55,11 @@ class TreeBody:
     spec: TreeSpec
     message: Learned
     update: Learned
+
+    @cached_property
+    def texts(self) -> tuple[str, str]:
+        """Of ``prepare``, empty if there is none, and ``spec``: printing takes long for a call."""
+        return "" if self.prepare is None else str(self.prepare), str(self.spec)
 
 
 def translate_tree(
