@@ -52,7 +52,7 @@ demo: $(STAMP) ## Optimize the built-in models and show what each pass did
 
 test: export OMP_NUM_THREADS ?= $(THREADS)
 test: $(STAMP) ## Run the tests, then every bench once without timing it
-	$(LIMIT) $(if $(LIMIT),$(TEST_SECONDS)) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(LIMIT) $(if $(LIMIT),$(TEST_SECONDS)) $(BIN)/python -m pytest -n $(WORKERS) --durations=12 $(ARGS)
 	@if compgen -G 'bench/test_*.py' >/dev/null; then \
 	  echo "benches, once each and untimed:"; \
 	  $(LIMIT) $(if $(LIMIT),$(BENCH_SECONDS)) $(BIN)/python -m pytest bench -qq -n $(WORKERS) --benchmark-disable; \

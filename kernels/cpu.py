@@ -442,6 +442,7 @@ def _loader(stored: str, dtype: str, place: int, count: int) -> Any:
 @cache
 def _storer(stored: str, dtype: str, place: int, count: int) -> Any:
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _widen(builder.function)
         value = args[2]
         if stored in _INTEGERS:
             convert = builder.fptoui if stored in _UNSIGNED else builder.fptosi
