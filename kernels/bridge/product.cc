@@ -36,6 +36,7 @@ constexpr int64_t kTasksEach = 4;         // that a thread should find, if there
 constexpr int64_t kRoom = kChunk * kRows * kStride;  // floats of copied rows
 constexpr uintptr_t kLineBytes = 64;
 constexpr int64_t kLineFloats = kLineBytes / sizeof(float);
+constexpr size_t kMostKept = 4 << 20;     // floats of a thread's buffer, unless a call needs more
 constexpr int64_t kAhead = 32;            // steps of the depth that weights are asked for before
 
 /* One tile: what it multiplies and where it goes. */
@@ -145,10 +146,14 @@ Runner Pick(int64_t rows, int64_t vectors) {
   return vectors == 2 ? OfRows<2, Far>(rows, all) : OfRows<1, Far>(rows, all);
 }
 
-/* Where in `kept` there are so many floats; they begin where a cache line does. */
+/* Where in `kept` there are so many floats; they begin where a cache line does. What is there is lost,
+ * and given back if it is much more than is needed now. */
 float* Aligned(std::vector<float>* kept, int64_t floats) {
   const size_t size = floats + kLineFloats;
-  if (kept->size() < size) kept->resize(size);
+  if (kept->size() < size || kept->size() > std::max(size, kMostKept)) {
+    std::vector<float>().swap(*kept);  // first, as growing would copy it
+    kept->resize(size);
+  }
   const auto at = reinterpret_cast<uintptr_t>(kept->data());
   return kept->data() + (-at % kLineBytes) / sizeof(float);
 }

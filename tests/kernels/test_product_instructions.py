@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import subprocess
 from pathlib import Path
 
@@ -129,3 +130,19 @@ def test_matrices_of_any_layout_and_what_they_are_added_to(multiply) -> None:
             found = multiply(*given, flags, adds=adds)
             want = left.astype(float) @ right + 7.25 * adds
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=2e-5, err_msg=str(left.shape))
+
+
+def test_large_products_do_not_keep_their_memory(multiply) -> None:
+    def megabytes() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * mmap.PAGESIZE / 2**20
+
+    depth, units = 4096, 3072  # 48 MiB
+    left, right = np.ones((1, depth), np.float32), np.ones((depth, units), np.float32)
+    small = np.ones((2, 2), np.float32)
+    multiply(small, small, (False, False), adds=False)
+    before = megabytes()
+    assert (multiply(left, right, (False, False), adds=False) == depth).all()
+    assert megabytes() > before + 40
+    multiply(small, small, (False, False), adds=False)
+    assert megabytes() < before + 10

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Iterator
@@ -504,33 +503,6 @@ def test_inputs_that_do_not_fit() -> None:
 
 
 # -- threads ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def threads() -> Iterator[Any]:
-    library = ctypes.CDLL("libgomp.so.1")
-    before = library.omp_get_max_threads()
-    yield library.omp_set_num_threads
-    library.omp_set_num_threads(before)
-
-
-@pytest.mark.parametrize("with_lengths", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_threads_change_no_bit(kind: str, with_lengths: bool, threads: Any) -> None:
-    """Large enough that several would be used."""
-    _, mine = pair(kind, 64, input_size=32, bidirectional=True)
-    x = noise(20, 50, 32)
-    lengths = mx.nd.array(np.arange(50) % 21) if with_lengths else None
-    found = []
-    for count in (1, 2):
-        threads(count)
-        states = mine.begin_state(50)
-        outputs = flat(mine(x, states, lengths))
-        with autograd.record():
-            outputs += flat(mine(x, states, lengths))
-        found.append([out.asnumpy() for out in outputs])
-    for one, two in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, two)
 
 
 @pytest.fixture

@@ -86,3 +86,25 @@ def test_gradients_are_added_where_asked() -> None:
         a.grad.asnumpy(), 3 * ones @ b.asnumpy().transpose(0, 2, 1), rtol=1e-5
     )
     np.testing.assert_allclose(b.grad.asnumpy(), a.asnumpy().transpose(0, 2, 1) @ ones, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(9, 0, 4, 5), (9, 4, 0, 5), (9, 4, 5, 0), (0, 3, 4, 5)])
+def test_extents_of_zero(sizes: tuple[int, int, int, int]) -> None:
+    from graphopt.backend.invoke import invoke
+    from graphopt.compat import import_mxnet
+
+    mx = import_mxnet()
+    batch, m, n, k = sizes
+    with mx.util.np_shape(True):
+        a, b = mx.nd.ones((batch, m, k)), mx.nd.ones((batch, n, k))
+        a.attach_grad("add")
+        b.attach_grad("write")
+        a.grad[:] = 3
+        b.grad[:] = 3
+        with mx.autograd.record():
+            made = invoke(PARALLEL_BATCH_DOT, [a, b], {"transpose_a": False, "transpose_b": True})
+            c = made[0] if isinstance(made, list) else made
+        c.backward()
+        np.testing.assert_array_equal(c.asnumpy(), np.zeros((batch, m, n)))  # also without depth
+        np.testing.assert_array_equal(a.grad.asnumpy(), np.full((batch, m, k), 3 + n))
+        np.testing.assert_array_equal(b.grad.asnumpy(), np.full((batch, n, k), m))

@@ -1,0 +1,46 @@
+/* Products of matrix.h by themselves, for tests to call. */
+#include "matrix.h"
+
+using namespace graphopt;
+
+namespace {
+
+template <typename T>
+void MultiplyAs(const T* from, const int32_t* from_index, const T* right, int64_t by_depth,
+                int64_t by_width, T* packed, T* to, const int32_t* to_index, const int64_t* sizes,
+                bool adds) {
+  const int64_t rows = sizes[0], depth = sizes[1], width = sizes[2], stride = sizes[3];
+  const Products<T>& all = AllProducts<T>();
+  all.pack(right, by_depth, by_width, depth, width, packed);
+  // Rows that come one after the other are given as two blocks.
+  const int64_t first = from_index || to_index ? rows : rows / 3;
+  const Rows<T> blocks[] = {{from, depth, to, stride, first, from_index, to_index},
+                            {from + first * depth, depth, to + first * stride, stride, rows - first}};
+  all.multiply(blocks, first < rows ? 2 : 1, packed, depth, width, adds);
+}
+
+template <typename T>
+void OuterAs(const T* left, const int32_t* left_index, const T* right, const int32_t* right_index,
+             T* to, const int64_t* sizes) {
+  const Segment<T> segment{left, right, sizes[1], sizes[2], sizes[0], left_index, right_index};
+  const Segment<T> segments[] = {segment, segment};
+  AllProducts<T>().outer(segments, 2, sizes[1], sizes[2], to, sizes[3]);
+}
+
+}  // namespace
+
+#define FOR(T)                                                                                     \
+  extern "C" int64_t packed_##T(int64_t depth, int64_t width) {                                    \
+    return AllProducts<T>().packed_size(depth, width);                                             \
+  }                                                                                                \
+  extern "C" void multiply_##T(const T* from, const int32_t* from_index, const T* right,           \
+                               int64_t by_depth, int64_t by_width, T* packed, T* to,               \
+                               const int32_t* to_index, const int64_t* sizes, int64_t adds) {      \
+    MultiplyAs<T>(from, from_index, right, by_depth, by_width, packed, to, to_index, sizes, adds); \
+  }                                                                                                \
+  extern "C" void outer_##T(const T* left, const int32_t* left_index, const T* right,              \
+                            const int32_t* right_index, T* to, const int64_t* sizes) {             \
+    OuterAs<T>(left, left_index, right, right_index, to, sizes);                                   \
+  }
+FOR(float)
+FOR(double)

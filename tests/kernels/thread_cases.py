@@ -1,0 +1,115 @@
+"""Calls on one and on two threads that have to give equal bits; prints the names of those checked.
+
+Run by test_threads.py with MXNet's engine that computes in the thread that calls: by others, a
+setting of OpenMP in this thread says nothing about the threads that compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graphopt import nn
+from graphopt.backend.invoke import invoke
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+
+mx = import_mxnet()
+
+Found = list[Any]
+
+
+def noise(*shape: int, seed: int = 0) -> Any:
+    return mx.nd.array(np.random.default_rng(seed).uniform(-1, 1, shape))
+
+
+def learnt(
+    net: Any, x: Any, call: Callable[[], Any], parameters: bool = True, seed: int = 1
+) -> Found:
+    """Outputs, gradients of ``x``, and those of parameters if they are asked for."""
+    x.attach_grad()
+    with mx.autograd.record():
+        outputs = call()
+        outputs = [*outputs] if isinstance(outputs, (list, tuple)) else [outputs]
+        heads = [noise(*out.shape, seed=seed + n) for n, out in enumerate(outputs)]
+    mx.autograd.backward(outputs, heads)
+    found = [*outputs, x.grad]
+    return [*found, *(p.grad() for p in net.collect_params().values())] if parameters else found
+
+
+def made(net: Any) -> Any:
+    net.initialize(mx.init.Uniform(0.2))
+    return net
+
+
+def recurrence(kind: str, lengths: bool) -> Callable[[], Found]:
+    """Chunks, and so sums of weights' gradients, depend on threads; what is computed does not."""
+    net = made(getattr(nn, kind)(65, input_size=33, bidirectional=True))
+    x, ends = noise(7, 80, 33), mx.nd.array(np.arange(80) % 8) if lengths else None
+
+    def run() -> Found:
+        states = net.begin_state(80)
+
+        def call() -> Found:
+            out, last = net(x, states, ends)
+            return [out, *last]
+
+        return [*call(), *learnt(net, x, call, parameters=False)]
+
+    return run
+
+
+def trees() -> Callable[[], Found]:
+    net = made(nn.ChildSumTreeLSTM(65, input_size=33))
+    rng = np.random.default_rng(0)
+    parents = [-1 if n % 12 == 0 else int(rng.integers(n - n % 12, n)) for n in range(1200)]
+    x = noise(1200, 33)
+    places = mx.nd.array(parents, dtype="int32")
+    return lambda: learnt(net, x, lambda: net(x, places))
+
+
+def products() -> Callable[[], Found]:
+    left, right = noise(9, 70, 50), noise(9, 33, 50)
+
+    def run() -> Found:
+        right.attach_grad()
+
+        def call() -> Any:
+            flags = {"transpose_a": False, "transpose_b": True}
+            return invoke("graphopt_batch_dot", [left, right], flags)
+
+        return [*learnt(None, left, call, parameters=False), right.grad]
+
+    return run
+
+
+CASES: dict[str, Callable[[], Callable[[], Found]]] = {
+    "LSTM": lambda: recurrence("LSTM", False),
+    "LSTM with lengths": lambda: recurrence("LSTM", True),
+    "GRU": lambda: recurrence("GRU", False),
+    "trees": trees,
+    "batch_dot": products,
+}
+
+
+def main() -> None:
+    own = bridge.load(mx)
+    openmp = ctypes.CDLL("libgomp.so.1")
+    for name, case in CASES.items():
+        run, found = case(), []
+        for threads in (1, 2):
+            openmp.omp_set_num_threads(threads)
+            assert own.graphopt_threads() == threads
+            found.append([array.asnumpy() for array in run()])
+        for at, (one, two) in enumerate(zip(*found, strict=True)):
+            np.testing.assert_array_equal(two, one, err_msg=f"{name}, array {at}")
+        assert any(array.any() for array in found[0]), name
+        sys.stdout.write(f"{name}\n")
+
+
+if __name__ == "__main__":
+    main()
