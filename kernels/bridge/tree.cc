@@ -194,8 +194,12 @@ class TreeWalk {
   int64_t EdgesOf(int64_t place) const { return levels_.edges[first_ + place] - first_edge_; }
   int32_t Child(int64_t edge) const { return levels_.child[first_edge_ + edge]; }
 
-  /* Rows of all nodes of the chunk. */
+  /* Rows of all nodes of the chunk; zeros from nowhere. */
   void Gather(const void* from, T* to, int64_t width) const {
+    if (!from) {
+      std::memset(to, 0, count_ * width * sizeof(T));
+      return;
+    }
     for (int64_t p = 0; p < count_; ++p) {
       if (p + 1 < count_) FetchRow(static_cast<const T*>(from) + Order()[p + 1] * width, width);
       CopyRow(to + p * width, static_cast<const T*>(from) + Order()[p] * width, width);
