@@ -33,6 +33,7 @@ SOURCES = (
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
 _VECTORS = {
     "matrix.cc": ["-O3"],
+    "recurrence.cc": ["-O2", "-ftree-vectorize"],
     "tree.cc": ["-O2", "-ftree-vectorize"],
     "schedule.cc": ["-O2", "-ftree-vectorize"],
     "convolution.cc": ["-O2"],

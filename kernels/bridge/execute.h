@@ -86,17 +86,18 @@ struct Prepared {
   std::vector<const T*> packs;
   std::unique_ptr<T[]> memory;
   int64_t packed_bytes = 0;
-  std::vector<int64_t> matrix_at, vector_at;
+  std::vector<int64_t> matrix_at, vector_at;  // kElsewhere: not among the partial gradients
   int64_t partial_size = 0;
+  static constexpr int64_t kElsewhere = -1;
 
-  /* Nothing is packed yet. */
-  Prepared(const Program& program, const Learned& learned)
+  /* Nothing is packed yet; `elsewhere` has a 1 for each matrix whose gradient is computed elsewhere. */
+  Prepared(const Program& program, const Learned& learned, const std::vector<bool>& elsewhere = {})
       : program(program), learned(learned), products(AllProducts<T>()) {
     for (const PackOf& pack : program.packs) {
       pack_at_.push_back(packed_bytes / sizeof(T));
       packed_bytes += RoundUp(products.packed_size(pack.depth, pack.width), kLine) * sizeof(T);
     }
-    if (program.backward) Divide();
+    if (program.backward) Divide(elsewhere);
   }
 
   /* Packs in memory of its own. */
@@ -128,8 +129,9 @@ struct Prepared {
   /* Adds what all units found, in their order; partials lie `stride` elements apart. */
   void Collect(const T* partials, int64_t stride, int64_t units, int threads) const {
     for (size_t i = 0; i < program.matrix_rows.size(); ++i)
-      Add(learned.matrix_gradients[i], partials + matrix_at[i], stride, units,
-          program.matrix_rows[i] * program.matrix_columns[i], threads);
+      if (matrix_at[i] != kElsewhere)
+        Add(learned.matrix_gradients[i], partials + matrix_at[i], stride, units,
+            program.matrix_rows[i] * program.matrix_columns[i], threads);
     for (size_t i = 0; i < program.vector_widths.size(); ++i)
       Add(learned.vector_gradients[i], partials + vector_at[i], stride, units,
           program.vector_widths[i], threads);
@@ -139,8 +141,12 @@ struct Prepared {
   static constexpr int64_t kParallelPack = 64 << 10;  // elements
   std::vector<int64_t> pack_at_;                      // of each pack, in elements
 
-  void Divide() {
+  void Divide(const std::vector<bool>& elsewhere) {
     for (size_t i = 0; i < program.matrix_rows.size(); ++i) {
+      if (!elsewhere.empty() && elsewhere[i]) {
+        matrix_at.push_back(kElsewhere);
+        continue;
+      }
       matrix_at.push_back(partial_size);
       partial_size += RoundUp(program.matrix_rows[i] * program.matrix_columns[i], kLine);
     }
@@ -258,6 +264,7 @@ class Executor {
   /* Operands of a matrix's gradient, to be multiplied when there are enough of them. */
   void Note(const Step& step, size_t number) {
     if (!w_.learned.matrix_gradients[step.which]) return;
+    if (w_.matrix_at[step.which] == Prepared<T>::kElsewhere) return;
     Located<T> left = Find(step.spots[0]), right = Find(step.spots[1]);
     segments_[number].push_back(
         {left.at, right.at, left.stride, right.stride, live_, left.index, right.index});

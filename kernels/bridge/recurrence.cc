@@ -419,6 +419,85 @@ void Divide(Shared<T>* shared) {
   shared->ring = std::min(kMaxRing, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
 }
 
+/* Whether two outer products are added to the same elements. */
+bool Overlap(const Step& a, const Step& b) {
+  return a.which == b.which && a.row < b.row + b.width && b.row < a.row + a.width &&
+         a.column < b.column + b.depth && b.column < a.column + a.depth;
+}
+
+/* Matrices whose gradient is one product over the whole batch: there is one step, and its operands are
+ * rows of sequences, which all lie there. Partial gradients of chunks would have to be cleared and
+ * summed. */
+std::vector<bool> FindWhole(const Program& program, const RecurrenceCall& call) {
+  std::vector<bool> whole(program.matrix_rows.size(),
+                          program.backward && call.steps == 1 && !call.lengths);
+  for (size_t n = 0; n < program.steps.size(); ++n) {
+    const Step& step = program.steps[n];
+    if (step.code != kOuter) continue;
+    for (const Spot& spot : step.spots)
+      if (spot.place != kSequence || program.sequence_is_written[spot.index])
+        whole[step.which] = false;
+    // Threads that take different products must not meet.
+    for (size_t other = 0; other < n; ++other)
+      if (program.steps[other].code == kOuter && Overlap(step, program.steps[other]))
+        whole[step.which] = false;
+  }
+  return whole;
+}
+
+/* Some columns of a left operand, which are rows of a matrix's gradient. */
+struct Slice {
+  const Step* step;
+  int64_t begin, end;
+};
+
+constexpr int64_t kSlice = 128;  // more would leave threads idle, fewer copy the right operand often
+
+std::vector<Slice> SlicesOf(const Program& program, const Learned& learned,
+                            const std::vector<bool>& whole) {
+  std::vector<Slice> slices;
+  for (const Step& step : program.steps) {
+    if (step.code != kOuter || !whole[step.which] || !learned.matrix_gradients[step.which])
+      continue;
+    const int64_t parts = (step.width + kSlice - 1) / kSlice;
+    const int64_t size = RoundUp((step.width + parts - 1) / parts, kMultiple);
+    for (int64_t begin = 0; begin < step.width; begin += size)
+      slices.push_back({&step, begin, std::min(begin + size, step.width)});
+  }
+  return slices;
+}
+
+template <typename T>
+void AddSlice(const Slice& slice, const Prepared<T>& weights, const RecurrenceCall& call) {
+  const Step& step = *slice.step;
+  auto rows_of = [&](const Spot& spot) {
+    const SequenceArray& array = call.sequences[spot.index];
+    return Located<T>{static_cast<T*>(array.data) + spot.offset, array.row_stride};
+  };
+  const Located<T> left = rows_of(step.spots[0]), right = rows_of(step.spots[1]);
+  const int64_t columns = weights.program.matrix_columns[step.which];
+  const Segment<T> all{left.at + slice.begin, right.at, left.stride, right.stride, call.batch};
+  weights.products.outer(&all, 1, slice.end - slice.begin, step.depth,
+                         static_cast<T*>(call.matrix_gradients[step.which]) +
+                             (step.row + slice.begin) * columns + step.column,
+                         columns);
+}
+
+/* Gradients of matrices that FindWhole found; the numbers do not depend on the number of threads. */
+template <typename T>
+void RunWhole(const std::vector<bool>& whole, const Prepared<T>& weights,
+              const RecurrenceCall& call) {
+  const Program& program = weights.program;
+  for (size_t i = 0; i < whole.size(); ++i)
+    if (whole[i] && call.matrix_gradients[i])
+      std::memset(call.matrix_gradients[i], 0,
+                  program.matrix_rows[i] * program.matrix_columns[i] * sizeof(T));
+  const std::vector<Slice> slices = SlicesOf(program, call, whole);
+  const int64_t count = slices.size();
+#pragma omp parallel for num_threads(call.threads) if (call.threads > 1) schedule(dynamic, 1)
+  for (int64_t n = 0; n < count; ++n) AddSlice(slices[n], weights, call);
+}
+
 /* The scratch of a call: packed weights, a walk of each thread, partial gradients of each unit. */
 template <typename T>
 struct Layout {
@@ -444,7 +523,8 @@ struct Layout {
 
 template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
-  Prepared<T> weights(program, call);
+  const std::vector<bool> whole = FindWhole(program, call);
+  Prepared<T> weights(program, call, whole);
   Shared<T> shared{call, weights};
   Sort(&shared);
   Divide(&shared);
@@ -474,11 +554,12 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   if (program.backward)
     weights.Collect(partials, weights.partial_size, layout.chunks ? layout.units : 0,
                     call.threads);
+  RunWhole(whole, weights, call);
 }
 
 template <typename T>
 int64_t BytesAs(const Program& program, const RecurrenceCall& call) {
-  Prepared<T> weights(program, call);
+  Prepared<T> weights(program, call, FindWhole(program, call));
   Shared<T> shared{call, weights};
   Divide(&shared);
   return Layout<T>(shared).bytes;

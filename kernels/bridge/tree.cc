@@ -1,6 +1,7 @@
 #include "tree.h"
 
 #include <atomic>
+#include <thread>
 
 #include "rows.h"
 
@@ -194,8 +195,12 @@ class TreeWalk {
   int64_t EdgesOf(int64_t place) const { return levels_.edges[first_ + place] - first_edge_; }
   int32_t Child(int64_t edge) const { return levels_.child[first_edge_ + edge]; }
 
-  /* Rows of all nodes of the chunk. */
+  /* Rows of all nodes of the chunk; zeros from nowhere. */
   void Gather(const void* from, T* to, int64_t width) const {
+    if (!from) {
+      std::memset(to, 0, count_ * width * sizeof(T));
+      return;
+    }
     for (int64_t p = 0; p < count_; ++p) {
       if (p + 1 < count_) FetchRow(static_cast<const T*>(from) + Order()[p + 1] * width, width);
       CopyRow(to + p * width, static_cast<const T*>(from) + Order()[p] * width, width);
@@ -320,6 +325,27 @@ class TreeWalk {
   int64_t node_gradients_ = 0;
 };
 
+/* Who may add to which partial gradient: chunk c to number c % units, once chunk c - units has done so.
+ * Chunks are taken in their order by at most as many threads as there are units, so hardly anyone ever
+ * waits, threads end together, and sums are the same for any number of threads. */
+class Turns {
+ public:
+  explicit Turns(int64_t units) : next_(units) {
+    for (int64_t unit = 0; unit < units; ++unit) next_[unit] = unit;
+  }
+
+  void Await(int64_t chunk) const {
+    const std::atomic<int64_t>& next = next_[chunk % next_.size()];
+    while (next.load(std::memory_order_acquire) != chunk) std::this_thread::yield();
+  }
+
+  void Finish(int64_t chunk) {
+    next_[chunk % next_.size()].store(chunk + next_.size(), std::memory_order_release);
+  }
+
+ private:
+  std::vector<std::atomic<int64_t>> next_;
+};
 
 template <typename T>
 void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& call) {
@@ -339,14 +365,21 @@ void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& c
   std::unique_ptr<T[]> partials;
   if (backward) partials.reset(new T[units * size]);
   std::atomic<int64_t> next{0};
+  Turns turns(units);
   int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     TreeWalk<T> walk(shared);
-    for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
-      T* partial = backward ? partials.get() + unit * size : nullptr;
-      if (partial) std::memset(partial, 0, size * sizeof(T));
-      for (int64_t chunk = unit; chunk < chunks; chunk += units) walk.Run(chunk, partial);
+    for (int64_t chunk; (chunk = next.fetch_add(1)) < chunks;) {
+      if (!backward) {
+        walk.Run(chunk, nullptr);
+        continue;
+      }
+      T* partial = partials.get() + chunk % units * size;
+      turns.Await(chunk);
+      if (chunk < units) std::memset(partial, 0, size * sizeof(T));
+      walk.Run(chunk, partial);
+      turns.Finish(chunk);
     }
   }
   if (!backward) return;

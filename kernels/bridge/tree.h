@@ -60,7 +60,7 @@ struct TreeCall {
   std::vector<const void*> node_rows, edge_rows;
   const int32_t* index = nullptr;
   // A row per node, in the order of nodes.
-  std::vector<const void*> heads;
+  std::vector<const void*> heads;  // null: zeros
   std::vector<void*> emitted;  // forward writes them, backward reads them
   std::vector<void*> node_row_gradients, edge_row_gradients;  // a row per node; null: not wanted
   void *node_stash = nullptr, *edge_stash = nullptr;  // null: there is no backward

@@ -8,7 +8,8 @@
  * are (count, columns), followed by the number of each node's row, (nodes,) int32; the structure,
  * parents (nodes,) with -1 for roots or edges (count, 2) from source to target, int32; matrices and
  * vectors of messages, then of updates. Outputs: what updates emit, (nodes, columns) each, and the
- * stashes of updates and of messages. Backward reads gradients of the former, the inputs, the outputs.
+ * stashes of updates and of messages. Backward reads gradients of the former, the inputs, the outputs;
+ * `unused` has a 1 for each output that has no gradient, 0 for the others.
  */
 #pragma once
 
@@ -276,6 +277,11 @@ void TreeForward(const NodeAttrs& attrs, const mxnet::OpContext&,
   results.Finish();
 }
 
+/* Whether an output has no gradient: what backward reads in its place is something else. */
+bool IsUnused(const NodeAttrs& attrs, size_t output) {
+  return attrs.dict.at("unused")[output] == '1';
+}
+
 void TreeBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
                   const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
                   const std::vector<TBlob>& outputs) {
@@ -293,7 +299,7 @@ void TreeBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
     return found;
   };
   for (size_t k = 0; k < known.results(); ++k) {
-    call.heads.push_back(inputs[k].dptr_);
+    call.heads.push_back(IsUnused(attrs, k) ? nullptr : inputs[k].dptr_);
     call.emitted.push_back(made[k].dptr_);
   }
   call.node_stash = made[known.results()].dptr_;
@@ -317,6 +323,14 @@ void TreeBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
   results.Finish();
 }
 
+/* Whether a gradient is that of an output that nothing depends on, for which MXNet makes zeros. */
+bool IsZero(const NodeEntry& gradient) {
+  static const nnvm::Op* made[] = {nnvm::Op::Get("_zeros_without_dtype"), nnvm::Op::Get("_zeros"),
+                                   nnvm::Op::Get("zeros_like")};
+  // MXNet asks with no nodes, too, to learn which input is which.
+  return gradient.node && std::count(std::begin(made), std::end(made), View(gradient.node).op);
+}
+
 std::vector<NodeEntry> TreeGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
   const TreeSignature& signature = TreeSignatureOf(attrs);
@@ -324,16 +338,21 @@ std::vector<NodeEntry> TreeGradient(const ObjectPtr& node, const std::vector<Nod
   own.emplace_back("spec", SpecOf(attrs));
   if (signature.indexed) own.emplace_back("indexed", "True");
   own.emplace_back("stash", "True");
+  std::string unused;
+  for (size_t k = 0; k < signature.results(); ++k) unused += IsZero(heads[k]) ? '1' : '0';
   ObjectPtr forward = node;
   if (!Flag(attrs, "stash")) {
     // Made for inference, which keeps nothing: compute it again.
     forward = MakeNode("graphopt_tree", attrs.name + "_again", own);
     View(forward).inputs = View(node).inputs;
   }
+  own.emplace_back("unused", unused);
   ObjectPtr made = MakeNode("_backward_graphopt_tree", attrs.name + "_backward", own);
   LegacyNode& backward = View(made);
   backward.control_deps.push_back(node);
-  for (size_t i = 0; i < signature.results(); ++i) backward.inputs.push_back(heads[i]);
+  // In place of zeros, which then are not made, what has the same shape and is there.
+  for (uint32_t k = 0; k < signature.results(); ++k)
+    backward.inputs.push_back(unused[k] == '1' ? NodeEntry(forward, k, 0) : heads[k]);
   for (const NodeEntry& entry : View(node).inputs) backward.inputs.push_back(entry);
   for (uint32_t i = 0; i < signature.outputs(); ++i) backward.inputs.emplace_back(forward, i, 0);
   std::vector<NodeEntry> gradients;

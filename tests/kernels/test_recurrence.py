@@ -626,6 +626,46 @@ def test_weights_larger_than_the_cache(mode: str, lengths: bool) -> None:
     assert abs((loss(1) - loss(-1)) / 2 - slope) < 1e-7 * (1 + abs(slope))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_step_over_many_rows(shared: bool, rows: int, dtype: str) -> None:
+    """Gradients of matrices, of one product and of two with one matrix, are MXNet's and numpy's."""
+    width, columns = 270, 21  # several slices, the last one with a rest
+    second, own = ("m0", "") if shared else ("m1", f", {width}x{columns}")
+    text = (
+        f"recurrence f{dtype[-2:]} ({columns}, {columns}) () ({width}x{columns}{own}) () ;;"
+        f" {width} = x0 @ m0' + x1 @ {second}' ;; next ;; emit t0"
+    )
+    rng = np.random.default_rng(0)
+    x = [rng.uniform(-1, 1, (rows, columns)).astype(dtype) for _ in range(2)]
+    w = [rng.uniform(-1, 1, (width, columns)).astype(dtype) for _ in range(2 - shared)]
+    head = rng.uniform(-1, 1, (rows, width)).astype(dtype)
+    attrs = {"spec": text, "flat": True, "zero_states": True, "stash": True}
+
+    def plain(a: Any, b: Any, *weights: Any) -> Any:
+        pairs = ((a, weights[0]), (b, weights[-1]))
+        kind = {"num_hidden": width, "no_bias": True}
+        return mx.nd.add_n(*(mx.nd.FullyConnected(one, other, **kind) for one, other in pairs))
+
+    def gradients(run: Callable[..., Any]) -> list[Any]:
+        arrays = [mx.nd.array(a, dtype=dtype) for a in (*x, *w)]
+        for array in arrays:
+            array.attach_grad()
+        with mx.autograd.record():
+            made = run(*arrays)
+        made.backward(mx.nd.array(head, dtype=dtype))
+        return [made.asnumpy(), *(array.grad.asnumpy() for array in arrays)]
+
+    mine = gradients(lambda *arrays: invoke(RECURRENCE, arrays, attrs)[0])
+    by_hand = [head.T @ a for a in x]
+    wanted = [head @ w[0], head @ w[-1], *([sum(by_hand)] if shared else by_hand)]
+    for n, (got, right) in enumerate(zip(mine[1:], wanted, strict=True)):
+        near(got, right, 3e-5 if dtype == "float32" else 1e-12, f"gradient {n} of {text}")
+    for n, (got, right) in enumerate(zip(mine, gradients(plain), strict=True)):
+        near(got, right, 3e-5 if dtype == "float32" else 1e-12, f"array {n} of {text}, MXNet")
+
+
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("steps", [1, 5, 150])
 def test_long_chains(steps: int, lengths: bool) -> None:

@@ -280,6 +280,39 @@ def test_gradients_can_be_added() -> None:
         np.testing.assert_allclose(two, 2 * one, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("unused", [0, 1])
+def test_an_output_nobody_uses_has_no_gradient(unused: int, hybrid: bool) -> None:
+    """What MXNet would make zeros for is the same as what gets zeros."""
+    layer = started(nn.ChildSumTreeLSTM(UNITS, COLUMNS))
+    net = Half(layer, unused)
+    if hybrid:
+        net.hybridize()
+    x, parents = noise(40, COLUMNS), mx.nd.array(forest([25, 15]), dtype="int32")
+    x.attach_grad()
+    wanted = [x, *(p.data() for p in layer.collect_params().values())]
+    mine = results(lambda: [net(x, parents)], wanted)
+
+    def zeros_given() -> list[Any]:
+        outputs = layer(x, parents)
+        return [outputs[1 - unused] + 0 * outputs[unused]]
+
+    theirs = results(zeros_given, wanted)
+    for one, other in zip(mine, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Half(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """One of a layer's two outputs."""
+
+    def __init__(self, layer: Any, unused: int) -> None:
+        super().__init__()
+        self.layer, self.unused = layer, unused
+
+    def hybrid_forward(self, F: Any, x: Any, parents: Any) -> Any:
+        return self.layer(x, parents)[1 - self.unused]
+
+
 def test_input_size_is_learned_from_the_first_call() -> None:
     layer = nn.ChildSumTreeLSTM(UNITS)
     layer.initialize()
