@@ -17,8 +17,8 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 WORKERS ?= 2
 THREADS := $(shell expr $(CORES) / $(WORKERS) \| 1)
 LIMIT := $(and $(shell command -v timeout),timeout --foreground)
-TEST_SECONDS ?= 900
-BENCH_SECONDS ?= 240
+TEST_SECONDS ?= 1000
+BENCH_SECONDS ?= 200
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
