@@ -118,7 +118,7 @@ def test_sequences_of_passes_keep_values(graph: Graph, names: list[str], how: st
 
 
 @pytest.mark.parametrize(("pipeline", "how"), [("inference", "frozen"), ("training", "training")])
-@tries(250)
+@tries(150)
 @given(graph=graphs(max_ops=20))
 def test_named_pipelines_keep_values(pipeline: str, how: str, graph: Graph) -> None:
     note(str(graph))
