@@ -401,7 +401,6 @@ def _room(dtype: str, count: int) -> Any:
     """Memory of a call, zeros at first."""
 
     def generate(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        _widen(builder.function)
         found = cgutils.alloca_once(builder, ir.ArrayType(_IR[dtype], count), zfill=True)
         return builder.ptrtoint(found, ir.IntType(64))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,6 +42,15 @@ def _has_gpu() -> bool:
         return bool(mxnet.context.num_gpus())
     except mxnet.MXNetError:  # built for GPUs, but there is no driver
         return False
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    """Sets how many threads OpenMP takes in this thread; not in those that MXNet's engine has."""
+    library = ctypes.CDLL("libgomp.so.1")
+    before = library.omp_get_max_threads()
+    yield library.omp_set_num_threads
+    library.omp_set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -63,10 +63,17 @@ class Format:
         """2**(biased - bias) for a normal result; bits above the exponent are lost."""
         return (biased << self.fraction).from_bits()
 
-    def scaled(self, y: Value, n: Value) -> Value:
-        """The value of y * 2**(n - 2 * bias), rounded once even if the power is not normal."""
+    def scaled(self, y: Value, n: Value, is_lost: Value | None = None) -> Value:
+        """The value of y * 2**(n - 2 * bias), rounded once even if the power is not normal.
+
+        Where it ``is_lost``, zero: not by a product that underflows, which takes Intel's processors
+        some hundred cycles.
+        """
         half = n >> 1
-        return y * self.power_of_two(half) * self.power_of_two(n - half)
+        rest = self.power_of_two(n - half)
+        if is_lost is not None:
+            rest = select(is_lost, rest.like(0.0), rest)
+        return y * self.power_of_two(half) * rest
 
     def reduce(self, x: Value, offset: int) -> tuple[Value, Value]:
         """exp(x) = 2**n * (1 + p): n + offset in the low bits of an integer, and p."""
@@ -79,11 +86,8 @@ class Format:
     def exp(self, x: Value) -> Value:
         """e**x."""
         n, p = self.reduce(clamp(x, *self.exp_range), 2 * self.bias)
-        half = n >> 1
-        # Times zero, not times what makes it underflow: that takes Intel's processors some hundred
-        # cycles, and what is masked out of a softmax is far below.
-        rest = select(x < self.exp_range[0], x.like(0.0), self.power_of_two(n - half))
-        return (p + 1.0) * self.power_of_two(half) * rest
+        # What is masked out of a softmax is far below the range.
+        return self.scaled(p + 1.0, n, x < self.exp_range[0])
 
     def expm1(self, x: Value) -> Value:
         """e**x - 1."""

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from graphopt.kernels.bridge import build
+from tests.kernels.instructions import ORDER, compiled
 
 SIZES = [(1, 1, 1), (8, 16, 48), (9, 7, 17), (3, 150, 33), (130, 5, 257), (20, 257, 150), (0, 3, 4)]
 NAMES = {"float32": "float", "float64": "double"}
-_ORDER = ("base", "avx2", "avx512")
 
 
-@pytest.fixture(scope="module", params=_ORDER)
+@pytest.fixture(scope="module", params=ORDER)
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
     name = request.param
-    if _ORDER.index(name) > _ORDER.index(build.instructions()):
-        pytest.skip(f"this processor has no {name}")
     if name == build.instructions() != "base":
         pytest.skip("recurrences run with these, and compiling takes long")
-    made = tmp_path_factory.mktemp(name) / "matrix.so"
-    options = ["-std=c++17", "-fPIC", "-shared", "-w", f"-I{build.HERE}"]
-    options += [*build._VECTORS["matrix.cc"], *build._INSTRUCTIONS[name]]
-    sources = [str(build.HERE / "matrix.cc"), str(Path(__file__).with_name("matrix_driver.cc"))]
-    subprocess.run([build.compiler(), *options, *sources, "-o", str(made)], check=True)
-    library = ctypes.CDLL(str(made))
+    library = compiled(name, "matrix.cc", tmp_path_factory.mktemp(name))
     for kind in NAMES.values():
         getattr(library, f"packed_{kind}").restype = ctypes.c_int64
     return library

@@ -5,33 +5,24 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from graphopt.kernels.bridge import build
+from tests.kernels.instructions import ORDER, compiled
 
 ERF = np.vectorize(math.erf)
 ACTIVATIONS = ("none", "relu", "gelu")
-_ORDER = ("base", "avx2", "avx512")
 _GUARD = 32
 
 
-@pytest.fixture(scope="module", params=_ORDER)
+@pytest.fixture(scope="module", params=ORDER)
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
     name = request.param
-    if _ORDER.index(name) > _ORDER.index(build.instructions()):
-        pytest.skip(f"this processor has no {name}")
-    made = tmp_path_factory.mktemp(name) / "product.so"
-    options = ["-std=c++17", "-fPIC", "-shared", "-w", f"-I{build.HERE}"]
-    options += [*build._VECTORS["product.cc"], *build._INSTRUCTIONS[name]]
-    sources = [str(build.HERE / "product.cc"), str(Path(__file__).with_name("product_driver.cc"))]
-    subprocess.run([build.compiler(), *options, *sources, "-o", str(made)], check=True)
-    library = ctypes.CDLL(str(made))
+    library = compiled(name, "product.cc", tmp_path_factory.mktemp(name))
     library.run.restype = ctypes.c_int64
     return library
 

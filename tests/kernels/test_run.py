@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -247,14 +245,6 @@ def test_outputs_written_over_inputs(
     assert set(inplace_pairs(text, backward=False)) == pairs
     inputs = [noise(*(shape[a] for a in x.axes), dtype=x.dtype, seed=3) for x in spec.inputs]
     check(spec, inputs)
-
-
-@pytest.fixture
-def threads() -> Iterator[Any]:
-    library = ctypes.CDLL("libgomp.so.1")
-    before = library.omp_get_max_threads()
-    yield library.omp_set_num_threads
-    library.omp_set_num_threads(before)
 
 
 @pytest.mark.parametrize("spec", [CHAIN, LAYER_NORM], ids=["chain", "layer norm"])

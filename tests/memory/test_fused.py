@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,14 +25,6 @@ NORMED = (
     "f32[a|b] (f32[a,b], f32[b]) { %2 = erf %0; %3 = softmax %2; %4 = mul %3 %1;"
     " return %4:f32[a,b] }"
 )
-
-
-@pytest.fixture
-def threads() -> Iterator[Any]:
-    library = ctypes.CDLL("libgomp.so.1")
-    before = library.omp_get_max_threads()
-    yield library.omp_set_num_threads
-    library.omp_set_num_threads(before)
 
 
 def fused(spec: str, **attrs: Any) -> Any:

@@ -1,0 +1,27 @@
+"""Files of the bridge, compiled by themselves for a set of instructions, with a driver to call."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from graphopt.kernels.bridge import build
+
+ORDER = ("base", "avx2", "avx512")
+
+
+def compiled(name: str, file: str, folder: Path) -> ctypes.CDLL:
+    """``file`` of the bridge and its driver beside the tests; skips what the processor has not."""
+    if ORDER.index(name) > ORDER.index(build.instructions()):
+        pytest.skip(f"this processor has no {name}")
+    source = build.HERE / file
+    driver = Path(__file__).with_name(f"{source.stem}_driver.cc")
+    options = ["-std=c++17", "-fPIC", "-shared", "-w", f"-I{build.HERE}"]
+    options += [*build._VECTORS[file], *build._INSTRUCTIONS[name]]
+    made = folder / f"{source.stem}.so"
+    command = [build.compiler(), *options, str(source), str(driver), "-o", str(made)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(made))
