@@ -275,7 +275,7 @@ def test_two_processes_at_once_and_one_that_comes_later(with_bridge: Path) -> No
 KILLED_COMPILING = """
 import time
 from graphopt.kernels import cpu
-def compile_object(spec):
+def compile_object(spec, **how):
     print("compiling", flush=True)
     time.sleep(100)
 cpu.compile_object = compile_object

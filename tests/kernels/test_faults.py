@@ -156,10 +156,10 @@ from tests.kernels.test_faults import ADD_TANH, call, symbol_of
 signal.alarm(100)
 really = library._kernel
 
-def slowly(spec):
+def slowly(spec, **how):
     print("compiling", flush=True)
     time.sleep(0.5)
-    return really(spec)
+    return really(spec, **how)
 
 library._kernel = slowly
 symbol = symbol_of(ADD_TANH, ["x", "y"])
@@ -194,9 +194,9 @@ from tests.kernels.test_faults import ADD_TANH, call, symbol_of
 
 really = library._kernel
 
-def slowly(spec):
+def slowly(spec, **how):
     time.sleep(0.5)
-    return really(spec)
+    return really(spec, **how)
 
 library._kernel = slowly
 symbol = symbol_of(ADD_TANH, ["x", "y"])
