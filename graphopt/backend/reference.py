@@ -86,7 +86,7 @@ def _node(
     if node.op == CONSTANT:
         return [constant_array(node)]
     inputs = [values[value] for value in node.inputs]
-    if node.op in (CONVOLUTIONS, PRODUCT):
+    if node.op in (CONVOLUTIONS, PRODUCT) or (node.op == PARALLEL_BATCH_DOT and node.graphs):
         names = [each.name for each in node.graphs[0].inputs]
         return run(node.graphs[0], dict(zip(names, inputs, strict=True)))
     if node.op == FUSED:

@@ -14,7 +14,6 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
     CONSTANT,
     CONVOLUTIONS,
-    PARALLEL_BATCH_DOT,
     WITH_SPEC,
     Node,
     NodeId,
@@ -41,7 +40,7 @@ def to_symbol(graph: Graph) -> Any:
         MissingDependencyError: it holds fused nodes, and they cannot run here.
     """
     mx = import_mxnet()
-    if any(node.op in WITH_SPEC or node.op == PARALLEL_BATCH_DOT for node in graph):
+    if any(node.op in WITH_SPEC for node in graph):
         bridge.load(mx)
     handle = ctypes.c_void_p()
     text = to_json(graph).encode()

@@ -42,10 +42,10 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
     """A copy in which nodes of ours are MXNet's operators again, those that ``which`` chooses."""
     plain = graph.copy()
     for node in graph:
-        if node.op == PARALLEL_BATCH_DOT and which(graph, node):
-            plain.update(plain[node.id].but(op="batch_dot"))
         if not which(graph, node):
             continue
+        if node.op == PARALLEL_BATCH_DOT and not node.graphs:
+            plain.update(plain[node.id].but(op="batch_dot"))
         body, now = _region(node), plain[node.id]
         if body is None:
             if node.op == TREE:
@@ -88,4 +88,5 @@ def _region(node: Node) -> Graph | None:
     if node.op == RECURRENCE:
         is_cpu_form = not node.attrs.get("lengths")
         return node.graphs[1] if len(node.graphs) > 1 and is_cpu_form else None
-    return node.graphs[0] if node.op in (FUSED, CONVOLUTIONS, PRODUCT) and node.graphs else None
+    with_body = (FUSED, CONVOLUTIONS, PRODUCT, PARALLEL_BATCH_DOT)
+    return node.graphs[0] if node.op in with_body and node.graphs else None

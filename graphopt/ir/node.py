@@ -46,11 +46,13 @@ CONVOLUTIONS: Final = "graphopt_convolutions"
 #: layer in MXNet's operators (see kernels/bridge/product_operator.h).
 PRODUCT: Final = "graphopt_product"
 
-#: Operators whose attributes say all: their nested graphs are there to be read and to be put back.
-WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE, CONVOLUTIONS, PRODUCT})
-
-#: MXNet's batch_dot with a thread for every product.
+#: MXNet's batch_dot with a thread for every product; attrs: ``transpose_a``, ``transpose_b``, and
+#: ``heads_a``, ``heads_b``, ``heads_out`` where matrices lie side by side (see
+#: kernels/bridge/batch_dot.h), with the transposes that it then stands for in its nested graph.
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
+
+#: Operators whose attributes say all: their nested graphs are there to be read and to be put back.
+WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE, CONVOLUTIONS, PRODUCT, PARALLEL_BATCH_DOT})
 
 
 class Value(NamedTuple):

@@ -3,6 +3,9 @@
  *
  * MXNet's batch_dot computes one product after the other and has all threads share each of them. For
  * matrices as small as attention's, they wait for each other longer than they compute.
+ *
+ * Matrices lie one behind the other, (products, rows, columns), or, where heads_a, heads_b or heads_out
+ * says so, as the heads of attention do: (batch, rows, heads, columns), products being batch * heads.
  */
 #pragma once
 
@@ -14,17 +17,59 @@
 
 namespace graphopt {
 
+/* How the matrices of an operand or of the result lie. */
+struct Stack {
+  int64_t products, rows, columns;
+  int64_t heads;  // that lie side by side
+  int64_t stride() const { return heads * columns; }
+  int64_t At(int64_t product) const {
+    return product / heads * rows * stride() + product % heads * columns;
+  }
+};
+
+/* `heads` as the attribute says, or 0 for matrices one behind the other. */
+int64_t HeadsOf(const NodeAttrs& attrs, const char* key) {
+  auto found = attrs.dict.find(key);
+  return found == attrs.dict.end() ? 0 : std::stoll(found->second);
+}
+
+Stack StackOf(const NodeAttrs& attrs, const char* key, const mxnet::TShape& shape) {
+  const int64_t heads = HeadsOf(attrs, key);
+  if (heads == 0 && shape.ndim() == 3) return {shape[0], shape[1], shape[2], 1};
+  if (heads > 0 && shape.ndim() == 4 && shape[2] == heads)
+    return {shape[0] * heads, shape[1], shape[3], heads};
+  Fail("node " + attrs.name + " reads matrices (products, rows, columns), or (batch, rows, heads, "
+       "columns) where attribute '" + key + "' has the number of heads");
+}
+
+/* The operands of a product, and what it has to be. */
+struct BatchProduct {
+  Stack a, b;
+  bool ta, tb;
+  int64_t rows() const { return ta ? a.columns : a.rows; }
+  int64_t depth() const { return ta ? a.rows : a.columns; }
+  int64_t columns() const { return tb ? b.rows : b.columns; }
+};
+
+BatchProduct ProductOf(const NodeAttrs& attrs, const mxnet::TShape& a, const mxnet::TShape& b) {
+  BatchProduct found{StackOf(attrs, "heads_a", a), StackOf(attrs, "heads_b", b),
+                     Flag(attrs, "transpose_a"), Flag(attrs, "transpose_b")};
+  if (found.a.products != found.b.products ||
+      found.depth() != (found.tb ? found.b.columns : found.b.rows))
+    Fail("the inputs of node " + attrs.name + " are no matrices that can be multiplied");
+  return found;
+}
+
 bool BatchDotShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   const mxnet::TShape &a = (*in)[0], &b = (*in)[1];
   if (!mxnet::shape_is_known(a) || !mxnet::shape_is_known(b)) return false;
-  bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
-  if (a.ndim() != 3 || b.ndim() != 3 || a[0] != b[0] || a[ta ? 1 : 2] != b[tb ? 2 : 1])
-    Fail("the inputs of node " + attrs.name + " are no matrices that can be multiplied");
-  mxnet::TShape shape(3, 0);
-  shape[0] = a[0];
-  shape[1] = a[ta ? 2 : 1];
-  shape[2] = b[tb ? 1 : 2];
-  (*out)[0] = shape;
+  const BatchProduct product = ProductOf(attrs, a, b);
+  const int64_t heads = HeadsOf(attrs, "heads_out"), products = product.a.products;
+  if (heads < 0 || (heads && products % heads))
+    Fail("node " + attrs.name + " makes " + std::to_string(products) +
+         " matrices, which are no whole number of " + std::to_string(heads) + " heads");
+  (*out)[0] = heads ? Shaped({products / heads, product.rows(), heads, product.columns()})
+                    : Shaped({products, product.rows(), product.columns()});
   return true;
 }
 
@@ -40,39 +85,59 @@ bool BatchDotType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>
 void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
               const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   if (requests[0] == mxnet::kNullOp) return;
-  bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
-  const mxnet::TShape &a = inputs[0].shape_, &b = inputs[1].shape_, &c = outputs[0].shape_;
-  const int64_t batch = c[0], m = c[1], n = c[2], k = a[ta ? 1 : 2];
+  const BatchProduct product = ProductOf(attrs, inputs[0].shape_, inputs[1].shape_);
+  const Stack c = StackOf(attrs, "heads_out", outputs[0].shape_);
+  const int64_t m = product.rows(), n = product.columns(), k = product.depth();
   const bool adds = requests[0] == mxnet::kAddTo;
   auto x = static_cast<const float*>(inputs[0].dptr_);
   auto y = static_cast<const float*>(inputs[1].dptr_);
   auto z = static_cast<float*>(outputs[0].dptr_);
-  if (k == 0 && !adds) std::memset(z, 0, batch * m * n * sizeof(float));
+  if (k == 0 && !adds) std::memset(z, 0, outputs[0].shape_.Size() * sizeof(float));
   if (m == 0 || n == 0 || k == 0) return;
-  const double nanoseconds = 0.02 * batch * m * n * k;
-  const int threads = Threads(nanoseconds, batch);
+  const double nanoseconds = 0.02 * c.products * m * n * k;
+  const int threads = Threads(nanoseconds, c.products);
+  // Threads take products far from each other's: heads that lie side by side share pages and the
+  // pairs of lines that processors fetch.
+  const int64_t apart = c.products % threads ? 1 : threads, each = c.products / apart;
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
-  for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < batch;)
-    product::Multiply(m, k, n, {x + i * m * k, ta}, {y + i * k * n, tb}, z + i * m * n, adds);
+  for (int64_t taken; (taken = next.fetch_add(1, std::memory_order_relaxed)) < c.products;) {
+    const int64_t i = taken % apart * each + taken / apart;
+    product::Multiply(m, k, n, {x + product.a.At(i), product.a.stride(), product.ta},
+                      {y + product.b.At(i), product.b.stride(), product.tb}, z + c.At(i), c.stride(),
+                      adds);
+  }
 }
 
-NodeEntry MakeBatchDot(const std::string& name, const NodeEntry& a, const NodeEntry& b, bool ta,
-                       bool tb) {
-  ObjectPtr made = MakeNode("graphopt_batch_dot", name,
-                            {{"transpose_a", ta ? "True" : "False"},
-                             {"transpose_b", tb ? "True" : "False"}});
-  View(made).inputs = {a, b};
+/* A matrix of a gradient: where it comes from, and the heads that it lies in. */
+struct Factor {
+  const NodeEntry& from;
+  int64_t heads;
+};
+
+NodeEntry MakeBatchDot(const std::string& name, const Factor& a, const Factor& b, bool ta, bool tb,
+                       int64_t heads_out) {
+  std::vector<std::pair<std::string, std::string>> attrs{{"transpose_a", ta ? "True" : "False"},
+                                                         {"transpose_b", tb ? "True" : "False"}};
+  if (a.heads) attrs.emplace_back("heads_a", std::to_string(a.heads));
+  if (b.heads) attrs.emplace_back("heads_b", std::to_string(b.heads));
+  if (heads_out) attrs.emplace_back("heads_out", std::to_string(heads_out));
+  ObjectPtr made = MakeNode("graphopt_batch_dot", name, attrs);
+  View(made).inputs = {a.from, b.from};
   return NodeEntry(made, 0, 0);
 }
 
 std::vector<NodeEntry> BatchDotGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
-  bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
-  const NodeEntry &a = View(node).inputs[0], &b = View(node).inputs[1], &g = heads[0];
-  std::string left = attrs.name + "_backward_lhs", right = attrs.name + "_backward_rhs";
-  return {ta ? MakeBatchDot(left, b, g, tb, true) : MakeBatchDot(left, g, b, false, !tb),
-          tb ? MakeBatchDot(right, g, a, true, ta) : MakeBatchDot(right, a, g, !ta, false)};
+  const bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
+  const Factor a{View(node).inputs[0], HeadsOf(attrs, "heads_a")};
+  const Factor b{View(node).inputs[1], HeadsOf(attrs, "heads_b")};
+  const Factor g{heads[0], HeadsOf(attrs, "heads_out")};
+  const std::string left = attrs.name + "_backward_lhs", right = attrs.name + "_backward_rhs";
+  return {ta ? MakeBatchDot(left, b, g, tb, true, a.heads)
+             : MakeBatchDot(left, g, b, false, !tb, a.heads),
+          tb ? MakeBatchDot(right, g, a, true, ta, b.heads)
+             : MakeBatchDot(right, a, g, !ta, false, b.heads)};
 }
 
 }  // namespace graphopt

@@ -17,17 +17,18 @@
 namespace graphopt {
 
 constexpr int64_t kLine = 64;
+constexpr int64_t kMostKept = 16 << 20;
 constexpr int64_t kUnits = 8;  // partial gradients that are summed up at the end
 
 inline int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/* Memory of the calling thread, kept from call to call. */
+/* Memory of the calling thread, kept from call to call unless it is much more than is needed now. */
 class Arena {
  public:
   char* Reserve(int64_t bytes) {
-    if (bytes + kLine > size_) {
+    if (bytes + kLine > size_ || size_ > std::max(bytes + kLine, kMostKept)) {
       memory_.reset();
       memory_.reset(new char[bytes + kLine]);
       size_ = bytes + kLine;

@@ -171,6 +171,13 @@ char* Arena(int64_t bytes) {
   return Aligned<char>(memory.data());
 }
 
+mxnet::TShape Shaped(std::initializer_list<int64_t> extents) {
+  mxnet::TShape shape(static_cast<int>(extents.size()), 0);
+  int d = 0;
+  for (int64_t extent : extents) shape[d++] = extent;
+  return shape;
+}
+
 int ItemSize(int dtype) {
   switch (dtype) {
     case mshadow::kFloat64: case mshadow::kInt64: return 8;

@@ -37,6 +37,7 @@ constexpr int64_t kRoom = kChunk * kRows * kStride;  // floats of copied rows
 constexpr uintptr_t kLineBytes = 64;
 constexpr int64_t kLineFloats = kLineBytes / sizeof(float);
 constexpr size_t kMostKept = 4 << 20;     // floats of a thread's buffer, unless a call needs more
+constexpr int64_t kRowsAhead = 16;        // that are asked for before they are copied
 constexpr int64_t kAhead = 32;            // steps of the depth that weights are asked for before
 
 /* One tile: what it multiplies and where it goes. */
@@ -175,25 +176,51 @@ int64_t WidthOf(int64_t units) { return Ceil(units, kLanes) * kLanes; }
 /* Where part `part` of the depth begins. */
 int64_t PartAt(int64_t depth, int64_t part) { return depth * part / Ceil(depth, kDepth); }
 
-/* Rows `at` to `next` of the columns of a panel, which are zero where there are none. */
-void PackPanel(const Matrix& matrix, int64_t depth, int64_t units, int64_t at, int64_t next,
-               int64_t panel, float* packed) {
+/* Columns `at` to `next` of what is transposed, as rows of a panel. */
+void TurnPanel(const Matrix& matrix, int64_t units, int64_t at, int64_t next, int64_t panel,
+               float* packed) {
   const int64_t width = WidthOf(units, panel), column = panel * kWidth;
   const int64_t columns = std::min(width, units - column);
   if (columns < width) std::memset(packed, 0, (next - at) * width * sizeof(float));
-  if (matrix.is_transposed)
-    blocked::Transpose(matrix.at + column * depth + at, depth, columns, next - at, packed, width);
-  else
-    CopyRows(matrix.at + at * units + column, units, packed, width, next - at, columns);
+  blocked::Transpose(matrix.at + column * matrix.stride + at, matrix.stride, columns, next - at,
+                     packed, width);
+}
+
+/* Asks for a row that does not adjoin the one before, so that the processor does not see it coming. */
+void Fetch(const float* row, int64_t floats) {
+  for (int64_t j = 0; j < floats; j += kLineFloats) __builtin_prefetch(row + j);
+}
+
+/* A row of a panel, with zeros behind it. */
+void CopyVectors(const float* from, int64_t columns, float* to) {
+  for (; columns >= kLanes; columns -= kLanes, from += kLanes, to += kLanes)
+    StoreLanes(to, LoadLanes(from));
+  if (columns == 0) return;
+  StoreLanes(to, Lanes{});
+  std::memcpy(to, from, columns * sizeof(float));
+}
+
+/* Rows `at` to `next`, cut into panels. */
+void CutRows(const Matrix& matrix, int64_t units, int64_t at, int64_t next, float* packed) {
+  for (int64_t p = at; p < next; ++p) {
+    const float* from = matrix.at + p * matrix.stride;
+    if (matrix.stride > units && p + kRowsAhead < next)
+      Fetch(from + kRowsAhead * matrix.stride, units);
+    for (int64_t column = 0; column < units; column += kWidth) {
+      const int64_t width = WidthOf(units, column / kWidth);
+      CopyVectors(from + column, std::min(kWidth, units - column),
+                  packed + (next - at) * column + (p - at) * width);
+    }
+  }
 }
 
 void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed) {
   for (int64_t part = 0, at = 0; at < depth; ++part) {
     const int64_t next = PartAt(depth, part + 1);
-    for (int64_t panel = 0; panel * kWidth < units; ++panel) {
-      PackPanel(matrix, depth, units, at, next, panel, packed);
-      packed += (next - at) * WidthOf(units, panel);
-    }
+    if (!matrix.is_transposed) CutRows(matrix, units, at, next, packed);
+    for (int64_t panel = 0; matrix.is_transposed && panel * kWidth < units; ++panel)
+      TurnPanel(matrix, units, at, next, panel, packed + (next - at) * panel * kWidth);
+    packed += (next - at) * WidthOf(units);
     at = next;
   }
 }
@@ -208,7 +235,12 @@ const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chun
   float* to = Room() + (all_fit ? part * rows * kStride : 0);
   if (part < copied->parts) return to;
   const int64_t at = PartAt(plan.depth, part), depth = PartAt(plan.depth, part + 1) - at;
-  CopyRows(operands.from + first * plan.depth + at, plan.depth, to, kStride, rows, depth);
+  const float* from = operands.from + first * plan.from_stride + at;
+  for (int64_t i = 0; i < rows; ++i, from += plan.from_stride) {
+    if (plan.from_stride > plan.depth && i + kRowsAhead < rows)
+      Fetch(from + kRowsAhead * plan.from_stride, depth);
+    std::memcpy(to + i * kStride, from, depth * sizeof(float));
+  }
   copied->parts = part + 1;
   return to;
 }
@@ -216,7 +248,7 @@ const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chun
 }  // namespace
 
 Plan MakePlan(int64_t rows, int64_t depth, int64_t units, int64_t threads) {
-  Plan plan{rows, depth, units};
+  Plan plan{rows, depth, units, depth, units};
   plan.panels = Ceil(units, kWidth);
   plan.strips = Ceil(rows, kRows);
   plan.chunks = Ceil(plan.strips, kChunk);
@@ -240,7 +272,7 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
       Tile tile;
       tile.packed = operands.packed + at * WidthOf(plan.units) + column * depth;
       tile.depth = depth;
-      tile.to_stride = plan.units;
+      tile.to_stride = plan.to_stride;
       tile.columns = std::min(kWidth, plan.units - column);
       tile.adds = part > 0 || operands.adds;
       tile.bias = ends && operands.bias ? operands.bias + column : nullptr;
@@ -248,7 +280,7 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
       for (int64_t strip = first; strip < last; ++strip) {
         const int64_t row = plan.RowOf(strip), rows = plan.RowOf(strip + 1) - row;
         tile.left = left + (row - plan.RowOf(first)) * kStride;
-        tile.to = operands.to + row * plan.units + column;
+        tile.to = operands.to + row * plan.to_stride + column;
         (strip == first ? Pick<true> : Pick<false>)(rows, vectors)(tile);
       }
     }
@@ -259,21 +291,24 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
 int64_t PackedSize(int64_t depth, int64_t units) { return depth * WidthOf(units); }
 
 void Pack(const float* weights, int64_t depth, int64_t units, float* packed) {
-  PackMatrix({weights, true}, depth, units, packed);
+  PackMatrix({weights, depth, true}, depth, units, packed);
 }
 
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
-              float* to, bool adds) {
+              float* to, int64_t to_stride, bool adds) {
   static thread_local std::vector<float> kept_packed, kept_rows;
   float* packed = Aligned(&kept_packed, PackedSize(depth, units));
   PackMatrix(right, depth, units, packed);
+  Plan plan = MakePlan(rows, depth, units, 1);
+  plan.to_stride = to_stride;
   const float* from = left.at;
   if (left.is_transposed) {
     float* turned = Aligned(&kept_rows, rows * depth);
-    blocked::Transpose(left.at, rows, depth, rows, turned, depth);
+    blocked::Transpose(left.at, left.stride, depth, rows, turned, depth);
     from = turned;
+  } else {
+    plan.from_stride = left.stride;
   }
-  const Plan plan = MakePlan(rows, depth, units, 1);
   Copied copied;
   for (int64_t task = 0; task < plan.tasks(); ++task)
     RunTask(plan, {from, packed, nullptr, to, kNone, adds}, task, &copied);

@@ -14,7 +14,7 @@ namespace graphopt::product {
 
 enum Activation : int64_t { kNone = 0, kRelu = 1, kGelu = 2 };
 
-/* to = activation(from times the matrix + bias), added to what is there if so; rows are adjacent. */
+/* to = activation(from times the matrix + bias), added to what is there if so. */
 struct Operands {
   const float* from;    // rows x depth
   const float* packed;  // see Pack
@@ -27,6 +27,7 @@ struct Operands {
 /* How a product is shared among threads: by teams of panels and chunks of rows, in any order. */
 struct Plan {
   int64_t rows, depth, units;
+  int64_t from_stride, to_stride;  // floats from row to row; MakePlan has them adjoin
   int64_t panels, team, teams;    // panels of a team
   int64_t strips, chunk, chunks;  // strips of a chunk; a strip is the rows of a tile
 
@@ -49,11 +50,12 @@ void Pack(const float* weights, int64_t depth, int64_t units, float* packed);
 /* A matrix whose rows are adjacent numbers, or its columns if it is transposed. */
 struct Matrix {
   const float* at;
+  int64_t stride;  // floats from one of them to the next
   bool is_transposed;
 };
 
 /* to = left (rows x depth) times right (depth x units), or is added to it; by this thread alone. */
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
-              float* to, bool adds);
+              float* to, int64_t to_stride, bool adds);
 
 }  // namespace graphopt::product

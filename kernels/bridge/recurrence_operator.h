@@ -140,13 +140,6 @@ void Agree(const NodeAttrs& attrs, int64_t found, const char* what, int64_t* kno
   *known = found;
 }
 
-mxnet::TShape Shaped(std::initializer_list<int64_t> extents) {
-  mxnet::TShape shape(static_cast<int>(extents.size()), 0);
-  int d = 0;
-  for (int64_t extent : extents) shape[d++] = extent;
-  return shape;
-}
-
 mxnet::TShape SequenceShape(const NodeAttrs& attrs, const Extents& extents, int64_t width) {
   if (Flag(attrs, "flat")) return Shaped({extents.batch, width});
   return Flag(attrs, "batch_major") ? Shaped({extents.batch, extents.steps, width})

@@ -14,10 +14,13 @@ Permutation = tuple[int, ...]
 
 
 def permutation(edit: Edit, node: Node) -> Permutation | None:
-    """For each output axis of a transpose, the input axis it is; ``None`` for an unknown rank."""
+    """:func:`order_of` a transpose; ``None`` for an unknown rank."""
     rank = edit.type(node.inputs[0]).rank
-    if rank is None:
-        return None
+    return None if rank is None else order_of(node, rank)
+
+
+def order_of(node: Node, rank: int) -> Permutation:
+    """For each output axis of a transpose, the input axis it is."""
     if canonical(node.op) == "SwapAxis":
         axes = list(range(rank))
         one, two = (node.attrs.get(key, 0) % rank for key in ("dim1", "dim2"))

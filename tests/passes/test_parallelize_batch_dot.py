@@ -45,6 +45,146 @@ def test_products_and_gradients(ta: bool, tb: bool, size: tuple[int, int, int, i
     assert_equivalent(graph, unfuse(result.graph))
 
 
+HEADS = """graph g(%q: f32[{b},{m},{hk}], %k: f32[{b},{n},{hk}], %v: f32[{b},{n},{hd}]) {{
+  %q4 = Reshape(%q) {{shape=(0, 0, -4, {h}, -1)}}
+  %qt = {q}
+  %q3 = Reshape(%qt) {{shape=(-3, 0, 0)}}
+  %k4 = Reshape(%k) {{shape=(0, 0, {h}, -1)}}
+  %kt = transpose(%k4) {{axes={keys}}}
+  %k3 = Reshape(%kt) {{shape=(-3, 0, 0)}}
+  %v4 = Reshape(%v) {{shape=(0, 0, {h}, -1)}}
+  %vt = transpose(%v4) {{axes=(0, 2, 1, 3)}}
+  %v3 = Reshape(%vt) {{shape=(-3, 0, 0)}}
+  %s = batch_dot(%q3, %k3) {{transpose_b={tb}}}
+  %p = softmax(%s)
+  %m3 = batch_dot(%p, %v3)
+  %m4 = Reshape(%m3) {{shape=(-4, -1, {h}, 0, 0)}}
+  %mt = {mixed}
+  %m = Reshape(%mt) {{shape=(0, 0, -3)}}
+  return {returned}
+}}"""
+
+
+def attention(
+    b: int,
+    m: int,
+    n: int,
+    h: int,
+    k: int,
+    d: int,
+    *,
+    turned: bool = False,
+    swap: bool = False,
+    returned: str = "%m",
+) -> Graph:
+    query = "SwapAxis(%q4) {dim1=1, dim2=2}" if swap else "transpose(%q4) {axes=(0, 2, 1, 3)}"
+    text = HEADS.format(
+        b=b,
+        m=m,
+        n=n,
+        h=h,
+        hk=h * k,
+        hd=h * d,
+        q=query,
+        keys=(0, 2, 3, 1) if turned else (0, 2, 1, 3),
+        tb=not turned,
+        mixed=query.replace("q4", "m4"),
+        returned=returned,
+    )
+    return with_types(parse(text))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [(2, 5, 7, 4, 3, 6), (3, 17, 33, 3, 16, 40), (1, 1, 9, 8, 1, 1)])
+def test_heads_are_read_and_written_where_they_lie(
+    turned: bool, size: tuple[int, int, int, int, int, int]
+) -> None:
+    graph = attention(*size, turned=turned, swap=turned)
+    result = run(graph, mode="training")
+    scores, mixed = (node for node in result.graph if node.op == PARALLEL_BATCH_DOT)
+    heads = size[3]
+    assert scores.attrs["heads_a"] == scores.attrs["heads_b"] == heads
+    assert "heads_out" not in scores.attrs
+    assert scores.attrs["transpose_b"]
+    assert mixed.attrs["heads_b"] == mixed.attrs["heads_out"] == heads
+    assert "heads_a" not in mixed.attrs
+    assert not {"transpose", "SwapAxis"} & set(ops(result.graph))
+    assert result.receipts[0].stats["transposes"] == 4
+    assert_equivalent(graph, result.graph, training=True)
+    assert_equivalent(graph, unfuse(result.graph))
+
+
+def test_a_transpose_that_others_read_stays() -> None:
+    graph = attention(2, 5, 7, 4, 3, 6, returned="%m, %kt, %m4")
+    result = run(graph, mode="training")
+    scores, mixed = (node for node in result.graph if node.op == PARALLEL_BATCH_DOT)
+    assert scores.attrs["heads_b"] == 4
+    assert "heads_out" not in mixed.attrs  # m4 is asked for as it was
+    assert ops(result.graph).count("transpose") == 2
+    assert_equivalent(graph, result.graph, training=True)
+
+
+def test_one_array_of_heads_for_both_sides() -> None:
+    graph = with_types(
+        parse(
+            """graph g(%x: f32[2,5,12]) {
+  %x4 = Reshape(%x) {shape=(0, 0, 4, -1)}
+  %xt = transpose(%x4) {axes=(0, 2, 1, 3)}
+  %x3 = Reshape(%xt) {shape=(-3, 0, 0)}
+  %s = batch_dot(%x3, %x3) {transpose_b=True}
+  return %s
+}"""
+        )
+    )
+    result = run(graph, mode="training")
+    assert ops(result.graph) == ["Reshape", PARALLEL_BATCH_DOT]
+    assert_equivalent(graph, result.graph, training=True)
+    assert_equivalent(graph, unfuse(result.graph))
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "flat"),
+    [
+        ((3, 4, 5, 6), (1, 0, 2, 3), (12, 5, 6)),  # heads first
+        ((3, 4, 5, 6), (0, 3, 1, 2), (18, 4, 5)),
+        ((4, 5, 3, 6), (0, 2, 1, 3), (4, 15, 6)),  # rows of all heads make one matrix
+    ],
+)
+def test_other_transposes_stay(
+    shape: tuple[int, ...], order: tuple[int, ...], flat: tuple[int, int, int]
+) -> None:
+    products, _, columns = flat
+    graph = with_types(
+        parse(
+            f"""graph g(%x: f32[{",".join(map(str, shape))}], %y: f32[{products},{columns},2]) {{
+  %xt = transpose(%x) {{axes={order}}}
+  %x3 = Reshape(%xt) {{shape={flat}}}
+  %s = batch_dot(%x3, %y)
+  return %s
+}}"""
+        )
+    )
+    result = run(graph, "{min_batch=1}", mode="training")
+    assert ops(result.graph) == ["transpose", "Reshape", PARALLEL_BATCH_DOT]
+    assert_equivalent(graph, result.graph, training=True)
+
+
+def test_the_operator_refuses_other_shapes() -> None:
+    from graphopt.backend.invoke import invoke
+    from graphopt.compat import import_mxnet
+
+    mx = import_mxnet()
+    four, three = mx.nd.ones((2, 5, 3, 4)), mx.nd.ones((6, 4, 7))
+    for arrays, attrs, why in (
+        ([four, three], {}, "heads_a"),
+        ([four, three], {"heads_a": 2}, "heads_a"),
+        ([four, three], {"heads_a": 3, "heads_out": 4}, "no whole number of 4 heads"),
+        ([four, three], {"heads_a": 3, "transpose_b": True}, "cannot be multiplied|no matrices"),
+    ):
+        with pytest.raises(mx.MXNetError, match=why):
+            invoke(PARALLEL_BATCH_DOT, arrays, {"transpose_a": False, "transpose_b": False} | attrs)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "options", "settings", "why"),
     [
