@@ -383,7 +383,7 @@ def in_single(spec: RecurrenceSpec) -> RecurrenceSpec:
     return parse(str(spec).replace("f64", "f32"))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_random_bodies(data: st.DataObject) -> None:
     made = RandomStep(data.draw)
