@@ -175,16 +175,10 @@ def _measure(problem: Problem, target: Target) -> tuple[float, float]:
         other = as_dot(plain)
         found = target.measured_once(
             ("gemm", *map(str, problem)),
-            lambda: [min(times) for times in _times(plain, other, target)],
+            lambda: target.times_ms([plain, other]),
         )
         _MEASURED[problem] = found[0], found[1]
     return _MEASURED[problem]
-
-
-def _times(plain: Graph, other: Graph, target: Target) -> tuple[list[float], list[float]]:
-    """Both in turns, so that a machine that slows down slows both."""
-    times = [(target.time_ms(plain), target.time_ms(other)) for _ in range(3)]
-    return [t[0] for t in times], [t[1] for t in times]
 
 
 def _alone(problem: Problem) -> Graph:

@@ -12,10 +12,11 @@ from graphopt.compat import import_mxnet
 #: Calls shorter than this are timed several at once.
 _SHORT_S = 1e-3
 _BURST = 10
-#: Engines that take this many times the best one's time are not timed again.
-_HOPELESS = 1.5
-#: Rounds, and seconds for each engine, that a race takes at most.
-_MOST_ROUNDS = 20
+#: Engines that take this many times the best one's time are not timed again: at once, and later.
+_HOPELESS, _BEHIND = 1.5, 1.15
+#: Rounds that a race takes at most, and at least while more than one engine is left.
+_MOST_ROUNDS, _FEWEST_ROUNDS = 20, 4
+#: Seconds for each engine after which the race is over if those rounds are done.
 _PATIENCE_S = 0.4
 
 
@@ -23,9 +24,9 @@ def race(engines: Mapping[str, Engine], feeds: Mapping[str, Mapping[str, Any]]) 
     """Milliseconds of a call of each engine, once warm: the best of some, in turns.
 
     In turns, as a machine that others use too may be twice as fast a moment later. Those that are
-    far behind after two rounds drop out. Short calls are made several at once before the results
-    are waited for, as a net that calls a small child for every node does: an engine that returns
-    before it is done gains by that.
+    far behind after the first round drop out, after the second those a little behind. Short calls
+    are made several at once before the results are waited for, as a net that calls a small child
+    for every node does: an engine that returns before it is done gains by that.
 
     Args:
         engines: by name.
@@ -37,17 +38,18 @@ def race(engines: Mapping[str, Engine], feeds: Mapping[str, Mapping[str, Any]]) 
     calls = dict.fromkeys(engines, 1)
     running, spent, rounds = list(engines), 0.0, 0
     with mx.autograd.pause(train_mode=False):
-        while running and rounds < _MOST_ROUNDS and spent < _PATIENCE_S * len(engines):
+        while rounds < _FEWEST_ROUNDS or (
+            rounds < _MOST_ROUNDS and spent < _PATIENCE_S * len(engines)
+        ):
             for name in running:
                 took = _block(engines[name], arrays[name], calls[name])
                 best[name] = min(best[name], took)
                 spent += took * calls[name]
                 calls[name] = _BURST if best[name] < _SHORT_S else 1
             rounds += 1
-            if rounds >= 2:
-                least = min(best.values())
-                running = [name for name in running if best[name] < _HOPELESS * least]
-            if len(running) == 1:
+            most = (_HOPELESS if rounds == 1 else _BEHIND) * min(best.values())
+            running = [name for name in running if best[name] < most]
+            if len(running) <= 1:
                 break
     return {name: took * 1e3 for name, took in best.items()}
 

@@ -11,7 +11,7 @@ import numpy as np
 from graphopt.backend.engines import CachedOpEngine, quiet_binding
 from graphopt.backend.infer import Types, infer_types
 from graphopt.backend.measured import once
-from graphopt.backend.random_feeds import random_feeds
+from graphopt.backend.random_feeds import quick_feeds
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.compat import import_mxnet
@@ -107,18 +107,12 @@ class MXNetTarget:
                 break
         return best
 
-    def time_ms(self, graph: Graph, calls: int = 3) -> float:
-        """Milliseconds of one call on random values: the best of a few, after one to warm up."""
-        call = _caller(graph, training=False)
-        call()
-        return min(_timed(call) for _ in range(calls))
-
 
 def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
     """A call of the graph on random values that returns when it is done."""
     mx = import_mxnet()
     symbol = to_symbol(with_stored(graph) if training else graph)
-    feeds = random_feeds(graph)
+    feeds = quick_feeds(graph)
     arrays = [mx.nd.array(feeds[name], dtype=feeds[name].dtype) for name in symbol.list_inputs()]
     engine = CachedOpEngine(symbol, {node.name for node in graph.role(DATA)})
     for array in arrays if training else ():

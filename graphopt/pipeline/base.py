@@ -57,9 +57,6 @@ class Target(Protocol):
     def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
         """``measure()``, or what it gave on this machine before; ``parts`` say what it is about."""
 
-    def time_ms(self, graph: Graph) -> float:
-        """Milliseconds of one call on random values, once warm: the best of a few."""
-
     def times_ms(self, graphs: Sequence[Graph], *, training: bool = False) -> list[float]:
         """Milliseconds of one call of each, in turns, the best of some.
 
