@@ -39,10 +39,9 @@ ALIASES = {
     "cse": "eliminate-common-subexpressions",
 }
 
-_CLEAN = (
-    "infer-types,eliminate-dead-code,eliminate-common-subexpressions,"
-    "reroll-recurrence,import-foreach,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
-)
+_CLEAN = "infer-types,eliminate-dead-code,eliminate-common-subexpressions"
+
+_ROLL = "reroll-recurrence,import-foreach,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
 
 _FUSE = "import-rnn,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
 
@@ -50,10 +49,11 @@ _FUSE = "import-rnn,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
 PIPELINES = {
     "none": "",
     "training": (
-        f"{_CLEAN},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,{_FUSE}"
+        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,{_FUSE}"
     ),
+    # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (
-        f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
+        f"{_CLEAN},remove-identities,{_ROLL},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
         "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
         f"eliminate-dead-code,fuse-convolutions,{_FUSE}"
     ),
