@@ -29,6 +29,7 @@ PASSES = {
     "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
     "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
     "import-rnn": "graphopt.passes.import_rnn:ImportRnn",
+    "hoist-lookups": "graphopt.passes.hoist_lookups:HoistLookups",
     "fuse-convolutions": "graphopt.passes.fuse_convolutions:FuseConvolutions",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
@@ -43,7 +44,7 @@ _CLEAN = "infer-types,eliminate-dead-code,eliminate-common-subexpressions"
 
 _ROLL = "reroll-recurrence,import-foreach,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
 
-_FUSE = "import-rnn,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
+_FUSE = "import-rnn,hoist-lookups,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
 
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
 PIPELINES = {

@@ -29,6 +29,9 @@ mx = import_mxnet()
 #: Rows of the batch in graphs of a step; specs do not depend on it.
 ROWS = 2
 
+#: Rows of a table that steps read by number.
+TABLE = 5
+
 
 # -- running ---------------------------------------------------------------------------------------
 
@@ -44,16 +47,22 @@ class Call:
     batch_major: bool = False
     bidirectional: bool = False
     zero_states: bool = False
+    indexed: bool = False
 
     @property
     def flags(self) -> dict[str, bool]:
-        names = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states")
+        names = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states", "indexed")
         return {name: getattr(self, name) for name in names}
 
     def ends(self) -> Any:
         """All lengths from the number of steps down to zero, in no order."""
         ends = np.arange(self.batch) % (self.steps + 1)
         return np.random.default_rng(5).permutation(ends[::-1]).astype("int32")
+
+    def numbers(self) -> Any:
+        """Numbers of rows, some of them outside of the table."""
+        shape = (self.batch, self.steps) if self.batch_major else (self.steps, self.batch)
+        return np.random.default_rng(6).integers(-2, TABLE + 2, shape).astype("int32")
 
 
 def inputs_of(spec: RecurrenceSpec, call: Call, dtype: str | None = None) -> list[Any]:
@@ -62,10 +71,13 @@ def inputs_of(spec: RecurrenceSpec, call: Call, dtype: str | None = None) -> lis
     directions = range(2 if call.bidirectional else 1)
     states = () if call.zero_states else spec.states
     shapes: list[tuple[int, ...]] = [(*outer, width) for width in spec.sequences]
+    if call.indexed:
+        shapes[0] = (TABLE, spec.sequences[0])
     shapes += [(call.batch, width) for _ in directions for width in states]
     shapes += [shape for _ in directions for shape in spec.matrices]
     shapes += [(width,) for _ in directions for width in spec.vectors]
     found = [rng.uniform(-1, 1, shape).astype(dtype or spec.dtype) for shape in shapes]
+    found += [call.numbers()] if call.indexed else []
     return [*found, call.ends()] if call.lengths else found
 
 
@@ -134,7 +146,7 @@ def check_gradients(
 ) -> None:
     """Gradients in the direction of a random change are what that change makes."""
     inputs = inputs_of(spec, call, "float64")
-    wrt = range(len(inputs) - call.lengths)
+    wrt = range(len(inputs) - call.lengths - call.indexed)
     outputs, gradients = operator(spec, inputs, call, stash=stash, wrt=wrt, read=read)
     heads = heads_of(outputs)
     chosen = range(len(outputs)) if read is None else read
@@ -428,6 +440,7 @@ def test_all_flags(mode: str) -> None:
     spec = cell(3, 4, mode=mode)
     for call in flags():
         check(spec, call)
+        check(spec, replace(call, indexed=True))
 
 
 def two_steps_back(step: Step) -> Body:
