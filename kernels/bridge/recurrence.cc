@@ -170,6 +170,9 @@ class Walk : public Executor<T, Walk<T>> {
     for (size_t i = 0; i < gathered_.size(); ++i)
       if (c_.lengths && !IsByNumber(i)) buffers->Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
     late_.resize(p_.steps.size());
+    for (const Step& step : p_.steps)
+      for (const Spot& spot : step.spots)
+        reads_by_number_ |= c_.index && spot.place == kSequence && spot.index == 0;
   }
 
   int64_t Live(int64_t step) const {
@@ -342,9 +345,14 @@ class Walk : public Executor<T, Walk<T>> {
     if (c_.lengths) Gather(true);
   }
 
-  /* Finds out what of the stash the next step reads or writes. */
+  /* Finds out which rows by number and what of the stash the next step reads or writes. */
   void Ahead() {
     int64_t next = p_.backward ? step_ - 1 : step_ + 1;
+    numbers_ = end_of_numbers_ = nullptr;
+    if (reads_by_number_ && next >= 0 && next < s_.lengths[first_]) {
+      numbers_ = s_.index.data() + next * c_.batch + first_;
+      end_of_numbers_ = numbers_ + Live(next);
+    }
     if (next < 0 || next >= s_.lengths[first_] || !c_.stash || !p_.stash_width) {
       ahead_ = end_ = nullptr;
       return;
@@ -356,11 +364,26 @@ class Walk : public Executor<T, Walk<T>> {
 
   /* Brings a part of it near while products keep the processor busy. */
   void Fetch() {
+    FetchRows();
     char* end = std::min(end_, ahead_ + part_);
     if (p_.backward)
       for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 0, 2);
     else
       for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 1, 2);
+  }
+
+  /* The same of rows by number, which are in no stream. */
+  void FetchRows() {
+    if (numbers_ == end_of_numbers_) return;
+    const int64_t steps = p_.steps.size(), part = (live_ + steps - 1) / steps;
+    const SequenceArray& array = c_.sequences[0];
+    const int32_t* end = std::min(end_of_numbers_, numbers_ + part);
+    for (; numbers_ < end; ++numbers_) {
+      auto row = reinterpret_cast<const char*>(static_cast<const T*>(array.data) +
+                                               *numbers_ * array.row_stride);
+      for (size_t at = 0; at < array.row_stride * sizeof(T); at += kLine)
+        __builtin_prefetch(row + at, 0, 2);
+    }
   }
 
   void Multiply(const std::vector<Rows<T>>& blocks, const Step& step, bool adds) {
@@ -392,6 +415,8 @@ class Walk : public Executor<T, Walk<T>> {
   std::vector<Rows<T>> blocks_;
   int64_t first_ = 0, count_ = 0, step_ = 0, kept_ = 0;
   char *ahead_ = nullptr, *end_ = nullptr;
+  bool reads_by_number_ = false;
+  const int32_t *numbers_ = nullptr, *end_of_numbers_ = nullptr;
   int64_t part_ = 0;
 };
 
