@@ -42,7 +42,10 @@ ALIASES = {
 
 _CLEAN = "infer-types,eliminate-dead-code,eliminate-common-subexpressions"
 
-_ROLL = "reroll-recurrence,import-foreach,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
+_ROLL = (
+    "reroll-recurrence,import-foreach,hoist-projections,"
+    "fold-constants,simplify-algebra,cancel-layout"
+)
 
 _FUSE = "import-rnn,hoist-lookups,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
 

@@ -113,8 +113,14 @@ class _Unroller:
     def _looked_up(self, table: Value, numbers: Value) -> Value:
         rows, width = (extent or 0 for extent in self.graph.type_of(table).shape or ())
         shape = (*(extent or 0 for extent in self.graph.type_of(numbers).shape or ()), width)
-        attrs = {"input_dim": rows, "output_dim": width, "dtype": self.spec.dtype}
-        return self._add("Embedding", [numbers, table], shape, **attrs).out()
+        return self._add(
+            "Embedding",
+            [numbers, table],
+            shape,
+            input_dim=rows,
+            output_dim=width,
+            dtype=self.spec.dtype,
+        ).out()
 
     def _cut(self, sequence: Value, width: int) -> list[Value]:
         attrs = {"num_outputs": self.steps, "axis": self.axis, "squeeze_axis": True}

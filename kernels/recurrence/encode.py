@@ -41,9 +41,7 @@ def signature(spec: RecurrenceSpec, *, lengths: bool, indexed: bool = False) -> 
     return found
 
 
-def program(
-    spec: RecurrenceSpec, kind: int, *, lengths: bool, indexed: bool = False
-) -> list[int]:
+def program(spec: RecurrenceSpec, kind: int, *, lengths: bool, indexed: bool = False) -> list[int]:
     """The program of a step, its kernels compiled; ``indexed``: of what is left of it.
 
     Raises:

@@ -20,6 +20,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.kernels.recurrence import interpret
+from graphopt.kernels.recurrence.lookup import project
 from graphopt.kernels.recurrence.spec import RecurrenceSpec, Ref, parse
 from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.cells import Cell, body_of
@@ -395,6 +396,15 @@ def in_single(spec: RecurrenceSpec) -> RecurrenceSpec:
     return parse(str(spec).replace("f64", "f32"))
 
 
+def is_projected(spec: RecurrenceSpec) -> bool:
+    """Whether nothing but products reads the first sequence."""
+    try:
+        project(spec)
+    except GraphoptError:
+        return False
+    return True
+
+
 @settings(max_examples=12)
 @given(st.data())
 def test_random_bodies(data: st.DataObject) -> None:
@@ -411,6 +421,7 @@ def test_random_bodies(data: st.DataObject) -> None:
     truth = st.booleans()
     flags = {name: data.draw(truth, name) for name in Call().flags}
     flags["reverse"] &= not flags["bidirectional"]
+    flags["indexed"] &= is_projected(spec)
     call = Call(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), **flags)
     stash = data.draw(truth, "stash")
     check_forward(spec, call, stash=stash)
@@ -601,10 +612,11 @@ def test_outputs_nobody_reads(make: Callable[[Step], Body], lengths: bool) -> No
 
 
 @pytest.mark.parametrize("lengths", [False, True])
-def test_gradients_that_are_added_or_not_wanted(lengths: bool) -> None:
-    spec, call = cell(), Call(4, 5, lengths=lengths, bidirectional=True)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_gradients_that_are_added_or_not_wanted(lengths: bool, indexed: bool) -> None:
+    spec, call = cell(), Call(4, 5, lengths=lengths, bidirectional=True, indexed=indexed)
     inputs = inputs_of(spec, call)
-    wrt = range(len(inputs) - lengths)
+    wrt = range(len(inputs) - lengths - indexed)
     _, want = operator(spec, inputs, call, stash=True, wrt=wrt)
     _, twice = operator(spec, inputs, call, stash=True, wrt=wrt, grad_req="add")
     for once, both in zip(want, twice, strict=True):
@@ -617,14 +629,15 @@ def test_gradients_that_are_added_or_not_wanted(lengths: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["lstm", "rnn_tanh"])
 @pytest.mark.parametrize("lengths", [False, True])
-def test_weights_larger_than_the_cache(mode: str, lengths: bool) -> None:
+@pytest.mark.parametrize("indexed", [False, True])
+def test_weights_larger_than_the_cache(mode: str, lengths: bool, indexed: bool) -> None:
     """Chunks are as long as they can be, and there are several."""
     spec = cell(300, 300, "float64", mode)
-    call = Call(3, 70, lengths=lengths)
+    call = Call(3, 70, lengths=lengths, indexed=indexed)
     check_forward(spec, call)
     check_forward(in_single(spec), call, stash=True)
     inputs = inputs_of(spec, call)
-    wrt = range(len(inputs) - lengths)
+    wrt = range(len(inputs) - lengths - indexed)
     outputs, gradients = operator(spec, inputs, call, stash=True, wrt=wrt)
     rng = np.random.default_rng(0)
     moves = [1e-5 * rng.choice([-1.0, 1.0], gradient.shape) for gradient in gradients]
@@ -699,6 +712,43 @@ def test_dtypes_of_lengths(kind: str) -> None:
     found, _ = operator(spec, [*inputs[:-1], inputs[-1].astype(kind)], call)
     for got, right in zip(found, want, strict=True):
         near(got, right, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
+def test_numbers_of_rows(kind: str) -> None:
+    """Of any dtype; they have a gradient of zeros, and what is between two numbers is the lower."""
+    spec, call = cell(), Call(4, 3, indexed=True)
+    *others, numbers = inputs_of(spec, call)
+    want = expect(spec, [*others, numbers], call)
+    given_ = numbers.astype(kind)
+    if kind.startswith("float"):
+        given_ += 0.75
+        given_[numbers < 0] = np.nan
+        given_[numbers > TABLE] = np.inf
+    found, (gradient,) = operator(spec, [*others, given_], call, wrt=[len(others)])
+    for got, right in zip(found, want, strict=True):
+        near(got, right, 1e-12)
+    assert not gradient.any()
+
+
+def test_tables_that_do_not_fit() -> None:
+    spec, call = cell(), Call(4, 3, indexed=True)
+    inputs = inputs_of(spec, call)
+    wrong = {0: (TABLE, 6), 1: (2, 6), len(inputs) - 1: (3, 4)}
+    for n, shape in wrong.items():
+        arrays = [*inputs[:n], np.zeros(shape), *inputs[n + 1 :]]
+        with pytest.raises(mx.MXNetError, match=rf"input {n} of|and \d+ sequences"):
+            operator(spec, arrays, call)
+    with pytest.raises(mx.MXNetError, match=r"input 0 of .* has 3 axes, not 2"):
+        operator(spec, [np.zeros((4, 3, 5)), *inputs[1:]], call)
+    with pytest.raises(mx.MXNetError, match="numbers of rows are float32, float64, int32 or int64"):
+        operator(spec, [*inputs[:-1], inputs[-1].astype("uint8")], call)
+    elementwise = parse(ELMAN.replace("x0 @ m0' + ", ""))
+    with pytest.raises(mx.MXNetError, match="no matrix is multiplied with the rows"):
+        operator(elementwise, inputs_of(elementwise, call), call)
+    both = parse(ELMAN.replace("emit t1[1:3], x1", "emit x0"))
+    with pytest.raises(mx.MXNetError, match="the step reads the rows themselves too"):
+        operator(both, inputs_of(both, call), call)
 
 
 def test_all_sequences_are_empty() -> None:
