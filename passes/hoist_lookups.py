@@ -44,20 +44,12 @@ class HoistLookups(Pass):
     Example::
 
         // before
-        graph net(%tokens: i32[50,8], param %table: f32[20,8], param %wx: f32[8,8],
-                  param %wh: f32[8,8], param %b: f32[8]) {
-          %x = Embedding(%tokens, %table) {input_dim=20, output_dim=8} : f32[50,8,8]
-          %y = graphopt_recurrence(%x, %wx, %wh, %b) {spec="...", zero_states=True}
-            : (f32[50,8,8], f32[8,8])
-          return %y
-        }
+        %x = Embedding(%tokens, %table) {input_dim=20, output_dim=8} : f32[50,8,8]
+        %y = graphopt_recurrence(%x, %wx, %wh, %b) {spec="recurrence f32 (8) (8) ...",
+          zero_states=True}
         // after
-        graph net(%tokens: i32[50,8], param %table: f32[20,8], param %wx: f32[8,8],
-                  param %wh: f32[8,8], param %b: f32[8]) {
-          %y = graphopt_recurrence(%table, %wx, %wh, %b, %tokens) {indexed=True, spec="...",
-            zero_states=True} : (f32[50,8,8], f32[8,8])
-          return %y
-        }
+        %y = graphopt_recurrence(%table, %wx, %wh, %b, %tokens) {indexed=True,
+          spec="recurrence f32 (8) (8) ...", zero_states=True}
     """
 
     name: ClassVar[str] = "hoist-lookups"
