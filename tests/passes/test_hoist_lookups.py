@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -341,3 +342,52 @@ def test_work_decides() -> None:
 def test_nothing_is_done_twice() -> None:
     once = hoisted(net(), mode="training").graph
     assert run_pass(once, "hoist-lookups{always=True}", mode="training").graph is once
+
+
+# -- in nets ---------------------------------------------------------------------------------------
+
+
+def words_net() -> tuple[Any, Any]:
+    """A net for which the pass sees that it is worth it, and tokens."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Embedding(9, 64), mx.gluon.rnn.LSTM(16, input_size=64))
+    net.initialize(mx.init.Xavier())
+    return net, mx.nd.array(np.random.default_rng(0).integers(0, 9, (6, 8)))
+
+
+NET = f"infer-types,eliminate-dead-code,{BEFORE},hoist-lookups"
+
+
+def learned(run: Any, net: Any, tokens: Any) -> list[Any]:
+    with mx.autograd.record():
+        y = run(tokens)
+    y.backward(mx.nd.array(np.random.default_rng(1).uniform(0.5, 1, y.shape)))
+    return [y.asnumpy(), *(p.grad().asnumpy() for p in net.collect_params().values())]
+
+
+def test_training_within_a_budget() -> None:
+    net, tokens = words_net()
+    want = learned(net, net, tokens)
+    fast = graphopt.optimize(net, passes=NET, memory="1GB", strict=True)
+    for _ in range(2):
+        for got, right in zip(learned(fast, net, tokens), want, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+    assert is_hoisted(fast._graphopt_entries()[0].result.graph)
+
+
+def test_frozen_nets_and_what_they_export(tmp_path: Path) -> None:
+    net, tokens = words_net()
+    want = net(tokens).asnumpy()
+    fast = graphopt.optimize(net, passes=NET, mode="inference", strict=True)
+    np.testing.assert_allclose(fast(tokens).asnumpy(), want, rtol=1e-4, atol=1e-5)
+    assert is_hoisted(fast._graphopt_entries()[0].result.graph)
+    for kernels in (False, True):
+        fast.export(str(tmp_path / "net"), kernels=kernels)
+        symbol = mx.sym.load(str(tmp_path / "net-symbol.json"))
+        arrays = mx.nd.load(str(tmp_path / "net-0000.params"))
+        read = {name.partition(":")[2]: array for name, array in arrays.items()}
+        (again,) = symbol.bind(mx.cpu(), {**read, "data": tokens}).forward()
+        np.testing.assert_allclose(again.asnumpy(), want, rtol=1e-4, atol=1e-5)
+        text = (tmp_path / "net-symbol.json").read_text()
+        assert ("graphopt_recurrence" in text) == kernels
+        assert ('"RNN"' in text) != kernels
