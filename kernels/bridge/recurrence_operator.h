@@ -597,7 +597,11 @@ class ByNumber {
     call.index = rows_.index.data();
     const TableScratch places(signature_, extents_, ScratchBytes(program_, call),
                               program_.backward);
-    auto address = reinterpret_cast<uintptr_t>(scratch_.dptr_);
+    // With more threads than when shapes were inferred it wants more than there is.
+    const bool is_enough =
+        static_cast<int64_t>(scratch_.shape_.Size()) * ItemSize(signature_.dtype) >= places.bytes;
+    if (!is_enough) own_.reset(new char[places.bytes]);
+    auto address = reinterpret_cast<uintptr_t>(is_enough ? scratch_.dptr_ : own_.get());
     char* at = reinterpret_cast<char*>((address + 63) / 64 * 64);
     call.scratch = at;
     call.scratch_bytes = places.projected;
@@ -650,6 +654,7 @@ class ByNumber {
   RowsInUse rows_;
   bool reads_rows_ = false;
   char *projected_ = nullptr, *gradients_ = nullptr;
+  std::unique_ptr<char[]> own_;
 };
 
 void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
