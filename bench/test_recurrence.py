@@ -19,6 +19,7 @@ from bench.report import Record
 from bench.timing import figures, race, ratios
 from graphopt.compat import import_mxnet
 from graphopt.demo.checking import relative_error
+from graphopt.passes import PIPELINES
 
 mx = import_mxnet()
 
@@ -157,6 +158,79 @@ def test_rerolling(benchmark: Any, record: Callable[[Record], None], quick: bool
     if not quick:
         shown = {"nodes": float(len(graph)), "s": seconds / 3}
         record(Record("Rerolling", f"{steps} steps, 2 layers", shown, {}, {"s": 5.0}))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "step"])
+@pytest.mark.parametrize("steps", [100, 500])
+def test_words(
+    steps: int,
+    backward: bool,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    quick: bool,
+    rounds: int,
+) -> None:
+    """An LSTM over embedded words: rows in use are multiplied once, or every word's row is."""
+    words, size = (50, SMALL) if quick else (20_000, Size(steps, 256, 128, 128))
+    net = Words(words, size, prefix="words_")
+    net.initialize(mx.init.Xavier())
+    pipeline = PIPELINES["training" if backward else "inference"]
+    pipeline = pipeline.replace("import-rnn", "import-rnn{measure=False}")
+    always = pipeline.replace("hoist-lookups", "hoist-lookups{always=True}")
+    passes = {"graphopt": always, "each word": pipeline.replace("hoist-lookups,", "")}
+    # As in any language, few words make up most of a text.
+    numbers = np.floor(words * np.random.default_rng(0).random((size.steps, size.batch)) ** 4)
+    cases = {n: Text(graphopt.optimize(net, passes=p), numbers) for n, p in passes.items()}
+    net.hybridize(static_alloc=True, static_shape=True)
+    cases["plain"] = Text(net, numbers)
+    results = {name: case.found() for name, case in cases.items()}
+    error = max(relative_error(results["plain"], found) for found in results.values())
+    assert error < 1e-4
+    assert lookups(cases["graphopt"].net) == [{"lookups": 1}, {"lookups": 1}]
+    assert lookups(cases["each word"].net) == []
+    calls = {n: case.step if backward else case.forward for n, case in cases.items()}
+    medians = race(benchmark, calls, max(3, rounds // 3), quick)
+    if medians:
+        table = f"Words of a table, {'training step' if backward else 'forward'}"
+        shown = figures(medians) | {"max error": error, "rows in use": len(np.unique(numbers))}
+        targets = {"each word": 1.3 if backward else 1.1, "plain": 1.1}
+        record(Record(table, f"{words} words, {size}", shown, ratios(medians), targets))
+
+
+class Words(mx.gluon.HybridBlock):
+    """An LSTM over the rows of words ``(steps, batch)``."""
+
+    def __init__(self, words: int, size: Size, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.embed = mx.gluon.nn.Embedding(words, size.columns)
+            self.lstm = mx.gluon.rnn.LSTM(size.units, input_size=size.columns)
+
+    def hybrid_forward(self, F: Any, words: Any) -> Any:
+        return self.lstm(self.embed(words))
+
+
+class Text(Case):
+    """A net over words; these have no gradient, the parameters do."""
+
+    def __init__(self, run: Callable[..., Any], words: np.ndarray) -> None:
+        super().__init__(run, words)
+        self.x = mx.nd.array(words)
+
+    def found(self) -> dict[str, np.ndarray]:
+        y = self.step()
+        learned = self.net.collect_params().items()
+        return {"output": y.asnumpy(), **{name: p.grad().asnumpy() for name, p in learned}}
+
+
+def lookups(net: Any) -> list[dict[str, int]]:
+    """What the pass counted, for the graphs with gradients and without."""
+    return [
+        dict(receipt.stats)
+        for entry in net._graphopt_entries()
+        for receipt in entry.result.receipts
+        if receipt.pass_text.startswith("hoist-lookups")
+    ]
 
 
 def layer(size: Size, **more: Any) -> Any:

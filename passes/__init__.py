@@ -29,6 +29,7 @@ PASSES = {
     "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
     "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
     "import-rnn": "graphopt.passes.import_rnn:ImportRnn",
+    "hoist-lookups": "graphopt.passes.hoist_lookups:HoistLookups",
     "fuse-convolutions": "graphopt.passes.fuse_convolutions:FuseConvolutions",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
@@ -39,21 +40,24 @@ ALIASES = {
     "cse": "eliminate-common-subexpressions",
 }
 
-_CLEAN = (
-    "infer-types,eliminate-dead-code,eliminate-common-subexpressions,"
-    "reroll-recurrence,import-foreach,hoist-projections,fold-constants,simplify-algebra,cancel-layout"
+_CLEAN = "infer-types,eliminate-dead-code,eliminate-common-subexpressions"
+
+_ROLL = (
+    "reroll-recurrence,import-foreach,hoist-projections,"
+    "fold-constants,simplify-algebra,cancel-layout"
 )
 
-_FUSE = "import-rnn,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
+_FUSE = "import-rnn,hoist-lookups,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
 
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
 PIPELINES = {
     "none": "",
     "training": (
-        f"{_CLEAN},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,{_FUSE}"
+        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,{_FUSE}"
     ),
+    # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (
-        f"{_CLEAN},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
+        f"{_CLEAN},remove-identities,{_ROLL},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
         "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
         f"eliminate-dead-code,fuse-convolutions,{_FUSE}"
     ),

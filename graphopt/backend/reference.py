@@ -29,7 +29,7 @@ from graphopt.kernels.spec import parse
 from graphopt.kernels.tree import interpret as tree
 from graphopt.kernels.tree.spec import parse as parse_tree
 
-_FLAGS = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states", "flat")
+_FLAGS = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states", "flat", "indexed")
 
 Arrays = list[np.ndarray[Any, Any]]
 

@@ -42,11 +42,14 @@ class _Unroller:
         self.spec: RecurrenceSpec = parse(str(node.attrs["spec"]))
         self.axis = 1 if node.attrs.get("batch_major") else 0
         self.directions = 2 if node.attrs.get("bidirectional") else 1
-        shape = graph.type_of(node.inputs[0]).shape or ()
+        self.is_indexed = node.attrs.flag("indexed")
+        shape = graph.type_of(node.inputs[-1 if self.is_indexed else 0]).shape or ()
         self.steps, self.batch = int(shape[self.axis] or 0), int(shape[1 - self.axis] or 0)
 
     def run(self) -> list[Value]:
         spec, inputs = self.spec, list(self.node.inputs)
+        if self.is_indexed:
+            inputs[0] = self._looked_up(inputs[0], inputs.pop())
         rows = [self._cut(inputs.pop(0), width) for width in spec.sequences]
         n_states = len(spec.states)
         if self.node.attrs.get("zero_states"):
@@ -106,6 +109,18 @@ class _Unroller:
         type_ = TensorType(self.spec.dtype, tuple(extents))
         name = self.graph.unique_name(f"{self.node.name}_{op.lower()}")
         return self.graph.add(op, reads, attrs, [type_] * count, name, origin=self.node.origin)
+
+    def _looked_up(self, table: Value, numbers: Value) -> Value:
+        rows, width = (extent or 0 for extent in self.graph.type_of(table).shape or ())
+        shape = (*(extent or 0 for extent in self.graph.type_of(numbers).shape or ()), width)
+        return self._add(
+            "Embedding",
+            [numbers, table],
+            shape,
+            input_dim=rows,
+            output_dim=width,
+            dtype=self.spec.dtype,
+        ).out()
 
     def _cut(self, sequence: Value, width: int) -> list[Value]:
         attrs = {"num_outputs": self.steps, "axis": self.axis, "squeeze_axis": True}

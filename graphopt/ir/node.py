@@ -27,7 +27,7 @@ CONSTANT: Final = "constant"
 FUSED: Final = "graphopt_fused"
 
 #: A recurrence over the steps of sequences; attrs: ``spec``, the printed RecurrenceSpec of a step,
-#: ``reverse``, ``lengths``, ``batch_major``, ``bidirectional``, ``zero_states``,
+#: ``reverse``, ``lengths``, ``batch_major``, ``bidirectional``, ``zero_states``, ``indexed``,
 #: ``stash`` (see kernels/bridge/recurrence_operator.h).
 #: Its nested graphs are the step in MXNet's operators and, if it has a second one, the whole.
 RECURRENCE: Final = "graphopt_recurrence"

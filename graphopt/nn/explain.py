@@ -13,7 +13,7 @@ from graphopt.pipeline.remarks import RemarkKind
 
 _SHOWN = 5
 #: Passes whose remarks a user wants to read: there are few, with what was measured.
-_TELLING = ("reroll-recurrence", "import-rnn")
+_TELLING = ("reroll-recurrence", "import-rnn", "hoist-lookups")
 
 
 def explain(block: Any) -> str:

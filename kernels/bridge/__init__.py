@@ -172,18 +172,19 @@ def _recurrence_numbers(text: bytes, mode: int) -> list[int]:
     from graphopt.kernels.recurrence import encode
     from graphopt.kernels.recurrence.spec import parse
 
-    spec, kind, lengths = parse(text.decode()), mode % 4, mode >= 4
-    programs = {(text, m + 4 * lengths) for m in (encode.INFERENCE, encode.TRAINING)}
+    spec, kind, flags = parse(text.decode()), mode % 4, mode - mode % 4
+    how = {"lengths": bool(flags & 4), "indexed": bool(flags & 8)}
+    programs = {(text, m + flags) for m in (encode.INFERENCE, encode.TRAINING)}
     if kind == encode.SIGNATURE:
         _pending.update(programs)  # what will be asked for when it first runs
-        return encode.signature(spec, lengths=lengths)
-    numbers = encode.program(spec, kind, lengths=lengths)
+        return encode.signature(spec, **how)
+    numbers = encode.program(spec, kind, **how)
     if kind == encode.BACKWARD:
         _pending.discard((text, mode))
     else:
         _pending.difference_update(programs)
         if kind == encode.TRAINING:
-            _pending.add((text, encode.BACKWARD + 4 * lengths))
+            _pending.add((text, encode.BACKWARD + flags))
     return numbers
 
 

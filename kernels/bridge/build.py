@@ -22,6 +22,7 @@ SOURCES = (
     "operators.cc",
     "convolution.cc",
     "recurrence.cc",
+    "lookup.cc",
     "matrix.cc",
     "tree.cc",
     "winograd.cc",
@@ -34,6 +35,7 @@ SOURCES = (
 _VECTORS = {
     "matrix.cc": ["-O3"],
     "recurrence.cc": ["-O2", "-ftree-vectorize"],
+    "lookup.cc": ["-O2"],
     "tree.cc": ["-O2", "-ftree-vectorize"],
     "schedule.cc": ["-O2", "-ftree-vectorize"],
     "convolution.cc": ["-O2"],

@@ -101,6 +101,7 @@ struct Shared {
   int64_t block = 1;      // steps whose early products are computed together
   bool is_large = false;  // weights do not stay near the processor
   std::vector<int64_t> order, lengths;  // of the sorted batch
+  std::vector<int32_t> index;           // the call's, in the order in which steps are walked
 };
 
 /* One chunk on its way through the steps. */
@@ -167,8 +168,11 @@ class Walk : public Executor<T, Walk<T>> {
     for (size_t i = 0; i < rings_.size(); ++i)
       buffers->Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
     for (size_t i = 0; i < gathered_.size(); ++i)
-      if (c_.lengths) buffers->Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
+      if (c_.lengths && !IsByNumber(i)) buffers->Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
     late_.resize(p_.steps.size());
+    for (const Step& step : p_.steps)
+      for (const Spot& spot : step.spots)
+        reads_by_number_ |= c_.index && spot.place == kSequence && spot.index == 0;
   }
 
   int64_t Live(int64_t step) const {
@@ -247,7 +251,7 @@ class Walk : public Executor<T, Walk<T>> {
   void Gather(bool written) {
     for (size_t i = 0; i < p_.sequence_widths.size(); ++i) {
       const SequenceArray& array = c_.sequences[i];
-      if (p_.sequence_is_written[i] != written || !array.data) continue;
+      if (p_.sequence_is_written[i] != written || !array.data || IsByNumber(i)) continue;
       int64_t width = p_.sequence_widths[i];
       T* local = RingSlot(gathered_[i], width);
       for (int64_t r = 0; r < live_; ++r) {
@@ -259,9 +263,14 @@ class Walk : public Executor<T, Walk<T>> {
     }
   }
 
+  bool IsByNumber(size_t i) const { return i == 0 && c_.index; }
+
   Located<T> SequenceAt(int64_t i, int64_t step, int64_t offset) {
     const SequenceArray& array = c_.sequences[i];
     if (!array.data) return {nullptr, 0};
+    if (IsByNumber(i))
+      return {static_cast<T*>(array.data) + offset, array.row_stride,
+              s_.index.data() + step * c_.batch + first_};
     if (c_.lengths)
       return {RingSlot(gathered_[i], p_.sequence_widths[i]) + offset, p_.sequence_widths[i]};
     return {static_cast<T*>(array.data) + Time(0, step) * array.step_stride +
@@ -313,7 +322,8 @@ class Walk : public Executor<T, Walk<T>> {
       blocks_.clear();
       for (step_ = now; step_ < end; ++step_) {
         Located<T> to = Locate(step.spots[0]), from = Locate(step.spots[1]);
-        blocks_.push_back({from.at, from.stride, to.at, to.stride, Live(step_)});
+        blocks_.push_back(
+            {from.at, from.stride, to.at, to.stride, Live(step_), from.index, to.index});
       }
       Multiply(blocks_, step, step.adds);
     }
@@ -335,9 +345,14 @@ class Walk : public Executor<T, Walk<T>> {
     if (c_.lengths) Gather(true);
   }
 
-  /* Finds out what of the stash the next step reads or writes. */
+  /* Finds out which rows by number and what of the stash the next step reads or writes. */
   void Ahead() {
     int64_t next = p_.backward ? step_ - 1 : step_ + 1;
+    numbers_ = end_of_numbers_ = nullptr;
+    if (reads_by_number_ && next >= 0 && next < s_.lengths[first_]) {
+      numbers_ = s_.index.data() + next * c_.batch + first_;
+      end_of_numbers_ = numbers_ + Live(next);
+    }
     if (next < 0 || next >= s_.lengths[first_] || !c_.stash || !p_.stash_width) {
       ahead_ = end_ = nullptr;
       return;
@@ -349,11 +364,26 @@ class Walk : public Executor<T, Walk<T>> {
 
   /* Brings a part of it near while products keep the processor busy. */
   void Fetch() {
+    FetchRows();
     char* end = std::min(end_, ahead_ + part_);
     if (p_.backward)
       for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 0, 2);
     else
       for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 1, 2);
+  }
+
+  /* The same of rows by number, which are in no stream. */
+  void FetchRows() {
+    if (numbers_ == end_of_numbers_) return;
+    const int64_t steps = p_.steps.size(), part = (live_ + steps - 1) / steps;
+    const SequenceArray& array = c_.sequences[0];
+    const int32_t* end = std::min(end_of_numbers_, numbers_ + part);
+    for (; numbers_ < end; ++numbers_) {
+      auto row = reinterpret_cast<const char*>(static_cast<const T*>(array.data) +
+                                               *numbers_ * array.row_stride);
+      for (size_t at = 0; at < array.row_stride * sizeof(T); at += kLine)
+        __builtin_prefetch(row + at, 0, 2);
+    }
   }
 
   void Multiply(const std::vector<Rows<T>>& blocks, const Step& step, bool adds) {
@@ -363,7 +393,8 @@ class Walk : public Executor<T, Walk<T>> {
 
   void Postpone(const Step& step, size_t number) {
     Located<T> to = Locate(step.spots[0]), from = Locate(step.spots[1]);
-    if (to.at) late_[number].push_back({from.at, from.stride, to.at, to.stride, live_});
+    if (to.at) late_[number].push_back(
+        {from.at, from.stride, to.at, to.stride, live_, from.index, to.index});
   }
 
   /* What was put off until enough steps are there. */
@@ -384,6 +415,8 @@ class Walk : public Executor<T, Walk<T>> {
   std::vector<Rows<T>> blocks_;
   int64_t first_ = 0, count_ = 0, step_ = 0, kept_ = 0;
   char *ahead_ = nullptr, *end_ = nullptr;
+  bool reads_by_number_ = false;
+  const int32_t *numbers_ = nullptr, *end_of_numbers_ = nullptr;
   int64_t part_ = 0;
 };
 
@@ -398,6 +431,20 @@ void Sort(Shared<T>* shared) {
     });
   for (int64_t row : shared->order)
     shared->lengths.push_back(call.lengths ? call.lengths[row] : call.steps);
+}
+
+/* Puts numbers of rows into the order in which sequences and steps are walked; nothing is read behind
+ * the end of a sequence. */
+template <typename T>
+void SortIndex(Shared<T>* shared) {
+  const RecurrenceCall& call = shared->call;
+  if (!call.index) return;
+  shared->index.resize(call.steps * call.batch);
+  for (int64_t step = 0; step < call.steps; ++step)
+    for (int64_t row = 0; row < call.batch && shared->lengths[row] > step; ++row) {
+      const int64_t time = call.reverse ? shared->lengths[row] - 1 - step : step;
+      shared->index[step * call.batch + row] = call.index[time * call.batch + shared->order[row]];
+    }
 }
 
 template <typename T>
@@ -527,6 +574,7 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   Prepared<T> weights(program, call, whole);
   Shared<T> shared{call, weights};
   Sort(&shared);
+  SortIndex(&shared);
   Divide(&shared);
   const Layout<T> layout(shared);
   std::unique_ptr<char[]> own;

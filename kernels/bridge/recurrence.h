@@ -100,6 +100,8 @@ struct RecurrenceCall : Learned {
   int64_t steps = 0, batch = 0;
   bool reverse = false;
   const int64_t* lengths = nullptr;  // null: all have `steps`
+  // Of each step and sequence, which row of sequence 0 it reads; null: that has a row for each.
+  const int32_t* index = nullptr;
   std::vector<SequenceArray> sequences;
   std::vector<const void*> first;    // forward: initial states; backward: gradients of final ones
   std::vector<void*> last;           // forward: final states; backward: gradients of initial ones

@@ -6,11 +6,13 @@
  * columns), not (steps, batch, columns); `bidirectional`, the same step with two sets of states,
  * matrices and vectors, the second from the last step to the first: emitted columns of the two lie side
  * by side; `zero_states`, the states are zeros at first and no inputs; `flat`, there is one step only,
- * and sequences are (batch, columns);
+ * and sequences are (batch, columns); `indexed`, the first sequence is a table (rows, columns), whose
+ * rows steps read by number (see lookup.h);
  * `stash`, there is an output with what backward needs.
  *
- * Inputs: sequences, states (batch, columns), matrices, vectors, lengths; of the three in the middle
- * first all of one direction, then of the other. Outputs: emitted sequences, final states, the stash,
+ * Inputs: sequences, states (batch, columns), matrices, vectors, numbers of rows (steps, batch) or
+ * (batch, steps), lengths; of the three in the middle first all of one direction, then of the other.
+ * Numbers outside of the table are clipped, as MXNet's Embedding does it. Outputs: emitted sequences, final states, the stash,
  * and what is computed in, so that MXNet's planner gives it memory that others have before and after.
  * Backward reads gradients of the first two, then the inputs, the emitted sequences if it needs them,
  * and the stash; its last output is what it computes in.
@@ -26,26 +28,39 @@
 #include <memory>
 
 #include "fused.h"
+#include "lookup.h"
 #include "recurrence.h"
 
 namespace graphopt {
 
-/* What Python tells of a spec: modes of the describe callback, plus 4 with lengths. */
-enum Mode { kSignature = 0, kInference = 1, kTraining = 2, kBackwardPass = 3, kWithLengths = 4 };
+/* What Python tells of a spec: modes of the describe callback, plus 4 with lengths, plus 8 if the first
+ * sequence is read by number. */
+enum Mode {
+  kSignature = 0,
+  kInference = 1,
+  kTraining = 2,
+  kBackwardPass = 3,
+  kWithLengths = 4,
+  kIndexed = 8
+};
 
 struct Signature {
   int dtype = 0;
   std::vector<int64_t> sequences, states, matrix_rows, matrix_columns, vectors, emitted;
   int64_t stash_width = 0;
-  bool reads_outputs = false, has_lengths = false, zero_states = false;
+  bool reads_outputs = false, has_lengths = false, zero_states = false, is_indexed = false;
+  Projection projection;  // if the first sequence is read by number
   size_t directions = 1;
 
   size_t given_states() const { return zero_states ? 0 : states.size(); }
 
   size_t inputs() const {
     return sequences.size() +
-           directions * (given_states() + matrix_rows.size() + vectors.size()) + has_lengths;
+           directions * (given_states() + matrix_rows.size() + vectors.size()) + is_indexed +
+           has_lengths;
   }
+  /* The first input that may have another dtype: numbers of rows, lengths. */
+  size_t integers() const { return inputs() - has_lengths - is_indexed; }
   size_t results() const { return emitted.size() + directions * states.size(); }
   size_t backward_inputs() const {
     return results() + inputs() + (reads_outputs ? emitted.size() : 0) + 1;
@@ -53,8 +68,8 @@ struct Signature {
 };
 
 std::mutex recurrences_mutex;
-std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[8];
-std::unordered_map<std::string, std::unique_ptr<Program>> programs[8];
+std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[16];
+std::unordered_map<std::string, std::unique_ptr<Program>> programs[16];
 
 std::vector<int64_t> Told(const std::string& spec, int mode) {
   std::vector<int64_t> numbers(1 << 16);
@@ -81,27 +96,31 @@ const Kept& FindOrMake(std::unordered_map<std::string, std::unique_ptr<Kept>>* k
 }
 
 const Signature& SignatureBy(const std::string& spec, bool lengths, bool zero_states,
-                             bool bidirectional) {
-  return FindOrMake(&signatures[lengths + 2 * zero_states + 4 * bidirectional], spec, [&] {
-    std::vector<int64_t> numbers = Told(spec, kSignature + (lengths ? kWithLengths : 0));
+                             bool bidirectional, bool indexed = false) {
+  const int key = lengths + 2 * zero_states + 4 * bidirectional + 8 * indexed;
+  return FindOrMake(&signatures[key], spec, [&] {
+    std::vector<int64_t> numbers =
+        Told(spec, kSignature + (lengths ? kWithLengths : 0) + (indexed ? kIndexed : 0));
     const int64_t* at = numbers.data();
     auto made = std::make_unique<Signature>();
     made->has_lengths = lengths;
     made->zero_states = zero_states;
     made->directions = bidirectional ? 2 : 1;
+    made->is_indexed = indexed;
     made->dtype = *at++;
     made->stash_width = *at++;
     made->reads_outputs = *at++;
     for (auto table : {&made->sequences, &made->states, &made->matrix_rows, &made->matrix_columns,
                        &made->vectors, &made->emitted})
       for (int64_t n = *at++; n > 0; --n) table->push_back(*at++);
+    if (indexed) made->projection = ReadProjection(&at);
     return made;
   });
 }
 
 const Signature& SignatureOf(const NodeAttrs& attrs) {
   return SignatureBy(SpecOf(attrs), Flag(attrs, "lengths"), Flag(attrs, "zero_states"),
-                     Flag(attrs, "bidirectional"));
+                     Flag(attrs, "bidirectional"), Flag(attrs, "indexed"));
 }
 
 const Program& ProgramBy(const std::string& spec, int key) {
@@ -113,7 +132,8 @@ const Program& ProgramBy(const std::string& spec, int key) {
 }
 
 const Program& ProgramOf(const NodeAttrs& attrs, Mode mode) {
-  return ProgramBy(SpecOf(attrs), mode + (Flag(attrs, "lengths") ? kWithLengths : 0));
+  return ProgramBy(SpecOf(attrs), mode + (Flag(attrs, "lengths") ? kWithLengths : 0) +
+                                      (Flag(attrs, "indexed") ? kIndexed : 0));
 }
 
 uint32_t RecurrenceInputs(const NodeAttrs& attrs) { return SignatureOf(attrs).inputs(); }
@@ -127,9 +147,9 @@ uint32_t RecurrenceBackwardOutputs(const NodeAttrs& attrs) {
   return SignatureOf(attrs).inputs() + 1;
 }
 
-/* Steps and batch size of sequences, -1 where not known. */
+/* Steps and batch size of sequences, and rows of a table that is read by number, -1 where not known. */
 struct Extents {
-  int64_t steps = -1, batch = -1;
+  int64_t steps = -1, batch = -1, table_rows = -1;
 };
 
 void Agree(const NodeAttrs& attrs, int64_t found, const char* what, int64_t* known) {
@@ -166,21 +186,56 @@ int ThreadsOf(const Signature& signature, const Extents& extents) {
   return Threads(0.02 * work * extents.batch * extents.steps, extents.batch);
 }
 
+/* What a node computes in, if it reads a table by number: what recurrences compute in, the projected
+ * table, and, backward, its gradients step by step. Each begins where a line does. */
+struct TableScratch {
+  int64_t walk, projected, gradients, bytes;  // where they begin, and where they end
+
+  TableScratch(const Signature& signature, const Extents& extents, int64_t walk_bytes,
+               bool is_backward)
+      : walk(0), projected(RoundUp(walk_bytes)) {
+    const int64_t row = signature.projection.width * ItemSize(signature.dtype);
+    const int64_t reads = extents.steps * extents.batch;
+    gradients = projected + RoundUp(std::min(reads, extents.table_rows) * row);
+    bytes = gradients + (is_backward ? RoundUp(reads * row) : 0) + kLine;
+  }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  static int64_t RoundUp(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+};
+
+bool IsKnown(const Signature& signature, const Extents& extents) {
+  return extents.steps >= 0 && extents.batch >= 0 &&
+         (extents.table_rows >= 0 || !signature.is_indexed);
+}
+
 /* Of what a node computes in: elements, -1 as long as steps or batch are not known. */
 mxnet::TShape ScratchShape(const NodeAttrs& attrs, Mode mode, const Extents& extents) {
-  if (extents.steps < 0 || extents.batch < 0) return Shaped({-1});
+  if (!IsKnown(SignatureOf(attrs), extents)) return Shaped({-1});
   static const int64_t some = 0;
+  static const int32_t row = 0;
   const Signature& signature = SignatureOf(attrs);
   RecurrenceCall call;
   call.steps = extents.steps;
   call.batch = extents.batch;
   call.lengths = signature.has_lengths ? &some : nullptr;
+  call.index = signature.is_indexed ? &row : nullptr;
   call.threads = ThreadsOf(signature, extents);
   const int64_t item = ItemSize(signature.dtype);
-  return Shaped({(ScratchBytes(ProgramOf(attrs, mode), call) + item - 1) / item});
+  int64_t bytes = ScratchBytes(ProgramOf(attrs, mode), call);
+  if (signature.is_indexed)
+    bytes = TableScratch(signature, extents, bytes, mode == kBackwardPass).bytes;
+  return Shaped({(bytes + item - 1) / item});
 }
 
 Mode ForwardMode(const NodeAttrs& attrs) { return Flag(attrs, "stash") ? kTraining : kInference; }
+
+void CheckAxes(const NodeAttrs& attrs, size_t input, const mxnet::TShape& shape, int wanted) {
+  if (shape.ndim() != wanted)
+    Fail("input " + std::to_string(input) + " of node " + attrs.name + " has " +
+         std::to_string(shape.ndim()) + " axes, not " + std::to_string(wanted));
+}
 
 /* Settles the shapes of a forward node's inputs and results; returns what they have in common. */
 Extents SettleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
@@ -191,16 +246,27 @@ Extents SettleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shap
   size_t at = 0;
   for (size_t i = 0; i < signature.sequences.size(); ++i, ++at) {
     const mxnet::TShape& shape = (*in)[at];
+    const bool is_table = i == 0 && signature.is_indexed;
     if (shape.ndim() < 0) continue;
-    if (shape.ndim() != (flat ? 2 : 3))
-      Fail("input " + std::to_string(at) + " of node " + attrs.name + " has " +
-           std::to_string(shape.ndim()) + " axes, not " + (flat ? "2" : "3"));
+    CheckAxes(attrs, at, shape, flat || is_table ? 2 : 3);
+    if (is_table) {
+      extents.table_rows = shape[0];
+      continue;
+    }
     if (flat) {
       Agree(attrs, shape[0], "rows", &extents.batch);
       continue;
     }
     Agree(attrs, shape[batch_major ? 1 : 0], "steps", &extents.steps);
     Agree(attrs, shape[batch_major ? 0 : 1], "sequences", &extents.batch);
+  }
+  if (signature.is_indexed) {
+    const mxnet::TShape& shape = (*in)[signature.integers()];
+    if (shape.ndim() >= 0) {
+      CheckAxes(attrs, signature.integers(), shape, 2);
+      Agree(attrs, shape[batch_major ? 1 : 0], "steps", &extents.steps);
+      Agree(attrs, shape[batch_major ? 0 : 1], "sequences", &extents.batch);
+    }
   }
   const size_t directions = signature.directions, n_states = signature.given_states();
   for (size_t i = 0; i < directions * n_states; ++i)
@@ -210,7 +276,9 @@ Extents SettleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shap
     Settle(attrs, at, shape, &(*in)[at]);
     ++at;
   };
-  for (int64_t width : signature.sequences) settle(SequenceShape(attrs, extents, width));
+  for (int64_t width : signature.sequences)
+    settle(at == 0 && signature.is_indexed ? Shaped({extents.table_rows, width})
+                                           : SequenceShape(attrs, extents, width));
   for (size_t d = 0; d < directions; ++d)
     for (size_t i = 0; i < n_states; ++i) settle(Shaped({extents.batch, signature.states[i]}));
   for (size_t d = 0; d < directions; ++d)
@@ -218,6 +286,9 @@ Extents SettleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shap
       settle(Shaped({signature.matrix_rows[i], signature.matrix_columns[i]}));
   for (size_t d = 0; d < directions; ++d)
     for (int64_t width : signature.vectors) settle(Shaped({width}));
+  if (signature.is_indexed)
+    settle(batch_major ? Shaped({extents.batch, extents.steps})
+                       : Shaped({extents.steps, extents.batch}));
   if (signature.has_lengths) settle(Shaped({extents.batch}));
   at = 0;
   for (int64_t width : signature.emitted)
@@ -235,7 +306,7 @@ Extents SettleShapes(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::Shap
 bool RecurrenceShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   Extents extents = SettleShapes(attrs, in, out);
   out->back() = ScratchShape(attrs, ForwardMode(attrs), extents);
-  return extents.steps >= 0 && extents.batch >= 0;
+  return IsKnown(SignatureOf(attrs), extents);
 }
 
 /* The values of a backward node by those of its forward node: the inputs `in` and results `out`. */
@@ -257,15 +328,15 @@ bool RecurrenceBackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in,
   Extents extents = SettleShapes(attrs, &forward, &results);
   FromForward(signature, forward, results, in, out);
   out->back() = ScratchShape(attrs, kBackwardPass, extents);
-  return extents.steps >= 0 && extents.batch >= 0;
+  return IsKnown(signature, extents);
 }
 
 bool RecurrenceType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
   const Signature& signature = SignatureOf(attrs);
   for (size_t i = 0; i < in->size(); ++i) {
-    bool is_lengths = signature.has_lengths && i + 1 == in->size();
-    if ((*in)[i] == -1) (*in)[i] = is_lengths ? mshadow::kInt32 : signature.dtype;
-    if (!is_lengths && (*in)[i] != signature.dtype)
+    const bool is_integer = i >= signature.integers();
+    if ((*in)[i] == -1) (*in)[i] = is_integer ? mshadow::kInt32 : signature.dtype;
+    if (!is_integer && (*in)[i] != signature.dtype)
       Fail("input " + std::to_string(i) + " of node " + attrs.name + " has type code " +
            std::to_string((*in)[i]) + ", not " + std::to_string(signature.dtype));
   }
@@ -307,6 +378,51 @@ std::vector<int64_t> Lengths(const TBlob& blob, const std::string& node, const E
     default: Fail("node " + node + ": lengths are float32, float64, int32 or int64");
   }
   return lengths;
+}
+
+/* Numbers of rows, (steps, batch), clipped to the table; -1 behind the end of a sequence. */
+template <typename T>
+void ReadNumbers(const TBlob& blob, bool batch_major, const Extents& extents,
+                 const std::vector<int64_t>& lengths, std::vector<int32_t>* numbers) {
+  auto data = static_cast<const T*>(blob.dptr_);
+  const T last = static_cast<T>(extents.table_rows - 1);
+  for (int64_t t = 0; t < extents.steps; ++t)
+    for (int64_t b = 0; b < extents.batch; ++b) {
+      const T found = batch_major ? data[b * extents.steps + t] : data[t * extents.batch + b];
+      const bool is_behind = !lengths.empty() && t >= lengths[b];
+      // What is not a number is below 0 too.
+      const int64_t number = !(found > T(0)) ? 0
+                             : found >= last ? extents.table_rows - 1
+                                             : static_cast<int64_t>(found);
+      numbers->push_back(static_cast<int32_t>(is_behind ? -1 : number));
+    }
+}
+
+RowsInUse ReadRows(const NodeAttrs& attrs, const TBlob& blob, const Extents& extents,
+                   const std::vector<int64_t>& lengths) {
+  if (extents.table_rows < 1 || extents.table_rows > std::numeric_limits<int32_t>::max())
+    Fail("node " + attrs.name + ": its table has " + std::to_string(extents.table_rows) +
+         " rows; it needs 1 to 2147483647");
+  const bool batch_major = Flag(attrs, "batch_major");
+  std::vector<int32_t> numbers;
+  numbers.reserve(extents.steps * extents.batch);
+  switch (blob.type_flag_) {
+    case mshadow::kFloat32:
+      ReadNumbers<float>(blob, batch_major, extents, lengths, &numbers);
+      break;
+    case mshadow::kFloat64:
+      ReadNumbers<double>(blob, batch_major, extents, lengths, &numbers);
+      break;
+    case mshadow::kInt32:
+      ReadNumbers<int32_t>(blob, batch_major, extents, lengths, &numbers);
+      break;
+    case mshadow::kInt64:
+      ReadNumbers<int64_t>(blob, batch_major, extents, lengths, &numbers);
+      break;
+    default:
+      Fail("node " + attrs.name + ": numbers of rows are float32, float64, int32 or int64");
+  }
+  return FindRows(numbers, extents.table_rows);
 }
 
 /* Asks for large pages: arrays of many megabytes are new memory on most calls. */
@@ -370,10 +486,13 @@ struct Places {
   size_t states, matrices, vectors, finals;
 };
 
-Extents ExtentsOf(const NodeAttrs& attrs, const TBlob& sequence) {
-  if (Flag(attrs, "flat")) return {1, sequence.shape_[0]};
+Extents ExtentsOf(const NodeAttrs& attrs, const TBlob* inputs) {
+  const Signature& signature = SignatureOf(attrs);
+  const TBlob& steps = inputs[signature.is_indexed ? signature.integers() : 0];
+  if (Flag(attrs, "flat")) return {1, steps.shape_[0]};
   bool batch_major = Flag(attrs, "batch_major");
-  return {sequence.shape_[batch_major ? 1 : 0], sequence.shape_[batch_major ? 0 : 1]};
+  return {steps.shape_[batch_major ? 1 : 0], steps.shape_[batch_major ? 0 : 1],
+          signature.is_indexed ? inputs[0].shape_[0] : -1};
 }
 
 /* What a call in one direction needs of a node; `inputs` are those of the forward operator. */
@@ -390,7 +509,7 @@ struct Direction {
       : attrs(attrs),
         signature(SignatureOf(attrs)),
         inputs(inputs),
-        extents(ExtentsOf(attrs, inputs[0])),
+        extents(ExtentsOf(attrs, inputs)),
         number(number),
         places(signature, number) {
     call.steps = extents.steps;
@@ -431,6 +550,11 @@ struct Direction {
                ItemSize(signature.dtype);
   }
 
+  /* A row for each step and sequence, steps first. */
+  SequenceArray ByStep(void* data, int64_t width) const {
+    return {data, extents.batch * width, width};
+  }
+
   const void* State(size_t i) const {
     return signature.zero_states ? nullptr : inputs[places.states + i].dptr_;
   }
@@ -439,8 +563,92 @@ struct Direction {
 std::vector<int64_t> LengthsOf(const NodeAttrs& attrs, const TBlob* inputs) {
   const Signature& signature = SignatureOf(attrs);
   if (!signature.has_lengths) return {};
-  return Lengths(inputs[signature.inputs() - 1], attrs.name, ExtentsOf(attrs, inputs[0]));
+  return Lengths(inputs[signature.inputs() - 1], attrs.name, ExtentsOf(attrs, inputs));
 }
+
+/* A table whose rows a node's steps read by number, and what is computed of it for one direction after
+ * the other. */
+class ByNumber {
+ public:
+  ByNumber(const NodeAttrs& attrs, const Program& program, const TBlob* inputs,
+           const std::vector<int64_t>& lengths, const TBlob& scratch)
+      : program_(program),
+        signature_(SignatureOf(attrs)),
+        table_(inputs[0]),
+        scratch_(scratch),
+        extents_(ExtentsOf(attrs, inputs)),
+        rows_(ReadRows(attrs, inputs[signature_.integers()], extents_, lengths)) {
+    for (const Step& step : program.steps)
+      for (size_t n = 0; n < step.spots.size(); ++n)
+        reads_rows_ |= step.spots[n].place == kSequence && step.spots[n].index == 0;
+  }
+
+  /* Gives a direction its projected table, and room to compute in; to be called when everything else
+   * of it is there. */
+  void Enter(Direction* one) {
+    RecurrenceCall& call = one->call;
+    call.index = rows_.index.data();
+    const TableScratch places(signature_, extents_, ScratchBytes(program_, call),
+                              program_.backward);
+    // With more threads than when shapes were inferred it wants more than there is.
+    const bool is_enough =
+        static_cast<int64_t>(scratch_.shape_.Size()) * ItemSize(signature_.dtype) >= places.bytes;
+    if (!is_enough) own_.reset(new char[places.bytes]);
+    auto address = reinterpret_cast<uintptr_t>(is_enough ? scratch_.dptr_ : own_.get());
+    char* at = reinterpret_cast<char*>((address + 63) / 64 * 64);
+    call.scratch = at;
+    call.scratch_bytes = places.projected;
+    projected_ = at + places.projected;
+    gradients_ = at + places.gradients;
+    call.sequences[0] = {projected_, 0, signature_.projection.width};
+    if (reads_rows_) Project(TableOf(call), rows_, projected_);
+    if (!program_.backward) return;
+    const size_t gradient = call.sequences.size() - signature_.sequences.size();
+    call.sequences[gradient] = one->ByStep(gradients_, signature_.projection.width);
+  }
+
+  /* Runs backward of a direction that was entered; `table_gradient` is added to. */
+  void Back(const RecurrenceCall& call, void* table_gradient) {
+    RecurrenceCall rest = call;
+    for (size_t i = 0; i < rest.matrix_gradients.size(); ++i)
+      if (void* gradient = rest.matrix_gradients[i]; gradient && !Learns(i)) {
+        std::memset(gradient, 0,
+                    signature_.matrix_rows[i] * signature_.matrix_columns[i] *
+                        ItemSize(signature_.dtype));
+        rest.matrix_gradients[i] = nullptr;
+      }
+    RunRecurrence(program_, rest);
+    // The projected table is not read any more.
+    AddGradients(TableOf(call), rows_, gradients_, projected_, table_gradient);
+  }
+
+ private:
+  Table TableOf(const RecurrenceCall& call) const {
+    return {signature_.projection,
+            call,
+            signature_.matrix_columns,
+            table_.dptr_,
+            signature_.sequences[0],
+            program_.is_double,
+            call.threads};
+  }
+
+  /* Whether the steps themselves have a part in the gradient of a matrix. */
+  bool Learns(size_t matrix) const {
+    return std::any_of(program_.steps.begin(), program_.steps.end(), [&](const Step& step) {
+      return step.code == kOuter && step.which == static_cast<int64_t>(matrix);
+    });
+  }
+
+  const Program& program_;
+  const Signature& signature_;
+  const TBlob &table_, &scratch_;
+  Extents extents_;
+  RowsInUse rows_;
+  bool reads_rows_ = false;
+  char *projected_ = nullptr, *gradients_ = nullptr;
+  std::unique_ptr<char[]> own_;
+};
 
 void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
                        const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
@@ -449,6 +657,9 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
   bool stash = Flag(attrs, "stash");
   const Program& program = ProgramOf(attrs, ForwardMode(attrs));
   std::vector<int64_t> lengths = LengthsOf(attrs, inputs.data());
+  std::unique_ptr<ByNumber> by_number;
+  if (signature.is_indexed)
+    by_number = std::make_unique<ByNumber>(attrs, program, inputs.data(), lengths, outputs.back());
   Results results;
   std::vector<void*> emitted;
   // A state may live in an emitted sequence that nobody reads.
@@ -472,7 +683,10 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
       Enlarge(outputs[signature.results()]);
       one.call.stash = one.Stash(outputs[signature.results()]);
     }
-    one.ComputeIn(outputs.back());
+    if (by_number)
+      by_number->Enter(&one);
+    else
+      one.ComputeIn(outputs.back());
     RunRecurrence(program, one.call);
   }
   results.Finish();
@@ -487,8 +701,14 @@ void RecurrenceBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
   const TBlob* forward = heads + signature.results();
   const TBlob* emitted = forward + signature.inputs();
   std::vector<int64_t> lengths = LengthsOf(attrs, forward);
+  std::unique_ptr<ByNumber> by_number;
+  if (signature.is_indexed)
+    by_number = std::make_unique<ByNumber>(attrs, program, forward, lengths, outputs.back());
   Results results;
   auto gradient = [&](size_t i) { return results.Add(outputs[i], requests[i]); };
+  void* table_gradient = by_number ? gradient(0) : nullptr;
+  if (table_gradient)
+    std::memset(table_gradient, 0, outputs[0].shape_.Size() * ItemSize(signature.dtype));
   for (size_t d = 0; d < signature.directions; ++d) {
     Direction one(attrs, forward, d, signature.has_lengths ? lengths.data() : nullptr);
     RecurrenceCall& call = one.call;
@@ -499,6 +719,10 @@ void RecurrenceBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
     for (size_t k = 0; k < signature.emitted.size(); ++k)
       call.sequences.push_back(one.Emitted(heads[k].dptr_, signature.emitted[k]));
     for (size_t i = 0; i < signature.sequences.size(); ++i) {
+      if (i == 0 && by_number) {
+        call.sequences.push_back({});
+        continue;
+      }
       // The second direction adds to what the first one wrote.
       OpReqType request = d && requests[i] != mxnet::kNullOp ? mxnet::kAddTo : requests[i];
       call.sequences.push_back(one.Input(results.Add(outputs[i], request), signature.sequences[i]));
@@ -513,14 +737,17 @@ void RecurrenceBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
     for (size_t i = 0; i < signature.vectors.size(); ++i)
       call.vector_gradients.push_back(gradient(one.places.vectors + i));
     call.stash = one.Stash(inputs.back());
+    if (by_number) {
+      by_number->Enter(&one);
+      by_number->Back(call, table_gradient);
+      continue;
+    }
     one.ComputeIn(outputs.back());
     RunRecurrence(program, call);
   }
-  const size_t last = signature.inputs() - 1;
-  if (signature.has_lengths && requests[last] == mxnet::kWriteTo) {
-    const TBlob& blob = outputs[last];
-    std::memset(blob.dptr_, 0, blob.shape_.Size() * ItemSize(blob.type_flag_));
-  }
+  for (size_t i = signature.integers(); i < signature.inputs(); ++i)
+    if (requests[i] == mxnet::kWriteTo)
+      std::memset(outputs[i].dptr_, 0, outputs[i].shape_.Size() * ItemSize(outputs[i].type_flag_));
   results.Finish();
 }
 
@@ -530,7 +757,7 @@ std::vector<NodeEntry> RecurrenceGradient(const ObjectPtr& node,
   const Signature& signature = SignatureOf(attrs);
   std::vector<std::pair<std::string, std::string>> own;
   for (const char* key : {"spec", "reverse", "lengths", "batch_major", "bidirectional",
-                          "zero_states", "flat"}) {
+                          "zero_states", "flat", "indexed"}) {
     auto found = attrs.dict.find(key);
     if (found != attrs.dict.end()) own.emplace_back(key, found->second);
   }

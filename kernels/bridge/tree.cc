@@ -409,11 +409,13 @@ void SumRows(const std::vector<RowSum>& sums, const int32_t* index, int64_t node
              bool is_double, int threads) {
   if (sums.empty()) return;
   std::vector<int64_t> begin(rows + 1, 0);
-  for (int64_t n = 0; n < nodes; ++n) ++begin[index[n] + 1];
+  for (int64_t n = 0; n < nodes; ++n)
+    if (index[n] >= 0) ++begin[index[n] + 1];
   for (int64_t r = 0; r < rows; ++r) begin[r + 1] += begin[r];
-  std::vector<int32_t> users(nodes);
+  std::vector<int32_t> users(begin[rows]);
   std::vector<int64_t> at(begin.begin(), begin.end() - 1);
-  for (int64_t n = 0; n < nodes; ++n) users[at[index[n]]++] = n;
+  for (int64_t n = 0; n < nodes; ++n)
+    if (index[n] >= 0) users[at[index[n]]++] = n;
   for (const RowSum& sum : sums)
     if (is_double)
       SumAs<double>(sum, begin, users, threads);

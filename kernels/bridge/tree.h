@@ -75,7 +75,8 @@ struct RowSum {
   int64_t width;
 };
 
-/* to[r] = the sum of from[n] over all nodes n whose row is r = index[n]. */
+/* to[r] = the sum of from[n] over all nodes n whose row is r = index[n], in the order of nodes; a node
+ * whose index is negative has none. */
 void SumRows(const std::vector<RowSum>& sums, const int32_t* index, int64_t nodes, int64_t rows,
              bool is_double, int threads);
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphopt.ir.types import DTYPES
+from graphopt.kernels.recurrence.lookup import project
 from graphopt.kernels.recurrence.program import Program, backward, forward, plan
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 
@@ -10,14 +11,19 @@ from graphopt.kernels.recurrence.spec import RecurrenceSpec
 SIGNATURE, INFERENCE, TRAINING, BACKWARD = range(4)
 
 
-def signature(spec: RecurrenceSpec, *, lengths: bool) -> list[int]:
+def signature(spec: RecurrenceSpec, *, lengths: bool, indexed: bool = False) -> list[int]:
     """What the operator's inputs and outputs are.
 
     In order: MXNet's type code, columns of the stash, whether backward reads the emitted sequences;
-    and for sequences, states, matrices (rows, then columns), vectors and emitted sequences how many
-    there are and how many columns each has.
+    for sequences, states, matrices (rows, then columns), vectors and emitted sequences how many
+    there are and how many columns each has; and, if the first sequence is read by number, columns
+    of the projected table and how many factors make it, then these.
+
+    Raises:
+        GraphoptError: the first sequence is to be read by number, and cannot be.
     """
-    agreed = plan(spec, lengths=lengths, training=True)
+    lookup = project(spec) if indexed else None
+    agreed = plan(lookup.rest if lookup else spec, lengths=lengths, training=True)
     found = [DTYPES[spec.dtype][2], agreed.stash_width, int(agreed.reads_outputs)]
     tables = (
         spec.sequences,
@@ -29,15 +35,20 @@ def signature(spec: RecurrenceSpec, *, lengths: bool) -> list[int]:
     )
     for table in tables:
         found += [len(table), *table]
+    if lookup:
+        found += [lookup.width, len(lookup.factors)]
+        found += [n for factor in lookup.factors for n in factor.numbers()]
     return found
 
 
-def program(spec: RecurrenceSpec, kind: int, *, lengths: bool) -> list[int]:
-    """The program of a step, its kernels compiled.
+def program(spec: RecurrenceSpec, kind: int, *, lengths: bool, indexed: bool = False) -> list[int]:
+    """The program of a step, its kernels compiled; ``indexed``: of what is left of it.
 
     Raises:
         GraphoptError: a kernel cannot be compiled.
     """
+    if indexed:
+        spec = project(spec).rest
     if kind == BACKWARD:
         return numbers(backward(spec, lengths=lengths))
     return numbers(forward(spec, lengths=lengths, training=kind == TRAINING))

@@ -23,19 +23,23 @@ def run(
     bidirectional: bool = False,
     zero_states: bool = False,
     flat: bool = False,
+    indexed: bool = False,
 ) -> list[Array]:
     """Apply the steps.
 
     Args:
         spec: what a step computes.
-        inputs: sequences (steps, batch, columns), states (batch, columns), matrices, vectors, and
-            with ``lengths`` the number of steps of each sequence.
+        inputs: sequences (steps, batch, columns), states (batch, columns), matrices, vectors, with
+            ``indexed`` the numbers of rows (steps, batch), and with ``lengths`` the number of steps
+            of each sequence.
         reverse: from the last step of each sequence to its first.
         lengths: whether sequences have lengths of their own; outputs behind the end are zero.
         batch_major: whether sequences are (batch, steps, columns).
         bidirectional: whether there are states, matrices and vectors for two directions.
         zero_states: whether the states are zeros at first, and no inputs.
         flat: whether there is one step only, and sequences are (batch, columns).
+        indexed: whether the first sequence is a table (rows, columns), which is read by number;
+            numbers outside of it are clipped.
 
     Returns:
         The emitted sequences and the final states.
@@ -43,6 +47,9 @@ def run(
     given = iter(inputs)
     axes = (1, 0, 2) if batch_major else (0, 1, 2)
     rows = [next(given) for _ in spec.sequences]
+    if indexed:
+        numbers = inputs[-2 if lengths else -1]
+        rows[0] = rows[0][np.clip(numbers, 0, len(rows[0]) - 1).astype(int)]
     sequences = [x[None] if flat else x.transpose(axes) for x in rows]
     steps, batch = sequences[0].shape[:2]
     directions = (False, True) if bidirectional else (reverse,)
@@ -50,7 +57,7 @@ def run(
     states = [zeros if zero_states else [next(given) for _ in spec.states] for _ in directions]
     matrices = [[next(given) for _ in spec.matrices] for _ in directions]
     vectors = [[next(given) for _ in spec.vectors] for _ in directions]
-    ends = np.asarray(next(given), dtype=int) if lengths else np.full(batch, steps)
+    ends = np.asarray(inputs[-1], dtype=int) if lengths else np.full(batch, steps)
     found = [
         _walk(spec, sequences, *own, ends=ends, reverse=backwards)
         for backwards, *own in zip(directions, states, matrices, vectors, strict=True)

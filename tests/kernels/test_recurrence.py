@@ -20,6 +20,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.kernels.recurrence import interpret
+from graphopt.kernels.recurrence.lookup import project
 from graphopt.kernels.recurrence.spec import RecurrenceSpec, Ref, parse
 from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.cells import Cell, body_of
@@ -28,6 +29,9 @@ mx = import_mxnet()
 
 #: Rows of the batch in graphs of a step; specs do not depend on it.
 ROWS = 2
+
+#: Rows of a table that steps read by number.
+TABLE = 5
 
 
 # -- running ---------------------------------------------------------------------------------------
@@ -44,16 +48,22 @@ class Call:
     batch_major: bool = False
     bidirectional: bool = False
     zero_states: bool = False
+    indexed: bool = False
 
     @property
     def flags(self) -> dict[str, bool]:
-        names = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states")
+        names = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states", "indexed")
         return {name: getattr(self, name) for name in names}
 
     def ends(self) -> Any:
         """All lengths from the number of steps down to zero, in no order."""
         ends = np.arange(self.batch) % (self.steps + 1)
         return np.random.default_rng(5).permutation(ends[::-1]).astype("int32")
+
+    def numbers(self) -> Any:
+        """Numbers of rows, some of them outside of the table."""
+        shape = (self.batch, self.steps) if self.batch_major else (self.steps, self.batch)
+        return np.random.default_rng(6).integers(-2, TABLE + 2, shape).astype("int32")
 
 
 def inputs_of(spec: RecurrenceSpec, call: Call, dtype: str | None = None) -> list[Any]:
@@ -62,10 +72,13 @@ def inputs_of(spec: RecurrenceSpec, call: Call, dtype: str | None = None) -> lis
     directions = range(2 if call.bidirectional else 1)
     states = () if call.zero_states else spec.states
     shapes: list[tuple[int, ...]] = [(*outer, width) for width in spec.sequences]
+    if call.indexed:
+        shapes[0] = (TABLE, spec.sequences[0])
     shapes += [(call.batch, width) for _ in directions for width in states]
     shapes += [shape for _ in directions for shape in spec.matrices]
     shapes += [(width,) for _ in directions for width in spec.vectors]
     found = [rng.uniform(-1, 1, shape).astype(dtype or spec.dtype) for shape in shapes]
+    found += [call.numbers()] if call.indexed else []
     return [*found, call.ends()] if call.lengths else found
 
 
@@ -134,7 +147,7 @@ def check_gradients(
 ) -> None:
     """Gradients in the direction of a random change are what that change makes."""
     inputs = inputs_of(spec, call, "float64")
-    wrt = range(len(inputs) - call.lengths)
+    wrt = range(len(inputs) - call.lengths - call.indexed)
     outputs, gradients = operator(spec, inputs, call, stash=stash, wrt=wrt, read=read)
     heads = heads_of(outputs)
     chosen = range(len(outputs)) if read is None else read
@@ -383,6 +396,15 @@ def in_single(spec: RecurrenceSpec) -> RecurrenceSpec:
     return parse(str(spec).replace("f64", "f32"))
 
 
+def is_projected(spec: RecurrenceSpec) -> bool:
+    """Whether nothing but products reads the first sequence."""
+    try:
+        project(spec)
+    except GraphoptError:
+        return False
+    return True
+
+
 @settings(max_examples=8)
 @given(st.data())
 def test_random_bodies(data: st.DataObject) -> None:
@@ -399,6 +421,7 @@ def test_random_bodies(data: st.DataObject) -> None:
     truth = st.booleans()
     flags = {name: data.draw(truth, name) for name in Call().flags}
     flags["reverse"] &= not flags["bidirectional"]
+    flags["indexed"] &= is_projected(spec)
     call = Call(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), **flags)
     stash = data.draw(truth, "stash")
     check_forward(spec, call, stash=stash)
@@ -428,6 +451,7 @@ def test_all_flags(mode: str) -> None:
     spec = cell(3, 4, mode=mode)
     for call in flags():
         check(spec, call)
+        check(spec, replace(call, indexed=True))
 
 
 def two_steps_back(step: Step) -> Body:
@@ -588,10 +612,11 @@ def test_outputs_nobody_reads(make: Callable[[Step], Body], lengths: bool) -> No
 
 
 @pytest.mark.parametrize("lengths", [False, True])
-def test_gradients_that_are_added_or_not_wanted(lengths: bool) -> None:
-    spec, call = cell(), Call(4, 5, lengths=lengths, bidirectional=True)
+@pytest.mark.parametrize("indexed", [False, True])
+def test_gradients_that_are_added_or_not_wanted(lengths: bool, indexed: bool) -> None:
+    spec, call = cell(), Call(4, 5, lengths=lengths, bidirectional=True, indexed=indexed)
     inputs = inputs_of(spec, call)
-    wrt = range(len(inputs) - lengths)
+    wrt = range(len(inputs) - lengths - indexed)
     _, want = operator(spec, inputs, call, stash=True, wrt=wrt)
     _, twice = operator(spec, inputs, call, stash=True, wrt=wrt, grad_req="add")
     for once, both in zip(want, twice, strict=True):
@@ -604,14 +629,15 @@ def test_gradients_that_are_added_or_not_wanted(lengths: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["lstm", "rnn_tanh"])
 @pytest.mark.parametrize("lengths", [False, True])
-def test_weights_larger_than_the_cache(mode: str, lengths: bool) -> None:
+@pytest.mark.parametrize("indexed", [False, True])
+def test_weights_larger_than_the_cache(mode: str, lengths: bool, indexed: bool) -> None:
     """Chunks are as long as they can be, and there are several."""
     spec = cell(300, 300, "float64", mode)
-    call = Call(3, 70, lengths=lengths)
+    call = Call(3, 70, lengths=lengths, indexed=indexed)
     check_forward(spec, call)
     check_forward(in_single(spec), call, stash=True)
     inputs = inputs_of(spec, call)
-    wrt = range(len(inputs) - lengths)
+    wrt = range(len(inputs) - lengths - indexed)
     outputs, gradients = operator(spec, inputs, call, stash=True, wrt=wrt)
     rng = np.random.default_rng(0)
     moves = [1e-5 * rng.choice([-1.0, 1.0], gradient.shape) for gradient in gradients]
@@ -686,6 +712,43 @@ def test_dtypes_of_lengths(kind: str) -> None:
     found, _ = operator(spec, [*inputs[:-1], inputs[-1].astype(kind)], call)
     for got, right in zip(found, want, strict=True):
         near(got, right, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
+def test_numbers_of_rows(kind: str) -> None:
+    """Of any dtype; they have a gradient of zeros, and what is between two numbers is the lower."""
+    spec, call = cell(), Call(4, 3, indexed=True)
+    *others, numbers = inputs_of(spec, call)
+    want = expect(spec, [*others, numbers], call)
+    given_ = numbers.astype(kind)
+    if kind.startswith("float"):
+        given_ += 0.75
+        given_[numbers < 0] = np.nan
+        given_[numbers > TABLE] = np.inf
+    found, (gradient,) = operator(spec, [*others, given_], call, wrt=[len(others)])
+    for got, right in zip(found, want, strict=True):
+        near(got, right, 1e-12)
+    assert not gradient.any()
+
+
+def test_tables_that_do_not_fit() -> None:
+    spec, call = cell(), Call(4, 3, indexed=True)
+    inputs = inputs_of(spec, call)
+    wrong = {0: (TABLE, 6), 1: (2, 6), len(inputs) - 1: (3, 4)}
+    for n, shape in wrong.items():
+        arrays = [*inputs[:n], np.zeros(shape), *inputs[n + 1 :]]
+        with pytest.raises(mx.MXNetError, match=rf"input {n} of|and \d+ sequences"):
+            operator(spec, arrays, call)
+    with pytest.raises(mx.MXNetError, match=r"input 0 of .* has 3 axes, not 2"):
+        operator(spec, [np.zeros((4, 3, 5)), *inputs[1:]], call)
+    with pytest.raises(mx.MXNetError, match="numbers of rows are float32, float64, int32 or int64"):
+        operator(spec, [*inputs[:-1], inputs[-1].astype("uint8")], call)
+    elementwise = parse(ELMAN.replace("x0 @ m0' + ", ""))
+    with pytest.raises(mx.MXNetError, match="no matrix is multiplied with the rows"):
+        operator(elementwise, inputs_of(elementwise, call), call)
+    both = parse(ELMAN.replace("emit t1[1:3], x1", "emit x0"))
+    with pytest.raises(mx.MXNetError, match="the step reads the rows themselves too"):
+        operator(both, inputs_of(both, call), call)
 
 
 def test_all_sequences_are_empty() -> None:

@@ -17,6 +17,8 @@ from graphopt import nn
 from graphopt.backend.invoke import invoke
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
+from graphopt.passes.recurrence.body import translate
+from graphopt.passes.recurrence.cells import Cell, body_of
 
 mx = import_mxnet()
 
@@ -63,6 +65,26 @@ def recurrence(kind: str, lengths: bool) -> Callable[[], Found]:
     return run
 
 
+def lookups() -> Callable[[], Found]:
+    """Gradients of a table and of the matrices it is multiplied with."""
+    cell = Cell("lstm", 33, 65)
+    spec = translate(body_of(cell, 80, "float32"), 1, 2).spec
+    table = noise(50, 33)
+    matrices = [noise(*shape, seed=2) for shape in spec.matrices]
+    bias, numbers = noise(260, seed=3), noise(7, 80, seed=4) * 30 + 25
+    attrs = {"spec": str(spec), "zero_states": True, "indexed": True, "stash": True}
+
+    def run() -> Found:
+        matrices[0].attach_grad()
+
+        def call() -> Any:
+            return invoke("graphopt_recurrence", [table, *matrices, bias, numbers], attrs)[0]
+
+        return [*learnt(None, table, call, parameters=False), matrices[0].grad]
+
+    return run
+
+
 def trees() -> Callable[[], Found]:
     net = made(nn.ChildSumTreeLSTM(65, input_size=33))
     rng = np.random.default_rng(0)
@@ -91,6 +113,7 @@ CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "LSTM": lambda: recurrence("LSTM", False),
     "LSTM with lengths": lambda: recurrence("LSTM", True),
     "GRU": lambda: recurrence("GRU", False),
+    "lookups": lookups,
     "trees": trees,
     "batch_dot": products,
 }

@@ -15,6 +15,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Value
 from graphopt.ir.parser import parse
 from graphopt.ir.types import TensorType
+from graphopt.passes import PIPELINES
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
 
@@ -250,6 +251,16 @@ def test_refusals(kind: str, why: str) -> None:
     assert count(result.graph) == 0
     assert why in remarks(result)
     assert_equivalent(graph, result.graph, training=kind != "dropout")
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_dropout_in_a_step_is_gone_before_steps_are_sought(mode: str) -> None:
+    graph = traced(Unrolled(Odd("dropout")))
+    pipeline = PIPELINES[mode].partition("import-foreach")[0].rstrip(",")
+    result = run_pass(graph, pipeline, mode=mode)
+    assert count(result.graph) == (1 if mode == "inference" else 0)
+    if mode == "inference":
+        assert_equivalent(graph, result.graph)
 
 
 @pytest.mark.parametrize("kind", ["two steps back", "used twice"])
