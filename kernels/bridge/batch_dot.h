@@ -109,13 +109,13 @@ void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector
   }
 }
 
-/* A matrix of a gradient: where it comes from, and the heads that it lies in. */
-struct Factor {
+/* One side of a gradient's product: where it comes from, and the heads that it lies in. */
+struct Side {
   const NodeEntry& from;
   int64_t heads;
 };
 
-NodeEntry MakeBatchDot(const std::string& name, const Factor& a, const Factor& b, bool ta, bool tb,
+NodeEntry MakeBatchDot(const std::string& name, const Side& a, const Side& b, bool ta, bool tb,
                        int64_t heads_out) {
   std::vector<std::pair<std::string, std::string>> attrs{{"transpose_a", ta ? "True" : "False"},
                                                          {"transpose_b", tb ? "True" : "False"}};
@@ -130,9 +130,9 @@ NodeEntry MakeBatchDot(const std::string& name, const Factor& a, const Factor& b
 std::vector<NodeEntry> BatchDotGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
   const bool ta = Flag(attrs, "transpose_a"), tb = Flag(attrs, "transpose_b");
-  const Factor a{View(node).inputs[0], HeadsOf(attrs, "heads_a")};
-  const Factor b{View(node).inputs[1], HeadsOf(attrs, "heads_b")};
-  const Factor g{heads[0], HeadsOf(attrs, "heads_out")};
+  const Side a{View(node).inputs[0], HeadsOf(attrs, "heads_a")};
+  const Side b{View(node).inputs[1], HeadsOf(attrs, "heads_b")};
+  const Side g{heads[0], HeadsOf(attrs, "heads_out")};
   const std::string left = attrs.name + "_backward_lhs", right = attrs.name + "_backward_rhs";
   return {ta ? MakeBatchDot(left, b, g, tb, true, a.heads)
              : MakeBatchDot(left, g, b, false, !tb, a.heads),
