@@ -197,6 +197,40 @@ def test_words(
         record(Record(table, f"{words} words, {size}", shown, ratios(medians), targets))
 
 
+def test_last_step(
+    benchmark: Any, record: Callable[[Record], None], quick: bool, rounds: int
+) -> None:
+    """A training step whose loss reads the last output only, as classifiers' do."""
+    size = SMALL if quick else Size(200, 256, 32, 100)
+    net = Last(size, prefix="last_")
+    net.initialize(mx.init.Xavier())
+    passes = PIPELINES["training"].replace("import-rnn", "import-rnn{measure=False}")
+    cases = {"graphopt": Case(graphopt.optimize(net, passes=passes), inputs(size))}
+    net.hybridize(static_alloc=True, static_shape=True)
+    cases["plain"] = Case(net, inputs(size))
+    results = {name: case.found() for name, case in cases.items()}
+    error = relative_error(results["plain"], results["graphopt"])
+    assert error < 1e-4
+    steps = {name: case.step for name, case in cases.items()}
+    medians = race(benchmark, steps, max(3, rounds // 3), quick)
+    if medians:
+        shown = figures(medians) | {"max error": error}
+        table = "Training step, loss of the last output"
+        record(Record(table, f"LSTM, {size}", shown, ratios(medians), {"plain": 2.0}))
+
+
+class Last(mx.gluon.HybridBlock):
+    """The last output of an LSTM."""
+
+    def __init__(self, size: Size, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.lstm = mx.gluon.rnn.LSTM(size.units, input_size=size.columns)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.slice_axis(self.lstm(x), axis=0, begin=-1, end=None)
+
+
 class Words(mx.gluon.HybridBlock):
     """An LSTM over the rows of words ``(steps, batch)``."""
 

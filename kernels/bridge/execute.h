@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "flush.h"
 #include "matrix.h"
 #include "recurrence.h"
 

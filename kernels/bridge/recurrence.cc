@@ -542,7 +542,10 @@ void RunWhole(const std::vector<bool>& whole, const Prepared<T>& weights,
   const std::vector<Slice> slices = SlicesOf(program, call, whole);
   const int64_t count = slices.size();
 #pragma omp parallel for num_threads(call.threads) if (call.threads > 1) schedule(dynamic, 1)
-  for (int64_t n = 0; n < count; ++n) AddSlice(slices[n], weights, call);
+  for (int64_t n = 0; n < count; ++n) {
+    const Flushing flushing;
+    AddSlice(slices[n], weights, call);
+  }
 }
 
 /* The scratch of a call: packed weights, a walk of each thread, partial gradients of each unit. */
@@ -587,6 +590,7 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   int threads = static_cast<int>(layout.threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
+    const Flushing flushing;
     Buffers<T> wanted;
     Walk<T> walk(shared, &wanted);
     wanted.Place(scratch + layout.walks_at + thread.fetch_add(1) * layout.walk_bytes);

@@ -704,6 +704,25 @@ def test_long_chains(steps: int, lengths: bool) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+FADING = (
+    "recurrence f32 (1) (1) () () ;; 1 = x0 s0 -> f32[a,b] (f32[a,b], f32[a,b])"
+    " { %2 = mul %1 0.5; %3 = add %2 %0; return %3:f32[a,b] } ;; next t0 ;; emit t0"
+)
+
+
+def test_numbers_that_fade_become_zero_here_and_nowhere_else() -> None:
+    steps, batch = 140, 3000
+    x = np.zeros((steps, batch, 1), "float32")
+    x[0] = 1
+    state = np.zeros((batch, 1), "float32")
+    (made, _), _ = operator(parse(FADING), [x, state], Call(batch=batch, steps=steps))
+    want = 0.5 ** np.arange(steps, dtype="float64")
+    want[want < np.finfo("float32").tiny] = 0
+    np.testing.assert_array_equal(made, np.broadcast_to(want[:, None, None], made.shape))
+    small = mx.nd.full((1 << 20,), 1e-40)
+    assert (small * 0.5).asnumpy().min() > 0  # MXNet's threads count on as they did
+
+
 @pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
 def test_dtypes_of_lengths(kind: str) -> None:
     spec, call = cell(), Call(4, 5, lengths=True)
