@@ -9,8 +9,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "lanes_transpose.h"
 
 namespace graphopt {
 namespace {
@@ -136,16 +139,39 @@ int64_t PackedSize(int64_t k, int64_t n) {
   return k * (width + Vectors<T>(n - width) * Shape<T>::kLanes);
 }
 
+/* Columns of a matrix whose rows are b's columns, as rows of a panel: whole squares are transposed in
+ * registers, since numbers that lie rows apart would be read one by one. */
+template <typename T>
+void TurnPanel(const T* b, int64_t stride, int64_t k, int64_t columns, T* packed, int64_t width) {
+  if constexpr (std::is_same_v<T, float>) {
+    blocked::Transpose(b, stride, columns, k, packed, width);
+  } else {
+    for (int64_t p = 0; p < k; ++p)
+      for (int64_t i = 0; i < columns; ++i) packed[p * width + i] = b[i * stride + p];
+  }
+}
+
+/* One panel of `columns` columns, with zeros behind them up to `width`. */
+template <typename T>
+void PackPanel(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t columns,
+               T* packed, int64_t width) {
+  if (columns < width) std::memset(packed, 0, k * width * sizeof(T));
+  if (row_stride == 1) return TurnPanel(b, column_stride, k, columns, packed, width);
+  for (int64_t p = 0; p < k; ++p, packed += width, b += row_stride) {
+    if (column_stride == 1)
+      std::memcpy(packed, b, columns * sizeof(T));
+    else
+      for (int64_t i = 0; i < columns; ++i) packed[i] = b[i * column_stride];
+  }
+}
+
 template <typename T>
 void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, T* packed) {
   for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
-    int64_t columns = n - j < Shape<T>::kWidth ? n - j : Shape<T>::kWidth;
+    int64_t columns = std::min<int64_t>(n - j, Shape<T>::kWidth);
     int64_t width = Vectors<T>(columns) * Shape<T>::kLanes;
-    for (int64_t p = 0; p < k; ++p, packed += width) {
-      const T* from = b + p * row_stride + j * column_stride;
-      for (int64_t i = 0; i < columns; ++i) packed[i] = from[i * column_stride];
-      for (int64_t i = columns; i < width; ++i) packed[i] = 0;
-    }
+    PackPanel(b + j * column_stride, row_stride, column_stride, k, columns, packed, width);
+    packed += k * width;
   }
 }
 
@@ -197,27 +223,28 @@ struct Copied {
     const int64_t count = depth();
     left.resize(count * ((m + kRows - 1) / kRows * kRows));
     right.resize(PackedSize<T>(count, n));
-    for (int64_t p = 0; p < count; ++p) {
-      Spread<kRows>(left_rows[p], m, kRows, left.data(), p);
-      const int64_t last = n % Shape<T>::kWidth;
-      Spread<Shape<T>::kWidth>(right_rows[p], n, Vectors<T>(last) * Shape<T>::kLanes, right.data(),
-                               p);
-    }
+    const int64_t last = n % Shape<T>::kWidth;
+    Cut<kRows>(left_rows, m, kRows, left.data());
+    Cut<Shape<T>::kWidth>(right_rows, n, Vectors<T>(last) * Shape<T>::kLanes, right.data());
   }
 
  private:
-  /* Row `p` in parts of so many columns, each part's rows adjacent; the last part may have another
-   * width, with zeros behind the end, for what is there could be no number. */
+  /* Rows in parts of so many columns, each part's rows adjacent; the last part may have another
+   * width, with zeros behind the end, for what is there could be no number. Part by part, so that
+   * what is written is one stream: its parts lie some 4 KB apart and would share cache sets. */
   template <int64_t kColumns>
-  void Spread(const T* from, int64_t columns, int64_t last_width, T* to, int64_t p) const {
-    const int64_t count = depth();
+  static void Cut(const std::vector<const T*>& rows, int64_t columns, int64_t last_width, T* to) {
     int64_t j = 0;
     for (; j + kColumns <= columns; j += kColumns)
-      std::memcpy(to + j * count + p * kColumns, from + j, kColumns * sizeof(T));
-    T* at = to + j * count + p * last_width;
-    for (int64_t i = j; i < columns; ++i) at[i - j] = from[i];
-    if (j < columns)
-      for (int64_t i = columns - j; i < last_width; ++i) at[i] = 0;
+      for (const T* row : rows) {
+        std::memcpy(to, row + j, kColumns * sizeof(T));
+        to += kColumns;
+      }
+    if (j == columns) return;
+    for (const T* row : rows) {
+      for (int64_t i = 0; i < last_width; ++i) to[i] = i < columns - j ? row[j + i] : T(0);
+      to += last_width;
+    }
   }
 };
 

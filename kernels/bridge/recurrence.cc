@@ -100,6 +100,8 @@ struct Shared {
   int64_t rows_per_chunk = 0, ring = 1;
   int64_t block = 1;      // steps whose early products are computed together
   bool is_large = false;  // weights do not stay near the processor
+  std::vector<bool> ring_is_whole;  // it has a row for each of the batch; see FindWhole
+  std::vector<T*> whole_rings;
   std::vector<int64_t> order, lengths;  // of the sorted batch
   std::vector<int32_t> index;           // the call's, in the order in which steps are walked
 };
@@ -166,7 +168,7 @@ class Walk : public Executor<T, Walk<T>> {
     for (size_t i = 0; i < scratch_.size(); ++i)
       buffers->Want(&scratch_[i], s_.block * rows * p_.scratch_widths[i]);
     for (size_t i = 0; i < rings_.size(); ++i)
-      buffers->Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
+      if (!s_.ring_is_whole[i]) buffers->Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
     for (size_t i = 0; i < gathered_.size(); ++i)
       if (c_.lengths && !IsByNumber(i)) buffers->Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
     late_.resize(p_.steps.size());
@@ -306,7 +308,11 @@ class Walk : public Executor<T, Walk<T>> {
         int64_t width = p_.scratch_widths[i], slot = s_.block > 1 ? step_ % s_.block : 0;
         return {scratch_[i] + slot * s_.rows_per_chunk * width + offset, width};
       }
-      case kRing: return {RingSlot(rings_[i], p_.ring_widths[i]) + offset, p_.ring_widths[i]};
+      case kRing: {
+        const int64_t width = p_.ring_widths[i];
+        if (s_.ring_is_whole[i]) return {s_.whole_rings[i] + first_ * width + offset, width};
+        return {RingSlot(rings_[i], width) + offset, width};
+      }
       case kVector:
       case kVectorSum: return Base::VectorAt(spot);
       case kCarryIn: return {carry_[(step_ + 1) & 1][i] + offset, p_.states[i].width};
@@ -472,9 +478,18 @@ bool Overlap(const Step& a, const Step& b) {
          a.column < b.column + b.depth && b.column < a.column + a.depth;
 }
 
+/* Whether all rows of an operand may lie there once there was a single step; a ring of very many rows
+ * would be more memory than partial gradients are. */
+bool Stays(const Program& program, const Spot& spot, int64_t rows) {
+  if (spot.place == kSequence) return !program.sequence_is_written[spot.index];
+  if (spot.place != kRing) return false;
+  const int64_t item = program.is_double ? sizeof(double) : sizeof(float);
+  return rows * program.ring_widths[spot.index] * item <= kMostKept;
+}
+
 /* Matrices whose gradient is one product over the whole batch: there is one step, and its operands are
- * rows of sequences, which all lie there. Partial gradients of chunks would have to be cleared and
- * summed. */
+ * rows of sequences, or of rings that get a row for each of the batch. Partial gradients of chunks
+ * would have to be cleared and summed. */
 std::vector<bool> FindWhole(const Program& program, const RecurrenceCall& call) {
   std::vector<bool> whole(program.matrix_rows.size(),
                           program.backward && call.steps == 1 && !call.lengths);
@@ -482,14 +497,24 @@ std::vector<bool> FindWhole(const Program& program, const RecurrenceCall& call) 
     const Step& step = program.steps[n];
     if (step.code != kOuter) continue;
     for (const Spot& spot : step.spots)
-      if (spot.place != kSequence || program.sequence_is_written[spot.index])
-        whole[step.which] = false;
+      if (!Stays(program, spot, call.batch)) whole[step.which] = false;
     // Threads that take different products must not meet.
     for (size_t other = 0; other < n; ++other)
       if (program.steps[other].code == kOuter && Overlap(step, program.steps[other]))
         whole[step.which] = false;
   }
   return whole;
+}
+
+/* Rings that such products read. */
+std::vector<bool> FindWholeRings(const Program& program, const std::vector<bool>& whole) {
+  std::vector<bool> found(program.ring_widths.size(), false);
+  for (const Step& step : program.steps) {
+    if (step.code != kOuter || !whole[step.which]) continue;
+    for (const Spot& spot : step.spots)
+      if (spot.place == kRing) found[spot.index] = true;
+  }
+  return found;
 }
 
 /* Some columns of a left operand, which are rows of a matrix's gradient. */
@@ -515,9 +540,14 @@ std::vector<Slice> SlicesOf(const Program& program, const Learned& learned,
 }
 
 template <typename T>
-void AddSlice(const Slice& slice, const Prepared<T>& weights, const RecurrenceCall& call) {
+void AddSlice(const Slice& slice, const Shared<T>& shared) {
   const Step& step = *slice.step;
+  const Prepared<T>& weights = shared.weights;
+  const RecurrenceCall& call = shared.call;
   auto rows_of = [&](const Spot& spot) {
+    if (spot.place == kRing)
+      return Located<T>{shared.whole_rings[spot.index] + spot.offset,
+                        weights.program.ring_widths[spot.index]};
     const SequenceArray& array = call.sequences[spot.index];
     return Located<T>{static_cast<T*>(array.data) + spot.offset, array.row_stride};
   };
@@ -532,9 +562,9 @@ void AddSlice(const Slice& slice, const Prepared<T>& weights, const RecurrenceCa
 
 /* Gradients of matrices that FindWhole found; the numbers do not depend on the number of threads. */
 template <typename T>
-void RunWhole(const std::vector<bool>& whole, const Prepared<T>& weights,
-              const RecurrenceCall& call) {
-  const Program& program = weights.program;
+void RunWhole(const std::vector<bool>& whole, const Shared<T>& shared) {
+  const Program& program = shared.weights.program;
+  const RecurrenceCall& call = shared.call;
   for (size_t i = 0; i < whole.size(); ++i)
     if (whole[i] && call.matrix_gradients[i])
       std::memset(call.matrix_gradients[i], 0,
@@ -544,16 +574,29 @@ void RunWhole(const std::vector<bool>& whole, const Prepared<T>& weights,
 #pragma omp parallel for num_threads(call.threads) if (call.threads > 1) schedule(dynamic, 1)
   for (int64_t n = 0; n < count; ++n) {
     const Flushing flushing;
-    AddSlice(slices[n], weights, call);
+    AddSlice(slices[n], shared);
   }
 }
 
-/* The scratch of a call: packed weights, a walk of each thread, partial gradients of each unit. */
+/* The rings that have a row for each of the batch, to be given a place. */
+template <typename T>
+Buffers<T> WholeRings(Shared<T>* shared) {
+  Buffers<T> wanted;
+  for (size_t i = 0; i < shared->whole_rings.size(); ++i)
+    if (shared->ring_is_whole[i])
+      wanted.Want(&shared->whole_rings[i],
+                  shared->call.batch * shared->weights.program.ring_widths[i]);
+  return wanted;
+}
+
+/* The scratch of a call: packed weights, a walk of each thread, partial gradients of each unit, rings
+ * that have a row for each of the batch. */
 template <typename T>
 struct Layout {
-  int64_t chunks, units, threads, walk_bytes, walks_at, partials_at, bytes;
+  int64_t chunks, units, threads, walk_bytes, walks_at, partials_at, rings_at, bytes;
 
-  explicit Layout(const Shared<T>& shared) {
+  explicit Layout(Shared<T>* all) {
+    const Shared<T>& shared = *all;
     const RecurrenceCall& call = shared.call;
     const Prepared<T>& weights = shared.weights;
     chunks = (call.batch + shared.rows_per_chunk - 1) / shared.rows_per_chunk;
@@ -567,25 +610,36 @@ struct Layout {
     walks_at = RoundUp(weights.packed_bytes, kLine);
     partials_at = walks_at + threads * walk_bytes;
     int64_t partials = weights.program.backward ? units * weights.partial_size * sizeof(T) : 0;
-    bytes = partials_at + partials + kLine;  // to begin where a line does
+    rings_at = partials_at + RoundUp(partials, kLine);
+    bytes = rings_at + WholeRings(all).Bytes() + kLine;  // to begin where a line does
   }
 };
+
+template <typename T>
+Shared<T> Share(const std::vector<bool>& whole, const RecurrenceCall& call,
+                const Prepared<T>& weights) {
+  Shared<T> shared{call, weights};
+  shared.ring_is_whole = FindWholeRings(weights.program, whole);
+  shared.whole_rings.resize(shared.ring_is_whole.size());
+  Divide(&shared);
+  return shared;
+}
 
 template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
   const std::vector<bool> whole = FindWhole(program, call);
   Prepared<T> weights(program, call, whole);
-  Shared<T> shared{call, weights};
+  Shared<T> shared = Share(whole, call, weights);
   Sort(&shared);
   SortIndex(&shared);
-  Divide(&shared);
-  const Layout<T> layout(shared);
+  const Layout<T> layout(&shared);
   std::unique_ptr<char[]> own;
   if (call.scratch_bytes < layout.bytes) own.reset(new char[layout.bytes]);
   auto address = reinterpret_cast<uintptr_t>(own ? own.get() : call.scratch);
   auto scratch = reinterpret_cast<char*>((address + kLine - 1) / kLine * kLine);
   weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
   T* partials = reinterpret_cast<T*>(scratch + layout.partials_at);
+  WholeRings(&shared).Place(scratch + layout.rings_at);
   std::atomic<int64_t> next{0}, thread{0};
   int threads = static_cast<int>(layout.threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -606,15 +660,15 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   if (program.backward)
     weights.Collect(partials, weights.partial_size, layout.chunks ? layout.units : 0,
                     call.threads);
-  RunWhole(whole, weights, call);
+  RunWhole(whole, shared);
 }
 
 template <typename T>
 int64_t BytesAs(const Program& program, const RecurrenceCall& call) {
-  Prepared<T> weights(program, call, FindWhole(program, call));
-  Shared<T> shared{call, weights};
-  Divide(&shared);
-  return Layout<T>(shared).bytes;
+  const std::vector<bool> whole = FindWhole(program, call);
+  Prepared<T> weights(program, call, whole);
+  Shared<T> shared = Share(whole, call, weights);
+  return Layout<T>(&shared).bytes;
 }
 
 }  // namespace

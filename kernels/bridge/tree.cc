@@ -391,15 +391,19 @@ void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& c
 template <typename T>
 void SumAs(const RowSum& sum, const std::vector<int64_t>& begin, const std::vector<int32_t>& users,
            int threads) {
-  const int64_t rows = begin.size() - 1, width = sum.width;
+  constexpr int64_t kAhead = 4;  // rows that are asked for, as they come from beyond the caches
+  const int64_t rows = begin.size() - 1, nodes = users.size(), width = sum.width;
   auto from = static_cast<const T*>(sum.from);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 64)
   for (int64_t r = 0; r < rows; ++r) {
     T* to = static_cast<T*>(sum.to) + r * width;
-    std::memset(to, 0, width * sizeof(T));
+    if (begin[r] == begin[r + 1]) std::memset(to, 0, width * sizeof(T));
     for (int64_t k = begin[r]; k < begin[r + 1]; ++k) {
-      if (k + 1 < static_cast<int64_t>(users.size())) FetchRow(from + users[k + 1] * width, width);
-      AddRow(to, from + users[k] * width, width);
+      if (k + kAhead < nodes) FetchRow(from + users[k + kAhead] * width, width);
+      if (k == begin[r])
+        CopyRow(to, from + users[k] * width, width);
+      else
+        AddRow(to, from + users[k] * width, width);
     }
   }
 }

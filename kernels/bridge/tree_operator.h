@@ -13,7 +13,10 @@
  */
 #pragma once
 
+#include <memory>
+#include <mutex>
 #include <stdexcept>
+#include <vector>
 
 #include "recurrence_operator.h"
 #include "tree.h"
@@ -152,10 +155,16 @@ constexpr int64_t kChunkNodes = 256;  // what fits the level-2 cache, backward t
 constexpr int64_t kMinChunkNodes = 32;
 constexpr int64_t kWantedChunks = 16;
 
-Levels LevelsOf(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes) {
+/* Nodes that a chunk should have. A single pair of trees is two chunks, one for each of two threads;
+ * in training it is one, for each has a gradient of all weights, to be cleared and summed. */
+int64_t ChunkOf(const NodeAttrs& attrs, int64_t nodes) {
+  const int64_t chunk = std::min(std::max(nodes / kWantedChunks, kMinChunkNodes), kChunkNodes);
+  return Flag(attrs, "stash") ? chunk : std::min(chunk, std::max<int64_t>((nodes + 1) / 2, 1));
+}
+
+Levels MakeLevels(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes, int64_t chunk) {
   auto data = static_cast<const int32_t*>(structure.dptr_);
   int64_t count = structure.shape_[0];
-  int64_t chunk = std::min(std::max(nodes / kWantedChunks, kMinChunkNodes), kChunkNodes);
   std::vector<int32_t> sources(count), targets;
   if (structure.shape_.ndim() == 2) {
     targets.resize(count);
@@ -174,10 +183,43 @@ Levels LevelsOf(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes) {
   }
 }
 
+/* The levels that were found last, for backward and for other layers over the same trees. */
+class LastLevels {
+ public:
+  std::shared_ptr<const Levels> Find(const NodeAttrs& attrs, const TBlob& structure,
+                                     int64_t nodes) {
+    auto data = static_cast<const int32_t*>(structure.dptr_);
+    const int64_t size = structure.shape_.Size(), chunk = ChunkOf(attrs, nodes);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (levels_ && nodes_ == nodes && chunk_ == chunk && dimensions_ == structure.shape_.ndim() &&
+          std::equal(structure_.begin(), structure_.end(), data, data + size))
+        return levels_;
+    }
+    auto made = std::make_shared<const Levels>(MakeLevels(attrs, structure, nodes, chunk));
+    std::lock_guard<std::mutex> lock(mutex_);
+    levels_ = made;
+    nodes_ = nodes;
+    chunk_ = chunk;
+    dimensions_ = structure.shape_.ndim();
+    structure_.assign(data, data + size);
+    return made;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<const Levels> levels_;
+  std::vector<int32_t> structure_;
+  int64_t nodes_ = 0, chunk_ = 0;
+  int dimensions_ = 0;
+};
+
+LastLevels last_levels;
+
 /* What a call needs of a node; `inputs` are those of the forward operator. */
 struct TreeArguments {
   const TreeSignature& signature;
-  Levels levels;
+  std::shared_ptr<const Levels> levels;
   TreeCall call;
   int64_t rows = 0;
 
@@ -193,8 +235,8 @@ struct TreeArguments {
       call.index = static_cast<const int32_t*>(index.dptr_);
       CheckIndex(attrs, nodes);
     }
-    levels = LevelsOf(attrs, structure, nodes);
-    call.levels = &levels;
+    levels = last_levels.Find(attrs, structure, nodes);
+    call.levels = levels.get();
     for (size_t j = 0; j < shape.messages.size(); ++j)
       if (shape.reduce[j] == kConcat) CheckArity(attrs, shape.reduced[j] / shape.messages[j]);
     size_t at = 0;
@@ -212,7 +254,7 @@ struct TreeArguments {
         learned->vectors.push_back(inputs[at++].dptr_);
     }
     for (int64_t width : shape.emitted) work += 20.0 * width;
-    call.threads = Threads(0.02 * work * nodes, levels.chunks.size() - 1);
+    call.threads = Threads(0.02 * work * nodes, levels->chunks.size() - 1);
   }
 
   void CheckIndex(const NodeAttrs& attrs, int64_t nodes) const {
@@ -224,11 +266,11 @@ struct TreeArguments {
   }
 
   void CheckArity(const NodeAttrs& attrs, int64_t most) const {
-    for (int64_t p = 0; p < levels.nodes(); ++p)
-      if (levels.edges[p + 1] - levels.edges[p] > most)
+    for (int64_t p = 0; p < levels->nodes(); ++p)
+      if (levels->edges[p + 1] - levels->edges[p] > most)
         Fail((attrs.name.empty() ? std::string("tree") : "node " + attrs.name) + ": node " +
-             std::to_string(levels.order[p]) + " has " +
-             std::to_string(levels.edges[p + 1] - levels.edges[p]) + " children; at most " +
+             std::to_string(levels->order[p]) + " has " +
+             std::to_string(levels->edges[p + 1] - levels->edges[p]) + " children; at most " +
              std::to_string(most) + " fit");
   }
 };
@@ -241,14 +283,14 @@ class SharedRows {
   /* Where the gradients of nodes go, if those of rows go to `sums`. */
   void* Add(void* sums, int64_t width) {
     if (!arguments_.call.index || !sums) return sums;
-    int64_t size = arguments_.levels.nodes() * width * ItemSize(arguments_.signature.dtype);
+    int64_t size = arguments_.levels->nodes() * width * ItemSize(arguments_.signature.dtype);
     memory_.emplace_back(new char[size]);
     sums_.push_back({memory_.back().get(), sums, width});
     return memory_.back().get();
   }
 
   void Finish() {
-    SumRows(sums_, arguments_.call.index, arguments_.levels.nodes(), arguments_.rows,
+    SumRows(sums_, arguments_.call.index, arguments_.levels->nodes(), arguments_.rows,
             arguments_.signature.dtype == mshadow::kFloat64, arguments_.call.threads);
   }
 
@@ -270,6 +312,7 @@ void TreeForward(const NodeAttrs& attrs, const mxnet::OpContext&,
   for (size_t k = 0; k < n_results; ++k)
     call.emitted.push_back(results.Add(outputs[k], requests[k]));
   if (stash) {
+    for (size_t k : {n_results, n_results + 1}) Enlarge(outputs[k]);
     call.node_stash = outputs[n_results].dptr_;
     call.edge_stash = outputs[n_results + 1].dptr_;
   }

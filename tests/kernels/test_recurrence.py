@@ -692,6 +692,37 @@ def test_one_step_over_many_rows(shared: bool, rows: int, dtype: str) -> None:
         near(got, right, 3e-5 if dtype == "float32" else 1e-12, f"array {n} of {text}, MXNet")
 
 
+@pytest.mark.parametrize("rows", [900, 40_000])
+def test_gradients_of_very_many_rows_are_summed_by_parts(rows: int) -> None:
+    """They are kept for one product up to some megabytes; with a kernel behind the product."""
+    width, columns = 64, 3
+    scale = "f64[a,b] (f64[a,b], f64[b]) { %2 = mul %1 %0; return %2:f64[a,b] }"
+    text = (
+        f"recurrence f64 ({columns}) () ({width}x{columns}) ({width}) ;; {width} = x0 @ m0' ;;"
+        f" {width} = t0 v0 -> {scale} ;; next ;; emit t1"
+    )
+    rng = np.random.default_rng(0)
+    shapes = [(rows, columns), (width, columns), (width,)]
+    x, w, v = (rng.uniform(-1, 1, shape) for shape in shapes)
+    head = rng.uniform(-1, 1, (rows, width))
+    attrs = {"spec": text, "flat": True, "zero_states": True, "stash": True}
+
+    def plain(x: Any, w: Any, v: Any) -> Any:
+        product = mx.nd.FullyConnected(x, w, num_hidden=width, no_bias=True)
+        return mx.nd.broadcast_mul(product, v.reshape((1, -1)))
+
+    wanted = [(head * v) @ w, (head * v).T @ x, (head * (x @ w.T)).sum(0)]
+    for run in (plain, lambda *arrays: invoke(RECURRENCE, list(arrays), attrs)[0]):
+        arrays = [mx.nd.array(a, dtype="float64") for a in (x, w, v)]
+        for array in arrays:
+            array.attach_grad()
+        with mx.autograd.record():
+            made = run(*arrays)
+        made.backward(mx.nd.array(head, dtype="float64"))
+        for n, (array, right) in enumerate(zip(arrays, wanted, strict=True)):
+            near(array.grad.asnumpy(), right, 1e-12, f"gradient {n} of {rows} rows")
+
+
 @pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("steps", [1, 5, 150])
 def test_long_chains(steps: int, lengths: bool) -> None:

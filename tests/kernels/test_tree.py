@@ -170,3 +170,17 @@ def test_large_forests_take_all_threads_and_give_the_same() -> None:
         arrays = [mx.nd.array(a, dtype="int32" if n == 2 else a.dtype) for n, a in enumerate(some)]
         part = invoke("graphopt_tree", arrays, {"spec": str(spec)})[0].asnumpy()
         np.testing.assert_allclose(whole[first : first + 24], part, rtol=1e-13, atol=1e-13)
+
+
+def test_levels_are_those_of_the_structure_at_hand() -> None:
+    """The last ones are kept: neither of other trees, nor of parents where there are edges now."""
+    spec = parse(text_of(("sum", "max")))
+    for parents in ([1, -1, 3, -1], [1, 3, 1, -1], [1, 3, 1, -1]):
+        inputs = inputs_of(spec, 4, 4, parents, indexed=False)
+        arrays = [mx.nd.array(a, dtype=a.dtype) for a in inputs]
+        made = invoke("graphopt_tree", arrays, {"spec": str(spec)})[0].asnumpy()
+        np.testing.assert_allclose(made, run(spec, inputs)[0], rtol=1e-12, atol=1e-12)
+    inputs = inputs_of(spec, 4, 4, [[1, 3], [1, -1]], indexed=False)
+    arrays = [mx.nd.array(a, dtype=a.dtype) for a in inputs]
+    with pytest.raises(mx.MXNetError, match="an edge leads from node 1 to node -"):
+        invoke("graphopt_tree", arrays, {"spec": str(spec)})[0].wait_to_read()
