@@ -18,9 +18,11 @@ extern "C" int64_t run(const float* from, const float* weights, const float* bia
   return plan.tasks();
 }
 
+/* Rows of all three matrices lie `apart` floats farther from each other than they need to. */
 extern "C" void multiply(const float* left, int64_t left_transposed, const float* right,
                          int64_t right_transposed, float* to, int64_t rows, int64_t depth,
-                         int64_t units, int64_t adds) {
-  const Matrix first{left, left_transposed != 0}, second{right, right_transposed != 0};
-  Multiply(rows, depth, units, first, second, to, adds != 0);
+                         int64_t units, int64_t apart, int64_t adds) {
+  const Matrix first{left, (left_transposed ? rows : depth) + apart, left_transposed != 0};
+  const Matrix second{right, (right_transposed ? depth : units) + apart, right_transposed != 0};
+  Multiply(rows, depth, units, first, second, to, units + apart, adds != 0);
 }

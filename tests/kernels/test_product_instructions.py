@@ -43,16 +43,22 @@ def run(library: ctypes.CDLL):
 
 @pytest.fixture
 def multiply(library: ctypes.CDLL):
-    def call(left, right, flags: tuple[bool, bool], *, adds: bool) -> np.ndarray:
+    def call(left, right, flags: tuple[bool, bool], *, adds: bool, apart: int = 0) -> np.ndarray:
         rows, depth = left.shape[::-1] if flags[0] else left.shape
         units = right.shape[0 if flags[1] else 1]
-        place, to = guarded(rows * units)
+        left, right = (
+            np.pad(a, ((0, 0), (0, apart)), constant_values=np.nan) if apart else a
+            for a in (left, right)
+        )
+        place, to = guarded(rows * (units + apart))
         at = [ctypes.c_void_p(a.ctypes.data) for a in (left, right, to)]
         turned = [ctypes.c_int64(flag) for flag in flags]
-        extents = map(ctypes.c_int64, (rows, depth, units, adds))
+        extents = map(ctypes.c_int64, (rows, depth, units, apart, adds))
         library.multiply(at[0], turned[0], at[1], turned[1], at[2], *extents)
         check_guards(place)
-        return to.reshape(rows, units).copy()
+        made = to.reshape(rows, units + apart)
+        assert (made[:, units:] == 7.25).all()
+        return made[:, :units].copy()
 
     return call
 
@@ -118,7 +124,7 @@ def test_matrices_of_any_layout_and_what_they_are_added_to(multiply) -> None:
                 np.ascontiguousarray(a.T if flag else a)
                 for a, flag in zip((left, right), flags, strict=True)
             ]
-            found = multiply(*given, flags, adds=adds)
+            found = multiply(*given, flags, adds=adds, apart=(0, 1, 48)[at % 3])
             want = left.astype(float) @ right + 7.25 * adds
             np.testing.assert_allclose(found, want, rtol=1e-5, atol=2e-5, err_msg=str(left.shape))
 
