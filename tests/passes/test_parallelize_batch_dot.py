@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphopt.api.lifting import lift
 from graphopt.backend.infer import with_types
+from graphopt.backend.symbol import to_symbol
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
@@ -122,6 +124,23 @@ def test_a_transpose_that_others_read_stays() -> None:
     assert "heads_out" not in mixed.attrs  # m4 is asked for as it was
     assert ops(result.graph).count("transpose") == 2
     assert_equivalent(graph, result.graph, training=True)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_heads_of_a_file_have_their_meaning_in_their_attributes(turned: bool) -> None:
+    """What was exported with kernels has no transposes with it; it is read and put back too."""
+    graph = attention(2, 5, 7, 4, 3, 6, turned=turned, returned="%m, %mt, %s")
+    made = run(graph).graph
+    read = with_types(lift(to_symbol(made), {n.name: n.type.shape for n in graph.inputs}))
+    products = [node for node in read if node.op == PARALLEL_BATCH_DOT]
+    assert [node.graphs for node in products] == [(), ()]
+    assert products[1].attrs["heads_out"] == 4
+    assert_equivalent(graph, read)
+    plain = unfuse(read)
+    assert ops(plain).count("batch_dot") == 2
+    assert PARALLEL_BATCH_DOT not in ops(plain)
+    assert plain == with_types(plain)
+    assert_equivalent(graph, plain, training=True)
 
 
 def test_one_array_of_heads_for_both_sides() -> None:
