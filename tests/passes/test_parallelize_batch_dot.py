@@ -209,6 +209,7 @@ def test_the_operator_refuses_other_shapes() -> None:
     [
         ("f32[4,3,5]", "f32[4,5,2]", "", {}, "4 products are too few"),
         ("f64[9,3,5]", "f64[9,5,2]", "", {}, "it multiplies float64"),
+        ("f32[9,4,3,5]", "f32[9,4,5,2]", "", {}, "its operands have 4 axes, not 3"),
         ("f32[9,99,5]", "f32[9,5,2]", "{max_mega_macs=0}", {}, "large enough for all threads"),
         ("f32[9,3,5]", "f32[9,5,2]", "", {"precise": True}, "another order"),
         ("f32[9,3,5]", "f32[9,5,2]", "", {"device": "gpu"}, "CPUs only"),
