@@ -101,6 +101,8 @@ class HoistLookups(Pass):
             raise GraphoptError(f"the table is {table.dtype}, the recurrence {spec.dtype}")
         lookup = project(spec)
         count, rows = tokens.size or 0, extents(graph, read.embedding.inputs[1])[0]
+        if not count or not rows:
+            raise GraphoptError(f"there are {count} tokens and {rows} rows")
         work = _Work(spec, lookup, count, rows, training=cx.training)
         told = f"{work.distinct:.0f} of the table's {rows} rows, not {count} tokens"
         if not self.always and work.after >= work.before:

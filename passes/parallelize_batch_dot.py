@@ -88,6 +88,8 @@ class ParallelizeBatchDot(Pass):
             return "its shape is not known"
         if node.type.dtype != "float32":
             return f"it multiplies {node.type.dtype}"
+        if len(node.type.shape) != 3:
+            return f"its operands have {len(node.type.shape)} axes, not 3"
         batch, rows, columns = (extent or 0 for extent in node.type.shape)
         if batch < self.min_batch:
             return f"{batch} products are too few"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphopt.backend import reference_ops
+from graphopt.backend.heads import in_mxnets_operators, reads_heads
 from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
@@ -86,9 +87,10 @@ def _node(
     if node.op == CONSTANT:
         return [constant_array(node)]
     inputs = [values[value] for value in node.inputs]
-    if node.op in (CONVOLUTIONS, PRODUCT) or (node.op == PARALLEL_BATCH_DOT and node.graphs):
-        names = [each.name for each in node.graphs[0].inputs]
-        return run(node.graphs[0], dict(zip(names, inputs, strict=True)))
+    if node.op in (CONVOLUTIONS, PRODUCT):
+        return _region(node.graphs[0], inputs)
+    if node.op == PARALLEL_BATCH_DOT and reads_heads(node):
+        return _region(in_mxnets_operators(graph, node), inputs)
     if node.op == FUSED:
         return evaluate(parse(node.attrs["spec"]), inputs)
     if node.op == RECURRENCE:
@@ -99,3 +101,8 @@ def _node(
         return tree.run(parse_tree(node.attrs["spec"]), inputs, indexed=indexed)
     op = "batch_dot" if node.op == PARALLEL_BATCH_DOT else node.op
     return reference_ops.evaluate(op, inputs, node.attrs, training=training)
+
+
+def _region(body: Graph, inputs: Arrays) -> Arrays:
+    names = [each.name for each in body.inputs]
+    return run(body, dict(zip(names, inputs, strict=True)))

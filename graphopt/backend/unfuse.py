@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from graphopt.backend.heads import in_mxnets_operators, reads_heads
 from graphopt.backend.unroll import unroll
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
@@ -44,9 +45,13 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
     for node in graph:
         if not which(graph, node):
             continue
-        if node.op == PARALLEL_BATCH_DOT and not node.graphs:
-            plain.update(plain[node.id].but(op="batch_dot"))
-        body, now = _region(node), plain[node.id]
+        body = _region(node)
+        if node.op == PARALLEL_BATCH_DOT and body is None:
+            if reads_heads(node):
+                body = in_mxnets_operators(graph, node)
+            else:
+                plain.update(plain[node.id].but(op="batch_dot"))
+        now = plain[node.id]
         if body is None:
             if node.op == TREE:
                 raise GraphoptError(

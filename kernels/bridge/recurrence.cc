@@ -549,11 +549,14 @@ void AddSlice(const Slice& slice, const Shared<T>& shared) {
       return Located<T>{shared.whole_rings[spot.index] + spot.offset,
                         weights.program.ring_widths[spot.index]};
     const SequenceArray& array = call.sequences[spot.index];
-    return Located<T>{static_cast<T*>(array.data) + spot.offset, array.row_stride};
+    const bool is_by_number = spot.index == 0 && call.index;
+    return Located<T>{static_cast<T*>(array.data) + spot.offset, array.row_stride,
+                      is_by_number ? shared.index.data() : nullptr};
   };
   const Located<T> left = rows_of(step.spots[0]), right = rows_of(step.spots[1]);
   const int64_t columns = weights.program.matrix_columns[step.which];
-  const Segment<T> all{left.at + slice.begin, right.at, left.stride, right.stride, call.batch};
+  const Segment<T> all{left.at + slice.begin, right.at,   left.stride, right.stride,
+                       call.batch,            left.index, right.index};
   weights.products.outer(&all, 1, slice.end - slice.begin, step.depth,
                          static_cast<T*>(call.matrix_gradients[step.which]) +
                              (step.row + slice.begin) * columns + step.column,

@@ -693,6 +693,17 @@ def test_one_step_over_many_rows(shared: bool, rows: int, dtype: str) -> None:
         near(got, right, 3e-5 if dtype == "float32" else 1e-12, f"array {n} of {text}, MXNet")
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_one_step_that_multiplies_products_with_rows_of_a_table(both: bool) -> None:
+    """The second matrix is multiplied with the projected table, whose rows are read by number."""
+    spec = parse(
+        "recurrence f64 (4) (5) (6x4, 5x6, 5x5) () ;; 6 = x0 @ m0' ;; 5 = t0 @ m1' + s0 @ m2' ;;"
+        " 5 = t1 -> f64[a,b] (f64[a,b]) { %1 = tanh %0; return %1:f64[a,b] } ;; next t2 ;; emit t2"
+    )
+    for steps in (1, 2):
+        check(spec, Call(steps, 40, indexed=True, bidirectional=both))
+
+
 @pytest.mark.parametrize("rows", [900, 40_000])
 def test_gradients_of_very_many_rows_are_summed_by_parts(rows: int) -> None:
     """They are kept for one product up to some megabytes; with a kernel behind the product."""

@@ -339,6 +339,12 @@ def test_work_decides() -> None:
     assert "times the work" in refused(narrow, pipeline)
 
 
+def test_no_words_at_all() -> None:
+    assert "there are 15 tokens and 0 rows" in refused(net(words=0))
+    empty = str(hoisted(net(), BEFORE).graph).replace("i32[5,3]", "i32[5,0]")
+    assert "there are 0 tokens and 6 rows" in refused(parse(empty), "hoist-lookups")
+
+
 def test_nothing_is_done_twice() -> None:
     once = hoisted(net(), mode="training").graph
     assert run_pass(once, "hoist-lookups{always=True}", mode="training").graph is once

@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphopt.api.lifting import lift
 from graphopt.backend.infer import with_types
+from graphopt.backend.symbol import to_symbol
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
@@ -124,6 +126,23 @@ def test_a_transpose_that_others_read_stays() -> None:
     assert_equivalent(graph, result.graph, training=True)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_heads_of_a_file_have_their_meaning_in_their_attributes(turned: bool) -> None:
+    """What was exported with kernels has no transposes with it; it is read and put back too."""
+    graph = attention(2, 5, 7, 4, 3, 6, turned=turned, returned="%m, %mt, %s")
+    made = run(graph).graph
+    read = with_types(lift(to_symbol(made), {n.name: n.type.shape for n in graph.inputs}))
+    products = [node for node in read if node.op == PARALLEL_BATCH_DOT]
+    assert [node.graphs for node in products] == [(), ()]
+    assert products[1].attrs["heads_out"] == 4
+    assert_equivalent(graph, read)
+    plain = unfuse(read)
+    assert ops(plain).count("batch_dot") == 2
+    assert PARALLEL_BATCH_DOT not in ops(plain)
+    assert plain == with_types(plain)
+    assert_equivalent(graph, plain, training=True)
+
+
 def test_one_array_of_heads_for_both_sides() -> None:
     graph = with_types(
         parse(
@@ -190,6 +209,7 @@ def test_the_operator_refuses_other_shapes() -> None:
     [
         ("f32[4,3,5]", "f32[4,5,2]", "", {}, "4 products are too few"),
         ("f64[9,3,5]", "f64[9,5,2]", "", {}, "it multiplies float64"),
+        ("f32[9,4,3,5]", "f32[9,4,5,2]", "", {}, "its operands have 4 axes, not 3"),
         ("f32[9,99,5]", "f32[9,5,2]", "{max_mega_macs=0}", {}, "large enough for all threads"),
         ("f32[9,3,5]", "f32[9,5,2]", "", {"precise": True}, "another order"),
         ("f32[9,3,5]", "f32[9,5,2]", "", {"device": "gpu"}, "CPUs only"),
