@@ -385,15 +385,15 @@ template <typename T>
 void ReadNumbers(const TBlob& blob, bool batch_major, const Extents& extents,
                  const std::vector<int64_t>& lengths, std::vector<int32_t>* numbers) {
   auto data = static_cast<const T*>(blob.dptr_);
-  const T last = static_cast<T>(extents.table_rows - 1);
   for (int64_t t = 0; t < extents.steps; ++t)
     for (int64_t b = 0; b < extents.batch; ++b) {
-      const T found = batch_major ? data[b * extents.steps + t] : data[t * extents.batch + b];
+      // As a double, which has every number of a row: float32 has none of some beyond 2^24.
+      const double found = batch_major ? data[b * extents.steps + t] : data[t * extents.batch + b];
       const bool is_behind = !lengths.empty() && t >= lengths[b];
       // What is not a number is below 0 too.
-      const int64_t number = !(found > T(0)) ? 0
-                             : found >= last ? extents.table_rows - 1
-                                             : static_cast<int64_t>(found);
+      const int64_t number = !(found > 0)                    ? 0
+                             : found >= extents.table_rows ? extents.table_rows - 1
+                                                           : static_cast<int64_t>(found);
       numbers->push_back(static_cast<int32_t>(is_behind ? -1 : number));
     }
 }

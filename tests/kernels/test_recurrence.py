@@ -793,6 +793,17 @@ def test_numbers_of_rows(kind: str) -> None:
     assert not gradient.any()
 
 
+def test_numbers_that_rows_of_large_tables_have_in_single_precision() -> None:
+    rows = (1 << 24) + 2  # the last one's number is no float32
+    spec = parse("recurrence f32 (1) () (1x1) () ;; 1 = x0 @ m0' ;; next ;; emit t0")
+    table = (np.arange(rows) % 1000).astype("float32")[:, None]
+    numbers = np.array([[0, 1000, (1 << 24) - 1, 1 << 24, (1 << 24) + 4]], "float32")
+    call = Call(1, numbers.size, indexed=True)
+    (found,), _ = operator(spec, [table, np.ones((1, 1), "float32"), numbers], call)
+    at = [0, 1000, (1 << 24) - 1, 1 << 24, rows - 1]
+    np.testing.assert_array_equal(found[0], table[at])
+
+
 def test_tables_that_do_not_fit() -> None:
     spec, call = cell(), Call(4, 3, indexed=True)
     inputs = inputs_of(spec, call)
