@@ -13,10 +13,13 @@
 
 namespace graphopt {
 
-/* The calling thread reads and writes such numbers as zero as long as one of these is there. */
+/* The calling thread reads and writes such numbers as zero as long as one of these is there, if wanted:
+ * forward it is not, as log(exp(-95)) has to be -95. */
 class Flushing {
  public:
-  Flushing() : before_(Read()) { Write(before_ | kFlush); }
+  explicit Flushing(bool wanted) : before_(Read()) {
+    if (wanted) Write(before_ | kFlush);
+  }
   ~Flushing() { Write(before_); }
   Flushing(const Flushing&) = delete;
   Flushing& operator=(const Flushing&) = delete;

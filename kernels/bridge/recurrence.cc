@@ -576,7 +576,7 @@ void RunWhole(const std::vector<bool>& whole, const Shared<T>& shared) {
   const int64_t count = slices.size();
 #pragma omp parallel for num_threads(call.threads) if (call.threads > 1) schedule(dynamic, 1)
   for (int64_t n = 0; n < count; ++n) {
-    const Flushing flushing;
+    const Flushing flushing(true);
     AddSlice(slices[n], shared);
   }
 }
@@ -647,7 +647,7 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   int threads = static_cast<int>(layout.threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    const Flushing flushing;
+    const Flushing flushing(program.backward);
     Buffers<T> wanted;
     Walk<T> walk(shared, &wanted);
     wanted.Place(scratch + layout.walks_at + thread.fetch_add(1) * layout.walk_bytes);

@@ -676,7 +676,7 @@ void RunAs(const SchedulePlan& plan, const ScheduleCall& call, bool backward) {
   int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    const Flushing flushing;
+    const Flushing flushing(backward);
     ScheduleWalk<T> walk(shared, backward);
     for (int64_t unit; (unit = next.fetch_add(1)) < units;) {
       T* partial = backward ? partials.get() + unit * shared.partial_size : nullptr;

@@ -369,7 +369,7 @@ void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& c
   int threads = static_cast<int>(std::min<int64_t>(call.threads, units));
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    const Flushing flushing;
+    const Flushing flushing(backward);
     TreeWalk<T> walk(shared);
     for (int64_t chunk; (chunk = next.fetch_add(1)) < chunks;) {
       if (!backward) {

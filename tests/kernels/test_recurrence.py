@@ -753,15 +753,19 @@ FADING = (
 )
 
 
-def test_numbers_that_fade_become_zero_here_and_nowhere_else() -> None:
+def test_gradients_that_fade_become_zero_here_and_nothing_elsewhere() -> None:
     steps, batch = 140, 3000
-    x = np.zeros((steps, batch, 1), "float32")
+    x = mx.nd.zeros((steps, batch, 1))
     x[0] = 1
-    state = np.zeros((batch, 1), "float32")
-    (made, _), _ = operator(parse(FADING), [x, state], Call(batch=batch, steps=steps))
-    want = 0.5 ** np.arange(steps, dtype="float64")
-    want[want < np.finfo("float32").tiny] = 0
-    np.testing.assert_array_equal(made, np.broadcast_to(want[:, None, None], made.shape))
+    x.attach_grad()
+    with mx.autograd.record():
+        made, *_ = invoke(RECURRENCE, [x, mx.nd.zeros((batch, 1))], {"spec": FADING})
+        last = made[-1]
+    last.backward()
+    halves = np.broadcast_to(0.5 ** np.arange(steps)[:, None, None], x.shape)
+    np.testing.assert_array_equal(made.asnumpy(), halves.astype("float32"))
+    want = np.where(halves < np.finfo("float32").tiny, 0, halves)[::-1]
+    np.testing.assert_array_equal(x.grad.asnumpy(), want)
     small = mx.nd.full((1 << 20,), 1e-40)
     assert (small * 0.5).asnumpy().min() > 0  # MXNet's threads count on as they did
 
