@@ -18,7 +18,7 @@ WORKERS ?= 2
 THREADS := $(shell expr $(CORES) / $(WORKERS) \| 1)
 LIMIT := $(and $(shell command -v timeout),timeout --foreground)
 TEST_SECONDS ?= 1000
-BENCH_SECONDS ?= 200
+BENCH_SECONDS ?= 300
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
