@@ -70,6 +70,7 @@ def test_goals(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(cases()))
 def test_budgets(
     name: str,

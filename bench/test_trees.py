@@ -224,6 +224,7 @@ def test_structures(
         )
 
 
+@pytest.mark.slow
 @BACKWARD
 @pytest.mark.parametrize("name", dynamic.NETS)
 def test_dynamic(

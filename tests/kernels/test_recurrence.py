@@ -405,7 +405,7 @@ def is_projected(spec: RecurrenceSpec) -> bool:
     return True
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.data())
 def test_random_bodies(data: st.DataObject) -> None:
     made = RandomStep(data.draw)

@@ -97,7 +97,7 @@ class Original:
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-@tries(100)
+@tries(60)
 @given(graph=graphs())
 def test_each_pass_alone_keeps_values(how: str, graph: Graph) -> None:
     note(str(graph))
@@ -106,7 +106,7 @@ def test_each_pass_alone_keeps_values(how: str, graph: Graph) -> None:
         original.check(name, SETTINGS[how])
 
 
-@tries(300)
+@tries(200)
 @given(
     graph=graphs(max_ops=12),
     names=st.lists(st.sampled_from(list(PASSES)), min_size=2, max_size=6),
@@ -118,7 +118,7 @@ def test_sequences_of_passes_keep_values(graph: Graph, names: list[str], how: st
 
 
 @pytest.mark.parametrize(("pipeline", "how"), [("inference", "frozen"), ("training", "training")])
-@tries(100)
+@tries(60)
 @given(graph=graphs(max_ops=20))
 def test_named_pipelines_keep_values(pipeline: str, how: str, graph: Graph) -> None:
     note(str(graph))
