@@ -224,8 +224,9 @@ def test_structures(
         )
 
 
-@pytest.mark.slow
-@BACKWARD
+@pytest.mark.parametrize(
+    "backward", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["forward", "step"]
+)
 @pytest.mark.parametrize("name", dynamic.NETS)
 def test_dynamic(
     name: str,

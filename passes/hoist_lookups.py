@@ -13,6 +13,8 @@ from graphopt.ir.node import DATA, RECURRENCE, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.kernels.recurrence.lookup import Lookup, project
 from graphopt.kernels.recurrence.spec import RecurrenceSpec, parse
+from graphopt.passes.fusion.region import origin_of
+from graphopt.passes.layout.transposes import TRANSPOSES, order_of
 from graphopt.passes.recurrence.sequences import erase_unused, extents, swapped
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
@@ -158,11 +160,8 @@ def _behind_swap(graph: Graph, value: Value) -> tuple[Node, bool]:
 
 def _swaps(node: Node) -> bool:
     """Whether it exchanges the first two of three axes."""
-    op = canonical(node.op)
-    if op == "SwapAxis":
-        axes = {int(node.attrs.get("dim1", 0)) % 3, int(node.attrs.get("dim2", 0)) % 3}
-        return node.type.rank == 3 and axes == {0, 1}
-    return op == "transpose" and tuple(node.attrs.get("axes") or ()) == (1, 0, 2)
+    is_transpose = canonical(node.op) in TRANSPOSES and node.type.rank == 3
+    return is_transpose and order_of(node, 3) == (1, 0, 2)
 
 
 class _Work:
@@ -197,13 +196,12 @@ def _take_in(graph: Graph, node: Node, read: _Read) -> None:
     if len(graphs) > 1:
         graphs[1] = _whole(graph, graphs[1], read.embedding, numbers, has_lengths=bool(ends))
     rows = node.inputs[0].node
-    origin = tuple(dict.fromkeys((*read.embedding.origin, read.embedding.name, *node.origin)))
     graph.update(
         node.but(
             inputs=(table, *others, numbers, *ends),
             attrs=node.attrs.set(indexed=True),
             graphs=tuple(graphs),
-            origin=origin,
+            origin=tuple(origin_of([read.embedding, node])),
         )
     )
     erase_unused(graph, [rows])

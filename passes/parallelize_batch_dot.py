@@ -8,12 +8,11 @@ from typing import ClassVar
 from graphopt.analysis.effects import held_nodes
 from graphopt.ir.attrs import AttrValue
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA, PARALLEL_BATCH_DOT, Node, NodeId
+from graphopt.ir.node import PARALLEL_BATCH_DOT, Node, NodeId
 from graphopt.ir.ops import canonical
+from graphopt.passes.fusion.region import origin_of
 from graphopt.passes.layout.heads import Heads, heads_read, heads_written
 from graphopt.pipeline.base import Pass, PassContext
-from graphopt.rewrite.edit import MAX_ORIGIN
-from graphopt.rewrite.substitute import transplant
 
 
 @dataclass(frozen=True)
@@ -123,26 +122,9 @@ def _replace(graph: Graph, node: Node, heads: _Heads) -> None:
     reads = [each.value if each else value for each, value in zip(heads, node.inputs, strict=False)]
     before = [inner for each in (left, right) if each for inner in each.nodes]
     nodes = list(dict.fromkeys([*before, node, *(result.nodes if result else ())]))
-    body = Graph("region")
-    new = {
-        value: body.add_input(f"in{at}", DATA, graph.type_of(value)).out()
-        for at, value in enumerate(reads)
-    }
-    for inner in nodes:
-        transplant(body, inner, new)
     last = nodes[-1]
-    body.set_outputs([new[last.out()]])
-    made = graph.add(
-        PARALLEL_BATCH_DOT,
-        reads,
-        attrs,
-        last.types,
-        graph.unique_name(f"{node.name or node.op}_heads"),
-        graphs=[body],
-        origin=list(dict.fromkeys(name for n in nodes for name in (n.origin or (n.name,)) if name))[
-            :MAX_ORIGIN
-        ],
-    )
+    name = graph.unique_name(f"{node.name or node.op}_heads")
+    made = graph.add(PARALLEL_BATCH_DOT, reads, attrs, last.types, name, origin=origin_of(nodes))
     graph.replace_uses(last.out(), made.out())
     for inner in reversed(nodes):
         if not graph.node_users(inner.id) and not graph.is_output(inner.out()):

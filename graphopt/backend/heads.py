@@ -1,7 +1,4 @@
-"""A ``graphopt_batch_dot`` over heads in MXNet's operators, from nothing but its attributes.
-
-Nodes that a pass made carry this form with them; those of a file do not.
-"""
+"""A ``graphopt_batch_dot`` over heads in MXNet's operators, from nothing but its attributes."""
 
 from __future__ import annotations
 

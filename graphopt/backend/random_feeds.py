@@ -22,11 +22,7 @@ def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]
     Raises:
         InputError: an input that is read has no static type.
     """
-    return {
-        node.name: draw(node, seed)
-        for node in graph.inputs
-        if graph.node_users(node.id) or graph.is_output(node.out())
-    }
+    return {node.name: draw(node, seed) for node in _read(graph)}
 
 
 #: Numbers that are drawn for an input that is only timed with; the rest are these again.
@@ -39,11 +35,11 @@ def quick_feeds(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     Raises:
         InputError: an input that is read has no static type.
     """
-    return {
-        node.name: _repeated(node)
-        for node in graph.inputs
-        if graph.node_users(node.id) or graph.is_output(node.out())
-    }
+    return {node.name: _repeated(node) for node in _read(graph)}
+
+
+def _read(graph: Graph) -> list[Node]:
+    return [n for n in graph.inputs if graph.node_users(n.id) or graph.is_output(n.out())]
 
 
 def _repeated(node: Node) -> np.ndarray[Any, Any]:

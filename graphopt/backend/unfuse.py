@@ -46,7 +46,7 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
         if not which(graph, node):
             continue
         body = _region(node)
-        if node.op == PARALLEL_BATCH_DOT and body is None:
+        if node.op == PARALLEL_BATCH_DOT:
             if reads_heads(node):
                 body = in_mxnets_operators(graph, node)
             else:
@@ -93,5 +93,4 @@ def _region(node: Node) -> Graph | None:
     if node.op == RECURRENCE:
         is_cpu_form = not node.attrs.get("lengths")
         return node.graphs[1] if len(node.graphs) > 1 and is_cpu_form else None
-    with_body = (FUSED, CONVOLUTIONS, PRODUCT, PARALLEL_BATCH_DOT)
-    return node.graphs[0] if node.op in with_body and node.graphs else None
+    return node.graphs[0] if node.op in (FUSED, CONVOLUTIONS, PRODUCT) and node.graphs else None

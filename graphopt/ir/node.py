@@ -48,7 +48,7 @@ PRODUCT: Final = "graphopt_product"
 
 #: MXNet's batch_dot with a thread for every product; attrs: ``transpose_a``, ``transpose_b``, and
 #: ``heads_a``, ``heads_b``, ``heads_out`` where matrices lie side by side (see
-#: kernels/bridge/batch_dot.h), with the transposes that it then stands for in its nested graph.
+#: kernels/bridge/batch_dot.h, and backend/heads.py for what that is in MXNet's operators).
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
 
 #: Operators whose attributes say all: their nested graphs are there to be read and to be put back.

@@ -96,17 +96,12 @@ void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector
   if (m == 0 || n == 0 || k == 0) return;
   const double nanoseconds = 0.02 * c.products * m * n * k;
   const int threads = Threads(nanoseconds, c.products);
-  // Threads take products far from each other's: heads that lie side by side share pages and the
-  // pairs of lines that processors fetch.
-  const int64_t apart = c.products % threads ? 1 : threads, each = c.products / apart;
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
-  for (int64_t taken; (taken = next.fetch_add(1, std::memory_order_relaxed)) < c.products;) {
-    const int64_t i = taken % apart * each + taken / apart;
+  for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < c.products;)
     product::Multiply(m, k, n, {x + product.a.At(i), product.a.stride(), product.ta},
                       {y + product.b.At(i), product.b.stride(), product.tb}, z + c.At(i), c.stride(),
                       adds);
-  }
 }
 
 /* One side of a gradient's product: where it comes from, and the heads that it lies in. */

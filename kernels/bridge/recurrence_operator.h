@@ -12,7 +12,8 @@
  *
  * Inputs: sequences, states (batch, columns), matrices, vectors, numbers of rows (steps, batch) or
  * (batch, steps), lengths; of the three in the middle first all of one direction, then of the other.
- * Numbers outside of the table are clipped, as MXNet's Embedding does it. Outputs: emitted sequences, final states, the stash,
+ * Numbers outside of the table are clipped, as MXNet's Embedding does it. Outputs: emitted sequences,
+ * final states, the stash,
  * and what is computed in, so that MXNet's planner gives it memory that others have before and after.
  * Backward reads gradients of the first two, then the inputs, the emitted sequences if it needs them,
  * and the stash; its last output is what it computes in.
@@ -193,16 +194,12 @@ struct TableScratch {
 
   TableScratch(const Signature& signature, const Extents& extents, int64_t walk_bytes,
                bool is_backward)
-      : walk(0), projected(RoundUp(walk_bytes)) {
+      : walk(0), projected(Align(walk_bytes)) {
     const int64_t row = signature.projection.width * ItemSize(signature.dtype);
     const int64_t reads = extents.steps * extents.batch;
-    gradients = projected + RoundUp(std::min(reads, extents.table_rows) * row);
-    bytes = gradients + (is_backward ? RoundUp(reads * row) : 0) + kLine;
+    gradients = projected + Align(std::min(reads, extents.table_rows) * row);
+    bytes = gradients + (is_backward ? Align(reads * row) : 0) + kLineBytes;
   }
-
- private:
-  static constexpr int64_t kLine = 64;
-  static int64_t RoundUp(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 };
 
 bool IsKnown(const Signature& signature, const Extents& extents) {
@@ -594,8 +591,7 @@ class ByNumber {
     const bool is_enough =
         static_cast<int64_t>(scratch_.shape_.Size()) * ItemSize(signature_.dtype) >= places.bytes;
     if (!is_enough) own_.reset(new char[places.bytes]);
-    auto address = reinterpret_cast<uintptr_t>(is_enough ? scratch_.dptr_ : own_.get());
-    char* at = reinterpret_cast<char*>((address + 63) / 64 * 64);
+    char* at = Aligned<char>(is_enough ? scratch_.dptr_ : own_.get());
     call.scratch = at;
     call.scratch_bytes = places.projected;
     projected_ = at + places.projected;

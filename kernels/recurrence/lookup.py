@@ -33,7 +33,7 @@ class Factor:
     adds: bool
 
     def numbers(self) -> list[int]:
-        """As the bridge reads it; see ``ReadFactors`` in kernels/bridge/lookup.cc."""
+        """As the bridge reads it; see ``ReadProjection`` in kernels/bridge/lookup.cc."""
         source, part = self.term.source, self.term.part
         found = [self.column, int(self.adds), source.start, source.width, self.term.width]
         return [*found, part.matrix, part.row, part.column, int(self.term.transposed)]

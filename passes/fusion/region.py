@@ -51,7 +51,6 @@ def replace_region(
         for before, after in zip(node.inputs, edited[node.id].inputs, strict=True)
     }
     last = nodes[-1]
-    origin = dict.fromkeys(name for n in nodes for name in (n.origin or (n.name,)) if name)
     made = edited.add(
         op,
         [now[value] for value in inputs],
@@ -59,12 +58,18 @@ def replace_region(
         [edited.type_of(value) for value in outputs],
         edited.unique_name(f"{last.name or last.op}_{suffix}"),
         graphs=[body],
-        origin=list(origin)[:MAX_ORIGIN],
+        origin=origin_of(nodes),
     )
     for index, value in enumerate(outputs):
         edited.replace_uses(value, made.out(index))
     for node in reversed(nodes):
         edited.erase(node.id)
+
+
+def origin_of(nodes: Sequence[Node]) -> list[str]:
+    """Which nodes of the user's graph several nodes stem from, as many as are kept."""
+    names = dict.fromkeys(name for n in nodes for name in (n.origin or (n.name,)) if name)
+    return list(names)[:MAX_ORIGIN]
 
 
 def operators(nodes: Sequence[Node]) -> str:
