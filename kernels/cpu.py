@@ -20,8 +20,9 @@ from numba.extending import intrinsic
 
 from graphopt.errors import GraphoptError
 from graphopt.kernels.emit.cpu import TOGETHER, emit_cpu, storage
+from graphopt.kernels.interleave import Interleaving, interleaved
 from graphopt.kernels.library import SYMBOL
-from graphopt.kernels.machine import target_machine
+from graphopt.kernels.machine import processor, target_machine
 from graphopt.kernels.spec import KernelSpec
 from graphopt.kernels.vecmath import function as vecmath
 from graphopt.kernels.vecmath.intrinsics import (
@@ -38,6 +39,8 @@ _IR = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 _HALF = ir.HalfType()
 _INTEGERS = {"int8": 8, "uint8": 8, "bool": 8, "int32": 32, "int64": 64}
 _UNSIGNED = ("uint8", "bool")
+#: Of 4 vectors with more operands some would have to be kept in memory; an LSTM's cell has 11.
+_FEW_OPERANDS = 12
 
 _VECMATH = {
     "abs": "abs",
@@ -117,6 +120,7 @@ def _to_ir(source: str, spec: KernelSpec) -> str:
             types.void,
             flags,
             {},
+            pipeline_class=Interleaving,
         )
     except NumbaError as error:
         raise GraphoptError(f"numba does not compile the kernel {spec}: {error}") from error
@@ -142,6 +146,7 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
         scope[f"store_rest{number}"] = _storer(dtype, dtype, place, scopes)
     scope["room"] = _room(dtype, TOGETHER * (len(spec.inputs) + len(spec.outputs)))
     last = len(spec.outputs) + 1
+    scope["interleaved"] = interleaved(_vectors_at_once(spec))
     scope["prefetch"] = _prefetch()
     scope["row_of"] = _row_of()
     scope["load_kept"] = _loader(dtype, dtype, last, last + 1)
@@ -153,6 +158,13 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
     scope.setdefault("pow_", _instruction("pow", dtype, precise))
     scope["reduce_sum"] = _reducer("reduce_sum", dtype)
     return scope
+
+
+def _vectors_at_once(spec: KernelSpec) -> int:
+    """How many vectors of a plain loop are computed together, which have to share the registers."""
+    _, features = processor()
+    has_many = "+avx512f" in features or "+neon" in features  # 32 registers and not 16
+    return 4 if has_many and len(spec.inputs) + len(spec.outputs) <= _FEW_OPERANDS else 2
 
 
 @cache

@@ -150,6 +150,7 @@ class _Emitter:
     def _loop(self, loop: Loop) -> None:
         if _is_plain(loop):
             self._line(2, "for j in range(whole):")
+            self._line(3, "interleaved()")
             self._elements(loop)
             self._line(2, "if whole < n:")
             self._rest(loop)

@@ -21,6 +21,7 @@ from graphopt.kernels.vecmath.intrinsics import (
 )
 
 NAN, INF = math.nan, math.inf
+_LIFT = 64  # a power of two that makes every subnormal number normal
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Format:
     log10_e: tuple[float, float]
     log2_e: tuple[float, float]
     root_half: int  # the bits of sqrt(1/2)
-    exp_range: tuple[float, float]  # beyond it exp is 0 or infinite
+    overflow: float  # above it exp is infinite
     saturation: float  # above it tanh is 1, and below minus twice of it expm1 is -1
     exp_tail: tuple[float, ...]  # (exp(r) - 1 - r) / r**2
     log_odd: bool  # how to compute log(1 + f): by a polynomial in f/(2 + f) or in f
@@ -63,17 +64,10 @@ class Format:
         """2**(biased - bias) for a normal result; bits above the exponent are lost."""
         return (biased << self.fraction).from_bits()
 
-    def scaled(self, y: Value, n: Value, is_lost: Value | None = None) -> Value:
-        """The value of y * 2**(n - 2 * bias), rounded once even if the power is not normal.
-
-        Where it ``is_lost``, zero: not by a product that underflows, which takes Intel's processors
-        some hundred cycles.
-        """
+    def scaled(self, y: Value, n: Value) -> Value:
+        """The value of y * 2**(n - 2 * bias), rounded once even if the power is not normal."""
         half = n >> 1
-        rest = self.power_of_two(n - half)
-        if is_lost is not None:
-            rest = select(is_lost, rest.like(0.0), rest)
-        return y * self.power_of_two(half) * rest
+        return y * self.power_of_two(half) * self.power_of_two(n - half)
 
     def reduce(self, x: Value, offset: int) -> tuple[Value, Value]:
         """exp(x) = 2**n * (1 + p): n + offset in the low bits of an integer, and p."""
@@ -85,14 +79,19 @@ class Format:
 
     def exp(self, x: Value) -> Value:
         """e**x."""
-        n, p = self.reduce(clamp(x, *self.exp_range), 2 * self.bias)
-        # What is masked out of a softmax is far below the range.
-        return self.scaled(p + 1.0, n, x < self.exp_range[0])
+        # Half of 2**n, as n may be the first power of two beyond the format; where results may be
+        # subnormal, 2**_LIFT times that, and the last product rounds. For what is masked out of a
+        # softmax, far below, the bits of the power are those of zero: products that underflow take
+        # Intel's processors some hundred cycles.
+        zero, lifted = self.bias - 1 + _LIFT, x < (3 - self.bias) * math.log(2)
+        n, p = self.reduce(clamp(x, -zero * math.log(2), self.overflow), self.bias - 1)
+        power = self.power_of_two(n + select(lifted, n.like(_LIFT), 0))
+        return fma(p, 2.0, 2.0) * power * select(lifted, x.like(2.0**-_LIFT), 1.0)
 
     def expm1(self, x: Value) -> Value:
         """e**x - 1."""
         # Half of the result first: 2**n may be the first power of two beyond the format.
-        limited = clamp(x, -2 * self.saturation, self.exp_range[1])
+        limited = clamp(x, -2 * self.saturation, self.overflow)
         n, p = self.reduce(limited, self.bias - 1)
         scale = self.power_of_two(n)
         y = 2.0 * fma(scale, p, scale - 0.5)
@@ -109,11 +108,17 @@ class Format:
 
     def sigmoid(self, x: Value) -> Value:
         """1 / (1 + e**-x)."""
-        e = self.exp(-fabs(x))
-        top = select(x < 0.0, e, 1.0)
-        y = top / (e + 1.0)
-        # One step against the rounding of e + 1: what is left over is exact, 1 / (1 + e) is not.
-        return fma(fma(-y, e, top - y), fma(e, -0.5, 1.0), y)
+        # t / (t + e**r) with t = 2**n and x = n * log(2) - r, for a normal t: it is lifted, and the
+        # last product rounds where the result is subnormal. At the lower end its bits are zero's.
+        lift = self.fraction + 2
+        x = clamp(x, -(self.bias + lift) * math.log(2), 2 * self.saturation)
+        magic = self.magic + (self.bias + lift)
+        shifted = fma(x, self.log2_e[0], magic)
+        n = shifted - magic
+        r = fma(n, self.ln2[1], fma(n, self.ln2[0], -x))
+        p = fma(r * r, horner(r, self.exp_tail), r)
+        lifted = self.power_of_two(shifted.bits())
+        return lifted / fma(lifted, 2.0**-lift, p + 1.0) * 2.0**-lift
 
     def log_rest(self, f: Value) -> Value:
         """log(1 + f) - f for f between sqrt(1/2) - 1 and sqrt(2) - 1."""
