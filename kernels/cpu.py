@@ -92,15 +92,18 @@ def compile_object(spec: KernelSpec, *, index: bool = False) -> tuple[bytes, int
         spec: what is compiled.
         index: whether operands may have numbers of rows (:mod:`graphopt.kernels.emit.cpu`).
     """
-    source, scratch = emit_cpu(spec, index=index)
-    text = _to_ir(source, spec)
+    # Rows with numbers are those of recurrences, a few vectors long: their ends matter.
+    masks = index and "+avx512f" in processor()[1]
+    source, scratch = emit_cpu(spec, index=index, masks=masks)
+    text = _to_ir(source, spec, masks=masks)
     machine = target_machine()
     return bytes(machine.emit_object(llvm.parse_assembly(text))), scratch
 
 
-def _to_ir(source: str, spec: KernelSpec) -> str:
+def _to_ir(source: str, spec: KernelSpec, *, masks: bool) -> str:
     """Optimised LLVM IR of the emitted function, under the name `SYMBOL`."""
     scope: dict[str, Any] = _functions(spec)
+    scope["interleaved"] = interleaved(_vectors_at_once(spec), masks=masks)
     exec(compile(source, "<kernel>", "exec"), scope)  # the source is ours: emit_cpu wrote it
     flags = compiler.Flags()
     flags.no_cpython_wrapper = True
@@ -146,7 +149,6 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
         scope[f"store_rest{number}"] = _storer(dtype, dtype, place, scopes)
     scope["room"] = _room(dtype, TOGETHER * (len(spec.inputs) + len(spec.outputs)))
     last = len(spec.outputs) + 1
-    scope["interleaved"] = interleaved(_vectors_at_once(spec))
     scope["prefetch"] = _prefetch()
     scope["row_of"] = _row_of()
     scope["load_kept"] = _loader(dtype, dtype, last, last + 1)

@@ -1,8 +1,9 @@
-"""Has LLVM compute several vectors of a loop at once.
+"""Has LLVM compute several vectors of a loop at once, and the last ones by masks.
 
 A function of :mod:`graphopt.kernels.vecmath` is a chain of twenty instructions that wait for each
 other, and a processor looks ahead by a few such chains only. LLVM interleaves iterations of short
 loops by itself; a kernel says which of its longer ones gain as well, by metadata on their branches.
+What is left at the end of a row, less than a vector, LLVM computes one by one if nothing is said.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from numba.extending import intrinsic
 
 
 @cache
-def interleaved(count: int) -> Any:
+def interleaved(count: int, *, masks: bool) -> Any:
     """A function that does nothing, but has the loop it is called in interleaved ``count`` times.
 
     Kernels that call it are compiled by :class:`Interleaving`. The loop's body has no branches.
+
+    Args:
+        count: vectors at once.
+        masks: whether the end of the loop is computed by vectors that leave elements out.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        builder.basic_block.interleaved = count
+        builder.basic_block.interleaved = (count, masks)
         return context.get_dummy_value()
 
     @intrinsic
@@ -43,18 +48,23 @@ class _Lower(Lower):
     def post_lower(self) -> None:
         super().post_lower()
         for block in self.function.blocks:
-            count = getattr(block, "interleaved", 0)
-            if count:
-                block.terminator.set_metadata("llvm.loop", _loop(self.module, count))
+            how = getattr(block, "interleaved", None)
+            if how is not None:
+                block.terminator.set_metadata("llvm.loop", _loop(self.module, *how))
 
 
-def _loop(module: Any, count: int) -> Any:
+def _loop(module: Any, count: int, masks: bool) -> Any:
     """LLVM tells loops apart by nodes that hold themselves first."""
-    what = ir.MetaDataString(module, "llvm.loop.interleave.count")
-    option = module.add_metadata([what, ir.Constant(ir.IntType(32), count)])
+    options = [_option(module, "interleave.count", ir.IntType(32)(count))]
+    if masks:
+        options.append(_option(module, "vectorize.predicate.enable", ir.IntType(1)(1)))
     node = ir.values.MDValue(module, (), name=str(len(module.metadata)))
-    node.operands = (node, option)
+    node.operands = (node, *options)
     return node
+
+
+def _option(module: Any, name: str, value: Any) -> Any:
+    return module.add_metadata([ir.MetaDataString(module, f"llvm.loop.{name}"), value])
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)

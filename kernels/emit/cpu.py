@@ -44,15 +44,16 @@ ITEM_SIZE = {
 }
 
 
-def emit_cpu(spec: KernelSpec, *, index: bool = False) -> tuple[str, int]:
+def emit_cpu(spec: KernelSpec, *, index: bool = False, masks: bool = False) -> tuple[str, int]:
     """Source of the function ``kernel`` and the scratch rows it needs, of ``n`` elements each.
 
     Args:
         spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
         index: whether operands may have numbers of rows.
+        masks: whether vectors can leave elements out: then the end of a row is no case of its own.
     """
     plan = schedule(spec)
-    return _Emitter(spec, plan, index=index).source(), len(plan.scratch)
+    return _Emitter(spec, plan, index=index, masks=masks).source(), len(plan.scratch)
 
 
 def storage(spec: KernelSpec) -> list[str]:
@@ -64,8 +65,8 @@ def storage(spec: KernelSpec) -> list[str]:
 
 
 class _Emitter:
-    def __init__(self, spec: KernelSpec, plan: Schedule, *, index: bool) -> None:
-        self.spec, self.plan, self.index = spec, plan, index
+    def __init__(self, spec: KernelSpec, plan: Schedule, *, index: bool, masks: bool) -> None:
+        self.spec, self.plan, self.index, self.masks = spec, plan, index, masks
         self.first = len(spec.inputs)
         self.row_axis = spec.rank - 1
         self.literals: dict[str, str] = {}
@@ -83,7 +84,7 @@ class _Emitter:
                 head.append(f"    index{number} = pointers[{count + number}]")
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         head.append("    length = number(n)")
-        if any(map(_is_plain, self.plan.loops)):
+        if not self.masks and any(map(_is_plain, self.plan.loops)):
             head.append(f"    whole = n & {-TOGETHER}")
             head.append("    rest = room()")
         return "\n".join([*head, *body, ""])
@@ -149,11 +150,12 @@ class _Emitter:
 
     def _loop(self, loop: Loop) -> None:
         if _is_plain(loop):
-            self._line(2, "for j in range(whole):")
+            self._line(2, f"for j in range({'n' if self.masks else 'whole'}):")
             self._line(3, "interleaved()")
             self._elements(loop)
-            self._line(2, "if whole < n:")
-            self._rest(loop)
+            if not self.masks:
+                self._line(2, "if whole < n:")
+                self._rest(loop)
             return
         for number in loop.reductions:
             op = self.spec.body[number - self.first].op
