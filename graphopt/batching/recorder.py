@@ -36,12 +36,12 @@ RECORDING, TRAINING = 2, 1
 
 
 class Active(threading.local):
-    """The recorder of each thread; ``None`` where nothing is recorded."""
+    """The recorder of each thread; ``None`` where nothing is recorded. recording.cc has the same."""
 
     recorder: Recorder | None = None
 
 
-ACTIVE = Active()
+ACTIVE: Active = Active() if _fast is None else _fast.Active()
 
 
 @contextmanager
@@ -247,10 +247,12 @@ class Recorder(Calls):
         if self.groups:
             self.base = max(group.depth for group in self.groups.values())
         self.groups.clear()
+        self.reset()
         self.leaves.clear()
 
     def forget(self) -> None:
         """Let go of what only recording needed, so that no cycle keeps the values alive."""
+        self.reset()
         for found in (self.views, self.origins, self.constants, self.fixed, self.reals):
             found.clear()
 
