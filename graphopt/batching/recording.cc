@@ -53,7 +53,7 @@ PyTypeObject *lazy_type, *unit_type;
 LazySlots lazy;
 SignatureSlots signature_slots;
 PyObject *name_open, *name_real, *name_enter, *name_tag, *name_value, *name_signature,
-    *name_results, *name_flat, *name_forward_hooks, *name_pre_hooks, *name_check, *name_tail, *zero;
+    *name_results, *name_flat, *name_forward_hooks, *name_pre_hooks, *name_check, *name_tail, *name_handle, *zero;
 
 PyObject*& Slot(PyObject* object, Py_ssize_t offset) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
@@ -902,6 +902,50 @@ PyObject* MakeConstant(PyObject*, PyObject* args) {
   return PyCFunction_New(&foreign_methods[3], args);
 }
 
+/* ---- What MXNet says of arrays ---- */
+
+/* Functions of MXNet's library; each returns 0 if it went well. */
+int (*shape_of)(void*, int*, const int**);
+int (*dtype_of)(void*, int*);
+int (*device_of)(void*, int*, int*);
+PyObject *kinds_by_codes, *slow_typed;
+
+/* (shape, kind) of a real array of at least one axis, as kinds.py finds them. */
+PyObject* Typed(PyObject*, PyObject* array) {
+  Ref handle(PyObject_GetAttr(array, name_handle));
+  Ref number(handle ? PyObject_GetAttr(handle.get(), name_value) : nullptr);
+  if (!number) return nullptr;
+  void* address = PyLong_AsVoidPtr(number.get());
+  if (!address && PyErr_Occurred()) return nullptr;
+  int rank, dtype, device, which;
+  const int* extents;
+  if (shape_of(address, &rank, &extents) || dtype_of(address, &dtype) ||
+      device_of(address, &device, &which) || rank < 1)
+    return PyObject_CallOneArg(slow_typed, array);  // which says what is wrong
+  Ref shape(PyTuple_New(rank)), tail(PyTuple_New(rank - 1));
+  for (int axis = 0; shape && tail && axis < rank; ++axis) {
+    PyTuple_SET_ITEM(shape.get(), axis, PyLong_FromLong(extents[axis]));
+    if (axis) PyTuple_SET_ITEM(tail.get(), axis - 1, PyLong_FromLong(extents[axis]));
+  }
+  Ref key(Py_BuildValue("(Oiii)", tail.get(), dtype, device, which));
+  PyObject* kind = key ? PyDict_GetItemWithError(kinds_by_codes, key.get()) : nullptr;
+  if (!kind) return PyErr_Occurred() ? nullptr : PyObject_CallOneArg(slow_typed, array);
+  return PyTuple_Pack(2, shape.get(), kind);
+}
+
+/* ask(addresses of MXNDArrayGetShapeEx, ...GetDType, ...GetContext, kinds by codes, kinds.typed) */
+PyObject* Ask(PyObject*, PyObject* args) {
+  unsigned long long shape, dtype, device;
+  if (!PyArg_ParseTuple(args, "KKKOO", &shape, &dtype, &device, &kinds_by_codes, &slow_typed))
+    return nullptr;
+  Py_INCREF(kinds_by_codes);
+  Py_INCREF(slow_typed);
+  shape_of = reinterpret_cast<decltype(shape_of)>(shape);
+  dtype_of = reinterpret_cast<decltype(dtype_of)>(dtype);
+  device_of = reinterpret_cast<decltype(device_of)>(device);
+  Py_RETURN_NONE;
+}
+
 /* The offset of a slot of a Python class; -1 if it has none. */
 Py_ssize_t OffsetOf(PyObject* type, const char* name) {
   Ref descriptor(PyObject_GetAttrString(type, name));
@@ -935,6 +979,8 @@ PyObject* Configure(PyObject*, PyObject* args) {
 PyMethodDef module_methods[] = {{"configure", Configure, METH_VARARGS, nullptr},
                                 {"foreign", Foreign, METH_VARARGS, nullptr},
                                 {"constant", MakeConstant, METH_VARARGS, nullptr},
+                                {"ask", Ask, METH_VARARGS, nullptr},
+                                {"typed", Typed, METH_O, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "graphopt_recording", nullptr, -1, module_methods,
                                  nullptr, nullptr, nullptr, nullptr};
@@ -962,7 +1008,7 @@ PyMODINIT_FUNC PyInit_graphopt_recording() {
       {&name_signature, "signature"}, {&name_results, "results"},
       {&name_flat, "flat"},        {&name_forward_hooks, "_forward_hooks"},
       {&name_pre_hooks, "_forward_pre_hooks"}, {&name_check, "check_size"},
-      {&name_tail, "tail"}};
+      {&name_tail, "tail"},        {&name_handle, "handle"}};
   for (auto [place, name] : names)
     if (!(*place = PyUnicode_InternFromString(name))) return nullptr;
   zero = PyLong_FromLong(0);
