@@ -170,6 +170,7 @@ class Batched:
         recorder.totals, recorder.homes = list(plan.totals), list(plan.homes)
         planned = time.perf_counter()
         run_plan(recorder, plan)
+        recorder.plan = plan
         statistics.flushes += 1
         statistics.groups += plan.groups
         statistics.operators += len(plan.steps)

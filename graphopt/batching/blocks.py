@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from graphopt.batching import special
 from graphopt.batching.changes import fingerprint
+from graphopt.batching.entries import Unary
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN
 from graphopt.batching.operators import handle
 from graphopt.batching.recorder import Recorder, unrecorded
 from graphopt.batching.rules import NotRowwiseError
+from graphopt.batching.signature import Signature
 from graphopt.batching.unit import Layout, Unit, layout_of, make_unit, regroup
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import describe
@@ -62,8 +65,63 @@ class _Lookup:
         self._keys, self._values = list(block._kwargs), list(block._kwargs.values())
 
     def __call__(self, recorder: Recorder, x: Lazy) -> Any:
-        given = [x, self._weight.data(x.kind.ctx)]
-        return recorder.call(self._operator, given, self._keys, self._values)
+        """Record the calls for one sentence: the first of a kind in a batch tells how."""
+        way = recorder.lookups.get((self, x.kind))
+        if way is not None and way.fits(recorder, x, self._weight):
+            return way(recorder, x)
+        weight = self._weight.data(x.kind.ctx)
+        found = recorder.call(self._operator, [x, weight], self._keys, self._values)
+        if Way.has(recorder, x):
+            words = special.as_shape(recorder, x, (x.size,))
+            entry = recorder.enter(self._operator, [words, weight], self._keys, self._values)
+            if type(entry) is Unary:
+                way = Way(recorder, x, entry.signature, self._weight)
+                recorder.lookups[self, x.kind] = way
+        return found
+
+
+class Way:
+    """How the words of one row are looked up one by one: a view, a lookup, and a view of its rows.
+
+    What special.py does for an embedding's operator, once it is known for a kind of words.
+    """
+
+    __slots__ = ("_arrays", "_flat", "_lookup", "_shape", "_whole", "_words")
+
+    def __init__(self, recorder: Recorder, x: Lazy, lookup: Signature, weight: Any) -> None:
+        """``lookup`` is the signature of the lookup of words by themselves."""
+        of = lookup.outs[0]
+        self._arrays = weight._data  # another list where it is cast, moved or made anew
+        self._words, self._lookup = x.size, lookup
+        self._flat = special.view_as(recorder, x.kind, ())
+        self._shape = (*x.shape, *of.tail)
+        self._whole = special.view_as(recorder, of, self._shape[1:])
+
+    @staticmethod
+    def has(recorder: Recorder, x: Lazy) -> bool:
+        """Whether words are one row as it was given, outside of any scope of autograd's."""
+        return x.runs is None and x.rows == 1 and recorder.state == recorder.outside
+
+    def fits(self, recorder: Recorder, x: Lazy, weight: Any) -> bool:
+        """Whether words of the kind can go this way; those that were looked at before cannot."""
+        return (
+            self.has(recorder, x)
+            and weight._data is self._arrays
+            and x.run not in recorder.origins
+            and (x.run, (self._words,)) not in recorder.views
+        )
+
+    def __call__(self, recorder: Recorder, x: Lazy) -> Any:
+        """Record the calls for the words of ``x``, for which it fits."""
+        views, origins = recorder.views, recorder.origins
+        words = views[x.run, (self._words,)] = recorder.view(self._flat, x, self._words)
+        origins[words.run] = x
+        recorder.calls += 2  # the operator's on the sentence, and on its words
+        found = recorder.unary(self._lookup, words)
+        whole = views[found.run, self._shape] = recorder.view(self._whole, found, 1)
+        origins[whole.run] = found
+        views[whole.run, self._shape[1:]] = found  # its parts, which samples ask for next
+        return whole
 
 
 def _has_hooks(block: Any) -> bool:

@@ -83,9 +83,8 @@ class Calls:
         self.calls += 1
         return entry(self, args)
 
-    def block(self, _block: Any, _args: tuple[Any, ...]) -> Any:
-        """Record a call of a child Block; NotImplemented: blocks.py does it."""
-        return NotImplemented
+    def reset(self) -> None:
+        """Let go of groups and values that are kept to be found faster: here none are."""
 
     def unary(self, signature: Signature, x: Lazy) -> Any:
         """:meth:`join` for one argument, the most frequent call."""

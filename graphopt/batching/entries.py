@@ -15,7 +15,7 @@ from graphopt.batching.numbers import number_as_row
 from graphopt.batching.operators import handle, infer, name_of
 from graphopt.batching.recorder import TRAINING, Recorder
 from graphopt.batching.rules import NotRowwiseError, roles
-from graphopt.batching.signature import broadcasting, run_operator
+from graphopt.batching.signature import Signature, broadcasting, run_operator
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.ir.ops import OpInfo, info, is_known
@@ -158,7 +158,7 @@ def _rows(
     check = _mismatch(operator, attrs)
     stretches = is_pair and op.startswith("broadcast_")
     if len(positions) == 1:
-        return _unary(signature, positions[0]), not fresh
+        return Unary(signature, positions[0]), not fresh
     if stretches:
         return _pair(signature, check), not fresh
     return _several(signature, positions, check), not fresh
@@ -198,14 +198,20 @@ def _outs(
     return [kind(s[1:], d, ctx) for s, d in zip(out_shapes, out_dtypes, strict=True)]
 
 
-def _unary(signature: Any, position: int) -> Entry:
-    def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
-        x = args[position]
+class Unary:
+    """The entry of a call with one argument that has rows, which is at ``position``."""
+
+    __slots__ = ("position", "signature")
+
+    def __init__(self, signature: Signature, position: int) -> None:
+        self.signature, self.position = signature, position
+
+    def __call__(self, recorder: Recorder, args: Sequence[Any]) -> Any:
+        """Record a call; its other arguments are in the signature."""
+        x = args[self.position]
         if type(x) is not Lazy or x.recorder is not recorder:
             x = recorder.rows_of(x)
-        return recorder.unary(signature, x)
-
-    return entry
+        return recorder.unary(self.signature, x)
 
 
 def _pair(signature: Any, mismatch: Any) -> Entry:

@@ -86,8 +86,8 @@ def _install() -> None:
         _autograd.Function.__call__ = _call_unrecorded
         _NDArray.__setitem__ = _checked_setitem
         _Parameter._finish_deferred_init = _finish_unrecorded
-        mx.nd.zeros, mx.nd.ones = _constant(_zeros), _constant(_ones)
-        mx.nd.add_n = _sum
+        mx.nd.zeros, mx.nd.ones = _constant_zeros, _constant_ones
+        mx.nd.add_n = _fast_sum
         mx.gluon.HybridBlock.__call__ = _hybrid
         Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
         # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
@@ -169,7 +169,11 @@ def _constant(make: Any) -> Any:
             recorder.calls += 1
         return found
 
-    return constant
+    module: Any = speedups.load()[0]
+    return constant if module is None else module.constant(constant, make, _default_ctx)
+
+
+_constant_zeros, _constant_ones = _constant(_zeros), _constant(_ones)
 
 
 def _sum(*data: Any, **kwargs: Any) -> Any:
@@ -260,24 +264,23 @@ def _call_hybrid(self: Any, *args: Any) -> Any:
     recorder = ACTIVE.recorder
     if recorder is None:
         return _block_call(self, *args)
-    found = recorder.block(self, args)
-    return call_block(recorder, self, args) if found is NotImplemented else found
+    return call_block(recorder, self, args)
 
 
-def _methods() -> tuple[Any, Any]:
-    """``Lazy.__getitem__`` and ``HybridBlock.__call__`` while something is recorded."""
+def _methods() -> tuple[Any, Any, Any]:
+    """``Lazy.__getitem__``, ``HybridBlock.__call__`` and ``mx.nd.add_n`` while somebody records."""
     module: Any = speedups.load()[0]
     if module is None:
-        return indexing.get, _call_hybrid
+        return indexing.get, _call_hybrid, _sum
     speedups.configure()
     base = mx.gluon.HybridBlock
-    found: tuple[Any, Any] = module.foreign(
-        ACTIVE, Lazy, indexing.get, base, call_block, _block_call
+    found: tuple[Any, Any, Any] = module.foreign(
+        Lazy, indexing.get, base, call_block, _block_call, _add_n, _ADD_N
     )
     return found
 
 
-Lazy.__getitem__, _hybrid = _methods()
+Lazy.__getitem__, _hybrid, _fast_sum = _methods()
 
 
 def _call_optimized(self: Any, *args: Any, **kwargs: Any) -> Any:

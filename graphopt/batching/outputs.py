@@ -41,7 +41,7 @@ def combine(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
 def _arrays(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) -> Any:
     nd = import_mxnet().nd
     first = results[0]
-    alike = all(
+    alike = _are_like_rows(results, recorder) or all(
         isinstance(r, nd.NDArray)
         and r.shape == first.shape
         and r.dtype == first.dtype
@@ -62,6 +62,15 @@ def _arrays(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
     if len(given) == 1:
         return given[0]
     return nd.concat(*given, dim=batch_axis)
+
+
+def _are_like_rows(results: Sequence[Any], recorder: Recorder | None) -> bool:
+    """Whether all were recorded, and are as many rows of one kind: seen faster than by shapes."""
+    first = results[0]
+    return recorder is not None and all(
+        type(r) is Lazy and r.recorder is recorder and r.kind is first.kind and r.rows == first.rows
+        for r in results
+    )
 
 
 def real(result: Any) -> Any:

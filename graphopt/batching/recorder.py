@@ -27,6 +27,7 @@ else:
 
 if TYPE_CHECKING:
     from graphopt.batching.library import Library
+    from graphopt.batching.plan import Plan
     from graphopt.batching.signature import Signature
 
 _NUMBERS = (int, float)
@@ -36,12 +37,12 @@ RECORDING, TRAINING = 2, 1
 
 
 class Active(threading.local):
-    """The recorder of each thread; ``None`` where nothing is recorded."""
+    """The recorder of each thread; ``None`` where nothing is recorded. As in recording.cc."""
 
     recorder: Recorder | None = None
 
 
-ACTIVE = Active()
+ACTIVE: Active = Active() if _fast is None else _fast.Active()
 
 
 @contextmanager
@@ -98,6 +99,8 @@ class Recorder(Calls):
         kinds: of the rows of each store.
         homes: the store that has the rows of each store, and from which row on: another than
             itself where groups were run together.
+        lookups: how embeddings look up each kind of words, once it is known.
+        plan: that was run last.
     """
 
     def __init__(self, library: Library, state: int, pause: Callable[..., None]) -> None:
@@ -115,6 +118,8 @@ class Recorder(Calls):
         self.fixed: dict[Any, Any] = {}
         self.parameters: dict[int, Any] | None = None
         self.constants: dict[Any, Lazy] = {}
+        self.lookups: dict[Any, Any] = {}
+        self.plan: Plan | None = None
         self.leaves: dict[Kind, Leaves] = {}
         self.reals: dict[int, Real] = {}
         self.stores: list[Any] = []
@@ -247,11 +252,20 @@ class Recorder(Calls):
         if self.groups:
             self.base = max(group.depth for group in self.groups.values())
         self.groups.clear()
+        self.reset()
         self.leaves.clear()
 
     def forget(self) -> None:
         """Let go of what only recording needed, so that no cycle keeps the values alive."""
-        for found in (self.views, self.origins, self.constants, self.fixed, self.reals):
+        self.reset()
+        for found in (
+            self.views,
+            self.origins,
+            self.constants,
+            self.lookups,
+            self.fixed,
+            self.reals,
+        ):
             found.clear()
 
     def locate(self, run: int) -> tuple[Any, int, int]:
@@ -268,6 +282,7 @@ class Recorder(Calls):
         """Somebody writes into a real array: what was recorded must read it as it is now."""
         if self.has_pending():
             self.pause(at_once=True)
+        self.reset()  # values move below
         self.constants.clear()
         self.fixed.clear()
         self.hosts.clear()

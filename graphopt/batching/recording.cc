@@ -53,11 +53,47 @@ PyTypeObject *lazy_type, *unit_type;
 LazySlots lazy;
 SignatureSlots signature_slots;
 PyObject *name_open, *name_real, *name_enter, *name_tag, *name_value, *name_signature,
-    *name_results, *name_flat, *name_forward_hooks, *name_pre_hooks, *name_check, *name_recorder, *name_tail, *zero;
+    *name_results, *name_flat, *name_forward_hooks, *name_pre_hooks, *name_check, *name_tail, *name_handle, *zero;
 
 PyObject*& Slot(PyObject* object, Py_ssize_t offset) {
   return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
 }
+
+/* In place of what Python makes of a class with __del__: thousands of Lazy values die in every batch, and
+ * have nothing to free but what they refer to. */
+void LazyDealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  const Py_ssize_t begin = sizeof(PyObject), end = lazy_type->tp_basicsize;
+  for (Py_ssize_t slot = begin; slot < end; slot += sizeof(PyObject*)) Py_CLEAR(Slot(object, slot));
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+/* ---- Active: the recorder of each thread, None where nothing is recorded ---- */
+
+thread_local PyObject* recorder_of_thread = nullptr;  // null: None
+
+PyObject* ActiveGet(PyObject*, void*) {
+  PyObject* found = recorder_of_thread ? recorder_of_thread : Py_None;
+  Py_INCREF(found);
+  return found;
+}
+
+int ActiveSet(PyObject*, PyObject* recorder, void*) {
+  PyObject* before = recorder_of_thread;
+  recorder_of_thread = recorder == Py_None ? nullptr : recorder;
+  Py_XINCREF(recorder_of_thread);
+  Py_XDECREF(before);
+  return 0;
+}
+
+PyGetSetDef active_values[] = {{"recorder", ActiveGet, ActiveSet, nullptr, nullptr},
+                               {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyType_Slot active_slots[] = {{Py_tp_getset, active_values}, {0, nullptr}};
+PyType_Spec active_spec = {"graphopt_recording.Active", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT,
+                           active_slots};
+PyTypeObject* active_type;
 
 /* ---- Ints: adjacent 64-bit integers ---- */
 
@@ -209,9 +245,52 @@ PyTypeObject* group_type;
 
 /* ---- Calls ---- */
 
+constexpr Py_ssize_t kMostArgs = 8;
+
+/* A child Block that was called before with values of the same kinds, and what its Unit says. */
+struct KnownBlock {
+  PyObject* kinds[kMostArgs] = {};  // kinds are never given back
+  Py_ssize_t count = 0;
+  long long state = 0;
+  // These are kept here.
+  PyObject *block = nullptr, *signature = nullptr, *flat = nullptr, *pre_hooks = nullptr,
+           *hooks = nullptr;
+
+  bool Is(PyObject* wanted, PyObject* const* values, Py_ssize_t n, long long now) const {
+    if (block != wanted || count != n || state != now) return false;
+    for (Py_ssize_t i = 0; i < n; ++i)
+      if (Slot(values[i], lazy.kind) != kinds[i]) return false;
+    return true;
+  }
+  void Clear() {
+    for (PyObject** kept : {&block, &signature, &flat, &pre_hooks, &hooks}) Py_CLEAR(*kept);
+  }
+};
+
+/* What is likely to be asked for again: found here, it need not be looked up. */
+struct Recent {
+  struct AtDepth {
+    long long key = -1;
+    Group* group = nullptr;  // kept by the dictionary of groups
+  };
+  static constexpr size_t kGroups = 256, kBlocks = 64;
+
+  AtDepth groups[kGroups];
+  KnownBlock blocks[kBlocks];
+  PyObject *whole = nullptr, *parts = nullptr;  // a value, and its parts as rows
+
+  void Clear() {
+    for (AtDepth& group : groups) group = {};
+    for (KnownBlock& block : blocks) block.Clear();
+    Py_CLEAR(whole);
+    Py_CLEAR(parts);
+  }
+};
+
 struct Calls {
   PyObject_HEAD
-  PyObject *groups, *entries, *units, *reals, *views;
+  PyObject *groups, *entries, *units, *reals, *views, *constants, *sums;
+  Recent* recent;
   long long state, outside, base, calls;
 };
 
@@ -220,35 +299,38 @@ Calls* As(PyObject* self) { return reinterpret_cast<Calls*>(self); }
 PyObject* CallsNew(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
-  As(self)->groups = PyDict_New();
-  As(self)->reals = PyDict_New();
-  As(self)->entries = PyDict_New();
-  As(self)->units = PyDict_New();
-  As(self)->views = PyDict_New();
+  Calls* made = As(self);
+  made->recent = new Recent;
+  for (PyObject** kept : {&made->groups, &made->entries, &made->units, &made->reals, &made->views,
+                          &made->constants, &made->sums})
+    *kept = PyDict_New();
   return self;
 }
 
 int CallsTraverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(As(self)->groups);
-  Py_VISIT(As(self)->entries);
-  Py_VISIT(As(self)->units);
-  Py_VISIT(As(self)->reals);
-  Py_VISIT(As(self)->views);
+  const Calls& of = *As(self);
+  for (PyObject* kept : {of.groups, of.entries, of.units, of.reals, of.views, of.constants, of.sums,
+                         of.recent->whole, of.recent->parts})
+    Py_VISIT(kept);
+  for (const KnownBlock& block : of.recent->blocks)
+    for (PyObject* kept : {block.block, block.signature, block.flat, block.pre_hooks, block.hooks})
+      Py_VISIT(kept);
   return 0;
 }
 
 int CallsClear(PyObject* self) {
-  Py_CLEAR(As(self)->groups);
-  Py_CLEAR(As(self)->entries);
-  Py_CLEAR(As(self)->units);
-  Py_CLEAR(As(self)->reals);
-  Py_CLEAR(As(self)->views);
+  Calls& of = *As(self);
+  of.recent->Clear();
+  for (PyObject** kept : {&of.groups, &of.entries, &of.units, &of.reals, &of.views, &of.constants,
+                          &of.sums})
+    Py_CLEAR(*kept);
   return 0;
 }
 
 void CallsDealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   CallsClear(self);
+  delete As(self)->recent;
   Free(self);
 }
 
@@ -282,7 +364,10 @@ PyObject* NewLazy(PyObject* self, int64_t run, PyObject* rows, PyObject* kind, P
 /* The group of a signature at a depth; borrowed. */
 Group* FindGroup(PyObject* self, PyObject* signature, long long depth) {
   long long serial = PyLong_AsLongLong(Slot(signature, signature_slots.serial));
-  Ref key(PyLong_FromLongLong(serial << kDepthBits | depth));
+  const long long number = serial << kDepthBits | depth;
+  Recent::AtDepth& recent = As(self)->recent->groups[(37 * serial + depth) % Recent::kGroups];
+  if (recent.key == number) return recent.group;
+  Ref key(PyLong_FromLongLong(number));
   if (!key) return nullptr;
   PyObject* found = PyDict_GetItemWithError(As(self)->groups, key.get());
   if (!found && !PyErr_Occurred()) {
@@ -295,6 +380,7 @@ Group* FindGroup(PyObject* self, PyObject* signature, long long depth) {
       return nullptr;
     }
   }
+  if (found) recent = {number, reinterpret_cast<Group*>(found)};
   return reinterpret_cast<Group*>(found);
 }
 
@@ -463,66 +549,83 @@ PyObject* CallsCall(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   return PyObject_Vectorcall(entry.get(), given, 2, nullptr);
 }
 
-bool IsEmpty(PyObject* object, PyObject* name, bool* failed) {
-  Ref found(PyObject_GetAttr(object, name));
-  Py_ssize_t size = found ? PyObject_Size(found.get()) : -1;
-  *failed |= size < 0;
-  return size == 0;
+/* An argument as rows, borrowed; null without an exception if Python has to look at it. */
+PyObject* RowsOf(PyObject* self, PyObject* argument) {
+  if (IsOwn(self, argument)) return argument;
+  Ref id(PyLong_FromVoidPtr(argument));
+  PyObject* real = id ? PyDict_GetItemWithError(As(self)->reals, id.get()) : nullptr;
+  Ref rows(real ? PyObject_GetAttr(real, name_value) : nullptr);
+  return rows && IsOwn(self, rows.get()) ? rows.get() : nullptr;  // `real` keeps it
 }
 
-/* A call of a child Block; NotImplemented if Python has to look at it. */
-PyObject* CallsBlock(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !PyTuple_CheckExact(args[1])) return Refuse("block(block, args)"), nullptr;
-  PyObject *block = args[0], *given = args[1];
-  Py_ssize_t n = PyTuple_GET_SIZE(given);
-  if (n == 0) Py_RETURN_NOTIMPLEMENTED;
-  std::vector<PyObject*> values(n);  // borrowed: what they are of keeps them
+/* A Block's Unit under the key that blocks.py makes; borrowed. */
+PyObject* UnitOf(PyObject* self, PyObject* block, PyObject* const* values, Py_ssize_t n) {
   Ref key(PyTuple_New(2 + n));
   if (!key) return nullptr;
   PyTuple_SET_ITEM(key.get(), 0, PyLong_FromLongLong(As(self)->state));
   Py_INCREF(block);
   PyTuple_SET_ITEM(key.get(), 1, block);
   for (Py_ssize_t i = 0; i < n; ++i) {
-    PyObject* value = PyTuple_GET_ITEM(given, i);
-    if (!IsOwn(self, value)) {
-      Ref id(PyLong_FromVoidPtr(value));
-      PyObject* real = PyDict_GetItemWithError(As(self)->reals, id.get());
-      if (!real) {
-        if (PyErr_Occurred()) return nullptr;
-        Py_RETURN_NOTIMPLEMENTED;
-      }
-      Ref rows(PyObject_GetAttr(real, name_value));
-      if (!rows) return nullptr;
-      value = rows.get();  // `real` keeps it
-      if (!IsOwn(self, value)) Py_RETURN_NOTIMPLEMENTED;
-    }
-    values[i] = value;
-    PyObject* kind = Slot(value, lazy.kind);
+    PyObject* kind = Slot(values[i], lazy.kind);
     Py_INCREF(kind);
     PyTuple_SET_ITEM(key.get(), 2 + i, kind);
   }
-  PyObject* unit = PyDict_GetItemWithError(As(self)->units, key.get());
-  if (!unit || Py_TYPE(unit) != unit_type) {
-    if (PyErr_Occurred()) return nullptr;
-    Py_RETURN_NOTIMPLEMENTED;
-  }
-  PyObject* rows = Slot(values[0], lazy.rows);
-  long long wanted = PyLong_AsLongLong(rows);
-  for (PyObject* value : values)
-    if (Number(value, lazy.rows) != wanted) Py_RETURN_NOTIMPLEMENTED;
-  bool failed = false;
-  bool plain = IsEmpty(block, name_pre_hooks, &failed) && IsEmpty(block, name_forward_hooks, &failed);
+  return PyDict_GetItemWithError(As(self)->units, key.get());
+}
+
+/* What is known of a Block; null, perhaps without an exception, if Python has to look at the call. */
+const KnownBlock* FindBlock(PyObject* self, PyObject* block, PyObject* const* values, Py_ssize_t n) {
+  auto hash = reinterpret_cast<uintptr_t>(block) >> 4;
+  for (Py_ssize_t i = 0; i < n; ++i)
+    hash = 31 * hash + (reinterpret_cast<uintptr_t>(Slot(values[i], lazy.kind)) >> 4);
+  KnownBlock& known = As(self)->recent->blocks[hash % Recent::kBlocks];
+  if (known.Is(block, values, n, As(self)->state)) return &known;
+  PyObject* unit = UnitOf(self, block, values, n);
+  if (!unit || Py_TYPE(unit) != unit_type) return nullptr;
   Ref signature(PyObject_GetAttr(unit, name_signature)), flat(PyObject_GetAttr(unit, name_flat));
-  Ref results(PyObject_GetAttr(unit, name_results));
-  if (failed || !signature || !flat || !results) return nullptr;
-  bool is_one = PyLong_CheckExact(results.get());
-  if (!plain || (flat.get() == Py_None && !is_one)) Py_RETURN_NOTIMPLEMENTED;
-  Ref found(Join(self, signature.get(), values.data(), n, rows));
+  Ref results(PyObject_GetAttr(unit, name_results)), hooks(PyObject_GetAttr(block, name_forward_hooks));
+  Ref pre_hooks(PyObject_GetAttr(block, name_pre_hooks));
+  if (!signature || !flat || !results || !hooks || !pre_hooks) return nullptr;
+  if (flat.get() == Py_None && !PyLong_CheckExact(results.get())) return nullptr;
+  if (!PyDict_Check(hooks.get()) || !PyDict_Check(pre_hooks.get())) return nullptr;
+  known.Clear();
+  Py_INCREF(block);
+  known.block = block;
+  known.count = n;
+  known.state = As(self)->state;
+  for (Py_ssize_t i = 0; i < n; ++i) known.kinds[i] = Slot(values[i], lazy.kind);
+  known.signature = signature.release();
+  known.flat = flat.release();
+  known.hooks = hooks.release();
+  known.pre_hooks = pre_hooks.release();
+  return &known;
+}
+
+/* Records a call of a child Block; null without an exception if Python has to look at it. */
+PyObject* RecordBlock(PyObject* self, PyObject* block, PyObject* const* args, Py_ssize_t n) {
+  if (n == 0 || n > kMostArgs) return nullptr;
+  PyObject* values[kMostArgs];  // borrowed: what they are of keeps them
+  for (Py_ssize_t i = 0; i < n; ++i)
+    if (!(values[i] = RowsOf(self, args[i]))) return nullptr;
+  const KnownBlock* known = FindBlock(self, block, values, n);
+  if (!known || PyDict_Size(known->hooks) || PyDict_Size(known->pre_hooks)) return nullptr;
+  PyObject* rows = Slot(values[0], lazy.rows);
+  const long long wanted = PyLong_AsLongLong(rows);
+  for (Py_ssize_t i = 1; i < n; ++i)
+    if (Number(values[i], lazy.rows) != wanted) return nullptr;
+  Ref flat(known->flat);
+  Py_INCREF(flat.get());
+  Ref found(Join(self, known->signature, values, n, rows));
   if (!found) return nullptr;
   ++As(self)->calls;
   if (flat.get() == Py_None) return found.release();
   if (flat.get() == reinterpret_cast<PyObject*>(&PyTuple_Type)) return PyList_AsTuple(found.get());
   return PyObject_CallOneArg(flat.get(), found.get());
+}
+
+PyObject* CallsReset(PyObject* self, PyObject*) {
+  As(self)->recent->Clear();
+  Py_RETURN_NONE;
 }
 
 template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
@@ -537,7 +640,7 @@ PyMethodDef calls_methods[] = {
     {"reduce", Fast<CallsReduce>(), METH_FASTCALL, nullptr},
     {"made", Fast<CallsMade>(), METH_FASTCALL, nullptr},
     {"call", Fast<CallsCall>(), METH_FASTCALL, nullptr},
-    {"block", Fast<CallsBlock>(), METH_FASTCALL, nullptr},
+    {"reset", CallsReset, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef calls_members[] = {
@@ -546,6 +649,8 @@ PyMemberDef calls_members[] = {
     {"units", T_OBJECT_EX, offsetof(Calls, units), 0, nullptr},
     {"reals", T_OBJECT_EX, offsetof(Calls, reals), 0, nullptr},
     {"views", T_OBJECT_EX, offsetof(Calls, views), 0, nullptr},
+    {"constants", T_OBJECT_EX, offsetof(Calls, constants), 0, nullptr},
+    {"sums", T_OBJECT_EX, offsetof(Calls, sums), 0, nullptr},
     {"state", T_LONGLONG, offsetof(Calls, state), 0, nullptr},
     {"outside", T_LONGLONG, offsetof(Calls, outside), 0, nullptr},
     {"base", T_LONGLONG, offsetof(Calls, base), 0, nullptr},
@@ -585,26 +690,35 @@ void SumsDealloc(PyObject* object) {
   Free(object);
 }
 
-/* The sum of one row each of like values; null without an exception if it is something else. */
-PyObject* SumRows(Sums* sums, PyObject* calls, PyObject* values) {
-  if (!PyList_CheckExact(values) && !PyTuple_CheckExact(values)) return nullptr;
-  Py_ssize_t n = PySequence_Fast_GET_SIZE(values);
-  PyObject** items = PySequence_Fast_ITEMS(values);
-  long long depth = As(calls)->base;
-  if (n == 0) return nullptr;
+/* Whether values are like rows of this recorder, one each; how deep they are. */
+bool AreRows(PyObject* calls, PyObject* const* items, Py_ssize_t n, long long* depth) {
+  *depth = As(calls)->base;
   for (Py_ssize_t i = 0; i < n; ++i) {
     if (!IsOwn(calls, items[i]) || Slot(items[i], lazy.kind) != Slot(items[0], lazy.kind) ||
         Number(items[i], lazy.rows) != 1)
-      return nullptr;
-    depth = std::max(depth, Number(items[i], lazy.depth));
+      return false;
+    *depth = std::max(*depth, Number(items[i], lazy.depth));
   }
+  return n > 0;
+}
+
+/* The sum of one row each of like values; null without an exception if it is something else.
+ * `reductions` has the signature of the sum by kind. */
+PyObject* SumRows(PyObject* calls, PyObject* reductions, PyObject* const* items, Py_ssize_t n) {
+  long long depth;
+  if (!AreRows(calls, items, n, &depth)) return nullptr;
+  const bool is_outside = As(calls)->state == As(calls)->outside;
   if (n == 1) {
-    if (As(calls)->state != As(calls)->outside) return nullptr;
+    if (!is_outside) return nullptr;
     Py_INCREF(items[0]);
     return items[0];
   }
-  PyObject* reduction = PyDict_GetItemWithError(sums->reductions, Slot(items[0], lazy.kind));
+  PyObject* kind = Slot(items[0], lazy.kind);
+  PyObject* reduction = PyDict_GetItemWithError(reductions, kind);
   if (!reduction) return nullptr;
+  if (is_outside && reductions != As(calls)->sums &&
+      PyDict_SetItem(As(calls)->sums, kind, reduction) < 0)
+    return nullptr;
   Group* group = FindGroup(calls, reduction, depth + 1);
   if (!group) return nullptr;
   auto place = reinterpret_cast<Ints*>(PyList_GET_ITEM(group->places, 0));
@@ -620,8 +734,11 @@ PyObject* SumsCall(PyObject* object, PyObject* args, PyObject*) {
   auto self = reinterpret_cast<Sums*>(object);
   PyObject *calls, *values;
   if (!PyArg_ParseTuple(args, "OO", &calls, &values)) return nullptr;
-  PyObject* found = SumRows(self, calls, values);
-  if (found || PyErr_Occurred()) return found;
+  if (PyList_CheckExact(values) || PyTuple_CheckExact(values)) {
+    PyObject* found = SumRows(calls, self->reductions, PySequence_Fast_ITEMS(values),
+                              PySequence_Fast_GET_SIZE(values));
+    if (found || PyErr_Occurred()) return found;
+  }
   return PyObject_Call(self->entry, args, nullptr);
 }
 
@@ -634,31 +751,41 @@ PyTypeObject* sums_type;
 
 /* ---- What stands in classes of others ---- */
 
-PyObject *active, *slow_getitem, *slow_block, *plain_block;
+PyObject *slow_getitem, *slow_block, *plain_block, *plain_add_n, *add_n_handle, *nothing;
 
-/* The recorder of this thread if it is one of ours, else null. */
-PyObject* Recorder() {
-  Ref found(PyObject_GetAttr(active, name_recorder));
-  // A thread's recorder stays alive while it records.
-  return found && found.get() != Py_None ? found.get() : nullptr;
-}
-
-/* x[:, at] of one row whose parts were looked at before; null without an exception otherwise. */
-PyObject* Picked(PyObject* x, PyObject* key) {
-  if (Py_TYPE(x) != lazy_type || !PyTuple_CheckExact(key) || PyTuple_GET_SIZE(key) != 2)
-    return nullptr;
-  PyObject *all = PyTuple_GET_ITEM(key, 0), *place = PyTuple_GET_ITEM(key, 1);
-  if (!PySlice_Check(all) || !PyLong_CheckExact(place)) return nullptr;
-  auto slice = reinterpret_cast<PySliceObject*>(all);
-  if (slice->start != Py_None || slice->stop != Py_None || slice->step != Py_None) return nullptr;
-  PyObject* calls = Slot(x, lazy.recorder);
-  if (calls != Recorder() || As(calls)->state != As(calls)->outside) return nullptr;
+/* The parts of a value of one row, as rows, if they were looked at before; borrowed. */
+PyObject* PartsOf(PyObject* calls, PyObject* x) {
+  Recent& recent = *As(calls)->recent;
+  if (recent.whole == x) return recent.parts;
   if (Number(x, lazy.rows) != 1 || Slot(x, lazy.runs) != Py_None) return nullptr;
   Ref tail(PyObject_GetAttr(Slot(x, lazy.kind), name_tail));
   if (!tail) return nullptr;
   Ref known(PyTuple_Pack(2, Slot(x, lazy.run), tail.get()));
   PyObject* parts = known ? PyDict_GetItemWithError(As(calls)->views, known.get()) : nullptr;
   if (!parts || Py_TYPE(parts) != lazy_type || Slot(parts, lazy.runs) != Py_None) return nullptr;
+  Py_INCREF(x);
+  Py_XSETREF(recent.whole, x);
+  Py_INCREF(parts);
+  Py_XSETREF(recent.parts, parts);
+  return parts;
+}
+
+bool IsAll(PyObject* key) {
+  if (!PySlice_Check(key)) return false;
+  auto slice = reinterpret_cast<PySliceObject*>(key);
+  return slice->start == Py_None && slice->stop == Py_None && slice->step == Py_None;
+}
+
+/* x[:, at] of one row whose parts were looked at before; null without an exception otherwise. */
+PyObject* Picked(PyObject* x, PyObject* key) {
+  if (Py_TYPE(x) != lazy_type || !PyTuple_CheckExact(key) || PyTuple_GET_SIZE(key) != 2)
+    return nullptr;
+  PyObject* place = PyTuple_GET_ITEM(key, 1);
+  if (!IsAll(PyTuple_GET_ITEM(key, 0)) || !PyLong_CheckExact(place)) return nullptr;
+  PyObject* calls = Slot(x, lazy.recorder);
+  if (calls != recorder_of_thread || As(calls)->state != As(calls)->outside) return nullptr;
+  PyObject* parts = PartsOf(calls, x);
+  if (!parts) return nullptr;
   long long at = PyLong_AsLongLong(place), count = Number(parts, lazy.rows);
   if (at < 0) at += count;
   if (at < 0 || at >= count) {
@@ -678,40 +805,145 @@ PyObject* LazyGetItem(PyObject* x, PyObject* const* args, Py_ssize_t count) {
   return PyObject_CallFunctionObjArgs(slow_getitem, x, args[0], nullptr);
 }
 
-PyObject* BlockCall(PyObject* block, PyObject* const* args, Py_ssize_t count) {
-  PyObject* calls = Recorder();
-  if (!calls && PyErr_Occurred()) return nullptr;
-  Ref given(PyTuple_New(count));
-  if (!given) return nullptr;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    Py_INCREF(args[i]);
-    PyTuple_SET_ITEM(given.get(), i, args[i]);
+PyObject* TupleOf(PyObject* const* items, Py_ssize_t count) {
+  PyObject* made = PyTuple_New(count);
+  for (Py_ssize_t i = 0; made && i < count; ++i) {
+    Py_INCREF(items[i]);
+    PyTuple_SET_ITEM(made, i, items[i]);
   }
-  if (calls) {
-    PyObject* both[] = {block, given.get()};
-    PyObject* found = CallsBlock(calls, both, 2);
-    if (found != Py_NotImplemented) return found;
-    Py_DECREF(found);
-    return PyObject_CallFunctionObjArgs(slow_block, calls, block, given.get(), nullptr);
-  }
-  std::vector<PyObject*> all(args, args + count);
-  all.insert(all.begin(), block);
-  return PyObject_Vectorcall(plain_block, all.data(), all.size(), nullptr);
+  return made;
 }
 
-PyMethodDef foreign_methods[] = {{"__getitem__", Fast<LazyGetItem>(), METH_FASTCALL, nullptr},
-                                 {"__call__", Fast<BlockCall>(), METH_FASTCALL, nullptr}};
+PyObject* BlockCall(PyObject* block, PyObject* const* args, Py_ssize_t count) {
+  PyObject* calls = recorder_of_thread;  // it stays alive while it records
+  if (!calls) {
+    std::vector<PyObject*> all(args, args + count);
+    all.insert(all.begin(), block);
+    return PyObject_Vectorcall(plain_block, all.data(), all.size(), nullptr);
+  }
+  PyObject* found = RecordBlock(calls, block, args, count);
+  if (found || PyErr_Occurred()) return found;
+  Ref given(TupleOf(args, count));
+  if (!given) return nullptr;
+  return PyObject_CallFunctionObjArgs(slow_block, calls, block, given.get(), nullptr);
+}
 
-/* foreign(ACTIVE, Lazy, get, HybridBlock, call_block, Block.__call__): methods for Lazy and HybridBlock. */
+/* mx.nd.add_n, most of what trees call, without what MXNet's own looks at before. */
+PyObject* AddN(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keys) {
+  PyObject* calls = recorder_of_thread;
+  bool is_ours = calls && count && (!keys || !PyTuple_GET_SIZE(keys));
+  for (Py_ssize_t i = 0; is_ours && i < count; ++i) is_ours = Py_TYPE(args[i]) == lazy_type;
+  if (!is_ours) return PyObject_Vectorcall(plain_add_n, args, count, keys);
+  if (As(calls)->state == As(calls)->outside) {
+    PyObject* found = SumRows(calls, As(calls)->sums, args, count);
+    if (found) ++As(calls)->calls;
+    if (found || PyErr_Occurred()) return found;
+  }
+  Ref given(TupleOf(args, count));
+  if (!given) return nullptr;
+  PyObject* all[] = {add_n_handle, given.get(), nothing, nothing};
+  return CallsCall(calls, all, 4);
+}
+
+/* mx.nd.zeros or ones of a shape alone, if they were asked for before: `self` has what stands there
+ * otherwise, MXNet's function, and its default device by thread. */
+PyObject* ConstantOf(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keys) {
+  PyObject *slow = PyTuple_GET_ITEM(self, 0), *calls = recorder_of_thread;
+  if (!calls || count != 1 || (keys && PyTuple_GET_SIZE(keys)) || !PyTuple_CheckExact(args[0]))
+    return PyObject_Vectorcall(slow, args, count, keys);
+  Ref device(PyObject_GetAttr(PyTuple_GET_ITEM(self, 2), name_value));
+  if (!device) PyErr_Clear();  // this thread has none yet
+  Ref id(PyLong_FromVoidPtr(device ? device.get() : Py_None));
+  Ref state(PyLong_FromLongLong(As(calls)->state));
+  if (!id || !state) return nullptr;
+  // As hooks.py makes it.
+  Ref key(PyTuple_Pack(5, PyTuple_GET_ITEM(self, 1), args[0], Py_None, id.get(), state.get()));
+  if (!key) return nullptr;
+  PyObject* found = PyDict_GetItemWithError(As(calls)->constants, key.get());
+  if (found) {
+    ++As(calls)->calls;
+    Py_INCREF(found);
+    return found;
+  }
+  PyErr_Clear();  // a shape that cannot be a key: MXNet says what is wrong
+  return PyObject_Vectorcall(slow, args, count, keys);
+}
+
+template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)>
+PyCFunction WithKeys() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef foreign_methods[] = {
+    {"__getitem__", Fast<LazyGetItem>(), METH_FASTCALL, nullptr},
+    {"__call__", Fast<BlockCall>(), METH_FASTCALL, nullptr},
+    {"add_n", WithKeys<AddN>(), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"constant", WithKeys<ConstantOf>(), METH_FASTCALL | METH_KEYWORDS, nullptr}};
+
+/* foreign(Lazy, get, HybridBlock, call_block, Block.__call__, add_n, its handle): methods for Lazy and
+ * HybridBlock, and what stands for mx.nd.add_n. */
 PyObject* Foreign(PyObject*, PyObject* args) {
   PyObject *lazies, *blocks;
-  if (!PyArg_ParseTuple(args, "OOOOOO", &active, &lazies, &slow_getitem, &blocks, &slow_block,
-                        &plain_block))
+  if (!PyArg_ParseTuple(args, "OOOOOOO", &lazies, &slow_getitem, &blocks, &slow_block, &plain_block,
+                        &plain_add_n, &add_n_handle))
     return nullptr;
-  for (PyObject* kept : {active, slow_getitem, slow_block, plain_block}) Py_INCREF(kept);
+  for (PyObject* kept : {slow_getitem, slow_block, plain_block, plain_add_n, add_n_handle})
+    Py_INCREF(kept);
+  nothing = PyTuple_New(0);
   return Py_BuildValue(
-      "NN", PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(lazies), &foreign_methods[0]),
-      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(blocks), &foreign_methods[1]));
+      "NNN", PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(lazies), &foreign_methods[0]),
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(blocks), &foreign_methods[1]),
+      PyCFunction_New(&foreign_methods[2], nullptr));
+}
+
+/* constant(function, of MXNet, default device): what stands for mx.nd.zeros or ones; see hooks.py. */
+PyObject* MakeConstant(PyObject*, PyObject* args) {
+  if (PyTuple_GET_SIZE(args) != 3) return Refuse("constant(function, of MXNet, device)"), nullptr;
+  return PyCFunction_New(&foreign_methods[3], args);
+}
+
+/* ---- What MXNet says of arrays ---- */
+
+/* Functions of MXNet's library; each returns 0 if it went well. */
+int (*shape_of)(void*, int*, const int**);
+int (*dtype_of)(void*, int*);
+int (*device_of)(void*, int*, int*);
+PyObject *kinds_by_codes, *slow_typed;
+
+/* (shape, kind) of a real array of at least one axis, as kinds.py finds them. */
+PyObject* Typed(PyObject*, PyObject* array) {
+  Ref handle(PyObject_GetAttr(array, name_handle));
+  Ref number(handle ? PyObject_GetAttr(handle.get(), name_value) : nullptr);
+  if (!number) return nullptr;
+  void* address = PyLong_AsVoidPtr(number.get());
+  if (!address && PyErr_Occurred()) return nullptr;
+  int rank, dtype, device, which;
+  const int* extents;
+  if (shape_of(address, &rank, &extents) || dtype_of(address, &dtype) ||
+      device_of(address, &device, &which) || rank < 1)
+    return PyObject_CallOneArg(slow_typed, array);  // which says what is wrong
+  Ref shape(PyTuple_New(rank)), tail(PyTuple_New(rank - 1));
+  for (int axis = 0; shape && tail && axis < rank; ++axis) {
+    PyTuple_SET_ITEM(shape.get(), axis, PyLong_FromLong(extents[axis]));
+    if (axis) PyTuple_SET_ITEM(tail.get(), axis - 1, PyLong_FromLong(extents[axis]));
+  }
+  Ref key(Py_BuildValue("(Oiii)", tail.get(), dtype, device, which));
+  PyObject* kind = key ? PyDict_GetItemWithError(kinds_by_codes, key.get()) : nullptr;
+  if (!kind) return PyErr_Occurred() ? nullptr : PyObject_CallOneArg(slow_typed, array);
+  return PyTuple_Pack(2, shape.get(), kind);
+}
+
+/* ask(addresses of MXNDArrayGetShapeEx, ...GetDType, ...GetContext, kinds by codes, kinds.typed) */
+PyObject* Ask(PyObject*, PyObject* args) {
+  unsigned long long shape, dtype, device;
+  if (!PyArg_ParseTuple(args, "KKKOO", &shape, &dtype, &device, &kinds_by_codes, &slow_typed))
+    return nullptr;
+  Py_INCREF(kinds_by_codes);
+  Py_INCREF(slow_typed);
+  shape_of = reinterpret_cast<decltype(shape_of)>(shape);
+  dtype_of = reinterpret_cast<decltype(dtype_of)>(dtype);
+  device_of = reinterpret_cast<decltype(device_of)>(device);
+  Py_RETURN_NONE;
 }
 
 /* The offset of a slot of a Python class; -1 if it has none. */
@@ -737,12 +969,18 @@ PyObject* Configure(PyObject*, PyObject* args) {
   Py_INCREF(lazies);
   Py_INCREF(units);
   lazy_type = reinterpret_cast<PyTypeObject*>(lazies);
+  // All that instances have are slots.
+  if (!lazy_type->tp_dictoffset && !lazy_type->tp_weaklistoffset && !lazy_type->tp_itemsize)
+    lazy_type->tp_dealloc = LazyDealloc;
   unit_type = reinterpret_cast<PyTypeObject*>(units);
   Py_RETURN_NONE;
 }
 
 PyMethodDef module_methods[] = {{"configure", Configure, METH_VARARGS, nullptr},
                                 {"foreign", Foreign, METH_VARARGS, nullptr},
+                                {"constant", MakeConstant, METH_VARARGS, nullptr},
+                                {"ask", Ask, METH_VARARGS, nullptr},
+                                {"typed", Typed, METH_O, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "graphopt_recording", nullptr, -1, module_methods,
                                  nullptr, nullptr, nullptr, nullptr};
@@ -757,7 +995,8 @@ bool AddType(PyObject* module, const char* name, PyType_Spec* spec, PyTypeObject
 PyMODINIT_FUNC PyInit_graphopt_recording() {
   Ref module(PyModule_Create(&module_definition));
   PyTypeObject* calls_type;
-  if (!module || !AddType(module.get(), "Ints", &ints_spec, &ints_type) ||
+  if (!module || !AddType(module.get(), "Active", &active_spec, &active_type) ||
+      !AddType(module.get(), "Ints", &ints_spec, &ints_type) ||
       !AddType(module.get(), "Group", &group_spec, &group_type) ||
       !AddType(module.get(), "Calls", &calls_spec, &calls_type) ||
       !AddType(module.get(), "Sums", &sums_spec, &sums_type))
@@ -769,7 +1008,7 @@ PyMODINIT_FUNC PyInit_graphopt_recording() {
       {&name_signature, "signature"}, {&name_results, "results"},
       {&name_flat, "flat"},        {&name_forward_hooks, "_forward_hooks"},
       {&name_pre_hooks, "_forward_pre_hooks"}, {&name_check, "check_size"},
-      {&name_recorder, "recorder"}, {&name_tail, "tail"}};
+      {&name_tail, "tail"},        {&name_handle, "handle"}};
   for (auto [place, name] : names)
     if (!(*place = PyUnicode_InternFromString(name))) return nullptr;
   zero = PyLong_FromLong(0);

@@ -1,12 +1,13 @@
 """Runs samples side by side: each until it needs a value, then all that is pending, then on.
 
-Every sample has a greenlet, so that plain Python (recursion, loops, ``if x.asscalar() > 0``) can
-wait in the middle of an expression. One thread runs them all.
+Samples run in greenlets, so that plain Python (recursion, loops, ``if x.asscalar() > 0``) can wait
+in the middle of an expression. A greenlet runs one sample after the other until one of them waits;
+another one then goes on with the next. One thread runs them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,7 @@ class Samples:
         self._main = getcurrent()
         self._recorder: Recorder | None = None
         self._flush: Callable[[], None] = _nothing
+        self._device: Any = None
         #: What all samples returned, when nothing else of them can be read any more.
         self.finished: list[Any] | None = None
 
@@ -94,43 +96,59 @@ class Samples:
         self._main, self._recorder, self._flush = getcurrent(), recorder, flush
         outcome = Outcome([None] * len(samples))
         self.finished = None
-        waiting: list[tuple[int, Any]] = []
+        waiting: list[Any] = []
+        # Asked of MXNet: a thread that never used a device has none by itself.
+        self._device = recorder.mx.current_context()
+        left = enumerate(samples)
         try:
-            for number, sample in enumerate(samples):
-                self._resume(greenlet(call), sample, number, waiting, outcome)
+            all_began = False
+            while not all_began:
+                runner = greenlet(self._run_left)
+                self._resume(runner, waiting, call, left, outcome)
+                all_began = runner.dead
             while waiting:
                 flush()
-                for number, paused in [waiting.pop(0) for _ in range(len(waiting))]:
-                    self._resume(paused, (), number, waiting, outcome)
+                for paused in [waiting.pop(0) for _ in range(len(waiting))]:
+                    self._resume(paused, waiting)
             self.finished = outcome.results
             flush()
         finally:
             self._recorder = None
-            for _, paused in waiting:  # only where a flush raised
+            for paused in waiting:  # only where a flush raised
                 paused.throw()
             set_autograd_state(recorder.outside)
         return outcome
 
-    def _resume(
-        self, runner: Any, args: Sequence[Any], number: int, waiting: list[Any], outcome: Outcome
+    def _resume(self, runner: Any, waiting: list[Any], *args: Any) -> None:
+        """Let a greenlet run until it waits, or ends."""
+        found = runner.switch(*args)
+        while found is _FLUSH:
+            self._flush()
+            found = runner.switch()
+        if found is _WAITING:
+            waiting.append(runner)
+        self._leave()
+
+    def _run_left(
+        self, call: Callable[..., Any], left: Iterator[tuple[int, Any]], outcome: Outcome
     ) -> None:
-        recorder = self._recorder
-        assert recorder is not None
-        # Asked of MXNet: a thread that never used a device has none by itself.
-        context = recorder.mx.current_context()
-        try:
-            found = runner.switch(*args)
-            while found is _FLUSH:
-                self._flush()
-                found = runner.switch()
-        except Exception as error:  # noqa: BLE001 - the user's; the other samples go on
-            outcome.failures[number] = error
-        else:
-            if found is _WAITING and not runner.dead:
-                waiting.append((number, runner))
+        """Run the samples that none has begun with: what a greenlet does."""
+        for number, sample in left:
+            try:
+                found = call(*sample)
+            except Exception as error:  # noqa: BLE001 - the user's; the other samples go on
+                outcome.failures[number] = error
             else:
                 outcome.results[number] = _settled(found)
-        recorder.mx.Context._default_ctx.value = context
+            if self._recorder is None:  # it was to end, and the user's code would not
+                return
+            self._leave()
+
+    def _leave(self) -> None:
+        """Put back what a sample may have set: its device and autograd's flags."""
+        recorder = self._recorder
+        assert recorder is not None
+        recorder.mx.Context._default_ctx.value = self._device
         if recorder.state != recorder.outside:
             recorder.state = recorder.outside
             set_autograd_state(recorder.outside)

@@ -121,14 +121,14 @@ def as_shape(recorder: Recorder, x: Lazy, shape: Sequence[int]) -> Lazy:
         x = recorder.origins.get(x.run, x)  # a view of a view
         if x.shape == shape:
             return x
-    found: Lazy = recorder.view(_view_as(recorder, x.kind, shape[1:]), x, shape[0])
+    found: Lazy = recorder.view(view_as(recorder, x.kind, shape[1:]), x, shape[0])
     if can_reuse:
         recorder.views[key] = found
         recorder.origins[found.run] = x
     return found
 
 
-def _view_as(recorder: Recorder, of: Kind, tail: tuple[int, ...]) -> Signature:
+def view_as(recorder: Recorder, of: Kind, tail: tuple[int, ...]) -> Signature:
     """The signature of a view; several for each sample ask for it."""
     library, key = recorder.library, ("view", of, tail)
     return library.known(key, recorder.state) or library.signature(

@@ -32,12 +32,14 @@ class Numbers {
   const int32_t *at_, *end_;
 };
 
-void CheckArg(const SchedulePlan& plan, const PlannedArg& arg, int64_t known) {
-  for (int64_t e = 0; e < arg.entries; ++e) {
-    if (arg.ids[e] < 0 || arg.ids[e] >= known) Refuse("reads a row that is not there");
-    int64_t offset = arg.offsets ? arg.offsets[e] : 0;
-    if (offset < 0 || offset + arg.width > plan.values[plan.value_of[arg.ids[e]]].width)
+void CheckArg(const SchedulePlan& plan, int64_t known, PlannedArg* arg) {
+  for (int64_t e = 0; e < arg->entries; ++e) {
+    if (arg->ids[e] < 0 || arg->ids[e] >= known) Refuse("reads a row that is not there");
+    int64_t offset = arg->offsets ? arg->offsets[e] : 0, value = plan.value_of[arg->ids[e]];
+    if (offset < 0 || offset + arg->width > plan.values[value].width)
       Refuse("reads columns that are not there");
+    if (e == 0) arg->value = value;
+    if (arg->value != value) arg->value = -1;
   }
 }
 
@@ -102,7 +104,7 @@ SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<i
       arg.ids = from.Many(arg.entries);
       if (has_offsets) arg.offsets = from.Many(arg.entries);
       if (!reduces && arg.entries != step.rows) Refuse("has too few or too many rows");
-      CheckArg(plan, arg, known);
+      CheckArg(plan, known, &arg);
       step.args.push_back(arg);
       width += arg.width;
     }
@@ -236,7 +238,33 @@ Chunks Divide(const SchedulePlan& plan, const std::vector<double>& work_of_progr
 struct SharedRows {
   std::vector<int64_t> at;  // of every row from outside: where in a unit's sums, or -1
   int64_t size = 0;
+  // Of every array from outside: programs read each row once, in full. Its gradient is no sum.
+  std::vector<bool> is_once;
 };
+
+/* Finds arrays from outside whose gradients are no sums. */
+std::vector<bool> FindOnce(const SchedulePlan& plan) {
+  std::vector<int64_t> reads(plan.externals, 0);
+  std::vector<bool> is_once(plan.externals, true), is_read;
+  int64_t count = 0;
+  for (size_t i = 0; i < plan.externals; ++i) count += plan.values[i].rows;
+  is_read.assign(count, false);
+  for (const PlannedStep& step : plan.steps)
+    for (const PlannedArg& arg : step.args)
+      for (int64_t e = 0; e < arg.entries; ++e) {
+        const int64_t id = arg.ids[e];
+        if (id >= count) continue;
+        const int64_t value = plan.value_of[id];
+        if (is_read[id] || arg.value < 0 || arg.width != plan.values[value].width ||
+            step.kind != kRowsStep)
+          is_once[value] = false;
+        is_read[id] = true;
+        ++reads[value];
+      }
+  for (size_t i = 0; i < plan.externals; ++i)
+    if (reads[i] != plan.values[i].rows) is_once[i] = false;
+  return is_once;
+}
 
 SharedRows FindShared(const SchedulePlan& plan, const Chunks& chunks, const ScheduleCall& call) {
   int64_t count = 0;
@@ -244,6 +272,7 @@ SharedRows FindShared(const SchedulePlan& plan, const Chunks& chunks, const Sche
   std::vector<int32_t> owner(count, -1);
   SharedRows found;
   found.at.assign(count, -1);
+  found.is_once = FindOnce(plan);
   for (const PlannedStep& step : plan.steps)
     for (const PlannedArg& arg : step.args) {
       int64_t row = 0, left = step.lengths ? step.lengths[0] : 1;
@@ -273,8 +302,9 @@ struct Shared {
   std::vector<int64_t> partial_at;  // of each program; behind them that of shared rows
   std::vector<int64_t> stash_at;    // of each chunk
   int64_t partial_size = 0;
-  // Of the largest chunk: elements of values, of arguments of a step and of all, of gradients.
-  int64_t values = 0, step_args = 0, all_args = 0, outputs = 0;
+  // Of the largest chunk: elements of values, of arguments of a step and of all, of gradients; and how
+  // many rows all arguments have.
+  int64_t values = 0, step_args = 0, all_args = 0, outputs = 0, arg_rows = 0;
   std::vector<int64_t> program_rows;  // of each program
 };
 
@@ -290,6 +320,7 @@ class ScheduleWalk {
     partial_ = partial;
     for (size_t i = 0; i < programs_.size(); ++i)
       programs_[i]->Begin(partial ? partial + s_.partial_at[i] : nullptr);
+    used_args_ = used_index_ = 0;
     Place();
     const auto& steps = s_.plan.steps;
     if (!is_backward_) {
@@ -299,7 +330,6 @@ class ScheduleWalk {
       return;
     }
     std::fill(ring_.begin(), ring_.end(), 0);
-    used_args_ = 0;
     for (size_t k = 0; k < s_.plan.exports.size(); ++k) Import(k);
     for (size_t s = steps.size(); s-- > 0;)
       if (Count(s)) Unmake(s);
@@ -318,6 +348,8 @@ class ScheduleWalk {
     buffers.Want(&arg_gradients_, is_backward_ ? s_.step_args : 0);
     buffers.Want(&gradients_, is_backward_ ? s_.outputs : 0);
     buffers.Take(&arena);
+    index_.resize((is_backward_ ? 2 : 1) * s_.arg_rows);
+    number_at_.resize(s_.plan.values.size());
     value_at_.resize(s_.plan.values.size());
     gradient_at_.resize(s_.plan.values.size());
     stash_at_.resize(s_.plan.steps.size());
@@ -330,8 +362,9 @@ class ScheduleWalk {
 
   /* Finds places for what the steps make. */
   void Place() {
-    T* at = own_values_;
-    if (s_.call.stash) at = static_cast<T*>(s_.call.stash) + s_.stash_at[chunk_];
+    made_ = own_values_;
+    if (s_.call.stash) made_ = static_cast<T*>(s_.call.stash) + s_.stash_at[chunk_];
+    T* at = made_;
     T* gradient = gradients_;
     for (size_t i = 0; i < s_.plan.externals; ++i)
       value_at_[i] = const_cast<T*>(static_cast<const T*>(s_.call.externals[i]));
@@ -339,8 +372,9 @@ class ScheduleWalk {
       const PlannedStep& step = s_.plan.steps[s];
       int64_t rows = Count(s);
       for (int64_t value : step.values) {
-        int64_t size = rows * s_.plan.values[value].width;
+        const int64_t width = s_.plan.values[value].width, size = rows * width;
         value_at_[value] = at;
+        number_at_[value] = (at - made_) % width ? -1 : (at - made_) / width;
         at += size;
         gradient_at_[value] = gradient;
         gradient += size;
@@ -352,15 +386,17 @@ class ScheduleWalk {
     if (is_backward_) std::memset(gradients_, 0, (gradient - gradients_) * sizeof(T));
   }
 
+  /* Which row of its value the row with a number is, as they lie. */
+  int64_t PlaceOf(const PlannedValue& value, int32_t id) const {
+    int64_t row = id - value.base;
+    if (value.step >= 0) return s_.chunks.place[s_.plan.steps[value.step].first + row];
+    return value.index >= 0 ? s_.call.indices[value.index].rows[row] : row;
+  }
+
   /* Where the row with a number lies. */
   T* RowAt(int32_t id, const std::vector<T*>& where) const {
     const PlannedValue& value = s_.plan.values[s_.plan.value_of[id]];
-    int64_t row = id - value.base;
-    if (value.step >= 0)
-      row = s_.chunks.place[s_.plan.steps[value.step].first + row];
-    else if (value.index >= 0)
-      row = s_.call.indices[value.index].rows[row];
-    return where[s_.plan.value_of[id]] + row * value.width;
+    return where[s_.plan.value_of[id]] + PlaceOf(value, id) * value.width;
   }
 
   T* EntryAt(const PlannedArg& arg, int64_t entry, const std::vector<T*>& where) const {
@@ -405,16 +441,67 @@ class ScheduleWalk {
     }
   }
 
-  /* Rows of an argument, where they lie if they adjoin, else copied to `to`. */
-  T* Gather(const PlannedArg& arg, size_t step, T* to) const {
+  /* Room for the numbers of a step's rows, until the chunk is through. */
+  int32_t* Numbers(size_t step) {
+    int32_t* room = index_.data() + used_index_;
+    used_index_ += Count(step);
+    return room;
+  }
+
+  /* Rows of an argument where they lie. Their numbers are told only if they do not adjoin. */
+  Located<T> ByNumber(const PlannedArg& arg, size_t step) {
+    const int32_t *rows = RowsOf(step), *offsets = arg.offsets;
+    const PlannedValue& value = s_.plan.values[arg.value];
+    const int64_t count = Count(step);
+    T* at = value_at_[arg.value] + (offsets ? offsets[rows[0]] : 0);
+    int32_t* numbers = Numbers(step);
+    bool adjoin = true;
+    for (int64_t r = 0; r < count; ++r) {
+      numbers[r] = PlaceOf(value, arg.ids[rows[r]]);
+      adjoin = adjoin && numbers[r] == numbers[0] + r;
+    }
+    if (!adjoin) return {at, value.width, numbers};
+    used_index_ -= count;
+    return {at + numbers[0] * value.width, value.width};
+  }
+
+  /* Rows that steps made, of one width: these can be numbered from the first that the chunk makes,
+   * whichever step made them. Null if they cannot. */
+  Located<T> AmongMade(const PlannedArg& arg, size_t step) {
     const int32_t* rows = RowsOf(step);
-    int64_t count = Count(step), width = arg.width;
-    T* first = EntryAt(arg, rows[0], value_at_);
-    int64_t r = 1;
-    while (r < count && EntryAt(arg, rows[r], value_at_) == first + r * width) ++r;
-    if (r == count) return first;
-    for (r = 0; r < count; ++r) CopyRow(to + r * width, EntryAt(arg, rows[r], value_at_), width);
-    return to;
+    int32_t* numbers = Numbers(step);
+    for (int64_t r = 0; r < Count(step); ++r) {
+      const int32_t id = arg.ids[rows[r]];
+      const int64_t number = s_.plan.value_of[id];
+      const PlannedValue& value = s_.plan.values[number];
+      const int64_t at = value.step < 0 || value.width != arg.width ? -1 : number_at_[number];
+      const int64_t place = at + PlaceOf(value, id);
+      if (at < 0 || place > INT32_MAX) {
+        used_index_ -= Count(step);
+        return {nullptr, 0};
+      }
+      numbers[r] = place;
+    }
+    return {made_, arg.width, numbers};
+  }
+
+  bool HasOneOffset(const PlannedArg& arg, size_t step) const {
+    const int32_t* rows = RowsOf(step);
+    for (int64_t r = 1; arg.offsets && r < Count(step); ++r)
+      if (arg.offsets[rows[r]] != arg.offsets[rows[0]]) return false;
+    return true;
+  }
+
+  /* Rows of an argument: where they lie, or copied to `to` where they cannot be numbered. */
+  Located<T> Find(const PlannedArg& arg, size_t step, T* to) {
+    if (arg.value >= 0 && HasOneOffset(arg, step)) return ByNumber(arg, step);
+    if (!arg.offsets) {
+      Located<T> found = AmongMade(arg, step);
+      if (found.at) return found;
+    }
+    for (int64_t r = 0; r < Count(step); ++r)
+      CopyRow(to + r * arg.width, EntryAt(arg, RowsOf(step)[r], value_at_), arg.width);
+    return {to, arg.width};
   }
 
   /* Whether an argument is one row of zeros from outside, whose gradient nobody wants. */
@@ -452,7 +539,7 @@ class ScheduleWalk {
     size_t at = 0;
     for (const PlannedArg& arg : step.args) {
       if (program.Uses(at)) {
-        program.sequences[at] = {Gather(arg, number, free), arg.width};
+        program.sequences[at] = Find(arg, number, free);
         free += rows * arg.width;
       }
       ++at;
@@ -518,7 +605,7 @@ class ScheduleWalk {
       const PlannedArg& arg = step.args[a];
       if (!program.Uses(a)) continue;
       T* to = args_ + used_args_;
-      program.sequences[a] = {Gather(arg, number, to), arg.width};
+      program.sequences[a] = Find(arg, number, to);
       if (program.sequences[a].at == to) used_args_ += rows * arg.width;
     }
     for (size_t o = 0; o < n_out; ++o)
@@ -527,18 +614,35 @@ class ScheduleWalk {
     T* free = arg_gradients_;
     for (size_t a = 0; a < n_in; ++a) {
       const PlannedArg& arg = step.args[a];
-      program.sequences[n_in + 2 * n_out + a] = {Wants(arg) ? free : nullptr, arg.width};
+      program.sequences[n_in + 2 * n_out + a] =
+          IsOnce(arg) ? Alone(arg, number) : Located<T>{Wants(arg) ? free : nullptr, arg.width};
       free += rows * arg.width;
     }
     program.stash = {stash_at_[number], s_.programs[step.program]->program.stash_width};
     program.Run(0, rows, ring_[step.program], FindBare(number));
     ring_[step.program] += rows;
     for (size_t a = 0; a < n_in; ++a) {
-      const T* from = program.sequences[n_in + 2 * n_out + a].at;
       const PlannedArg& arg = step.args[a];
+      const T* from = IsOnce(arg) ? nullptr : program.sequences[n_in + 2 * n_out + a].at;
       for (int64_t p = 0; from && p < rows; ++p)
         Contribute(arg, RowsOf(number)[p], from + p * arg.width);
     }
+  }
+
+  /* Whether an argument is of rows from outside whose gradients are no sums. */
+  bool IsOnce(const PlannedArg& arg) const {
+    return arg.value >= 0 && arg.value < static_cast<int64_t>(s_.plan.externals) &&
+           s_.rows.is_once[arg.value];
+  }
+
+  /* Where the gradients of such rows belong. */
+  Located<T> Alone(const PlannedArg& arg, size_t step) {
+    T* gradients = static_cast<T*>(s_.call.external_gradients[arg.value]);
+    if (!gradients) return {nullptr, arg.width};
+    int32_t* numbers = Numbers(step);
+    for (int64_t r = 0; r < Count(step); ++r)
+      numbers[r] = arg.ids[RowsOf(step)[r]] - s_.plan.values[arg.value].base;
+    return {gradients, arg.width, numbers};
   }
 
   /* Whether anybody asks for the gradient of an argument. */
@@ -593,9 +697,12 @@ class ScheduleWalk {
   std::vector<std::unique_ptr<RowProgram<T>>> programs_;
   std::vector<T*> value_at_, gradient_at_, stash_at_;
   std::vector<int64_t> ring_;
+  std::vector<int32_t> index_;
+  std::vector<int64_t> number_at_;  // of values that steps make: of row 0 among rows as wide; or -1
+  T* made_ = nullptr;               // where what steps make begins
   T *own_values_ = nullptr, *args_ = nullptr, *arg_gradients_ = nullptr, *gradients_ = nullptr;
   T* partial_ = nullptr;
-  int64_t chunk_ = 0, used_args_ = 0;
+  int64_t chunk_ = 0, used_args_ = 0, used_index_ = 0;
 };
 
 /* Sizes of the largest chunk, and where each one's part of the stash begins. */
@@ -605,7 +712,7 @@ void Measure(Shared<T>* shared) {
   shared->program_rows.assign(shared->programs.size(), 0);
   int64_t stash = 0;
   for (int64_t c = 0; c < shared->chunks.count; ++c) {
-    int64_t values = 0, all_args = 0, outputs = 0;
+    int64_t values = 0, all_args = 0, outputs = 0, arg_rows = 0;
     std::vector<int64_t> rows_of(shared->programs.size(), 0);
     for (size_t s = 0; s < plan.steps.size(); ++s) {
       const PlannedStep& step = plan.steps[s];
@@ -616,6 +723,7 @@ void Measure(Shared<T>* shared) {
         rows_of[step.program] += rows;
         values += rows * shared->programs[step.program]->program.stash_width;
         all_args += rows * args;
+        arg_rows += rows * step.args.size();
         args *= rows;
       }
       shared->step_args = std::max(shared->step_args, args);
@@ -626,6 +734,7 @@ void Measure(Shared<T>* shared) {
     shared->values = std::max(shared->values, values);
     shared->all_args = std::max(shared->all_args, all_args);
     shared->outputs = std::max(shared->outputs, outputs);
+    shared->arg_rows = std::max(shared->arg_rows, arg_rows);
     for (size_t i = 0; i < rows_of.size(); ++i)
       shared->program_rows[i] = std::max(shared->program_rows[i], rows_of[i]);
   }
@@ -668,7 +777,7 @@ void RunAs(const SchedulePlan& plan, const ScheduleCall& call, bool backward) {
   if (backward) {
     partials.reset(new T[std::max<int64_t>(1, units * shared.partial_size)]);
     for (size_t i = 0; i < plan.externals; ++i)
-      if (call.external_gradients[i])
+      if (call.external_gradients[i] && !rows.is_once[i])
         std::memset(call.external_gradients[i], 0,
                     plan.values[i].rows * plan.values[i].width * sizeof(T));
   }

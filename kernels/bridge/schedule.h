@@ -24,6 +24,7 @@ struct PlannedArg {
   int64_t width = 0, entries = 0;
   const int32_t* ids = nullptr;
   const int32_t* offsets = nullptr;  // null: all are 0
+  int64_t value = -1;                // all rows are of this one; -1: of several
 };
 
 struct PlannedStep {
