@@ -91,6 +91,8 @@ constexpr int64_t kMultiple = 8;
 constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
 constexpr int64_t kMaxRing = 32;
 constexpr int64_t kMaxBlock = 16;
+constexpr int64_t kEarlyRows = 256;         // of products that are computed early
+constexpr int64_t kEarlyShare = 4;          // what these take is this part of the weights at most
 
 /* What all chunks of a call share. */
 template <typename T>
@@ -453,6 +455,18 @@ void SortIndex(Shared<T>* shared) {
     }
 }
 
+/* Steps whose early products are computed together. What they take is bounded by the weights: those
+ * come from far, and a step's part of them is what is saved. */
+template <typename T>
+int64_t Block(const Shared<T>& shared) {
+  const std::vector<int64_t>& widths = shared.weights.program.scratch_widths;
+  const int64_t columns = std::accumulate(widths.begin(), widths.end(), int64_t{1});
+  const int64_t bytes = shared.rows_per_chunk * columns * sizeof(T);
+  const int64_t most = std::min(kEarlyRows / shared.rows_per_chunk,
+                                shared.weights.packed_bytes / kEarlyShare / bytes);
+  return std::max<int64_t>(1, std::min(kMaxBlock, most));
+}
+
 template <typename T>
 void Divide(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
@@ -463,10 +477,10 @@ void Divide(Shared<T>* shared) {
   shared->rows_per_chunk = share;
   if (!shared->is_large && share > most)
     shared->rows_per_chunk = RoundUp(share / ((share + most - 1) / most), kMultiple);
-  shared->rows_per_chunk = std::max<int64_t>(shared->rows_per_chunk, 1);
+  // Buffers have no rows that no sequence has.
+  shared->rows_per_chunk = std::max<int64_t>(std::min(shared->rows_per_chunk, call.batch), 1);
   if (!shared->weights.program.backward) {
-    if (shared->is_large && !call.lengths)
-      shared->block = std::min(kMaxBlock, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
+    if (shared->is_large && !call.lengths) shared->block = Block(*shared);
     return;
   }
   shared->ring = std::min(kMaxRing, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
