@@ -606,8 +606,8 @@ Buffers<T> WholeRings(Shared<T>* shared) {
   return wanted;
 }
 
-/* The scratch of a call: packed weights, a walk of each thread, partial gradients of each unit, rings
- * that have a row for each of the batch. */
+/* The scratch of a call: weights unless they come packed, a walk of each thread, partial gradients of
+ * each unit, rings that have a row for each of the batch. */
 template <typename T>
 struct Layout {
   int64_t chunks, units, threads, walk_bytes, walks_at, partials_at, rings_at, bytes;
@@ -624,7 +624,7 @@ struct Layout {
     Buffers<T> wanted;
     Walk<T> walk(shared, &wanted);
     walk_bytes = wanted.Bytes();
-    walks_at = RoundUp(weights.packed_bytes, kLine);
+    walks_at = call.packed ? 0 : RoundUp(weights.packed_bytes, kLine);
     partials_at = walks_at + threads * walk_bytes;
     int64_t partials = weights.program.backward ? units * weights.partial_size * sizeof(T) : 0;
     rings_at = partials_at + RoundUp(partials, kLine);
@@ -654,7 +654,10 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   if (call.scratch_bytes < layout.bytes) own.reset(new char[layout.bytes]);
   auto address = reinterpret_cast<uintptr_t>(own ? own.get() : call.scratch);
   auto scratch = reinterpret_cast<char*>((address + kLine - 1) / kLine * kLine);
-  weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
+  if (call.packed)
+    weights.Use(static_cast<const T*>(call.packed));
+  else
+    weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
   T* partials = reinterpret_cast<T*>(scratch + layout.partials_at);
   WholeRings(&shared).Place(scratch + layout.rings_at);
   std::atomic<int64_t> next{0}, thread{0};
@@ -699,6 +702,19 @@ void RunRecurrence(const Program& program, const RecurrenceCall& call) {
 
 int64_t ScratchBytes(const Program& program, const RecurrenceCall& call) {
   return program.is_double ? BytesAs<double>(program, call) : BytesAs<float>(program, call);
+}
+
+int64_t PackedBytes(const Program& program) {
+  const Learned none;
+  return program.is_double ? Prepared<double>(program, none).packed_bytes
+                           : Prepared<float>(program, none).packed_bytes;
+}
+
+void PackMatrices(const Program& program, const Learned& learned, int threads, void* to) {
+  if (program.is_double)
+    Prepared<double>(program, learned).Pack(threads, static_cast<double*>(to));
+  else
+    Prepared<float>(program, learned).Pack(threads, static_cast<float*>(to));
 }
 
 }  // namespace graphopt
