@@ -21,13 +21,17 @@ mx = import_mxnet()
 BATCH = 4
 
 
-@pytest.mark.parametrize("name", list(cases()))
-def test_forward(name: str, benchmark: Any, record: Callable[[Record], None], quick: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "batch"), [*((name, BATCH) for name in cases()), ("lstm", 64)], ids=str
+)
+def test_forward(
+    name: str, batch: int, benchmark: Any, record: Callable[[Record], None], quick: bool
+) -> None:
     """What MXNet plans for the net, plain and optimized, and our plan over its lower bound."""
     if quick and name != "encoder":
         pytest.skip("compiles a whole net")
     make, shape_of = cases()[name]
-    net, shape = make(), shape_of(BATCH)
+    net, shape = make(), shape_of(batch)
     net.initialize(mx.init.Xavier())
     x = mx.nd.zeros(shape)
     net(x)
@@ -46,9 +50,12 @@ def test_forward(name: str, benchmark: Any, record: Callable[[Record], None], qu
         "our plan MiB": made.arena / (1 << 20),
         "over its bound": ratio,
     }
+    if (name, batch) == ("lstm", BATCH):
+        # Of 64 sequences each layer has an output of its own; MXNet has one operator for both.
+        assert figures["graphopt MiB"] <= figures["plain MiB"]
     if not quick:
         targets = {"graphopt MiB": figures["plain MiB"], "over its bound": 1.02}
-        record(Record("Memory of forward runs", f"{name}, batch {BATCH}", figures, {}, targets))
+        record(Record("Memory of forward runs", f"{name}, batch {batch}", figures, {}, targets))
 
 
 def planned(symbol: Any, data: str, shape: tuple[int, ...]) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from graphopt.analysis.effects import held_nodes
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA, Node, Value
+from graphopt.ir.node import DATA, PARAM, Node, Value
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.build import ZEROS, Chain, Operands, add_recurrence
@@ -97,7 +97,7 @@ class ImportRnn(Pass):
         _Layers(ours, alone).write(ours, training=cx.training)
         target, training = cx.target, cx.training
         timed = target.measured_once(
-            ("rnn", *_measured_parts(node, layers), str(training)),
+            ("rnn", *_measured_parts(node, layers), *_roles(plain), str(training)),
             lambda: target.times_ms([plain, ours], training=training),
         )
         theirs, mine = timed
@@ -117,6 +117,11 @@ def _measured_parts(node: Node, layers: _Layers) -> tuple[str, ...]:
     return (node.attrs.text, layers.dtype, *map(str, sizes))
 
 
+def _roles(graph: Graph) -> tuple[str, ...]:
+    """Of the inputs: weights that are parameters are not packed in every call."""
+    return tuple(node.op for node in graph.inputs)
+
+
 def _alone(graph: Graph, node: Node) -> Graph:
     """The node as a graph of its own, with what joins its parameters."""
     alone = Graph("rnn")
@@ -124,7 +129,8 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
     def enter(value: Value) -> None:
         if value not in new:
-            new[value] = alone.add_input(f"in{len(new)}", DATA, graph.type_of(value)).out()
+            role = PARAM if graph[value.node].op == PARAM else DATA
+            new[value] = alone.add_input(f"in{len(new)}", role, graph.type_of(value)).out()
 
     joining = graph[node.inputs[1].node]
     pieces = [graph[v.node] for v in joining.inputs if graph[v.node].op == "Reshape"]

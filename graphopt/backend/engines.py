@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphopt.backend.environment import environment
+from graphopt.backend.keeping import flush_bulk
 from graphopt.backend.onednn import ONEDNN
 from graphopt.compat import import_mxnet
 
@@ -51,12 +52,17 @@ class CachedOpEngine:
         name: str = "CachedOp",
         *,
         is_static: bool = True,
+        counts_writes: bool = False,
     ) -> None:
-        """Plan ``symbol``; ``data`` names the inputs that change from call to call."""
+        """Plan ``symbol``; ``data`` names the inputs that change from call to call.
+
+        ``counts_writes``: it may have operators that notice writes to parameters.
+        """
+        self._counts_writes = counts_writes
         mx = import_mxnet()
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
-        self._symbol, self._names, self._is_static = symbol, data, is_static
+        self.symbol, self._names, self._is_static = symbol, data, is_static
         self._spare: list[Any] = []
         if not symbol.list_arguments():
             # MXNet wants something to differentiate by, even here.
@@ -75,15 +81,23 @@ class CachedOpEngine:
 
     def rewritten(self) -> Any:
         """The symbol as it runs."""
-        return self._symbol
+        return self.symbol
 
     def on(self, symbol: Any) -> CachedOpEngine:
         """An engine like this one for another symbol with the same inputs."""
-        return CachedOpEngine(symbol, self._names, self.name, is_static=self._is_static)
+        return CachedOpEngine(
+            symbol,
+            self._names,
+            self.name,
+            is_static=self._is_static,
+            counts_writes=self._counts_writes,
+        )
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
         self._release_threads()
+        if self._counts_writes:
+            flush_bulk()  # a write in one piece with what counts it would not be counted yet
         found = self._op(*arrays, *self._spare)
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]
@@ -116,7 +130,7 @@ class ExecutorEngine:
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
         self._mx = import_mxnet()
-        self._symbol, self._names, self._ctx, self._as_is = symbol, data, ctx, as_is
+        self.symbol, self._names, self._ctx, self._as_is = symbol, data, ctx, as_is
         self._bound = [
             array.copy() if name in data else array
             for name, array in zip(self.inputs, arrays, strict=True)
@@ -146,7 +160,7 @@ class ExecutorEngine:
 
     def rewritten(self) -> Any:
         """The symbol as it runs, with oneDNN's rewrites."""
-        return self._symbol if self._as_is else self._symbol.optimize_for(ONEDNN)
+        return self.symbol if self._as_is else self.symbol.optimize_for(ONEDNN)
 
     def on(self, symbol: Any) -> ExecutorEngine:
         """An engine like this one for another symbol, rewritten, with the same inputs."""

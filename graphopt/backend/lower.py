@@ -12,6 +12,7 @@ import numpy as np
 from graphopt.backend.convolutions import has_convolutions, with_packed
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.freeze import freeze
+from graphopt.backend.keeping import forgetting, keeping, keeps, runs_keeping, told
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
@@ -63,7 +64,7 @@ class Choice:
 
     ``failed`` tells why candidates were not taken, ``tuning`` what measuring changed in the graph,
     ``is_remembered`` whether an earlier process measured it, ``memory`` what a training step takes
-    where that was asked for.
+    where that was asked for, ``weights`` which of them are packed once and kept.
     """
 
     engine: str = ""
@@ -72,6 +73,7 @@ class Choice:
     tuning: list[str] = field(default_factory=list)
     is_remembered: bool = False
     memory: str = ""
+    weights: str = ""
 
 
 class Lowered:
@@ -118,7 +120,8 @@ class Lowered:
         per_call = self._freeze(graph) if frozen else graph
         if frozen and self.ctx.device_type == "cpu":
             per_call = self._settle_products(per_call, is_tuned=tune)
-        per_call = self._per_call = without_passed_inputs(per_call) if training else per_call
+        per_call = without_passed_inputs(per_call) if training else self._with_kept(per_call)
+        self._per_call, self._keeps = per_call, any(map(keeps, per_call))
         packed = self._with_products.graph if self._with_products else Graph("none")
         nodes = (*per_call, *packed)
         prepare((str(node.attrs["spec"]) for node in nodes if node.op == FUSED), gradients=training)
@@ -165,8 +168,8 @@ class Lowered:
         if not kernels:
             return to_symbol(unfuse(self._per_call))
         # What is packed is so for one kind of processor, regions for one size of images too.
-        if has_packed(self._per_call):
-            return to_symbol(unfuse(self._per_call, is_packed))
+        if has_packed(self._per_call) or self._keeps:
+            return to_symbol(forgetting(unfuse(self._per_call, is_packed)))
         return self._symbol
 
     def parameters(self) -> dict[str, Any]:
@@ -219,6 +222,16 @@ class Lowered:
         if found is not None:
             self._with_products = Tuned(self._freeze(found.graph), found.told)
         return graph
+
+    def _with_kept(self, graph: Graph) -> Graph:
+        """The graph for inference, with recurrences that keep packed weights where that helps."""
+        # An engine that is not static has no state from call to call.
+        if self.ctx.device_type != "cpu" or not (self._frozen or not hands_on_gradients(graph)):
+            return graph
+        if self._with_products is not None:
+            tuned = self._with_products
+            self._with_products = Tuned(keeping(tuned.graph), tuned.told)
+        return keeping(graph)
 
     def _compute(self, once: Graph) -> list[Any]:
         engine = CachedOpEngine(to_symbol(once), ())
@@ -315,6 +328,9 @@ class Lowered:
             self.choice.tuning = list(self._with_products.told)
         self._with_products = None
         chosen = self._in_less_memory(chosen, arrays)
+        kind = CachedOpEngine | ExecutorEngine
+        if self._keeps and isinstance(chosen, kind) and runs_keeping(chosen.symbol):
+            self.choice.weights = told(self._per_call)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
 
@@ -405,7 +421,13 @@ class Lowered:
 
     def _cached_op(self, symbol: Any, name: str) -> Engine:
         is_static = self._frozen or not hands_on_gradients(self._per_call)
-        return CachedOpEngine(self._typed(symbol), self.data, name, is_static=is_static)
+        return CachedOpEngine(
+            self._typed(symbol),
+            self.data,
+            name,
+            is_static=is_static,
+            counts_writes=self._keeps,
+        )
 
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
         assert self._pools is not None

@@ -14,6 +14,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
     CONSTANT,
     CONVOLUTIONS,
+    KEEPING,
+    RECURRENCE,
     WITH_SPEC,
     Node,
     NodeId,
@@ -105,8 +107,9 @@ def _in_order(graph: Graph) -> list[Node]:
 
 def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[str, Any]:
     is_variable = node.is_input or node.op == CONSTANT
+    keeps = node.op == RECURRENCE and node.attrs.flag("keeps")
     entry: dict[str, Any] = {
-        "op": "null" if is_variable else node.op,
+        "op": "null" if is_variable else KEEPING if keeps else node.op,
         "name": node.name,
         "inputs": [[index[value.node], value.index, 0] for value in node.inputs],
     }
@@ -115,6 +118,8 @@ def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[st
     attrs = {} if node.op == CONSTANT else node.attrs
     if node.op == CONVOLUTIONS:
         attrs = {"spec": str(spec_of(node)), "packed": node.attrs.flag("packed")}
+    if keeps:
+        attrs = node.attrs.without("keeps")
     if attrs:
         entry["attrs"] = {key: to_mxnet(value) for key, value in attrs.items()}
     if node.after:

@@ -10,6 +10,7 @@ import numpy as np
 
 from graphopt.backend.engines import CachedOpEngine, quiet_binding
 from graphopt.backend.infer import Types, infer_types
+from graphopt.backend.keeping import keeping
 from graphopt.backend.measured import once
 from graphopt.backend.random_feeds import quick_feeds
 from graphopt.backend.stored import with_stored
@@ -111,7 +112,7 @@ class MXNetTarget:
 def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
     """A call of the graph on random values that returns when it is done."""
     mx = import_mxnet()
-    symbol = to_symbol(with_stored(graph) if training else graph)
+    symbol = to_symbol(with_stored(graph) if training else keeping(graph))
     feeds = quick_feeds(graph)
     arrays = [mx.nd.array(feeds[name], dtype=feeds[name].dtype) for name in symbol.list_inputs()]
     engine = CachedOpEngine(symbol, {node.name for node in graph.role(DATA)})

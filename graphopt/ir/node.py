@@ -28,9 +28,13 @@ FUSED: Final = "graphopt_fused"
 
 #: A recurrence over the steps of sequences; attrs: ``spec``, the printed RecurrenceSpec of a step,
 #: ``reverse``, ``lengths``, ``batch_major``, ``bidirectional``, ``zero_states``, ``indexed``,
-#: ``stash`` (see kernels/bridge/recurrence_operator.h).
+#: ``stash`` (see kernels/bridge/recurrence_operator.h); ``keeps``, its packed weights are kept from
+#: call to call, by the operator KEEPING (see kernels/bridge/keeping_operator.h).
 #: Its nested graphs are the step in MXNet's operators and, if it has a second one, the whole.
 RECURRENCE: Final = "graphopt_recurrence"
+
+#: The operator of MXNet that runs a recurrence with ``keeps``; no graph has it.
+KEEPING: Final = "graphopt_keeping_recurrence"
 
 #: Message passing over trees; attrs: ``spec``, the printed TreeSpec, ``stash`` (see
 #: kernels/bridge/tree_operator.h).

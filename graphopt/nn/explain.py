@@ -45,6 +45,8 @@ def explain_result(original: Graph, result: Result, choice: Choice, title: str) 
         lines.append(f"  runs on: {choice.engine}" + (f" ({how}: {times})" if times else ""))
     if choice.memory:
         lines.append(f"  memory: {choice.memory}")
+    if choice.weights:
+        lines.append(f"  weights: {choice.weights}")
     lines += [f"  measured and changed: {text}" for text in choice.tuning]
     for name, why in choice.failed.items():
         lines.append(f"  not on {name}: {why}")

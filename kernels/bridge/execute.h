@@ -124,8 +124,13 @@ struct Prepared {
       for (int64_t j = 0; j < pack.width; j += panel)
         products.pack(from + j * by_width, by_depth, by_width, pack.depth,
                       std::min(panel, pack.width - j), to + j * pack.depth);
-      packs.push_back(to);
     }
+    Use(to_all);
+  }
+
+  /* Reads what Pack left there. */
+  void Use(const T* all) {
+    for (int64_t at : pack_at_) packs.push_back(all + at);
   }
 
   /* Adds what all units found, in their order; partials lie `stride` elements apart. */

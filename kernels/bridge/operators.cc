@@ -10,6 +10,7 @@
 #include "convolutions_operator.h"
 #include "executor_operator.h"
 #include "fused.h"
+#include "keeping_operator.h"
 #include "kept.h"
 #include "legacy.h"
 #include "product_operator.h"
@@ -88,6 +89,7 @@ void Register() {
   SetAttribute<mxnet::FCompute>(unschedule, "FCompute<cpu>", LegacyFunction(&ScheduleBackward));
   RegisterConvolutions();
   RegisterProduct();
+  RegisterKeeping();
   RegisterExecutor();
 }
 
@@ -234,6 +236,19 @@ int64_t graphopt_packed_product(int64_t depth, int64_t units) {
 void graphopt_pack_product(const float* weights, int64_t depth, int64_t units, float* packed) {
   graphopt::product::Pack(weights, depth, units, packed);
 }
+
+/* Bytes of the packed matrices of a recurrence in inference, or -1. */
+int64_t graphopt_kept_bytes(const char* spec, int lengths, int bidirectional, int indexed) {
+  try {
+    return graphopt::KeptBytes(spec, lengths, bidirectional, indexed);
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return -1;
+  }
+}
+
+/* How many directions of recurrences have packed matrices by now. */
+int64_t graphopt_count_packs() { return graphopt::CountPacks(); }
 
 /* Memory that one call at a time may have; see executor_operator.h. */
 int64_t graphopt_pool_add() { return graphopt::pools.Add(std::make_shared<graphopt::Pool>()); }

@@ -91,6 +91,8 @@ constexpr int64_t kMultiple = 8;
 constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
 constexpr int64_t kMaxRing = 32;
 constexpr int64_t kMaxBlock = 16;
+constexpr int64_t kEarlyRows = 256;         // of products that are computed early
+constexpr int64_t kEarlyShare = 4;          // what these take is this part of the weights at most
 
 /* What all chunks of a call share. */
 template <typename T>
@@ -453,6 +455,18 @@ void SortIndex(Shared<T>* shared) {
     }
 }
 
+/* Steps whose early products are computed together. What they take is bounded by the weights: those
+ * come from far, and a step's part of them is what is saved. */
+template <typename T>
+int64_t Block(const Shared<T>& shared) {
+  const std::vector<int64_t>& widths = shared.weights.program.scratch_widths;
+  const int64_t columns = std::accumulate(widths.begin(), widths.end(), int64_t{1});
+  const int64_t bytes = shared.rows_per_chunk * columns * sizeof(T);
+  const int64_t most = std::min(kEarlyRows / shared.rows_per_chunk,
+                                shared.weights.packed_bytes / kEarlyShare / bytes);
+  return std::max<int64_t>(1, std::min(kMaxBlock, most));
+}
+
 template <typename T>
 void Divide(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
@@ -463,10 +477,10 @@ void Divide(Shared<T>* shared) {
   shared->rows_per_chunk = share;
   if (!shared->is_large && share > most)
     shared->rows_per_chunk = RoundUp(share / ((share + most - 1) / most), kMultiple);
-  shared->rows_per_chunk = std::max<int64_t>(shared->rows_per_chunk, 1);
+  // Buffers have no rows that no sequence has.
+  shared->rows_per_chunk = std::max<int64_t>(std::min(shared->rows_per_chunk, call.batch), 1);
   if (!shared->weights.program.backward) {
-    if (shared->is_large && !call.lengths)
-      shared->block = std::min(kMaxBlock, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
+    if (shared->is_large && !call.lengths) shared->block = Block(*shared);
     return;
   }
   shared->ring = std::min(kMaxRing, std::max<int64_t>(1, kRingRows / shared->rows_per_chunk));
@@ -592,8 +606,8 @@ Buffers<T> WholeRings(Shared<T>* shared) {
   return wanted;
 }
 
-/* The scratch of a call: packed weights, a walk of each thread, partial gradients of each unit, rings
- * that have a row for each of the batch. */
+/* The scratch of a call: weights unless they come packed, a walk of each thread, partial gradients of
+ * each unit, rings that have a row for each of the batch. */
 template <typename T>
 struct Layout {
   int64_t chunks, units, threads, walk_bytes, walks_at, partials_at, rings_at, bytes;
@@ -610,7 +624,7 @@ struct Layout {
     Buffers<T> wanted;
     Walk<T> walk(shared, &wanted);
     walk_bytes = wanted.Bytes();
-    walks_at = RoundUp(weights.packed_bytes, kLine);
+    walks_at = call.packed ? 0 : RoundUp(weights.packed_bytes, kLine);
     partials_at = walks_at + threads * walk_bytes;
     int64_t partials = weights.program.backward ? units * weights.partial_size * sizeof(T) : 0;
     rings_at = partials_at + RoundUp(partials, kLine);
@@ -640,7 +654,10 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   if (call.scratch_bytes < layout.bytes) own.reset(new char[layout.bytes]);
   auto address = reinterpret_cast<uintptr_t>(own ? own.get() : call.scratch);
   auto scratch = reinterpret_cast<char*>((address + kLine - 1) / kLine * kLine);
-  weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
+  if (call.packed)
+    weights.Use(static_cast<const T*>(call.packed));
+  else
+    weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
   T* partials = reinterpret_cast<T*>(scratch + layout.partials_at);
   WholeRings(&shared).Place(scratch + layout.rings_at);
   std::atomic<int64_t> next{0}, thread{0};
@@ -685,6 +702,19 @@ void RunRecurrence(const Program& program, const RecurrenceCall& call) {
 
 int64_t ScratchBytes(const Program& program, const RecurrenceCall& call) {
   return program.is_double ? BytesAs<double>(program, call) : BytesAs<float>(program, call);
+}
+
+int64_t PackedBytes(const Program& program) {
+  const Learned none;
+  return program.is_double ? Prepared<double>(program, none).packed_bytes
+                           : Prepared<float>(program, none).packed_bytes;
+}
+
+void PackMatrices(const Program& program, const Learned& learned, int threads, void* to) {
+  if (program.is_double)
+    Prepared<double>(program, learned).Pack(threads, static_cast<double*>(to));
+  else
+    Prepared<float>(program, learned).Pack(threads, static_cast<float*>(to));
 }
 
 }  // namespace graphopt

@@ -110,11 +110,18 @@ struct RecurrenceCall : Learned {
   int threads = 1;
   void* scratch = nullptr;  // what it computes in; memory of its own if that is too small
   int64_t scratch_bytes = 0;
+  const void* packed = nullptr;  // the matrices by PackMatrices; null: packed in scratch by the call
 };
 
 void RunRecurrence(const Program& program, const RecurrenceCall& call);
 
-/* How much scratch a call wants with so many steps, sequences and threads, `lengths` null or not. */
+/* How much scratch a call wants with so many steps, sequences and threads, `lengths` and `packed` null
+ * or not. */
 int64_t ScratchBytes(const Program& program, const RecurrenceCall& call);
+
+/* Bytes of the matrices that a program reads once they are packed, and packing them to where a line
+ * begins. */
+int64_t PackedBytes(const Program& program);
+void PackMatrices(const Program& program, const Learned& learned, int threads, void* to);
 
 }  // namespace graphopt

@@ -26,6 +26,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 
 #include "fused.h"
@@ -207,8 +208,10 @@ bool IsKnown(const Signature& signature, const Extents& extents) {
          (extents.table_rows >= 0 || !signature.is_indexed);
 }
 
-/* Of what a node computes in: elements, -1 as long as steps or batch are not known. */
-mxnet::TShape ScratchShape(const NodeAttrs& attrs, Mode mode, const Extents& extents) {
+/* Of what a node computes in: elements, -1 as long as steps or batch are not known. `is_packed`: its
+ * matrices come packed. */
+mxnet::TShape ScratchShape(const NodeAttrs& attrs, Mode mode, const Extents& extents,
+                           bool is_packed = false) {
   if (!IsKnown(SignatureOf(attrs), extents)) return Shaped({-1});
   static const int64_t some = 0;
   static const int32_t row = 0;
@@ -218,6 +221,7 @@ mxnet::TShape ScratchShape(const NodeAttrs& attrs, Mode mode, const Extents& ext
   call.batch = extents.batch;
   call.lengths = signature.has_lengths ? &some : nullptr;
   call.index = signature.is_indexed ? &row : nullptr;
+  call.packed = is_packed ? &some : nullptr;
   call.threads = ThreadsOf(signature, extents);
   const int64_t item = ItemSize(signature.dtype);
   int64_t bytes = ScratchBytes(ProgramOf(attrs, mode), call);
@@ -646,9 +650,12 @@ class ByNumber {
   std::unique_ptr<char[]> own_;
 };
 
-void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
-                       const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
-                       const std::vector<TBlob>& outputs) {
+/* Gives the call in a direction what its program reads packed. */
+using PackedBy = std::function<const void*(const Program&, const Direction&)>;
+
+void RunForward(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+                const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs,
+                const PackedBy& packed_by) {
   const Signature& signature = SignatureOf(attrs);
   bool stash = Flag(attrs, "stash");
   const Program& program = ProgramOf(attrs, ForwardMode(attrs));
@@ -679,6 +686,7 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
       Enlarge(outputs[signature.results()]);
       one.call.stash = one.Stash(outputs[signature.results()]);
     }
+    if (packed_by) one.call.packed = packed_by(program, one);
     if (by_number)
       by_number->Enter(&one);
     else
@@ -686,6 +694,12 @@ void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
     RunRecurrence(program, one.call);
   }
   results.Finish();
+}
+
+void RecurrenceForward(const NodeAttrs& attrs, const mxnet::OpContext&,
+                       const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
+                       const std::vector<TBlob>& outputs) {
+  RunForward(attrs, inputs, requests, outputs, nullptr);
 }
 
 void RecurrenceBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
