@@ -191,6 +191,7 @@ void RegisterKeeping() {
   SetAttribute<nnvm::FInferType>(keeping, "FInferType", LegacyFunction(&RecurrenceType));
   SetAttribute<mxnet::FInferStorageType>(keeping, "FInferStorageType",
                                          LegacyFunction(&KeepingStorage));
+  SetAttribute<nnvm::FInplaceOption>(keeping, "FInplaceOption", LegacyFunction(&RecurrencePairs));
   SetAttribute<mxnet::FCreateOpState>(keeping, "FCreateOpState", LegacyFunction(&KeepingState));
   SetAttribute<mxnet::FStatefulComputeEx>(keeping, "FStatefulComputeEx<cpu>",
                                           LegacyFunction(&KeepingForward));

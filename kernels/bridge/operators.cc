@@ -55,6 +55,8 @@ void Register() {
   SetAttribute<mxnet::FInferShape>(recurrence, "FInferShape", LegacyFunction(&RecurrenceShape));
   SetAttribute<nnvm::FInferType>(recurrence, "FInferType", LegacyFunction(&RecurrenceType));
   SetAttribute<mxnet::FCompute>(recurrence, "FCompute<cpu>", LegacyFunction(&RecurrenceForward));
+  SetAttribute<nnvm::FInplaceOption>(recurrence, "FInplaceOption",
+                                     LegacyFunction(&RecurrencePairs));
   SetAttribute<nnvm::FGradient>(recurrence, "FGradient", LegacyFunction(&RecurrenceGradient));
   nnvm::Op& back = registry->__REGISTER_OR_GET__("_backward_graphopt_recurrence");
   back.get_num_inputs = LegacyFunction(&RecurrenceBackwardInputs);

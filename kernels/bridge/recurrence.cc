@@ -693,6 +693,23 @@ int64_t BytesAs(const Program& program, const RecurrenceCall& call) {
 
 }  // namespace
 
+bool ReadsFirst(const Program& program, int64_t read, int64_t written) {
+  bool is_written = false;
+  for (const Step& step : program.steps) {
+    auto touches = [&](int64_t sequence) {
+      return std::any_of(step.spots.begin(), step.spots.end(), [&](const Spot& spot) {
+        if (spot.place == kSequence) return spot.index == sequence;
+        if (spot.place != kNext) return false;
+        const StateOf& state = program.states[spot.index];
+        return state.home == kInSequence && state.index == sequence;
+      });
+    };
+    is_written = is_written || touches(written);
+    if (is_written && touches(read)) return false;
+  }
+  return true;
+}
+
 void RunRecurrence(const Program& program, const RecurrenceCall& call) {
   if (program.is_double)
     RunAs<double>(program, call);

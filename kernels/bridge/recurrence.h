@@ -115,6 +115,10 @@ struct RecurrenceCall : Learned {
 
 void RunRecurrence(const Program& program, const RecurrenceCall& call);
 
+/* Whether every step of a forward program has read sequence `read` before it writes to sequence
+ * `written`; then one array may be both, as long as rows have the same width. */
+bool ReadsFirst(const Program& program, int64_t read, int64_t written);
+
 /* How much scratch a call wants with so many steps, sequences and threads, `lengths` and `packed` null
  * or not. */
 int64_t ScratchBytes(const Program& program, const RecurrenceCall& call);

@@ -138,6 +138,19 @@ const Program& ProgramOf(const NodeAttrs& attrs, Mode mode) {
                                       (Flag(attrs, "indexed") ? kIndexed : 0));
 }
 
+/* Pairs of an input and an output that MXNet may give one array: in inference a layer's output may lie
+ * where its input was. With lengths rows are walked in another order than they lie. */
+std::vector<std::pair<int, int>> RecurrencePairs(const NodeAttrs& attrs) {
+  const Signature& signature = SignatureOf(attrs);
+  if (Flag(attrs, "stash") || signature.directions > 1 || signature.has_lengths ||
+      signature.is_indexed || signature.sequences.empty() || signature.emitted.empty())
+    return {};
+  const int64_t emitted = signature.sequences.size();
+  const bool fits = signature.sequences[0] == signature.emitted[0] &&
+                    ReadsFirst(ProgramOf(attrs, kInference), 0, emitted);
+  return fits ? std::vector<std::pair<int, int>>{{0, 0}} : std::vector<std::pair<int, int>>{};
+}
+
 uint32_t RecurrenceInputs(const NodeAttrs& attrs) { return SignatureOf(attrs).inputs(); }
 uint32_t RecurrenceOutputs(const NodeAttrs& attrs) {
   return SignatureOf(attrs).results() + Flag(attrs, "stash") + 1;
