@@ -1,4 +1,4 @@
-"""Outputs of recurrences that lie where their inputs were: where MXNet may, and that values are right."""
+"""Outputs of recurrences that lie where their inputs were: where they may, and that values hold."""
 
 from __future__ import annotations
 
