@@ -1,4 +1,4 @@
-"""Random programs of what recording has shorter ways for: batched they are what they are one by one."""
+"""Random programs of what recording has shorter ways for: batched, and one by one."""
 
 from __future__ import annotations
 
