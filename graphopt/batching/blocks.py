@@ -120,7 +120,8 @@ class Way:
         found = recorder.unary(self._lookup, words)
         whole = views[found.run, self._shape] = recorder.view(self._whole, found, 1)
         origins[whole.run] = found
-        views[whole.run, self._shape[1:]] = found  # its parts, which samples ask for next
+        if found.shape == self._shape[1:]:
+            views[whole.run, found.shape] = found  # its parts, which samples ask for next
         return whole
 
 

@@ -63,7 +63,7 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
             if isinstance(step, Step):
                 _run_step(step, join, stores, plan.totals, state)
             elif isinstance(step, LookupStep):
-                numbers = join(step.step.arguments[0])
+                numbers = join(step.step.arguments[0]).detach()
                 run = step.step.signature.run
                 tables[step.lookup.store] = run_lookup(step.lookup, run, numbers, state)
             else:
@@ -116,6 +116,10 @@ def _run_step(
     signature = step.signature
     mx = import_mxnet()
     arrays = [join(argument) for argument in step.arguments]
+    if signature.name == "Embedding":
+        # Numbers have no gradient, and backward fails where MXNet asks for it nevertheless: as that
+        # of take does, see gather.py.
+        arrays = [numbers.detach() for numbers in arrays]
     if signature.state != outside:
         set_autograd_state(signature.state)
     try:

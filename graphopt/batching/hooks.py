@@ -159,12 +159,15 @@ def _constant(make: Any) -> Any:
         recorder = ACTIVE.recorder
         if recorder is None or ctx is not None or kwargs or type(shape) is not tuple:
             return make(shape, ctx, dtype, **kwargs)
-        key = (make, shape, dtype, id(getattr(_default_ctx, "value", None)), recorder.state)
+        device = getattr(_default_ctx, "value", None)
+        key = (make, shape, dtype, id(device), recorder.state)
         found = recorder.constants.get(key)
         if found is None:
             found = make(shape, ctx, dtype)
             if type(found) is Lazy:
                 recorder.constants[key] = found
+                # Another device must not come to lie at its place: most live as long as a `with`.
+                recorder.devices.append(device)
         else:
             recorder.calls += 1
         return found

@@ -99,6 +99,7 @@ class Recorder(Calls):
         kinds: of the rows of each store.
         homes: the store that has the rows of each store, and from which row on: another than
             itself where groups were run together.
+        devices: that constants were asked for on, which are known by where they lie.
         lookups: how embeddings look up each kind of words, once it is known.
         plan: that was run last.
     """
@@ -118,6 +119,7 @@ class Recorder(Calls):
         self.fixed: dict[Any, Any] = {}
         self.parameters: dict[int, Any] | None = None
         self.constants: dict[Any, Lazy] = {}
+        self.devices: list[Any] = []
         self.lookups: dict[Any, Any] = {}
         self.plan: Plan | None = None
         self.leaves: dict[Kind, Leaves] = {}

@@ -312,6 +312,7 @@ int CallsTraverse(PyObject* self, visitproc visit, void* arg) {
   for (PyObject* kept : {of.groups, of.entries, of.units, of.reals, of.views, of.constants, of.sums,
                          of.recent->whole, of.recent->parts})
     Py_VISIT(kept);
+  Py_VISIT(Py_TYPE(self));
   for (const KnownBlock& block : of.recent->blocks)
     for (PyObject* kept : {block.block, block.signature, block.flat, block.pre_hooks, block.hooks})
       Py_VISIT(kept);
@@ -709,7 +710,8 @@ PyObject* SumRows(PyObject* calls, PyObject* reductions, PyObject* const* items,
   if (!AreRows(calls, items, n, &depth)) return nullptr;
   const bool is_outside = As(calls)->state == As(calls)->outside;
   if (n == 1) {
-    if (!is_outside) return nullptr;
+    // What stands for an array of the user's may be written: Python makes a value of its own.
+    if (!is_outside || Slot(items[0], lazy.array) != Py_None) return nullptr;
     Py_INCREF(items[0]);
     return items[0];
   }
@@ -786,12 +788,10 @@ PyObject* Picked(PyObject* x, PyObject* key) {
   if (calls != recorder_of_thread || As(calls)->state != As(calls)->outside) return nullptr;
   PyObject* parts = PartsOf(calls, x);
   if (!parts) return nullptr;
-  long long at = PyLong_AsLongLong(place), count = Number(parts, lazy.rows);
+  int too_large;
+  long long at = PyLong_AsLongLongAndOverflow(place, &too_large), count = Number(parts, lazy.rows);
   if (at < 0) at += count;
-  if (at < 0 || at >= count) {
-    PyErr_Clear();  // Python says what is wrong
-    return nullptr;
-  }
+  if (too_large || at < 0 || at >= count) return nullptr;  // Python says what is wrong
   int64_t mask = (int64_t{1} << count_bits) - 1;
   int64_t run = (Number(parts, lazy.run) & ~mask) + (at << count_bits) + 1;
   Ref one(PyLong_FromLong(1));
@@ -956,6 +956,15 @@ Py_ssize_t OffsetOf(PyObject* type, const char* name) {
   return reinterpret_cast<PyMemberDescrObject*>(descriptor.get())->d_member->offset;
 }
 
+/* Whether all that instances of a Python class have are slots, its own and those of Python classes that it
+ * is derived from; a class made in C (MXNet's of arrays, if it was built with Cython) has what it likes. */
+bool HasOnlySlots(PyTypeObject* type) {
+  if (type->tp_dictoffset || type->tp_weaklistoffset || type->tp_itemsize) return false;
+  for (PyTypeObject* base = type; base != &PyBaseObject_Type; base = base->tp_base)
+    if (base->tp_dealloc != type->tp_dealloc) return false;
+  return true;
+}
+
 /* configure(Lazy, Signature, Unit, count_bits, start_bits): the classes this module makes and reads. */
 PyObject* Configure(PyObject*, PyObject* args) {
   PyObject *lazies, *signatures, *units;
@@ -969,9 +978,7 @@ PyObject* Configure(PyObject*, PyObject* args) {
   Py_INCREF(lazies);
   Py_INCREF(units);
   lazy_type = reinterpret_cast<PyTypeObject*>(lazies);
-  // All that instances have are slots.
-  if (!lazy_type->tp_dictoffset && !lazy_type->tp_weaklistoffset && !lazy_type->tp_itemsize)
-    lazy_type->tp_dealloc = LazyDealloc;
+  if (HasOnlySlots(lazy_type)) lazy_type->tp_dealloc = LazyDealloc;
   unit_type = reinterpret_cast<PyTypeObject*>(units);
   Py_RETURN_NONE;
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from graphopt.batching.hooks import autograd_state, set_autograd_state
 from graphopt.batching.lazy import Lazy
@@ -108,13 +108,13 @@ class Samples:
                 all_began = runner.dead
             while waiting:
                 flush()
-                for paused in [waiting.pop(0) for _ in range(len(waiting))]:
-                    self._resume(paused, waiting)
+                for _ in range(len(waiting)):
+                    self._resume(waiting.pop(0), waiting)
             self.finished = outcome.results
             flush()
         finally:
             self._recorder = None
-            for paused in waiting:  # only where a flush raised
+            for paused in waiting:  # only where a flush raised, or a sample what is no Exception
                 paused.throw()
             set_autograd_state(recorder.outside)
         return outcome
@@ -123,7 +123,11 @@ class Samples:
         """Let a greenlet run until it waits, or ends."""
         found = runner.switch(*args)
         while found is _FLUSH:
-            self._flush()
+            try:
+                self._flush()
+            except BaseException:
+                waiting.append(runner)  # to be ended with the others
+                raise
             found = runner.switch()
         if found is _WAITING:
             waiting.append(runner)
@@ -136,6 +140,12 @@ class Samples:
         for number, sample in left:
             try:
                 found = call(*sample)
+            except GreenletExit as error:
+                if self._recorder is None:  # it was to end
+                    return
+                ended = GraphoptError("the sample raised GreenletExit: raise an Exception instead")
+                ended.__cause__ = error
+                outcome.failures[number] = ended
             except Exception as error:  # noqa: BLE001 - the user's; the other samples go on
                 outcome.failures[number] = error
             else:

@@ -18,6 +18,7 @@ from graphopt.batching.recorder import RECORDING, Recorder
 from graphopt.batching.rules import NotRowwiseError, axes_of, axis_of, flag, value
 from graphopt.batching.runs import COUNT_BITS, COUNT_MASK, cut
 from graphopt.batching.signature import run_identity, run_reduction, run_view
+from graphopt.batching.sums import apart
 from graphopt.ir.ops import canonical
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def as_shape(recorder: Recorder, x: Lazy, shape: Sequence[int]) -> Lazy:
     """The same elements in another shape of at least one axis."""
     shape = tuple(int(extent) for extent in shape)
     if shape == x.shape:
-        return detached(recorder, x)
+        return apart(detached(recorder, x))
     can_reuse = x.runs is None and recorder.state == recorder.outside
     key = (x.run, shape)
     if can_reuse:
@@ -120,7 +121,7 @@ def as_shape(recorder: Recorder, x: Lazy, shape: Sequence[int]) -> Lazy:
             return known
         x = recorder.origins.get(x.run, x)  # a view of a view
         if x.shape == shape:
-            return x
+            return apart(x)
     found: Lazy = recorder.view(view_as(recorder, x.kind, shape[1:]), x, shape[0])
     if can_reuse:
         recorder.views[key] = found
@@ -186,7 +187,7 @@ def _add_n(library: Library, state: int, op: str, operator: int, attrs: Attribut
             infer(operator, attrs, [x.shape for x in values], [x.kind for x in values])
             raise NotRowwiseError("add_n of different types")
         if len(values) == 1:
-            return detached(recorder, first)
+            return apart(detached(recorder, first))
         signature = reduced.get(of)
         if signature is None:
             signature = reduced[of] = _reduced(recorder, "sum", of)

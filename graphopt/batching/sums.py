@@ -44,6 +44,18 @@ class PendingSum(Lazy):
         return self.total
 
 
+def apart(x: Lazy) -> Lazy:
+    """``x`` as it is now, for what is a copy in MXNet although nothing is run for it.
+
+    What stands for an array that is there already is another value once that array was written.
+    """
+    if x.depth or id(x.array) in x.recorder.library.constants:
+        return x
+    found = Lazy(x.recorder, x.run, x.rows, x.kind, 0)
+    found.runs = x.runs
+    return found
+
+
 def begin(number: Any, value: Lazy) -> Any:
     """``0 + value``, or None where it is no beginning of a sum."""
     recorder = ACTIVE.recorder
@@ -52,7 +64,7 @@ def begin(number: Any, value: Lazy) -> Any:
         return None
     if np.dtype(value.kind.dtype).kind != "f":
         return None
-    return PendingSum(recorder, (settled(value),))
+    return PendingSum(recorder, (apart(settled(value)),))
 
 
 def add(total: PendingSum, other: Any) -> Any:
@@ -64,7 +76,7 @@ def add(total: PendingSum, other: Any) -> Any:
         return None
     if other.kind is not total.kind or other.rows != total.rows:
         return None
-    return PendingSum(recorder, (*total.terms, settled(other)))
+    return PendingSum(recorder, (*total.terms, apart(settled(other))))
 
 
 def settled(value: Lazy) -> Lazy:

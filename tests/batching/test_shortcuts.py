@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from greenlet import GreenletExit
 
 import graphopt
 from graphopt.batching.lazy import Lazy
@@ -206,3 +207,100 @@ def test_results_in_another_order_are_not_mistaken() -> None:
         ):
             want = np.concatenate([e.asnumpy() for e in expected])
             np.testing.assert_allclose(found.asnumpy(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_letters_of_words_are_looked_up() -> None:
+    """Parts of what an embedding gives for ``(1, words, letters)`` are no rows of its lookup."""
+    rng = np.random.default_rng(0)
+    samples = [(nd.array(rng.integers(0, 9, (1, 4, 3)), dtype="int32"),) for _ in range(3)]
+    net = initialized(Fn(lambda net, x: net.embed(x)[:, 1].sum(axis=1), embed=embedding()))
+    check(net, samples)
+
+
+@pytest.mark.parametrize("at", [2**70, -(2**70), 4, -4])
+def test_parts_that_are_not_there(at: int) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        with pytest.raises(IndexError):
+            (x[:, 0], x[:, at])
+        return x[:, 1]
+
+    check(Fn(forward), [(rand(1, 3, 4),)] * 2, grads=False)
+
+
+def test_constants_on_devices_that_come_to_lie_at_the_place_of_others() -> None:
+    def forward(net: Any, x: Any) -> Any:
+        found = []
+        for number in range(40):
+            with mx.Context("cpu", number % 5):
+                found.append(nd.zeros((1, 4)).context.device_id)
+        return found
+
+    found = graphopt.batch(Fn(forward))([(rand(1, 4),)] * 2)
+    assert found == [[number % 5] * 2 for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda x: nd.add_n(x),
+        lambda x: 0 + x,
+        lambda x: sum([x, x]),
+        lambda x: nd.reshape(x, shape=(1, 3)),
+        lambda x: nd.flatten(x),
+        lambda x: nd.sum(x, axis=0, keepdims=True),
+        lambda x: x.expand_dims(0)[0],
+        lambda x: nd.stack(x, axis=0)[0],
+        lambda x: x.reshape((1, 3)),  # but this is no copy
+        lambda x: x[:],
+    ],
+)
+def test_copies_of_an_array_that_is_written(copy: Any) -> None:
+    """Nothing is run for them, yet they are what the array was."""
+
+    def run(batched: bool) -> Any:
+        shared = nd.ones((1, 3))
+
+        def forward(net: Any, x: Any) -> Any:
+            before = copy(x)
+            shared[:] = shared + 1
+            return before * 1
+
+        return graphopt.batch(Fn(forward), debug=not batched)([(shared,), (shared,)]).asnumpy()
+
+    np.testing.assert_array_equal(run(True), run(False))
+
+
+def test_samples_after_one_that_ends_its_greenlet() -> None:
+    def forward(net: Any, x: Any, number: int) -> Any:
+        if number == 1:
+            raise GreenletExit
+        return x * number
+
+    with pytest.raises(SampleError, match="raise an Exception instead") as raised:
+        graphopt.batch(Fn(forward))([(nd.ones((1, 1)), number) for number in range(3)])
+    found = raised.value.results
+    assert [r if r is None else r.asscalar() for r in found] == [0, None, 2]
+
+
+def test_samples_that_wait_while_another_ends_them_all() -> None:
+    """Their scopes are left before the call ends, not when somebody collects garbage."""
+    left: list[int] = []
+
+    def forward(net: Any, x: Any, number: int) -> Any:
+        try:
+            with mx.autograd.pause():
+                (x * 2).asnumpy()
+                if number == 0:
+                    raise KeyboardInterrupt
+        finally:
+            left.append(number)
+        return x
+
+    batched = graphopt.batch(Fn(forward))
+    samples = [(nd.ones((1, 1)), number) for number in range(3)]
+    with mx.autograd.record():
+        with pytest.raises(KeyboardInterrupt) as raised:
+            batched(samples)
+        assert sorted(left) == [0, 1, 2]
+        assert mx.autograd.is_recording()
+    assert raised.value is not None  # it keeps what was on the stack until here
