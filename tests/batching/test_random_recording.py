@@ -214,6 +214,6 @@ def compare(seed: int, mode: str, requests: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", [PLAIN, WAITS, RAISES, WRITES])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_recordings(mode: str, seed: int) -> None:
-    compare(seed, mode, "add" if seed % 2 else "write", scheduler=["depth", "agenda"][seed // 2])
+    compare(seed, mode, "add" if seed else "write", scheduler=["depth", "agenda"][seed])

@@ -188,14 +188,14 @@ def check_bound(name, dtype, count, seed=0):
 
 @pytest.mark.parametrize(("name", "dtype"), ELEMENTARY)
 def test_bound(name, dtype):
-    check_bound(name, dtype, 2_000_000)
+    check_bound(name, dtype, 1_000_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), ELEMENTARY)
 def test_bound_on_many_points(name, dtype):
     for seed in range(1, 6 if ALL_POINTS else 3):  # ten million with those of `test_bound`
-        check_bound(name, dtype, 4_000_000, seed)
+        check_bound(name, dtype, 4_500_000, seed)
 
 
 @pytest.mark.slow
