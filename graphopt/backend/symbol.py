@@ -6,6 +6,7 @@ import ctypes
 import json
 from typing import TYPE_CHECKING, Any
 
+from graphopt.backend.keeping import keeps
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError
 from graphopt.ir.attrs import to_mxnet
@@ -15,7 +16,6 @@ from graphopt.ir.node import (
     CONSTANT,
     CONVOLUTIONS,
     KEEPING,
-    RECURRENCE,
     WITH_SPEC,
     Node,
     NodeId,
@@ -107,9 +107,8 @@ def _in_order(graph: Graph) -> list[Node]:
 
 def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[str, Any]:
     is_variable = node.is_input or node.op == CONSTANT
-    keeps = node.op == RECURRENCE and node.attrs.flag("keeps")
     entry: dict[str, Any] = {
-        "op": "null" if is_variable else KEEPING if keeps else node.op,
+        "op": "null" if is_variable else KEEPING if keeps(node) else node.op,
         "name": node.name,
         "inputs": [[index[value.node], value.index, 0] for value in node.inputs],
     }
@@ -118,7 +117,7 @@ def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[st
     attrs = {} if node.op == CONSTANT else node.attrs
     if node.op == CONVOLUTIONS:
         attrs = {"spec": str(spec_of(node)), "packed": node.attrs.flag("packed")}
-    if keeps:
+    if keeps(node):
         attrs = node.attrs.without("keeps")
     if attrs:
         entry["attrs"] = {key: to_mxnet(value) for key, value in attrs.items()}
