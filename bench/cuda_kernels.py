@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from numba import cuda
 
 from graphopt.kernels.cuda import run
-from graphopt.kernels.cuda_rows import gather_rows, inverse, segment_sum
+from graphopt.kernels.cuda.rows import gather_rows, inverse, segment_sum
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import KernelSpec, parse
@@ -44,7 +45,7 @@ SPECS = {
     " %18 = tanh %17; %19 = add %8 %7; %20 = add %9 %19; %21 = sigmoid %20; %22 = mul %21 %18;"
     " return %17:f32[a,b], %22:f32[a,b] }",
 }
-#: Kernels of kernels/cuda_rows.py; the backward of one is the other.
+#: Kernels of kernels/cuda/rows.py; the backward of one is the other.
 ROWS = ("gather rows", "segment sum")
 SHAPES = [(4096, 768), (16384, 4096)]
 #: Rows that are compared with float64, at most: numpy on the CPU takes long.
@@ -76,6 +77,44 @@ def microseconds(work: Callable[[], Any]) -> float:
         end.record()
         end.synchronize()
         times.append(cuda.event_elapsed_time(start, end) * 1e3 / 5)
+    return float(np.median(times))
+
+
+def replayed(work: Callable[[Any], Any]) -> float | None:
+    """The median time of ``work(stream)`` on the device alone: launches replayed from a graph.
+
+    Needs torch, which records the graph; ``None`` without.
+    """
+    try:
+        import torch
+    except ImportError:
+        return None
+    stream, graph, calls = torch.cuda.Stream(), torch.cuda.CUDAGraph(), 10
+    for _ in range(3):
+        with torch.cuda.stream(stream):
+            work(stream)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(calls):
+            work(stream)
+    return torch_microseconds(graph.replay) / calls
+
+
+def on_stream(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``work`` on numba's idea of a stream of torch."""
+    return lambda stream: work(cuda.external_stream(stream.cuda_stream))
+
+
+def host_microseconds(work: Callable[[], Any]) -> float:
+    """What a call costs its caller, who does not wait for the device."""
+    calls, times = 100, []
+    for _ in range(5):
+        cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        times.append((time.perf_counter() - start) / calls * 1e6)
+    cuda.synchronize()
     return float(np.median(times))
 
 
@@ -126,8 +165,10 @@ def measure(name: str, shape: tuple[int, int]) -> list[dict[str, Any]]:
         given = operands(spec, arrays, outs, head) if back else arrays
         written = run(spec, given, backward=back)
 
-        def work(given: Any = given, written: Any = written, back: bool = back) -> None:
-            run(spec, given, outputs=written, backward=back)
+        def work(
+            stream: Any = 0, given: Any = given, written: Any = written, back: bool = back
+        ) -> None:
+            run(spec, given, outputs=written, backward=back, stream=stream)
 
         took = microseconds(work)
         moved = size_of(given) + size_of(written)
@@ -138,13 +179,16 @@ def measure(name: str, shape: tuple[int, int]) -> list[dict[str, Any]]:
                 "direction": direction,
                 "error": errors[direction],
                 "microseconds": took,
+                "host_microseconds": host_microseconds(work),
+                "replayed_microseconds": replayed(on_stream(work)),
                 "gigabytes_per_second": moved / took / 1e3,
                 "share_of_copy": moved / took / speed,
             }
         )
     del arrays, head, outs
-    for row, took in zip(rows, torch_times(name, shape), strict=True):
+    for row, (took, alone) in zip(rows, torch_times(name, shape), strict=True):
         row["torch_compile_microseconds"] = took
+        row["torch_compile_replayed_microseconds"] = alone
     return rows
 
 
@@ -190,8 +234,10 @@ def measure_rows(name: str, shape: tuple[int, int]) -> list[dict[str, Any]]:
         out = function(*given)
         want = of_words[index] if gathers else sums
 
-        def work(function: Any = function, given: Any = given, out: Any = out) -> None:
-            function(*given, out=out)
+        def work(
+            stream: Any = 0, function: Any = function, given: Any = given, out: Any = out
+        ) -> None:
+            function(*given, out=out, stream=stream)
 
         took = microseconds(work)
         # Rows that are gathered more than once are counted as often.
@@ -203,20 +249,27 @@ def measure_rows(name: str, shape: tuple[int, int]) -> list[dict[str, Any]]:
                 "direction": direction,
                 "error": float(np.abs(out.copy_to_host() - want).max() / np.abs(want).max()),
                 "microseconds": took,
+                "host_microseconds": host_microseconds(work),
+                "replayed_microseconds": replayed(on_stream(work)),
                 "gigabytes_per_second": moved / took / 1e3,
                 "share_of_copy": moved / took / speed,
                 "torch_compile_microseconds": None,
+                "torch_compile_replayed_microseconds": None,
             }
         )
     return rows
 
 
-def torch_times(name: str, shape: tuple[int, int]) -> list[float | None]:
-    """Microseconds of torch.compile forward and backward; ``None`` without torch."""
+def torch_times(name: str, shape: tuple[int, int]) -> list[tuple[float | None, float | None]]:
+    """Microseconds of torch.compile, and of the device alone, forward and backward.
+
+    ``None`` without torch.
+    """
+    nothing = [(None, None), (None, None)]
     try:
         import torch
     except ImportError:
-        return [None, None]
+        return nothing
     functional = torch.nn.functional
     expressions: dict[str, Callable[..., Any]] = {
         "chain": lambda x, w: torch.tanh(x * w + 1.5) * torch.sigmoid(x) + torch.exp(-x * x) * 0.5,
@@ -234,17 +287,21 @@ def torch_times(name: str, shape: tuple[int, int]) -> list[float | None]:
         compiled = torch.compile(expressions[name])
         with torch.no_grad():
             forward = torch_microseconds(lambda: compiled(*inputs))
+            forward_alone = replayed(lambda _: compiled(*inputs))
         wrt = [x.requires_grad_() for x in inputs if x.is_floating_point()]
         out = compiled(*inputs)
         outs = out if isinstance(out, tuple) else (out,)
         heads = [torch.randn_like(out) for out in outs]
-        backward = torch_microseconds(
-            lambda: torch.autograd.grad(outs, wrt, heads, retain_graph=True)
-        )
+
+        def gradients(_: Any = None) -> Any:
+            return torch.autograd.grad(outs, wrt, heads, retain_graph=True)
+
+        backward = torch_microseconds(gradients)
+        backward_alone = replayed(gradients)
     except RuntimeError as failure:  # no compiler for its generated code, or no memory
         print(f"torch.compile on {name}: {str(failure).splitlines()[0]}", file=sys.stderr)
-        return [None, None]
-    return [forward, backward]
+        return nothing
+    return [(forward, forward_alone), (backward, backward_alone)]
 
 
 def torch_update(cell: Any, *parts: Any) -> Any:
@@ -275,6 +332,24 @@ def torch_microseconds(work: Callable[[], Any]) -> float:
     return float(np.median(times))
 
 
+def described(row: dict[str, Any]) -> str:
+    """A line of the table."""
+    times = [
+        row["microseconds"],
+        row["host_microseconds"],
+        row["replayed_microseconds"],
+        row["gigabytes_per_second"],
+        100 * row["share_of_copy"],
+        row["torch_compile_microseconds"],
+        row["torch_compile_replayed_microseconds"],
+    ]
+    cells = ["       -" if value is None else f"{value:8.1f}" for value in times]
+    shape = "x".join(map(str, row["shape"]))
+    return " ".join(
+        [f"{row['kernel']:15} {shape:>12} {row['direction']:8} {row['error']:8.1e}", *cells]
+    )
+
+
 def main() -> None:
     """Measure, print the table, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -282,22 +357,13 @@ def main() -> None:
     parser.add_argument("--only", choices=[*SPECS, *ROWS], action="append", help="kernels to run")
     options = parser.parse_args()
     rows = []
-    print(
-        f"{'kernel':15} {'shape':>12} {'':8} {'error':>8} {'us':>8} {'GB/s':>6} {'of copy':>7}"
-        f" {'torch us':>8}"
-    )
+    columns = ["us", "host", "device", "GB/s", "of copy", "torch us", "device"]
+    print(f"{'kernel':15} {'shape':>12} {'':8} {'error':>8}", *(f"{c:>8}" for c in columns))
     for shape in SHAPES:
         for name in options.only or [*SPECS, *ROWS]:
             for row in (measure_rows if name in ROWS else measure)(name, shape):
                 rows.append(row)
-                took = row["torch_compile_microseconds"]
-                print(
-                    f"{name:15} {'x'.join(map(str, shape)):>12} {row['direction']:8}"
-                    f" {row['error']:8.1e} {row['microseconds']:8.1f}"
-                    f" {row['gigabytes_per_second']:6.0f} {row['share_of_copy']:7.0%}"
-                    f" {'-' if took is None else format(took, '.1f'):>8}",
-                    flush=True,
-                )
+                print(described(row), flush=True)
     if options.json:
         device = cuda.get_current_device().name
         name = device.decode() if isinstance(device, bytes) else str(device)

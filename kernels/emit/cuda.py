@@ -26,11 +26,14 @@ The source calls functions named after instructions; :mod:`graphopt.kernels.cuda
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from graphopt.kernels.emit.schedule import Loop, schedule
 from graphopt.kernels.spec import Arg, KernelSpec
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+#: Values that the warps of a block tell each other before they take the same shared memory again.
+EXCHANGES = 16
 _START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
 
 
@@ -55,18 +58,34 @@ def in_registers(spec: KernelSpec, place: int, chunks: int) -> bool:
     )
 
 
-def emit_cuda(spec: KernelSpec, width: int = 1, chunks: int = 0) -> str:
-    """Source of the function ``kernel`` and of the functions over teams that it calls.
+@dataclass(frozen=True)
+class Form:
+    """How a kernel walks its rows. Of a flat kernel only the width matters.
+
+    Attributes:
+        width: elements read and written at once; it divides the last extent.
+        chunks: how many times ``width`` elements of a row each thread keeps; 0 for rows of any
+            length.
+        block: whether teams are blocks, or else warps.
+        full: whether all threads of all teams have all of their chunks.
+    """
+
+    width: int = 1
+    chunks: int = 0
+    block: bool = False
+    full: bool = False
+
+
+def emit_cuda(spec: KernelSpec, form: Form) -> str:
+    """Source of the function ``kernel`` and of the functions over warps that it calls.
 
     Args:
         spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
-        width: elements read and written at once; it divides the last extent.
-        chunks: how many times ``width`` elements of a row each thread keeps; 0 for rows of any
-            length. Of no effect on the flat form.
+        form: how it walks.
     """
     if is_flat(spec):
-        return _Flat(spec, width).source()
-    return _Rows(spec, width, chunks).source()
+        return _Flat(spec, form.width).source()
+    return _Rows(spec, form).source()
 
 
 class _Emitter:
@@ -203,16 +222,17 @@ class _Flat(_Emitter):
 
 
 class _Rows(_Emitter):
-    def __init__(self, spec: KernelSpec, width: int, chunks: int) -> None:
-        super().__init__(spec, width)
-        self.chunks = chunks
+    def __init__(self, spec: KernelSpec, form: Form) -> None:
+        super().__init__(spec, form.width)
+        self.chunks, self.block, self.full = form.chunks, form.block, form.full
         self.plan = schedule(spec)
         self.held: set[int] = set()  # values of the row that are in registers
+        self.exchanges: list[list[int]] = []  # places of values that warps told each other at once
 
     def source(self) -> str:
         used = {step.op for step in self.spec.body if step.op in _START} | {"reduce_sum"}
         kernel = self._assembled(["slots", "per", "segments", "reach"], self._teams)
-        return "\n\n".join([*(_team_function(op) for op in sorted(used)), kernel])
+        return "\n\n".join([*(_warp_function(op) for op in sorted(used)), kernel])
 
     def _teams(self) -> None:
         self._line(1, f"n = e{self.row_axis}")
@@ -227,9 +247,15 @@ class _Rows(_Emitter):
         self._line(1, "part = number(end - begin)")
         self._line(1, "lane = lane_number()")
         self._line(1, "lanes = lane_count()")
+        if self.block:
+            self._line(1, "kept = shared_by_warps()")
+            self._line(1, "warp = lane >> 5")
+            self._line(1, "warps = lanes >> 5")
+            self._line(1, "lane_of_warp = lane & 31")
         for c in range(self.chunks):
             self._line(1, f"j{c} = begin + (lane + {c} * lanes) * {self.width}")
-            self._line(1, f"active{c} = j{c} < end")
+            if not self.full:
+                self._line(1, f"active{c} = j{c} < end")
         for place in self._summed():
             number = self.first + place
             self._line(1, f"base{number} = {self._part(place)}")
@@ -242,6 +268,9 @@ class _Rows(_Emitter):
         self._line(2, "last = r + per if r + per < m else m")
         self._line(2, "while r < last:")
         self._row()
+        if self.exchanges and set(self.exchanges[0]) & set(self.exchanges[-1]):
+            # The next row begins with places that this one ended with.
+            self._line(3, "cuda.syncthreads()")
         self._line(3, "r += 1")
         for place in self._summed():
             if in_registers(self.spec, place, self.chunks):
@@ -273,12 +302,12 @@ class _Rows(_Emitter):
         result = self.spec.outputs[place]
         if self.row_axis in result.operand.covers:
             for c in range(self.chunks):
-                self._line(2, f"if active{c}:")
+                inside = self._where_active(2, c)
                 names = [f"sum{place}{s}" for s in self._suffixes(c)]
-                self._store(3, place, f"base{number} + j{c}", names)
+                self._store(inside, place, f"base{number} + j{c}", names)
             return
         if self.plan_kind(place) == "sum":
-            self._line(2, f"sum{place} = team_reduce_sum(sum{place})")
+            self._combine(2, [(f"sum{place}", "reduce_sum")])
         self._line(2, "if lane == 0:")
         self._store(3, place, f"base{number}", [f"sum{place}"])
 
@@ -333,38 +362,87 @@ class _Rows(_Emitter):
                 self._line(3, f"sum{place} = number(0.0)")
 
     def _finishes(self, loop: Loop) -> None:
-        for number in loop.reductions:
-            op = self.spec.body[number - self.first].op
-            self._line(3, f"v{number} = team_{op}(v{number})")
-        for place in loop.sums:
-            if not in_registers(self.spec, place, self.chunks):
-                self._line(3, f"sum{place} = team_reduce_sum(sum{place})")
-                self._add_by_one(place, f"sum{place}")
+        added = [p for p in loop.sums if not in_registers(self.spec, p, self.chunks)]
+        ops = [(f"v{n}", self.spec.body[n - self.first].op) for n in loop.reductions]
+        self._combine(3, ops + [(f"sum{place}", "reduce_sum") for place in added])
+        for place in added:
+            self._add_by_one(place, f"sum{place}")
+
+    def _combine(self, indent: int, values: list[tuple[str, str]]) -> None:
+        """Combine values of a team's threads, by operators of their own, and tell all threads."""
+        for name, op in values:
+            self._line(indent, f"{name} = warp_{op}({name})")
+        if self.block:
+            most = EXCHANGES // 2
+            for begin in range(0, len(values), most):
+                self._exchange(indent, values[begin : begin + most])
+
+    def _exchange(self, indent: int, values: list[tuple[str, str]]) -> None:
+        """Warps of a block tell each other values, through shared memory, all at once.
+
+        Whoever still reads there is waited for by the next exchange, which takes other places: half
+        of all at most.
+        """
+        begin = self.exchanges[-1][-1] + 1 if self.exchanges else 0
+        places = [(begin + k) % EXCHANGES for k in range(len(values))]
+        self.exchanges.append(places)
+        self._line(indent, "if lane_of_warp == 0:")
+        for (name, _), place in zip(values, places, strict=True):
+            self._line(indent + 1, f"kept[{place * 32} + warp] = {name}")
+        self._line(indent, "cuda.syncthreads()")
+        for (name, op), place in zip(values, places, strict=True):
+            heard = f"kept[{place * 32} + lane_of_warp]"
+            start = f"number({_START[op]})"
+            self._line(indent, f"{name} = warp_{op}({heard} if lane_of_warp < warps else {start})")
 
     def _registers(self, loop: Loop) -> None:
         """A loop over a row that lies in registers: straight code."""
         needed = [n for n in self._needs(self._targets(loop), elements=True) if n not in self.held]
         self.held |= set(needed)
-        for number in needed:
-            if number < self.first:
-                self._load_chunks(number)
-        for number in needed:
-            if number >= self.first:
-                self._compute(3, number, [s for c in range(self.chunks) for s in self._suffixes(c)])
         self._starts(loop)
-        for c in range(self.chunks):
-            if loop.reductions or loop.sums or loop.stores:
-                self._line(3, f"if active{c}:")
-                self._consume(4, loop, self._suffixes(c), f"j{c}")
+        if loop is self.plan.loops[-1] and len(self.plan.loops) > 1:
+            # Nobody needs what is computed here: chunk by chunk, it takes few registers.
+            for c in range(self.chunks):
+                inside = self._where_active(3, c)
+                self._load_chunk(inside, needed, c)
+                self._compute_chunks(inside, needed, [c])
+                self._consume(inside, loop, self._suffixes(c), f"j{c}")
+        else:
+            # All reads first, so that they are on their way together.
+            for c in range(self.chunks):
+                self._zero_chunk(needed, c)
+                self._load_chunk(self._where_active(3, c), needed, c)
+            self._compute_chunks(3, needed, range(self.chunks))
+            for c in range(self.chunks):
+                if loop.reductions or loop.sums or loop.stores:
+                    self._consume(self._where_active(3, c), loop, self._suffixes(c), f"j{c}")
         self._finishes(loop)
 
-    def _load_chunks(self, number: int) -> None:
-        for c in range(self.chunks):
-            names = [f"v{number}{s}" for s in self._suffixes(c)]
-            for name in names:
-                self._line(3, f"{name} = number(0.0)")
-            self._line(3, f"if active{c}:")
-            self._load(4, number, f"at{number} + j{c}", names)
+    def _where_active(self, indent: int, chunk: int) -> int:
+        """Begins what threads do that have this chunk; returns its indent."""
+        if self.full:
+            return indent
+        self._line(indent, f"if active{chunk}:")
+        self._line(indent + 1, "pass")
+        return indent + 1
+
+    def _zero_chunk(self, needed: list[int], chunk: int) -> None:
+        for number in needed:
+            if number < self.first and not self.full:
+                for suffix in self._suffixes(chunk):
+                    self._line(3, f"v{number}{suffix} = number(0.0)")
+
+    def _load_chunk(self, indent: int, needed: list[int], chunk: int) -> None:
+        for number in needed:
+            if number < self.first:
+                names = [f"v{number}{s}" for s in self._suffixes(chunk)]
+                self._load(indent, number, f"at{number} + j{chunk}", names)
+
+    def _compute_chunks(self, indent: int, needed: list[int], chunks: Iterable[int]) -> None:
+        suffixes = [s for c in chunks for s in self._suffixes(c)]
+        for number in needed:
+            if number >= self.first:
+                self._compute(indent, number, suffixes)
 
     def _walk(self, loop: Loop) -> None:
         self._starts(loop)
@@ -430,30 +508,13 @@ class _Rows(_Emitter):
         self._store(4, place, f"at{number}", [f"load{number}(p{number}, at{number}) + {value}"])
 
 
-def _team_function(op: str) -> str:
-    """Source of ``team_OP``, which combines the values of a team's threads and tells all of them.
+def _warp_function(op: str) -> str:
+    """Source of ``warp_OP``, which combines the values of a warp's threads and tells all of them.
 
     Lanes swap in pairs: both of a pair combine the same two values, so all end with the same bits.
     """
     shuffles = [f"    v = {op}(v, shuffle(v, {mask}))" for mask in (16, 8, 4, 2, 1)]
-    return "\n".join(
-        [
-            f"def team_{op}(v):",
-            *shuffles,
-            "    if IS_BLOCK:",
-            "        kept = shared_by_warps()",
-            "        lane = cuda.threadIdx.x",
-            "        if lane % 32 == 0:",
-            "            kept[lane // 32] = v",
-            "        cuda.syncthreads()",
-            "        v = kept[0]",
-            "        for k in range(1, cuda.blockDim.x // 32):",
-            f"            v = {op}(v, kept[k])",
-            "        cuda.syncthreads()  # before the next reduction writes there",
-            "    return v",
-            "",
-        ]
-    )
+    return "\n".join([f"def warp_{op}(v):", *shuffles, "    return v", ""])
 
 
 def emit_finish() -> str:

@@ -1,12 +1,17 @@
-"""CUDA kernels in numba's simulator; tests/kernels/test_cuda.py runs this file by itself.
+"""CUDA kernels in numba's simulator, and on a GPU where there is one.
 
-The simulator has to be chosen before numba is imported, so these tests need a process of their own.
+The simulator has to be chosen before numba is imported, so these tests need a process of their own:
+tests/kernels/test_cuda.py runs this file. On a machine with a GPU, which needs no MXNet:
+``python -m pytest --noconftest tests/kernels/cuda_cases.py``.
 """
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +20,17 @@ import pytest
 pytest.importorskip("numba.cuda", reason="there is no numba.cuda")
 
 from numba import config
+from numba import cuda as numba_cuda
 
-if not config.ENABLE_CUDASIM:
-    pytest.skip("for numba's simulator of CUDA", allow_module_level=True)
+if not config.ENABLE_CUDASIM and not numba_cuda.is_available():
+    pytest.skip("for numba's simulator of CUDA, or a GPU", allow_module_level=True)
 
 from graphopt.errors import InputError
 from graphopt.kernels import cuda
-from graphopt.kernels.cuda_rows import gather_rows, inverse, owners, segment_sum
+from graphopt.kernels.cuda import native
+from graphopt.kernels.cuda import rows as cuda_rows
+from graphopt.kernels.cuda.plan import ADD, SKIP, WRITE
+from graphopt.kernels.cuda.rows import inverse, owners
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import KernelSpec, parse
@@ -51,8 +60,24 @@ def assert_near(got: Any, want: Any, dtype: str, what: str = "") -> None:
     np.testing.assert_allclose(*both, rtol=10 * tolerance, atol=tolerance * scale, err_msg=what)
 
 
+def on_device(*arrays: Any) -> list[Any]:
+    """Arrays where kernels read them; those that are there already, or none, as they are."""
+    return [numba_cuda.to_device(a) if isinstance(a, np.ndarray) else a for a in arrays]
+
+
 def outputs(spec: KernelSpec, arrays: Any, **options: Any) -> list[Any]:
-    return [np.asarray(array.copy_to_host()) for array in cuda.run(spec, arrays, **options)]
+    made = cuda.run(spec, on_device(*arrays), **options)
+    return [np.asarray(array.copy_to_host()) for array in made]
+
+
+def gather_rows(source: Any, index: Any, *, out: Any = None) -> Any:
+    source, index, out = on_device(source, index, out)
+    return cuda_rows.gather_rows(source, index, out=out)
+
+
+def segment_sum(source: Any, begin: Any, order: Any = None, *, out: Any = None) -> Any:
+    source, begin, order, out = on_device(source, begin, order, out)
+    return cuda_rows.segment_sum(source, begin, order, out=out)
 
 
 def check(spec: KernelSpec, inputs: Any, extents: Any = None, tolerance: str | None = None) -> None:
@@ -136,8 +161,14 @@ def test_many_elements(shape: tuple[int, int]) -> None:
     check(spec, inputs_of(spec, shape))
 
 
+#: Beyond what a warp, a block and its registers hold; on a GPU blocks have more threads.
+LONG = [512, 516, 1024, 1030]
+if not config.ENABLE_CUDASIM:
+    LONG += [4096, 4100, 8192, 16384, 50_001]
+
+
 @pytest.mark.parametrize("name", ["layer norm", "log_softmax"])
-@pytest.mark.parametrize("columns", [516, 1030], ids=["block holds row", "row is walked"])
+@pytest.mark.parametrize("columns", LONG)
 def test_long_rows(name: str, columns: int) -> None:
     spec = parse(SPECS[name])
     check(spec, inputs_of(spec, (2, columns)))
@@ -295,25 +326,111 @@ def test_precise() -> None:
 
 def test_outputs_are_written_to() -> None:
     spec = parse(SPECS["layer norm"])
-    arrays = inputs_of(spec, (2, 24))
-    out = cuda.cuda.to_device(np.full((2, 24), np.nan, "float32"))
+    arrays = on_device(*inputs_of(spec, (2, 24)))
+    (out,) = on_device(np.full((2, 24), np.nan, "float32"))
     (got,) = cuda.run(spec, arrays, outputs=[out])
     assert got is out
     assert np.isfinite(out.copy_to_host()).all()
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])
+def test_outputs_are_added_to_or_left_alone(back: bool) -> None:
+    spec = parse(SPECS["layer norm"])
+    arrays = inputs_of(spec, (9, 24))
+    if back:
+        (made,) = evaluate(spec, arrays)
+        found = differentiate(spec)
+        assert found.spec is not None
+        arrays = [
+            noise(9, 24, seed=5),
+            *(arrays[i] for i in found.inputs),
+            *(made for _ in found.outputs),
+        ]
+    want = evaluate(found.spec if back else spec, arrays, dtype="float64")
+    before = [noise(*w.shape, seed=50 + i) for i, w in enumerate(want)]
+    outs = on_device(*before)
+    requests = [SKIP, ADD, WRITE] if back else [ADD]
+    cuda.run(spec, on_device(*arrays), outputs=outs, backward=back, requests=requests)
+    for out, w, b, request in zip(outs, want, before, requests, strict=True):
+        w = {SKIP: b, ADD: w + b, WRITE: w}[request]
+        assert_near(np.asarray(out.copy_to_host()), w, "float32")
+
+
+@pytest.mark.skipif(config.ENABLE_CUDASIM, reason="there is no driver in the simulator")
+def test_through_the_bridge(tmp_path: Path) -> None:
+    """As MXNet's operators launch kernels on a GPU, but for MXNet."""
+    source = Path(__file__).parents[2] / "kernels" / "bridge" / "cuda.cc"
+    made = tmp_path / "cuda.so"
+    subprocess.run(
+        ["g++", "-std=c++17", "-shared", "-fPIC", str(source), "-o", str(made), "-ldl"], check=True
+    )
+    library = ctypes.CDLL(str(made))
+    library.graphopt_cuda_device.restype = library.graphopt_cuda_run.restype = ctypes.c_char_p
+    device = (ctypes.c_int64 * 3)()
+    assert library.graphopt_cuda_device(0, device) is None
+    about = numba_cuda.get_current_device()
+    assert tuple(device) == (about.MULTIPROCESSOR_COUNT, *about.compute_capability)
+    stream = numba_cuda.stream()
+    for name in sorted(SPECS.keys() - TRAINED.keys()):
+        spec = parse(SPECS[name])
+        for space in ((3, 33), (40, 256), (6, 4096), (2, 8192)):
+            arrays = inputs_of(spec, space)
+            made_there = launched(library, spec, spec, arrays, space, stream)
+            want = evaluate(spec, arrays, dtype="float64")
+            for g, w in zip(made_there, want, strict=True):
+                assert_near(g, w, "float32", f"{name} of {space}")
+            found = differentiate(spec)
+            if found.spec is None:
+                continue
+            heads = [noise(*w.shape, seed=7) for w in want]
+            operands = [
+                *(heads[i] for i in found.heads),
+                *(arrays[i] for i in found.inputs),
+                *(made_there[i] for i in found.outputs),
+            ]
+            slopes = evaluate(found.spec, operands, dtype="float64")
+            got = launched(library, spec, found.spec, operands, space, stream)
+            for g, w in zip(got, slopes, strict=True):
+                assert_near(g, w, "float32", f"gradient of {name} of {space}")
+
+
+def launched(
+    library: Any, spec: KernelSpec, walked: KernelSpec, arrays: Any, space: Any, stream: Any
+) -> list[Any]:
+    """Outputs of ``walked``, which ``spec`` or its gradients are, launched by the bridge."""
+    shapes = [tuple(1 if a is None else space[a] for a in r.operand.axes) for r in walked.outputs]
+    outs = on_device(*(np.full(shape, np.nan, "float32") for shape in shapes))
+    places = [a.__cuda_array_interface__["data"][0] for a in (*on_device(*arrays), *outs)]
+    device = (ctypes.c_int64 * 3)()
+    library.graphopt_cuda_device(0, device)
+    numba_cuda.synchronize()
+    address = native.launches_of(
+        str(spec),
+        backward=walked is not spec,
+        space=space,
+        aligned=all(place % 16 == 0 for place in places),
+        requests=(WRITE,) * len(outs),
+        device=tuple(device),
+    )
+    given = (ctypes.c_int64 * len(places))(*places)
+    handle = ctypes.c_void_p(int(getattr(stream.handle, "value", stream.handle)))
+    assert library.graphopt_cuda_run(ctypes.c_void_p(address), given, handle) is None
+    stream.synchronize()
+    return [np.asarray(out.copy_to_host()) for out in outs]
+
+
 def test_arrays_that_do_not_fit() -> None:
     spec = parse(SPECS["chain"])
     with pytest.raises(InputError, match="reads 2 inputs, not 1"):
-        cuda.run(spec, [noise(3, 4)])
+        cuda.run(spec, on_device(noise(3, 4)))
     with pytest.raises(InputError, match="5 is not 4"):
-        cuda.run(spec, [noise(3, 4), noise(5)])
+        cuda.run(spec, on_device(noise(3, 4), noise(5)))
     with pytest.raises(InputError, match=r"is not f32\[b\]"):
-        cuda.run(spec, [noise(3, 4), noise(4, dtype="float64")])
+        cuda.run(spec, on_device(noise(3, 4), noise(4, dtype="float64")))
     with pytest.raises(InputError, match="not C-contiguous"):
-        cuda.run(spec, [noise(4, 3).T, noise(4)])
+        cuda.run(spec, on_device(noise(4, 3).T, noise(4)))
     with pytest.raises(InputError, match="no gradient"):
-        cuda.run(parse("f32[a] (i32[a]) { return %0:f32[a] }"), [noise(3)], backward=True)
+        cuda.run(parse("f32[a] (i32[a]) { return %0:f32[a] }"), on_device(noise(3)), backward=True)
 
 
 # -- rows by index ---------------------------------------------------------------------------------
@@ -414,10 +531,10 @@ def test_inverse() -> None:
 
 def test_rows_are_written_to() -> None:
     source, index = noise(5, 8), index_of(6, 5)
-    out = cuda.cuda.to_device(np.full((6, 8), np.nan, "float32"))
+    out = numba_cuda.to_device(np.full((6, 8), np.nan, "float32"))
     assert gather_rows(source, index, out=out) is out
     np.testing.assert_array_equal(out.copy_to_host(), source[index])
-    out = cuda.cuda.to_device(np.full((2, 8), np.nan, "float32"))
+    out = numba_cuda.to_device(np.full((2, 8), np.nan, "float32"))
     assert segment_sum(source, np.array([0, 5, 5], "int32"), out=out) is out
     assert not out.copy_to_host()[1].any()
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from graphopt.compat import import_mxnet
-from graphopt.kernels.gradient import Gradient
+from graphopt.kernels.gradient import Gradient, differentiate
 from graphopt.kernels.recurrence.program import plan
 from graphopt.kernels.recurrence.spec import Map, RecurrenceSpec
 from graphopt.kernels.spec import KernelSpec, parse
@@ -165,8 +166,12 @@ def test_ptx_of_trees(capability: tuple[int, int], compile_ptx: Any) -> None:
 @pytest.mark.parametrize("name", ["gather_rows", "segment_sum", "ordered_segment_sum"])
 @pytest.mark.usefixtures("compile_ptx")
 def test_ptx_of_rows(name: str, dtype: str, capability: tuple[int, int]) -> None:
-    from graphopt.kernels import cuda_rows
+    from graphopt.kernels.cuda import rows as cuda_rows
 
+    width = 128 // int(dtype.removeprefix("float"))
+    wide = cuda_rows.compile_ptx(name, dtype, capability, width=width)
+    assert re.search(rf"ld\.global(\.nc)?\.v{width}\.", wide)
+    assert f"st.global.v{width}." in wide
     ptx = cuda_rows.compile_ptx(name, dtype, capability)
     short = "f" + dtype.removeprefix("float")
     assert f".target sm_{capability[0]}{capability[1]}" in ptx
@@ -203,10 +208,26 @@ def test_ptx_of_forms(compile_ptx: Any) -> None:
     from graphopt.kernels.cuda import Form
 
     spec = parse(SPECS["layer norm"])
-    for form in (Form(4, 2, block=True), Form(4, 0, block=True), Form(1, 2), Form(1, 0)):
+    block = Form(4, 2, block=True)
+    for form in (block, replace(block, full=True), replace(block, chunks=0), Form(1, 2), Form()):
         ptx = compile_ptx(spec, (8, 0), backward=form.block, form=form)
         assert ("v4.f32" in ptx) == (form.width == 4)
         assert ("bar.sync" in ptx) == form.block
+
+
+def test_ptx_has_one_entry_that_the_bridge_finds(compile_ptx: Any) -> None:
+    from graphopt.kernels.cuda import native
+    from graphopt.kernels.cuda.plan import plan_of
+
+    found = differentiate(parse(SPECS["layer norm"]))
+    assert found.spec is not None
+    plan = plan_of(found.spec, (512, 768), aligned=True, processors=80)
+    assert len(plan.launches) == 3  # and parts of two sums
+    for launch in plan.launches:
+        image, entry = native._image(launch.kernel, (8, 0))
+        assert image.count(b".entry") == 1
+        assert image.count(entry + b"_param_") >= len(launch.arguments)
+        assert native._image(launch.kernel, (8, 0))[0] is image
 
 
 def test_ptx_of_storage(compile_ptx: Any) -> None:

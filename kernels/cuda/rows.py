@@ -10,13 +10,13 @@ They are what message passing over trees does between kernels, and each is the o
 
 Every sum has one thread, which adds in the order of rows: no atomics, results repeat bit by bit.
 That suits many short segments; one of most rows is slow. Threads of a warp lie along columns, so
-that they read and write adjacent elements. As :mod:`graphopt.kernels.cuda`, with
+that they read and write adjacent elements, 16 bytes each where rows are a multiple of it. As
+:mod:`graphopt.kernels.cuda`, with
 ``NUMBA_ENABLE_CUDASIM=1`` numba interprets the kernels on numpy arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -24,15 +24,14 @@ import numpy as np
 from numba import cuda, types
 
 from graphopt.errors import GraphoptError, InputError
-from graphopt.kernels.cuda import SIMULATED, place_of
+from graphopt.kernels.cuda.compiled import SIMULATED, SOURCE, defined, scope_of
+from graphopt.kernels.cuda.device import ACCESS
+from graphopt.kernels.cuda.run import is_aligned, place_of
 from graphopt.kernels.spec import Operand
 
-_WARP = 32
-#: Threads of a block, and blocks along rows and along columns at most.
+#: Threads of a block, and blocks at most.
 _THREADS = 64 if SIMULATED else 256
-_BLOCKS = (2, 2) if SIMULATED else (1 << 20, 1 << 10)
-
-_NUMBA = {"float32": types.float32, "float64": types.float64}
+_BLOCKS = 2 if SIMULATED else 1 << 20
 
 Array = np.ndarray[Any, Any]
 
@@ -115,10 +114,13 @@ def gather_rows(source: Any, index: Any, *, out: Any = None, stream: Any = 0) ->
     """
     dtype = _dtype(source)
     space: dict[int, int] = {}
-    place_of(source, Operand(dtype, (0, 1)), space)
-    place_of(index, Operand("int32", (2,)), space)
-    out = _output(out, dtype, space[2], space[1], stream)
-    _launch("gather_rows", dtype, [source, index, out], out.shape, stream)
+    places = [
+        place_of(source, Operand(dtype, (0, 1)), space),
+        place_of(index, Operand("int32", (2,)), space),
+    ]
+    shape = (space[2], space[1])
+    out, place = _output(out, dtype, shape, stream)
+    _launch("gather_rows", dtype, [*places, place], shape, stream)
     return out
 
 
@@ -147,33 +149,38 @@ def segment_sum(
     """
     dtype = _dtype(source)
     space: dict[int, int] = {}
-    place_of(source, Operand(dtype, (0, 1)), space)
-    place_of(begin, Operand("int32", (2,)), space)
+    places = [
+        place_of(source, Operand(dtype, (0, 1)), space),
+        place_of(begin, Operand("int32", (2,)), space),
+    ]
     if not space[2]:
         raise InputError("segments have one pointer more than there are segments, not none")
     if order is not None:
-        place_of(order, Operand("int32", (3,)), space)
-    out = _output(out, dtype, space[2] - 1, space[1], stream)
-    arrays = [source, begin, out] if order is None else [source, begin, order, out]
+        places.append(place_of(order, Operand("int32", (3,)), space))
+    shape = (space[2] - 1, space[1])
+    out, place = _output(out, dtype, shape, stream)
     name = "segment_sum" if order is None else "ordered_segment_sum"
-    _launch(name, dtype, arrays, out.shape, stream)
+    _launch(name, dtype, [*places, place], shape, stream)
     return out
 
 
-def compile_ptx(name: str, dtype: str, compute_capability: tuple[int, int] = (8, 0)) -> str:
+def compile_ptx(
+    name: str, dtype: str, compute_capability: tuple[int, int] = (8, 0), *, width: int = 1
+) -> str:
     """The PTX of a kernel, without a GPU.
 
     Args:
         name: ``gather_rows``, ``segment_sum``, or ``ordered_segment_sum``, with an order.
         dtype: float32 or float64.
         compute_capability: what to compile for.
+        width: elements read and written at once.
 
     Raises:
         GraphoptError: the kernel cannot be compiled.
     """
-    function = _FUNCTIONS[name](_NUMBA[dtype])
+    function = _function(name, dtype, width)
     try:
-        text, _ = cuda.compile_ptx(function, _arguments(name, dtype), cc=compute_capability)
+        text, _ = cuda.compile_ptx(function, _arguments(name), cc=compute_capability)
     except Exception as error:  # numba, NVVM and the search for it have no common base
         raise GraphoptError(f"numba does not compile {name} of {dtype}: {error}") from error
     return str(text)
@@ -182,99 +189,102 @@ def compile_ptx(name: str, dtype: str, compute_capability: tuple[int, int] = (8,
 def _dtype(source: Any) -> str:
     about = source.dtype if SIMULATED else source.__cuda_array_interface__["typestr"]
     dtype = str(np.dtype(about))
-    if dtype not in _NUMBA:
+    if dtype not in ("float32", "float64"):
         raise InputError(f"rows are {dtype}, not float32 or float64")
     return dtype
 
 
-def _output(out: Any, dtype: str, rows: int, columns: int, stream: Any) -> Any:
+def _output(out: Any, dtype: str, shape: tuple[int, int], stream: Any) -> tuple[Any, Any]:
+    """The array to write to, and where it is."""
     if out is None:
-        return cuda.device_array((rows, columns), np.dtype(dtype), stream=stream)
-    place_of(out, Operand(dtype, (0, 1)), {0: rows, 1: columns})
-    return out
+        out = cuda.device_array(shape, np.dtype(dtype), stream=stream)
+    return out, place_of(out, Operand(dtype, (0, 1)), dict(enumerate(shape)))
 
 
-def _launch(name: str, dtype: str, arrays: list[Any], shape: tuple[int, int], stream: Any) -> None:
+def _launch(name: str, dtype: str, places: list[Any], shape: tuple[int, int], stream: Any) -> None:
+    """Run a kernel on arrays, the first and the last of them of rows."""
     if 0 in shape:
         return
     rows, columns = shape
-    across = min(_THREADS, -(-columns // _WARP) * _WARP)
-    down = _THREADS // across
-    blocks = (min(-(-rows // down), _BLOCKS[0]), min(-(-columns // across), _BLOCKS[1]))
-    _compiled(name, dtype)[blocks, (across, down), stream](*arrays)
+    width = ACCESS // np.dtype(dtype).itemsize
+    if columns % width or not (SIMULATED or is_aligned([places[0], places[-1]])):
+        width = 1
+    chunks = rows * (columns // width)
+    blocks = min(-(-chunks // _THREADS), _BLOCKS)
+    kernel = _compiled(name, dtype, width)
+    kernel[blocks, _THREADS, stream](*places, rows, columns // width)
 
 
 @cache
-def _compiled(name: str, dtype: str) -> Any:
-    if SIMULATED:
-        return cuda.jit(_FUNCTIONS[name](np.dtype(dtype).type))
-    return cuda.jit(_arguments(name, dtype))(_FUNCTIONS[name](_NUMBA[dtype]))
+def _compiled(name: str, dtype: str, width: int) -> Any:
+    function = _function(name, dtype, width)
+    return cuda.jit(function) if SIMULATED else cuda.jit(_arguments(name))(function)
 
 
-def _arguments(name: str, dtype: str) -> Any:
-    rows, numbers = _NUMBA[dtype][:, ::1], types.int32[::1]
-    count = 2 if name == "ordered_segment_sum" else 1
-    return types.void(rows, *[numbers] * count, rows)
+def _arguments(name: str) -> Any:
+    return types.void(*[types.int64] * (6 if name == "ordered_segment_sum" else 5))
 
 
-# Rows of threads walk rows of the output, threads of a row its columns, in strides of the grid. Not
-# with range: numba would count the rounds of each loop before it, by 64-bit divisions.
+def _function(name: str, dtype: str, width: int) -> Any:
+    """The Python function of a kernel, for numba to compile."""
+    scope = defined(scope_of(dtype, [dtype], width), SOURCE)
+    source = _gather(width) if name == "gather_rows" else _sum(width, name != "segment_sum")
+    return defined(scope, source)["kernel"]
 
 
-def _gather_rows(_number: Any) -> Callable[..., None]:
-    def kernel(source: Any, index: Any, out: Any) -> None:
-        r = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
-        while r < out.shape[0]:
-            at = index[r]
-            c = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-            while c < out.shape[1]:
-                out[r, c] = source[at, c]
-                c += cuda.gridDim.y * cuda.blockDim.x
-            r += cuda.gridDim.x * cuda.blockDim.y
-
-    return kernel
+# Each thread has chunks of ``width`` columns, ``columns`` counts them. Adjacent threads have
+# adjacent ones: a row is read by as many threads as it has chunks.
 
 
-def _segment_sum(number: Any) -> Callable[..., None]:
-    def kernel(source: Any, begin: Any, out: Any) -> None:
-        s = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
-        while s < out.shape[0]:
-            end = begin[s + 1]
-            c = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-            while c < out.shape[1]:
-                total = number(0)
-                r = begin[s]
-                while r < end:
-                    total += source[r, c]
-                    r += 1
-                out[s, c] = total
-                c += cuda.gridDim.y * cuda.blockDim.x
-            s += cuda.gridDim.x * cuda.blockDim.y
-
-    return kernel
+def _gather(width: int) -> str:
+    return f"""\
+def kernel(source, places, out, rows, columns):
+    i = thread_number()
+    while i < rows * columns:
+        r = quotient(i, columns)
+        at = index(places, r) * columns + (i - r * columns)
+        {_values("v", width)} = {_load(width)}(source, at * {width})
+        {_store(width)}(out, i * {width}, {_values("v", width)})
+        i += thread_count()
+"""
 
 
-def _ordered_segment_sum(number: Any) -> Callable[..., None]:
-    def kernel(source: Any, begin: Any, order: Any, out: Any) -> None:
-        s = cuda.blockIdx.x * cuda.blockDim.y + cuda.threadIdx.y
-        while s < out.shape[0]:
-            end = begin[s + 1]
-            c = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-            while c < out.shape[1]:
-                total = number(0)
-                k = begin[s]
-                while k < end:
-                    total += source[order[k], c]
-                    k += 1
-                out[s, c] = total
-                c += cuda.gridDim.y * cuda.blockDim.x
-            s += cuda.gridDim.x * cuda.blockDim.y
+def _sum(width: int, ordered: bool) -> str:
+    row = "index(order, r + {k})" if ordered else "(r + {k})"
+    read = f"{_load(width)}(source, ({row} * columns + c) * {width})"
+    zeros = "; ".join(f"t{k} = number(0.0)" for k in range(width))
+    # Two rows are on their way at once; they are added one after the other.
+    both = "; ".join(f"t{k} = t{k} + a{k}; t{k} = t{k} + b{k}" for k in range(width))
+    one = "; ".join(f"t{k} = t{k} + a{k}" for k in range(width))
+    return f"""\
+def kernel(source, begin, {"order, " if ordered else ""}out, rows, columns):
+    i = thread_number()
+    while i < rows * columns:
+        s = quotient(i, columns)
+        c = i - s * columns
+        r = index(begin, s)
+        end = index(begin, s + 1)
+        {zeros}
+        while r + 1 < end:
+            {_values("a", width)} = {read.format(k=0)}
+            {_values("b", width)} = {read.format(k=1)}
+            {both}
+            r += 2
+        if r < end:
+            {_values("a", width)} = {read.format(k=0)}
+            {one}
+        {_store(width)}(out, i * {width}, {_values("t", width)})
+        i += thread_count()
+"""
 
-    return kernel
+
+def _values(name: str, width: int) -> str:
+    return ", ".join(f"{name}{k}" for k in range(width))
 
 
-_FUNCTIONS = {
-    "gather_rows": _gather_rows,
-    "ordered_segment_sum": _ordered_segment_sum,
-    "segment_sum": _segment_sum,
-}
+def _load(width: int) -> str:
+    return "load0" if width == 1 else "loads0"
+
+
+def _store(width: int) -> str:
+    return "store0" if width == 1 else "stores0"
