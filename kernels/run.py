@@ -80,6 +80,7 @@ def run(
         (ctypes.c_int64 * 256)(*(extent for array in arrays for extent in array.shape)),
         len(arrays),
         (ctypes.c_int * len(wanted))(*wanted),
+        -1,
     )
     if failed:
         raise GraphoptError(library.graphopt_error().decode())

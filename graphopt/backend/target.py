@@ -71,8 +71,14 @@ class MXNetTarget:
     def why_no_kernels(self, device: str) -> str | None:
         """Why fused kernels cannot run on ``device`` here, or ``None`` if they can."""
         if device != "cpu":
-            return "kernels run on CPUs only so far"
+            return "these kernels run on CPUs only"
         return bridge.why_not(import_mxnet())
+
+    def why_no_fused_kernels(self, device: str) -> str | None:
+        """The same of pointwise operators and reductions, whose kernels are for GPUs as well."""
+        if device == "gpu":
+            return bridge.why_not_on_gpu(import_mxnet())
+        return self.why_no_kernels(device)
 
     def block_lanes(self) -> int:
         """See :func:`graphopt.kernels.convolutions.native.lanes`."""

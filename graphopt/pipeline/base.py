@@ -45,6 +45,9 @@ class Target(Protocol):
     def why_no_kernels(self, device: str) -> str | None:
         """Why fused kernels cannot run on ``device``, or ``None`` if they can."""
 
+    def why_no_fused_kernels(self, device: str) -> str | None:
+        """The same of pointwise operators and reductions, whose kernels are for GPUs as well."""
+
     def block_lanes(self) -> int:
         """How many channels make a block in blocked layout."""
 

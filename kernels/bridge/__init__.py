@@ -16,6 +16,17 @@ _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64
 )
 _COMPILE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)
+_LAUNCHES = ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    ctypes.c_char_p,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_int),
+    ctypes.POINTER(ctypes.c_int64),
+)
 
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
@@ -70,6 +81,20 @@ def why_not(mxnet: Any) -> str | None:
     return None
 
 
+def why_not_on_gpu(mxnet: Any) -> str | None:
+    """Why fused kernels cannot run on NVIDIA GPUs here, or ``None`` if they can."""
+    why = why_not(mxnet)
+    if why is None and not mxnet.runtime.Features().is_enabled("CUDA"):
+        why = "this MXNet was built without CUDA"
+    if why is not None:
+        return why
+    try:
+        from graphopt.kernels.cuda import native
+    except ImportError as error:
+        return f"the extra [cuda] is needed to compile for GPUs: {error}"
+    return native.why_not()
+
+
 def _load(mxnet: Any) -> ctypes.CDLL:
     bridge = _open(Path(mxnet.__file__).parent)
     bridge.graphopt_register.restype = ctypes.c_char_p
@@ -84,9 +109,9 @@ def _load(mxnet: Any) -> ctypes.CDLL:
             "graphopt's fused kernels fit MXNet 1.9.1 as it is on PyPI, and this build of MXNet"
             " lays out its graphs in another way"
         )
-    describe, compile_ = _describer(bridge), _compiler(bridge)
-    _keep.extend((describe, compile_))
-    message = bridge.graphopt_register(describe, compile_)
+    callbacks = (_describer(bridge), _compiler(bridge), _planner(bridge))
+    _keep.extend(callbacks)
+    message = bridge.graphopt_register(*callbacks)
     if message:
         raise MissingDependencyError(
             f"MXNet does not take graphopt's operators: {message.decode()}"
@@ -228,3 +253,26 @@ def _compiler(bridge: ctypes.CDLL) -> Any:
         return found.address
 
     return compile_
+
+
+def _planner(bridge: ctypes.CDLL) -> Any:
+    @_LAUNCHES
+    def launches(  # type: ignore[no-untyped-def]
+        text, backward, axes, extents, aligned, outputs, requests, device
+    ) -> int:
+        try:
+            from graphopt.kernels.cuda.native import launches_of
+
+            return launches_of(
+                text.decode(),
+                backward=bool(backward),
+                space=tuple(extents[:axes]),
+                aligned=bool(aligned),
+                requests=tuple(requests[:outputs]),
+                device=(device[0], device[1], device[2]),
+            )
+        except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
+            bridge.graphopt_set_error(_told(error))
+            return 0
+
+    return launches

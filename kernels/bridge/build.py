@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 #: What is compiled, each file by a process of its own.
 SOURCES = (
     "operators.cc",
+    "cuda.cc",
     "convolution.cc",
     "recurrence.cc",
     "lookup.cc",
@@ -115,7 +116,7 @@ def build(mxnet: Path) -> bytes:
         "-w", *_abi(binary), "-DMSHADOW_USE_CUDA=0", "-DMSHADOW_USE_CBLAS=0",
         "-DMSHADOW_USE_MKL=0", "-DMSHADOW_USE_F16C=0", f"-I{include}",
     ]
-    link = ["-shared", f"-L{mxnet}", "-l:libmxnet.so", f"-Wl,-rpath,{mxnet}"]
+    link = ["-shared", f"-L{mxnet}", "-l:libmxnet.so", "-ldl", f"-Wl,-rpath,{mxnet}"]
     # fmt: on
     try:
         with tempfile.TemporaryDirectory(prefix="graphopt-bridge-") as work:

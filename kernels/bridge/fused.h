@@ -586,35 +586,61 @@ bool BackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>
   return true;
 }
 
-void Forward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
-             const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
-  Plan* plan = FindPlan(attrs, false);
+int64_t Bytes(const TBlob& blob) { return blob.shape_.Size() * ItemSize(blob.type_flag_); }
+
+/* What a node asks of its kernel. */
+struct Call {
+  Plan* plan;
   std::vector<const TBlob*> in, out;
-  for (const TBlob& blob : inputs) in.push_back(&blob);
-  for (size_t i = 0; i < plan->outputs.size(); ++i) out.push_back(&outputs[i]);
-  std::vector<OpReqType> wanted(requests.begin(), requests.begin() + out.size());
-  Run(plan, in, out, wanted, plan->has_scratch ? &outputs.back() : nullptr);
+  std::vector<OpReqType> wanted;
+  std::vector<const TBlob*> zeroed;  // gradients that are zero
+  const TBlob* scratch = nullptr;    // what to compute in, as MXNet planned it
+};
+
+Call ForwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+                 const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  Call call;
+  call.plan = FindPlan(attrs, false);
+  for (const TBlob& blob : inputs) call.in.push_back(&blob);
+  for (size_t i = 0; i < call.plan->outputs.size(); ++i) {
+    call.out.push_back(&outputs[i]);
+    call.wanted.push_back(requests[i]);
+  }
+  if (call.plan->has_scratch) call.scratch = &outputs.back();
+  return call;
 }
 
 /* Inputs: those of the plan; outputs: a gradient for every forward input. */
-void Backward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
-              const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
-  Plan* plan = FindPlan(attrs, true);
-  const size_t gradients = outputs.size() - plan->has_scratch;
-  std::vector<const TBlob*> in, out;
-  std::vector<OpReqType> wanted;
+Call BackwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+                  const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  Call call;
+  call.plan = FindPlan(attrs, true);
+  const size_t gradients = outputs.size() - call.plan->has_scratch;
   std::vector<bool> computed(gradients, false);
-  for (const TBlob& blob : inputs) in.push_back(&blob);
-  for (const Operand& operand : plan->outputs) {
-    out.push_back(&outputs[operand.index]);
-    wanted.push_back(requests[operand.index]);
+  for (const TBlob& blob : inputs) call.in.push_back(&blob);
+  for (const Operand& operand : call.plan->outputs) {
+    call.out.push_back(&outputs[operand.index]);
+    call.wanted.push_back(requests[operand.index]);
     computed[operand.index] = true;
   }
   for (size_t i = 0; i < gradients; ++i)
     if (!computed[i] && (requests[i] == mxnet::kWriteTo || requests[i] == mxnet::kWriteInplace))
-      std::memset(outputs[i].dptr_, 0, outputs[i].shape_.Size() * ItemSize(outputs[i].type_flag_));
-  if (!plan->outputs.empty())
-    Run(plan, in, out, wanted, plan->has_scratch ? &outputs.back() : nullptr);
+      call.zeroed.push_back(&outputs[i]);
+  if (call.plan->has_scratch) call.scratch = &outputs.back();
+  return call;
+}
+
+void Forward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
+             const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  const Call call = ForwardCall(attrs, inputs, requests, outputs);
+  Run(call.plan, call.in, call.out, call.wanted, call.scratch);
+}
+
+void Backward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
+              const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  const Call call = BackwardCall(attrs, inputs, requests, outputs);
+  for (const TBlob* blob : call.zeroed) std::memset(blob->dptr_, 0, Bytes(*blob));
+  if (!call.out.empty()) Run(call.plan, call.in, call.out, call.wanted, call.scratch);
 }
 
 uint32_t NumInputs(const NodeAttrs& attrs) { return FindPlan(attrs, false)->inputs.size(); }

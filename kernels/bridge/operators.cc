@@ -10,6 +10,7 @@
 #include "convolutions_operator.h"
 #include "executor_operator.h"
 #include "fused.h"
+#include "fused_cuda.h"
 #include "keeping_operator.h"
 #include "kept.h"
 #include "legacy.h"
@@ -43,6 +44,11 @@ void Register() {
   SetAttribute<nnvm::FInferType>(backward, "FInferType", LegacyFunction(&BackwardType));
   SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&Backward));
+  // Operators of an MXNet with CUDA have this one; in others it does no harm.
+  if (nnvm::Op::GetAttrMap("FCompute<gpu>") != nullptr) {
+    SetAttribute<mxnet::FCompute>(fused, "FCompute<gpu>", LegacyFunction(&ForwardOnGpu));
+    SetAttribute<mxnet::FCompute>(backward, "FCompute<gpu>", LegacyFunction(&BackwardOnGpu));
+  }
   nnvm::Op& batch_dot = registry->__REGISTER_OR_GET__("graphopt_batch_dot");
   batch_dot.set_num_inputs(2).set_num_outputs(1);
   SetAttribute<mxnet::FInferShape>(batch_dot, "FInferShape", LegacyFunction(&BatchDotShape));
@@ -137,11 +143,13 @@ int graphopt_layout_fits(void* symbol) {
 
 /* Registers the operators; returns a message if that fails. */
 const char* graphopt_register(graphopt::DescribeCallback describe,
-                              graphopt::CompileCallback compile) {
+                              graphopt::CompileCallback compile,
+                              graphopt::LaunchesCallback describe_launches) {
   static std::string message;
   try {
     graphopt::describe = describe;
     graphopt::compile = compile;
+    graphopt::describe_launches = describe_launches;
     graphopt::Register();
     // The workers of OpenMP do not survive a fork.
     pthread_atfork(nullptr, nullptr, [] { graphopt::forked = true; });
@@ -155,9 +163,10 @@ const char* graphopt_register(graphopt::DescribeCallback describe,
 /* Called from within a callback that fails: why. */
 void graphopt_set_error(const char* message) { graphopt::python_error = message; }
 
-/* Runs a kernel on plain arrays: for tests without MXNet. Returns 0 on success. */
+/* Runs a kernel on plain arrays, on a GPU if its number is not negative: for tests without MXNet.
+ * Returns 0 on success. */
 int graphopt_run(const char* spec, int backward, void** data, const int64_t* shapes, int count,
-                 const int* requests) {
+                 const int* requests, int gpu) {
   try {
     nnvm::NodeAttrs attrs;
     attrs.dict["spec"] = spec;
@@ -182,7 +191,10 @@ int graphopt_run(const char* spec, int backward, void** data, const int64_t* sha
       (static_cast<size_t>(i) < n_inputs ? in : out).push_back(&blobs[i]);
     for (size_t i = 0; i < out.size(); ++i)
       wanted.push_back(static_cast<mxnet::OpReqType>(requests[i]));
-    graphopt::Run(plan, in, out, wanted, nullptr);
+    if (gpu < 0)
+      graphopt::Run(plan, in, out, wanted, nullptr);
+    else
+      graphopt::RunOnGpu(plan, in, out, wanted, gpu, nullptr);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

@@ -58,7 +58,7 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
         cx: for settings and remarks.
         rows: regions around reductions; else pointwise ones only.
     """
-    why = None if cx.target is None else cx.target.why_no_kernels(cx.settings.device)
+    why = None if cx.target is None else cx.target.why_no_fused_kernels(cx.settings.device)
     if why is not None:
         cx.missed(f"no operator was fused: {why}")
         return graph

@@ -16,6 +16,7 @@ from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import FUSED
 from graphopt.ir.parser import parse
+from graphopt.kernels import bridge
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
 from tests.places import REPOSITORY
@@ -179,10 +180,17 @@ def test_without_a_compiler_nothing_is_fused() -> None:
     assert "no operator was fused: there is no C++ compiler" in remarks(result)
 
 
-def test_gpus_are_refused() -> None:
+def test_gpus_are_refused_by_an_mxnet_without_them() -> None:
     graph = net(CHAIN)
     result = run_pass(graph, "fuse-pointwise", target=MXNetTarget(), device="gpu")
-    assert "kernels run on CPUs only so far" in remarks(result)
+    assert result.graph.is_unchanged_from(graph)
+    assert "this MXNet was built without CUDA" in remarks(result)
+
+
+def test_gpus_get_kernels_where_mxnet_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "why_not_on_gpu", lambda _mxnet: None)
+    result = run_pass(net(CHAIN), "fuse-pointwise", target=MXNetTarget(), device="gpu")
+    assert ops(result.graph) == [FUSED]
 
 
 def test_unfusing_gives_back_the_operators() -> None:
