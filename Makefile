@@ -51,11 +51,13 @@ demo: $(STAMP) ## Optimize the built-in models and show what each pass did
 	$(BIN)/graphopt demo
 
 test: export OMP_NUM_THREADS ?= $(THREADS)
+# Threads of other processes have work to do while ours wait for each other.
+test: export OMP_WAIT_POLICY ?= passive
 test: $(STAMP) ## Run the tests, then every bench once without timing it
-	$(LIMIT) $(if $(LIMIT),$(TEST_SECONDS)) $(BIN)/python -m pytest -n $(WORKERS) --durations=12 $(ARGS)
+	$(LIMIT) $(if $(LIMIT),$(TEST_SECONDS)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=12 $(ARGS)
 	@if compgen -G 'bench/test_*.py' >/dev/null; then \
 	  echo "benches, once each and untimed:"; \
-	  $(LIMIT) $(if $(LIMIT),$(BENCH_SECONDS)) $(BIN)/python -m pytest bench -qq -n $(WORKERS) --benchmark-disable; \
+	  $(LIMIT) $(if $(LIMIT),$(BENCH_SECONDS)) $(BIN)/python -m pytest bench -qq -n $(WORKERS) --dist worksteal --benchmark-disable; \
 	fi
 
 lint: $(STAMP) ## Check style and format

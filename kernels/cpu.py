@@ -14,6 +14,7 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, compiler, cpu
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
@@ -110,6 +111,7 @@ def _to_ir(source: str, spec: KernelSpec, *, masks: bool) -> str:
     flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
     flags.nrt = False
+    flags.no_compile = True  # what runs is made of the IR, below
     # Products may be fused into sums; nothing may be assumed about NaN, infinities and zeros.
     flags.fastmath = cpu.FastMathOptions(False if spec.precise else {"contract"})
     addresses = types.CPointer(types.int64)
@@ -127,6 +129,8 @@ def _to_ir(source: str, spec: KernelSpec, *, masks: bool) -> str:
         )
     except NumbaError as error:
         raise GraphoptError(f"numba does not compile the kernel {spec}: {error}") from error
+    with global_compiler_lock:
+        compiled.library.finalize()
     text: str = compiled.library.get_llvm_str()
     return text.replace(compiled.fndesc.llvm_func_name, SYMBOL)
 

@@ -14,9 +14,11 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import compiler
+from numba.core.codegen import AOTCodeLibrary
 from numba.core.compiler_machinery import register_pass
 from numba.core.lowering import Lower
-from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import NativeLowering, NoPythonBackend, NopythonTypeInference
+from numba.core.untyped_passes import FixupArgs, IRProcessing, TranslateByteCode
 from numba.extending import intrinsic
 
 
@@ -67,6 +69,13 @@ def _option(module: Any, name: str, value: Any) -> Any:
     return module.add_metadata([ir.MetaDataString(module, f"llvm.loop.{name}"), value])
 
 
+class _Library(AOTCodeLibrary):
+    """Optimised IR that is read and not run: numba would make machine code of it and keep both."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _Lowering(NativeLowering):
     _name = "graphopt_lowering"
@@ -75,15 +84,28 @@ class _Lowering(NativeLowering):
     def lowering_class(self) -> type:
         return _Lower
 
+    def run_pass(self, state: Any) -> bool:
+        state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
+        done: bool = super().run_pass(state)
+        return done
+
 
 class Interleaving(compiler.CompilerBase):
-    """numba's compiler, for kernels that call :func:`interleaved`."""
+    """numba's compiler for kernels, which may call :func:`interleaved`.
+
+    Kernels are loops over arithmetic on variables of one type each: they have no closures, no
+    constants to propagate, no branches that types decide. What numba does about these takes longer
+    than all the rest.
+    """
 
     def define_pipelines(self) -> list[Any]:
-        """Numba's passes, with its last one replaced."""
-        passes = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.passes = [
-            (_Lowering if which is NativeLowering else which, text) for which, text in passes.passes
-        ]
+        """From bytecode to typed IR to LLVM's, and nothing between."""
+        passes = compiler.PassManager("kernel")
+        passes.add_pass(TranslateByteCode, "analyzing bytecode")
+        passes.add_pass(FixupArgs, "fix up args")
+        passes.add_pass(IRProcessing, "processing IR")
+        passes.add_pass(NopythonTypeInference, "nopython frontend")
+        passes.add_pass(_Lowering, "native lowering")
+        passes.add_pass(NoPythonBackend, "nopython mode backend")
         passes.finalize()
         return [passes]

@@ -139,6 +139,7 @@ def _sources() -> str:
     from pathlib import Path
 
     here = Path(__file__).parent
-    files = [here / name for name in ("cpu.py", "expand.py", "instructions.py", "machine.py")]
+    names = ("cpu.py", "expand.py", "instructions.py", "interleave.py", "machine.py")
+    files = [here / name for name in names]
     files += sorted((here / "emit").glob("*.py")) + sorted((here / "vecmath").glob("*.py"))
     return disk.key_of(*(file.read_text() for file in files))

@@ -14,6 +14,11 @@ from hypothesis import HealthCheck, settings
 from graphopt.compat import import_mxnet
 from tests.places import data_folder
 
+# MXNet reads this once, when a process first binds a graph, and announces subgraphs ever after:
+# without it, what the command prints would depend on the tests before. The command sets it itself,
+# which tests/cli/test_inspect.py sees in a process of its own.
+os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+
 _COMMON = {
     "deadline": None,  # the first call of an operator in MXNet takes long
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
 from graphopt.api.inspecting import inspect
 from graphopt.ir.parser import parse
+from tests.places import REPOSITORY
 
 RANDOM = "parameters and data are random (--seed 0); --params FILE gives real ones\n"
 
@@ -54,6 +58,21 @@ def test_json_of_a_run(graphopt, net, mode):
         "eliminate-dead-code",
         "eliminate-common-subexpressions",
     ]
+
+
+def test_a_process_prints_json_and_no_word_of_mxnet(net):
+    """As users run it: here MXNet may have read its settings in a test before."""
+    settings = {name: it for name, it in os.environ.items() if name != "MXNET_SUBGRAPH_VERBOSE"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "graphopt", "inspect", net, "-p", "dce", "--seconds", "0", "--json"],
+        cwd=REPOSITORY,
+        env=settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, RANDOM)
+    assert json.loads(ran.stdout)["rows"][0]["run_ms"] > 0
 
 
 def test_a_pass_that_changes_nothing_is_not_timed(graphopt, net):
