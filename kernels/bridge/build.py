@@ -177,7 +177,8 @@ def build_beside() -> bool:
     mxnet = installed()
     if mxnet is None:
         return False
-    write_atomically(_shipped(mxnet), build(mxnet))
+    kept = _kept(mxnet)
+    write_atomically(_shipped(mxnet), kept.read_bytes() if kept.exists() else build(mxnet))
     return True
 
 
