@@ -232,6 +232,25 @@ def test_a_second_backward_is_refused() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("options", [{"memory": "1GB"}, {"max_shapes": {"data": (8, 3, 32, 32)}}])
+def test_a_backward_in_another_mode_than_the_call_is_refused(options: Any) -> None:
+    net = deep(1)
+    net(image())
+    fast = graphopt.optimize(net, **options)
+    with autograd.record():
+        loss = fast(image()).sum()
+    with pytest.raises(mx.MXNetError, match="leave out train_mode=False"):
+        loss.backward(train_mode=False)
+    with autograd.record(train_mode=False):
+        loss = fast(image()).sum()
+    loss.backward(train_mode=False)
+    got = net[0].weight.grad().asnumpy().copy()
+    with autograd.record(train_mode=False):
+        loss = net(image()).sum()
+    loss.backward(train_mode=False)
+    np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-4, atol=1e-4)
+
+
 def test_a_gradient_of_a_gradient_is_refused_at_once() -> None:
     net, x = small(), mx.nd.ones((2, 5))
     net(x)
@@ -459,6 +478,42 @@ def test_recurrences_compute_in_memory_that_mxnet_plans() -> None:
     assert len(scratch) == 1
     packed = 4 * 64 * (64 + 32)  # weights
     assert packed < scratch[0] < 4 * packed
+
+
+def test_what_gradients_of_outputs_alone_are_summed_in_is_planned() -> None:
+    class Places(mx.gluon.HybridBlock):
+        """A table added to all rows: its gradient is summed up over them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.table = self.params.get("table", shape=(64, 32))
+
+        def hybrid_forward(self, F: Any, x: Any, table: Any) -> Any:
+            sums = F.broadcast_add(F.dot(x, table, transpose_b=True), F.sum(table, axis=1))
+            return F.relu(sums) * 2.0 + 1.0
+
+    net = Places()
+    net.initialize(mx.init.Normal(1.0))
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(5000, 32)))
+    found = []
+    fast = graphopt.optimize(net, memory="1GB")
+    for which in (net, fast):
+        with autograd.record():
+            loss = (which(x) ** 2).sum()
+        loss.backward()
+        found.append([net.table.grad().asnumpy().copy()])
+    check((found[0], found[1]))
+    (entry,) = fast.graphopt_state.compiled.entries
+    nodes = json.loads(entry.lowered._engine._plans[0].symbol.tojson())["nodes"]
+    fused = [node for node in nodes if node["op"] == "graphopt_fused"]
+    assert fused
+    assert all("extents" in node["attrs"] for node in fused)
+    # The same net over other shapes, where nothing is planned, states none.
+    plain = graphopt.optimize(net)
+    with autograd.record():
+        plain(x)
+    assert "extents" not in plain.graphopt_state.compiled.entries[0].lowered.symbol.tojson()
 
 
 # Shapes
