@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import graphopt
-from graphopt.backend.recompute import marked
+from graphopt.backend.recompute import _work_of, marked
 from graphopt.backend.step import bind, watch_gradient
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, InputError, UnsupportedError
+from graphopt.frontend.symbol import lift_symbol
 from graphopt.memory.listing import repeated
 from graphopt.memory.sizes import parse_size
 
@@ -458,6 +459,16 @@ def test_what_is_kept_is_not_computed_again() -> None:
         gradients.append({name: array.asnumpy() for name, array in gradient.items()})
     for name, want in gradients[0].items():
         np.testing.assert_allclose(gradients[1][name], want, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_what_mxnet_refuses_to_compute_for_nobody_is_not_computed_again() -> None:
+    """The gradient of ReLU reads the ReLU's output, and nobody what went in."""
+    mixed = mx.sym.var("data")
+    for at in range(3):
+        mixed = mx.sym.relu(mx.sym.hard_sigmoid(mixed, name=f"hard{at}"), name=f"relu{at}")
+    graph = lift_symbol(mixed, {"data": (4, 5)})
+    able = {one.name for one in _work_of(graph, {}, "cpu") if one.can_repeat}
+    assert able == {"relu0", "relu1"}  # relu2 is the output
 
 
 def test_recurrences_compute_in_memory_that_mxnet_plans() -> None:
