@@ -36,8 +36,9 @@ _NOTHING: frozenset[str] = frozenset()
 #: Operators that update their states in backward only, and compute the same again, by device.
 #: On GPUs cuDNN updates those of BatchNorm in forward.
 _REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
-#: Operators that MXNet refuses to run where nobody reads the output, as of some repetitions.
-_UNREPEATABLE = frozenset({"hard_sigmoid"})
+#: Where nobody reads the output, as of some repetitions, MXNet refuses to run the first, and the
+#: others do not compute the statistics either that their gradient reads.
+_UNREPEATABLE = frozenset({"hard_sigmoid", "LayerNorm", "GroupNorm"})
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from graphopt.backend.recompute import _work_of, marked, with_distinct_outputs
 from graphopt.backend.step import MATCHES, bind, watch_gradient
 from graphopt.backend.symbol import constants, to_symbol
 from graphopt.compat import import_mxnet
+from graphopt.frontend.symbol import lift_symbol
 from tests.strategies import graphs
 
 mx = import_mxnet()
@@ -46,6 +48,35 @@ class Step:
         self.executor.backward([mx.nd.array(rng.normal(size=out.shape)) for out in outputs])
         found += [self.gradients[name].asnumpy() for name in sorted(self.gradients)]
         return found + [state.asnumpy() for state in self.states]
+
+
+#: Made of its data; the gradient of most reads more than the output.
+UNREAD = {
+    "LayerNorm": lambda x: mx.sym.LayerNorm(x, name="op"),
+    "GroupNorm": lambda x: mx.sym.GroupNorm(x, num_groups=2, name="op"),
+    "InstanceNorm": lambda x: mx.sym.InstanceNorm(x, name="op"),
+    "BatchNorm": lambda x: mx.sym.BatchNorm(x, fix_gamma=False, name="op"),
+    "L2Normalization": lambda x: mx.sym.L2Normalization(x, name="op"),
+    "LRN": lambda x: mx.sym.LRN(x, nsize=3, name="op"),
+    "Pooling": lambda x: mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), name="op"),
+    "softmax": lambda x: mx.sym.softmax(x, name="op"),
+    "hard_sigmoid": lambda x: mx.sym.hard_sigmoid(x, name="op"),
+    "tanh": lambda x: mx.sym.tanh(x, name="op"),
+}
+
+
+@pytest.mark.parametrize("op", UNREAD)
+def test_what_nobody_reads_once_more_has_the_same_gradient(op):
+    """A sum's gradient reads nothing, so that of a repetition MXNet wants no output."""
+    made = UNREAD[op](mx.sym.var("data"))
+    symbol = mx.sym.elemwise_add(made, made, name="sum")
+    graph = lift_symbol(symbol, {"data": (4, 4, 6, 6)})
+    feeds = random_feeds(graph)
+    marks = {one.name for one in _work_of(graph, {}, "cpu") if one.can_repeat}
+    assert bool(marks) == (op not in ("LayerNorm", "GroupNorm", "hard_sigmoid"))
+    changed = mx.sym.load_json(json.dumps(marked(json.loads(symbol.tojson()), marks, set())))
+    for want, got in zip(Step(symbol, feeds)(), Step(changed, feeds)(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * max(1, np.abs(want).max()))
 
 
 @settings(max_examples=60)
