@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from graphopt.compat import import_mxnet
+from graphopt.memory.check import check_packing
+from graphopt.memory.packing import Packing
 from tests.places import data_folder
 
 # MXNet reads this once, when a process first binds a graph, and announces subgraphs ever after:
@@ -34,6 +36,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier run measured must not decide what a test sees."""
     monkeypatch.setattr("graphopt.backend.measured.ENABLED", False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def every_plan_is_right() -> Iterator[None]:
+    """Check each packing that a test makes, whatever it makes it for."""
+    made = Packing.__init__
+
+    def checked(packing: Packing, *args: Any, **kwargs: Any) -> None:
+        made(packing, *args, **kwargs)
+        check_packing(packing.buffers, packing.offsets.tolist(), packing.arena)
+        assert packing.lower_bound <= packing.arena
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Packing, "__init__", checked)
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

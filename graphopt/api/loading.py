@@ -11,13 +11,13 @@ import numpy as np
 
 from graphopt.api.running import run
 from graphopt.backend.lower import Lowered, lower
-from graphopt.backend.step import Pools
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
-from graphopt.nn.config import Config, check_shapes, largest_arrays
+from graphopt.nn.config import Config
+from graphopt.nn.context_pools import ContextPools
 from graphopt.pipeline.manager import Receipt, Result
 
 Signature = tuple[Any, ...]
@@ -52,7 +52,7 @@ class Model:
         self._name = name
         self._inputs: list[str] = symbol.list_inputs()
         _check_known(self.params, self._inputs)
-        self._pools: Pools | None = None
+        self._memory = ContextPools(config.max_shapes)
         self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
         for key in shapes or {}:
             _check_known({key: None}, self._inputs)
@@ -183,25 +183,20 @@ class Model:
             frozen=settings.frozen,
             tune=not settings.precise,
             memory=self._config.memory,
-            pools=self._pools if mode == "training" else None,
+            pools=self._memory.pools(ctx) if mode == "training" else None,
         )
         return graph, result, lowered
 
     def _prepare_memory(self, arrays: Mapping[str, Any], ctx: Any) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
-        limits = self._config.max_shapes or {}
-        check_shapes(limits, {name: array.shape for name, array in arrays.items()})
-        if self._pools is not None:
+        largest = self._memory.admit(arrays, ctx)
+        if largest is None:
             return
-        self._pools = Pools()
-        if not limits:
-            return
-        largest = largest_arrays(limits, arrays)
         try:
             compiled = self._compile("training", largest, ctx)
             compiled[2].reserve(largest)
         except Exception:
-            self._pools = None  # the next call is to be refused as well
+            self._memory.forget(ctx)
             raise
         self._compiled[_key("training", largest, ctx)] = compiled
 

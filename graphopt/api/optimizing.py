@@ -88,15 +88,29 @@ def _config(
         precise,
         strict,
         None if memory is None else parse_size(memory),
-        None if max_shapes is None else {n: _shape(n, shape) for n, shape in max_shapes.items()},
+        None if max_shapes is None else _shapes(max_shapes),
     )
+
+
+def _shapes(max_shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    if not isinstance(max_shapes, Mapping) or not max_shapes:
+        raise InputError(
+            f"max_shapes: {max_shapes!r} names no input; write {{'data': (64, 500)}}, or leave it"
+            " out"
+        )
+    return {name: _shape(name, shape) for name, shape in max_shapes.items()}
 
 
 def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(shape) if isinstance(shape, (tuple, list)) else ()
-    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+    if not sizes or not all(map(_is_extent, sizes)):
         raise InputError(f"max_shapes: {shape!r} is no shape for {name!r}; write {name}: (64, 500)")
-    return sizes
+    return tuple(map(int, sizes))
+
+
+def _is_extent(size: Any) -> bool:
+    """Also of numpy's integers, which shapes are often computed with."""
+    return hasattr(size, "__index__") and not isinstance(size, bool) and size > 0
 
 
 def _optimize(net: Any, config: Config) -> Any:

@@ -62,15 +62,15 @@ def page_data(name: str, mode: str, seen: Inspection) -> dict[str, object]:
 
 
 def _memory(before: Graph, after: Graph, *, training: bool) -> list[dict[str, object]]:
-    """Live bytes over time of the original graph and, if passes changed it, of theirs."""
-    from graphopt.memory.page import timeline_data
+    """Memory over time of the original graph and, if passes changed it, of theirs."""
+    from graphopt.memory.page import plan_data
 
     named = [("original", before)]
     if not after.is_unchanged_from(before):
         named.append(("after the passes", after))
     found = []
     for title, graph in named:
-        data = timeline_data(graph, training=training, frozen=not training)
+        data = plan_data(graph, training=training, frozen=not training)
         if data is not None:
             found.append({"title": title, **data})
     return found

@@ -128,7 +128,8 @@ class Lowered:
         for form in (per_call, packed):
             known = constants(form).items()
             self._fixed |= self._as_arrays({n: a for n, a in known if n not in self._fixed})
-        self._symbol = to_symbol(with_stored(per_call) if training else per_call)
+        form = with_stored(per_call, sized=pools is not None) if training else per_call
+        self._symbol = to_symbol(form)
         self.data = tuple(node.name for node in per_call.role(DATA))
         self._inputs: list[str] = self._symbol.list_inputs()
         self._read = set(self._inputs)

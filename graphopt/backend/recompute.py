@@ -36,6 +36,9 @@ _NOTHING: frozenset[str] = frozenset()
 #: Operators that update their states in backward only, and compute the same again, by device.
 #: On GPUs cuDNN updates those of BatchNorm in forward.
 _REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
+#: Where nobody reads the output, as of some repetitions, MXNet refuses to run the first, and the
+#: others do not compute the statistics either that their gradient reads.
+_UNREPEATABLE = frozenset({"hard_sigmoid", "LayerNorm", "GroupNorm"})
 
 
 @dataclass(frozen=True)
@@ -296,7 +299,8 @@ def _work_of(graph: Graph, seconds: Mapping[str, float], device: str) -> list[Wo
         if node.is_input or node.op == CONSTANT:
             continue
         sources = sorted({place[v.node] for v in node.inputs if v.node in place})
-        again = is_pure(node, training=True) or canonical(node.op) in repeatable
+        op = canonical(node.op)
+        again = (is_pure(node, training=True) or op in repeatable) and op not in _UNREPEATABLE
         place[node.id] = len(found)
         found.append(
             Work(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from graphopt.backend.engines import quiet_binding
+from graphopt.backend.environment import environment
 from graphopt.backend.infer import with_types
 from graphopt.backend.symbol import MXNET_VERSION, first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.frontend.gluon import lift_block
 from graphopt.frontend.symbol import input_types, lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node
@@ -45,11 +48,14 @@ def as_graph(model: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[st
     """The model as a typed graph.
 
     Raises:
-        InputError: it is neither a Graph nor a Symbol, or the types contradict.
+        InputError: it is no Graph, Symbol or Block, or the types contradict.
     """
     if not isinstance(model, Graph):
+        if isinstance(model, import_mxnet().gluon.Block):
+            return lift_block(model, shapes, dtypes)
         if not hasattr(model, "list_arguments"):
-            raise InputError(f"a Graph or a Symbol is wanted, not a {type(model).__name__}")
+            kind = type(model).__name__
+            raise InputError(f"a Graph, a Symbol or a HybridBlock is wanted, not a {kind}")
         return lift_symbol(model, shapes, dtypes)
     if not shapes and not dtypes:
         return model
@@ -111,6 +117,16 @@ def bind(
     outputs = _outputs(twin, numbered, variables)
     aux = frozenset(symbol.list_auxiliary_states())
     return Bound(graph, numbered, outputs, variables, gradients, aux, listing)
+
+
+def step_bytes(graph: Graph, grad_req: GradReq, ctx: Any = None) -> int:
+    """What MXNet says it allocates for a training step, rounded down to whole MiB."""
+    return bind(graph, {}, {}, grad_req, ctx).listing.megabytes << 20
+
+
+def unshared() -> AbstractContextManager[None]:
+    """Inside the block MXNet plans memory of its own for each value that is not made in place."""
+    return environment(NNVM_EXEC_MATCH_RANGE="0")
 
 
 def infer(op: str, attrs: Mapping[str, str], inputs: Sequence[Type]) -> tuple[Type, ...] | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from graphopt.backend.stored import with_stored
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, PARAM
@@ -188,8 +189,9 @@ def plan(
     """Plan the memory of a model's tensors; nothing is run.
 
     Args:
-        model: a `Graph` with static types, an ``mx.sym.Symbol``, or a `TrainingGraph`.
-        training: plan forward and backward, in MXNet's own order.
+        model: a `Graph` with static types, an ``mx.sym.Symbol``, a Gluon ``HybridBlock`` (whose
+            inputs are called ``data``, or ``data0``, ``data1`` ...), or a `TrainingGraph`.
+        training: plan forward and backward, in MXNet's own order, a `Graph` as graphopt lowers it.
         shapes: shape per input name, where the model does not know it.
         dtypes: dtype per input name.
         grad_req: what gets a gradient; default: learned parameters of a floating dtype.
@@ -206,6 +208,8 @@ def plan(
     Raises:
         InputError: types are missing or contradict, or a training step is to be reordered.
     """
+    from graphopt.memory.binding import step_bytes, unshared
+
     graph: Graph | None = None
     made: TrainingGraph | None = None
     if isinstance(model, TrainingGraph):
@@ -217,7 +221,8 @@ def plan(
         name = graph.name
         if training:
             wanted = learned(graph) if grad_req is None else grad_req
-            made = training_graph(graph, grad_req=wanted, ctx=ctx)
+            step = with_stored(graph, sized=True) if isinstance(model, Graph) else graph
+            made = training_graph(step, grad_req=wanted, ctx=ctx)
     if made is not None and reorder:
         raise InputError("a training step runs in MXNet's order; reorder is for forward runs only")
     if made is not None:
@@ -230,10 +235,14 @@ def plan(
     limits = {"alignment": alignment, "time_limit": time_limit}
     live = liveness(schedule, inplace=inplace)
     packing = pack(live.buffers, **limits)  # type: ignore[arg-type]
-    reported = made.reported_bytes if made is not None else None
-    forward = _forward_figure(graph, ctx) if compare and not _leaves_out(schedule, graph) else None
-    if made is None:
-        reported = forward
+    forward = unshared_bytes = None
+    if compare and graph is not None and not _leaves_out(schedule, graph):
+        forward = _forward_figure(graph, ctx)
+        with unshared():
+            unshared_bytes = (
+                _forward_figure(graph, ctx) if made is None else step_bytes(step, wanted, ctx)
+            )
+    reported = made.reported_bytes if made is not None else forward
     rows: list[Row] = []
     if compare:
         other = liveness(schedule, inplace=not inplace)
@@ -242,7 +251,7 @@ def plan(
         own, shared = packed[id(with_inplace)], packed[id(without)]
         rows = [
             Row("nothing shared", schedule.total, shared.lower_bound),
-            Row("in place only", with_inplace.buffers.total, own.lower_bound),
+            Row("in place only", with_inplace.buffers.total, own.lower_bound, unshared_bytes),
             Row("sharing only", shared.arena, shared.lower_bound),
             Row("both", own.arena, own.lower_bound, reported),
         ]
@@ -263,20 +272,16 @@ def learned(graph: Graph) -> dict[str, str]:
     }
 
 
-def _leaves_out(schedule: Schedule, graph: Graph | None) -> bool:
+def _leaves_out(schedule: Schedule, graph: Graph) -> bool:
     """Whether the schedule has fewer operators than the graph: MXNet would run them all."""
-    if graph is None:
-        return True
     count = sum(not node.is_input and node.op != CONSTANT for node in graph)
     return len(schedule.operations) < count
 
 
-def _forward_figure(graph: Graph | None, ctx: Any) -> int | None:
+def _forward_figure(graph: Graph, ctx: Any) -> int | None:
     """What MXNet takes to run the graph forward; None where it cannot be bound."""
     from graphopt.memory.binding import forward_bytes
 
-    if graph is None:
-        return None
     try:
         return forward_bytes(graph, ctx)
     except GraphoptError:

@@ -1,47 +1,44 @@
-"""What the HTML report shows of memory: live bytes over the steps of a run."""
+"""What the HTML report shows of memory: the plan of a run, and live bytes over its steps."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
-from graphopt.memory.liveness import liveness
-from graphopt.memory.schedule import forward_schedule, training_schedule
 
 _TOP = 12
 
 
-def timeline_data(graph: Graph, *, training: bool, frozen: bool) -> dict[str, object] | None:
-    """Live bytes at each step, the steps, and what makes the peak.
+def plan_data(graph: Graph, *, training: bool, frozen: bool) -> dict[str, object] | None:
+    """Live bytes at each step, the steps, what makes the peak, and ways to lay tensors out.
 
     None where types are unknown, MXNet cannot bind the graph for training, or nothing runs.
     """
-    try:
-        if training:
-            from graphopt.memory.memory_plan import learned
-            from graphopt.memory.training import training_graph
+    from graphopt.memory.memory_plan import plan
 
-            made = training_graph(graph, grad_req=learned(graph))
-            schedule = training_schedule(made, name=graph.name)
-        else:
-            schedule = forward_schedule(graph, frozen=frozen)
+    try:
+        made = plan(graph, training=training, frozen=frozen)
     except GraphoptError:
         return None
-    if not schedule.operations:
+    operations, residents = made.schedule.operations, made.residents
+    if not operations:
         return None
-    live = liveness(schedule)
-    at = live.peak_step
-    residents = [
-        {"name": live.tensor_at(buffer, at).name, "bytes": int(live.buffers.size[buffer])}
-        for buffer in live.live_at(at)
-    ]
     return {
-        "live": [int(nbytes) for nbytes in live.live_bytes],
-        "steps": [operation.name for operation in schedule.operations],
+        "live": [int(nbytes) for nbytes in made.liveness.live_bytes],
+        "steps": [operation.name for operation in operations],
         "backward": next(
-            (at for at, step in enumerate(schedule.operations) if step.phase != "forward"), None
+            (at for at, step in enumerate(operations) if step.phase != "forward"), None
         ),
-        "peak": live.peak,
-        "peak_step": at,
-        "residents": residents[:_TOP],
-        "more": sum(int(live.buffers.size[b]) for b in live.live_at(at)[_TOP:]),
+        "peak": made.peak,
+        "peak_step": made.peak_step,
+        "residents": [
+            {"name": one.name, "layer": one.layer, "bytes": one.nbytes} for one in residents[:_TOP]
+        ],
+        "more": sum(one.nbytes for one in residents[_TOP:]),
+        "layers": [
+            {"name": name, "bytes": nbytes} for name, nbytes in list(made.layers.items())[:_TOP]
+        ],
+        "rows": [asdict(row) for row in made.rows],
+        "given": dict(made.schedule.given),
     }

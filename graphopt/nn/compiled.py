@@ -12,12 +12,12 @@ import numpy as np
 
 from graphopt.api.running import run
 from graphopt.backend.lower import Lowered, lower
-from graphopt.backend.step import Pools
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
-from graphopt.nn.config import Config, check_shapes, largest_arrays
+from graphopt.nn.config import Config
+from graphopt.nn.context_pools import ContextPools
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
@@ -52,7 +52,7 @@ class CompiledBlock:
         self._config = config
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
-        self._pools: Pools | None = None
+        self._memory = ContextPools(config.max_shapes)
         mx = self._mx = import_mxnet()
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
         self._flatten, self._regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
@@ -103,24 +103,19 @@ class CompiledBlock:
 
     def _prepare_memory(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
+        ctx = key[2]
         with self._lock:
-            limits = self._config.max_shapes or {}
             arrays = dict(zip(input_names(len(given)), given, strict=True))
-            check_shapes(limits, {name: array.shape for name, array in arrays.items()})
-            if self._pools is not None:
+            arrays = self._memory.admit(arrays, ctx) or {}
+            if not arrays:
                 return
-            self._pools = Pools()
-            if not limits:
-                return
-            arrays = largest_arrays(limits, arrays)
             largest = list(arrays.values())
             key = (*key[:3], _types(largest))
             try:
                 self._compile(key, args, largest).lowered.reserve(arrays)
             except Exception:
-                # The next call is to be refused as well, not to run with nothing reserved.
                 self._entries.pop(key, None)
-                self._pools = None
+                self._memory.forget(ctx)
                 raise
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
@@ -173,7 +168,7 @@ class CompiledBlock:
             numpy=isinstance(given[0], self._mx.np.ndarray),
             tune=not settings.precise,
             memory=self._config.memory,
-            pools=self._pools if mode == "training" else None,
+            pools=self._memory.pools(ctx) if mode == "training" else None,
         )
         types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
         # Frozen graphs keep the values they were made from, whatever happens to the parameters.

@@ -129,7 +129,7 @@ class RunningCall {
 
   Binding& binding() { return *binding_; }
 
-  /* Values that are computed again have to come out as in forward. */
+  /* Values that are computed again have to come out as in forward, and MXNet's executor has one mode. */
   bool is_training = false;
 
   /* The executor computes gradients in the memory of what it read for them. */
@@ -207,6 +207,9 @@ void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
   if (context.need_grad)
     Fail("a net with a memory budget has no gradient of its gradient: leave out create_graph, or call"
          " the net without a budget");
+  if (call.is_training && !context.is_train)
+    Fail("backward of a net with a memory budget runs in the mode of its call, which was training:"
+         " leave out train_mode=False, or call the net under autograd.record(train_mode=False)");
   call.StartBackward();
   // The executor writes to the user's gradients even where they are to stay, or to be added to.
   std::vector<NDArray> before(outputs.size());
@@ -223,8 +226,8 @@ void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
   }
   std::vector<NDArrayHandle> handles;
   for (const NDArray& head : heads) handles.push_back(const_cast<NDArray*>(&head));
-  bool is_training = call.is_training || context.is_train;
-  CheckCall(MXExecutorBackwardEx(binding.executor, handles.size(), handles.data(), is_training));
+  CheckCall(
+      MXExecutorBackwardEx(binding.executor, handles.size(), handles.data(), context.is_train));
   for (size_t i = 0; i < outputs.size(); ++i) {
     NDArray& own = binding.gradients[i];
     if (own.is_none()) continue;

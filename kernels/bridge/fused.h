@@ -114,6 +114,31 @@ Plan* MakePlan(const std::string& spec, bool backward) {
   return plan;
 }
 
+/* Where Python tells the extents of axes: head gradients cannot be asked for theirs. */
+constexpr const char* kExtents = "extents";
+
+/* Extents of axes as the node states them, -1 where it does not. */
+std::vector<int64_t> StatedExtents(const NodeAttrs& attrs, const Plan& plan) {
+  std::vector<int64_t> axes(plan.rank, -1);
+  auto stated = attrs.dict.find(kExtents);
+  if (stated == attrs.dict.end()) return axes;
+  const char* at = stated->second.c_str();
+  for (int64_t& extent : axes) {
+    char* end = nullptr;
+    extent = std::strtoll(at, &end, 10);
+    if (end == at || extent < 0)
+      Fail("node " + attrs.name + " states extents " + stated->second + ", where its kernel has " +
+           std::to_string(plan.rank) + " axes");
+    at = *end == ',' ? end + 1 : end;
+  }
+  return axes;
+}
+
+/* Whether a backward node has the output more. */
+bool HasBackwardScratch(const NodeAttrs& attrs, const Plan& plan) {
+  return plan.has_scratch || (NeedsScratch(plan) && attrs.dict.count(kExtents));
+}
+
 Plan* FindPlan(const NodeAttrs& attrs, bool backward) {
   auto found = attrs.dict.find("spec");
   if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute 'spec'");
@@ -223,6 +248,18 @@ struct Space {
   const Operand& Describe(size_t i) const {
     size_t n = plan->inputs.size();
     return i < n ? plan->inputs[i] : plan->outputs[i - n];
+  }
+
+  /* Where an element of a row lies in an operand, in elements. */
+  int64_t Offset(size_t operand, int64_t row, int64_t element) const {
+    const std::vector<int64_t>& step = strides[operand];
+    const size_t last = extents.size() - 1;
+    int64_t offset = element * step[last];
+    for (size_t g = last; g-- > 0;) {
+      offset += row % extents[g] * step[g];
+      row /= extents[g];
+    }
+    return offset;
   }
 };
 
@@ -362,12 +399,7 @@ void Walk(const Space& space, Function function, const std::vector<Target>& targ
     for (size_t i = 0; i < count; ++i) {
       const std::vector<int64_t>& step = space.strides[i];
       bool dummy = i >= n_inputs && targets[i - n_inputs].is_dummy;
-      int64_t offset = dummy ? 0 : begin * step[groups - 1];
-      int64_t rest = row;
-      for (size_t g = groups - 1; g-- > 0 && !dummy;) {
-        offset += rest % space.extents[g] * step[g];
-        rest /= space.extents[g];
-      }
+      const int64_t offset = dummy ? 0 : space.Offset(i, row, begin);
       const Operand& operand = space.Describe(i);
       const char* base = i < n_inputs ? static_cast<const char*>(space.operands[i]->dptr_)
                                       : targets[i - n_inputs].base;
@@ -426,6 +458,19 @@ void FitThreads(int64_t bytes, Tiling* tiling) {
   tiling->threads = static_cast<int>(threads);
 }
 
+/* Adds elements of a tile to an output from `begin` on. */
+void AddTile(const TBlob& out, const char* tile, int64_t begin, int64_t count) {
+  const int dtype = out.type_flag_;
+  char* to = static_cast<char*>(out.dptr_) + begin * ItemSize(dtype);
+  if (dtype == mshadow::kFloat32) {
+    auto sum = reinterpret_cast<float*>(to);
+    auto terms = reinterpret_cast<const float*>(tile);
+    for (int64_t i = 0; i < count; ++i) sum[i] += terms[i];
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) Write(to, dtype, i, Read(to, dtype, i) + Read(tile, dtype, i));
+}
+
 /* `given`, if it is not null, is what the kernel computes in, as planned. */
 void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
          const std::vector<const TBlob*>& outputs, const std::vector<OpReqType>& requests,
@@ -438,23 +483,24 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
   Tiling tiling = TilingOf(space);
   if (given) FitThreads(PlannedBytes(*given), &tiling);
 
-  // What is asked of outputs shows only now: results to be added, and rows that nobody reads.
+  // What is asked of outputs shows only now: results to be added, and rows that nobody reads. These are
+  // computed in some kilobytes for each thread: a row, and a tile of what is added.
   const size_t n_out = outputs.size();
-  int64_t add_bytes = 0, dummy_bytes = 0;
+  int64_t dummy_bytes = 0, thread_bytes = 0;
   std::vector<int64_t> add_at(n_out, -1);
   for (size_t i = 0; i < n_out; ++i) {
     if (tiling.sum_at[i] >= 0) continue;
-    if (requests[i] == mxnet::kNullOp) {
-      dummy_bytes = std::max(dummy_bytes, Align(tiling.block * 8));
-    } else if (requests[i] == mxnet::kAddTo) {
-      add_at[i] = add_bytes;
-      add_bytes += Align(outputs[i]->shape_.Size() * ItemSize(plan->outputs[i].dtype));
-    }
+    if (requests[i] == mxnet::kNullOp) dummy_bytes = Align(tiling.block * 8);
   }
-  const int64_t other_bytes = add_bytes + tiling.threads * dummy_bytes;
-  char* added = Arena(other_bytes + (given ? 0 : tiling.bytes()));
-  char* dummies = added + add_bytes;
-  char* partial = given ? Aligned<char>(given->dptr_) : added + other_bytes;
+  thread_bytes = dummy_bytes;
+  for (size_t i = 0; i < n_out; ++i) {
+    if (tiling.sum_at[i] >= 0 || requests[i] != mxnet::kAddTo) continue;
+    add_at[i] = thread_bytes;
+    thread_bytes += Align(tiling.tile_rows * tiling.block * ItemSize(plan->outputs[i].dtype));
+  }
+  const int64_t other_bytes = tiling.threads * thread_bytes;
+  char* own = Arena(other_bytes + (given ? 0 : tiling.bytes()));
+  char* partial = given ? Aligned<char>(given->dptr_) : own + other_bytes;
   char* scratch_rows = partial + tiling.partial_bytes();
 
   std::atomic<int64_t> next{0};
@@ -462,13 +508,12 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
   {
     int thread = omp_get_thread_num();
     char* scratch = scratch_rows + thread * tiling.row_bytes;
+    char* beside = own + thread * thread_bytes;
     std::vector<Target> targets(n_out);
     for (size_t i = 0; i < n_out; ++i) {
       bool dummy = tiling.sum_at[i] < 0 && requests[i] == mxnet::kNullOp;
       targets[i].is_dummy = dummy;
-      targets[i].base = dummy ? dummies + thread * dummy_bytes
-                        : add_at[i] >= 0 ? added + add_at[i]
-                                         : static_cast<char*>(outputs[i]->dptr_);
+      targets[i].base = dummy ? beside : static_cast<char*>(outputs[i]->dptr_);
     }
     // Whoever is awake takes the next slot: waking a thread can take as long as its share of work.
     for (int64_t slot; (slot = next.fetch_add(1, std::memory_order_relaxed)) < tiling.slots;) {
@@ -481,10 +526,23 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
       int64_t first = tiling.any_sums ? tiling.tiles * slot / tiling.slots : slot;
       int64_t last = tiling.any_sums ? tiling.tiles * (slot + 1) / tiling.slots : slot + 1;
       for (int64_t tile = first; tile < last; ++tile) {
-        int64_t row = tile / tiling.blocks * tiling.tile_rows;
-        int64_t begin = tile % tiling.blocks * tiling.block;
-        Walk(space, function, targets, row, std::min(row + tiling.tile_rows, space.rows), begin,
-             std::min(tiling.block, space.length - begin), scratch);
+        const int64_t row = tile / tiling.blocks * tiling.tile_rows;
+        const int64_t begin = tile % tiling.blocks * tiling.block;
+        const int64_t end = std::min(row + tiling.tile_rows, space.rows);
+        const int64_t length = std::min(tiling.block, space.length - begin);
+        // A tile is several whole rows or a part of one, and of what is not summed up one piece.
+        for (size_t i = 0; i < n_out; ++i)
+          if (add_at[i] >= 0)
+            targets[i].base = beside + add_at[i] - space.Offset(inputs.size() + i, row, begin) *
+                                                       ItemSize(plan->outputs[i].dtype);
+        Walk(space, function, targets, row, end, begin, length, scratch);
+        for (size_t i = 0; i < n_out; ++i) {
+          if (add_at[i] < 0 || outputs[i]->shape_.Size() == 0) continue;
+          const size_t operand = inputs.size() + i;
+          const int64_t from = space.Offset(operand, row, begin);
+          const int64_t to = space.Offset(operand, end - 1, begin + std::max<int64_t>(length, 1) - 1);
+          AddTile(*outputs[i], beside + add_at[i], from, to + 1 - from);
+        }
       }
     }
   }
@@ -492,12 +550,6 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
     if (tiling.sum_at[i] >= 0 && requests[i] != mxnet::kNullOp)
       Combine(*outputs[i], requests[i], partial + tiling.sum_at[i], tiling.sum_bytes, tiling.slots,
               plan->item_size);
-    if (add_at[i] >= 0) {
-      char* to = static_cast<char*>(outputs[i]->dptr_);
-      int dtype = outputs[i]->type_flag_;
-      for (int64_t j = 0, n = outputs[i]->shape_.Size(); j < n; ++j)
-        Write(to, dtype, j, Read(to, dtype, j) + Read(added + add_at[i], dtype, j));
-    }
   }
 }
 
@@ -511,10 +563,10 @@ mxnet::TShape ShapeOf(const Operand& operand, const std::vector<int64_t>& axes) 
   return shape;
 }
 
-/* Extents of axes by the shapes that are known. */
+/* Extents of axes by what the node states, and by the shapes that are known. */
 std::vector<int64_t> AxesOf(const NodeAttrs& attrs, const Plan& plan,
                             const mxnet::ShapeVector& in) {
-  std::vector<int64_t> axes(plan.rank, -1);
+  std::vector<int64_t> axes = StatedExtents(attrs, plan);
   for (size_t i = 0; i < in.size(); ++i) {
     auto whose = [&] { return "input " + std::to_string(i) + " of node " + attrs.name; };
     if (mxnet::shape_is_known(in[i])) Fit(plan.inputs[i], in[i], whose, &axes);
@@ -560,7 +612,7 @@ bool BackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeV
   for (size_t i = 0; i < in->size(); ++i) (*in)[i] = ShapeOf(plan->inputs[i], axes);
   for (size_t i = 0; i < forward->inputs.size(); ++i)
     (*out)[i] = ShapeOf(forward->inputs[i], axes);
-  if (plan->has_scratch) out->back() = FusedScratchShape(plan, axes);
+  if (HasBackwardScratch(attrs, *plan)) out->back() = FusedScratchShape(plan, axes);
   return AllKnown(*in) && AllKnown(*out);
 }
 
@@ -582,7 +634,7 @@ bool BackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>
   Plan *forward = FindPlan(attrs, false), *plan = FindPlan(attrs, true);
   for (size_t i = 0; i < in->size(); ++i) (*in)[i] = plan->inputs[i].dtype;
   for (size_t i = 0; i < forward->inputs.size(); ++i) (*out)[i] = forward->inputs[i].dtype;
-  if (plan->has_scratch) out->back() = ScratchType(*plan);
+  if (HasBackwardScratch(attrs, *plan)) out->back() = ScratchType(*plan);
   return true;
 }
 
@@ -615,7 +667,8 @@ Call BackwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
                   const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   Call call;
   call.plan = FindPlan(attrs, true);
-  const size_t gradients = outputs.size() - call.plan->has_scratch;
+  const bool has_scratch = HasBackwardScratch(attrs, *call.plan);
+  const size_t gradients = outputs.size() - has_scratch;
   std::vector<bool> computed(gradients, false);
   for (const TBlob& blob : inputs) call.in.push_back(&blob);
   for (const Operand& operand : call.plan->outputs) {
@@ -626,7 +679,7 @@ Call BackwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
   for (size_t i = 0; i < gradients; ++i)
     if (!computed[i] && (requests[i] == mxnet::kWriteTo || requests[i] == mxnet::kWriteInplace))
       call.zeroed.push_back(&outputs[i]);
-  if (call.plan->has_scratch) call.scratch = &outputs.back();
+  if (has_scratch) call.scratch = &outputs.back();
   return call;
 }
 
@@ -662,7 +715,7 @@ std::vector<std::string> OutputNames(const NodeAttrs& attrs) {
 
 uint32_t NumBackwardInputs(const NodeAttrs& attrs) { return FindPlan(attrs, true)->inputs.size(); }
 uint32_t NumBackwardOutputs(const NodeAttrs& attrs) {
-  return NumInputs(attrs) + FindPlan(attrs, true)->has_scratch;
+  return NumInputs(attrs) + HasBackwardScratch(attrs, *FindPlan(attrs, true));
 }
 
 /* Pairs of an input and an output that MXNet may give one array; none where Python wants them
@@ -683,11 +736,13 @@ std::vector<std::pair<int, int>> BackwardPairs(const NodeAttrs& attrs) {
 std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
   Plan* plan = FindPlan(attrs, true);
-  ObjectPtr made = MakeNode("_backward_graphopt_fused", attrs.name + "_backward",
-                            {{"spec", plan->spec}});
+  std::vector<std::pair<std::string, std::string>> given{{"spec", plan->spec}};
+  auto stated = attrs.dict.find(kExtents);
+  if (stated != attrs.dict.end()) given.push_back(*stated);
+  ObjectPtr made = MakeNode("_backward_graphopt_fused", attrs.name + "_backward", given);
   LegacyNode& backward = View(made);
   // Of such a node MXNet takes the shapes from the forward node, and never asks for others.
-  if (!plan->has_scratch) backward.control_deps.push_back(node);
+  if (!HasBackwardScratch(attrs, *plan)) backward.control_deps.push_back(node);
   LegacyNode& forward = View(node);
   for (const Operand& operand : plan->inputs) {
     switch (operand.source) {

@@ -86,6 +86,13 @@ def test_memory_over_time(graphopt, net, tmp_path, mode):
         assert len(run["live"]) == len(run["steps"])
         assert run["live"][run["peak_step"]] == run["peak"] == max(run["live"])
         assert (run["backward"] is None) == (mode == "inference")
+        rows = {row["name"]: row for row in run["rows"]}
+        assert ("forward only" in rows) == (mode == "training")
+        assert rows["both"]["nbytes"] >= rows["both"]["lower_bound"] >= 0
+        assert rows["both"]["reported"] is not None
+        assert sum(layer["bytes"] for layer in run["layers"]) <= run["peak"]
+        assert all(one["layer"] for one in run["residents"])
+        assert run["given"]
 
 
 def test_a_graph_without_types_has_no_timeline(graphopt, net_json, tmp_path):

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import graphopt
 from graphopt.backend import reference
 from graphopt.backend.random_feeds import random_feeds
 from graphopt.backend.target import MXNetTarget
+from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.parser import parse
@@ -113,6 +115,46 @@ def test_gradients_may_be_counted():
     assert inside.peak > outside.peak
     made = plan(training_graph(symbol, shapes), gradients=True)
     assert [row.name for row in made.rows][-1] == "both"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_mxnet_works_in_place_as_the_plan_says(training):
+    """Where it shares nothing else, its sum and ours are of the same blocks."""
+    symbol, _ = residual(after=True)
+    made = plan(symbol, training=training, shapes={"data": (32, 3, 64, 64)})
+    (alone,) = [row for row in made.rows if row.name == "in place only"]
+    both = next(row for row in made.rows if row.name == "both")
+    assert alone.reported > both.reported > 0
+    if training:  # forward, MXNet fuses
+        assert alone.reported <= alone.nbytes < alone.reported + (1 << 20)
+    else:
+        assert alone.reported <= alone.nbytes
+
+
+def test_a_block_is_planned_by_its_own_names():
+    mx = import_mxnet()
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(4, in_units=3, activation="tanh"), mx.gluon.nn.Dense(2))
+    made = plan(net, training=True, shapes={"data": (5, 3)})
+    assert {"net_dense0", "net_dense1"} <= {t.layer for t in made.schedule.tensors}
+    assert "data" in {t.name for t in made.schedule.tensors}
+    with pytest.raises(InputError, match="give the shape of every input"):
+        plan(net)
+
+
+def test_a_graph_is_planned_as_it_trains():
+    """Recurrences keep what backward needs, and kernels work apart."""
+    mx = import_mxnet()
+    layer = mx.gluon.rnn.LSTM(8, input_size=6)
+    layer.initialize()
+    fast = graphopt.optimize(layer, memory="1GB")
+    with mx.autograd.record():
+        fast(mx.nd.ones((7, 300, 6)))
+    made = plan(fast.graph("training"), training=True)
+    assert {step.phase for step in made.schedule.operations} == {"forward", "backward"}
+    (entry,) = fast.graphopt_state.compiled.entries
+    assert made.reported_bytes == entry.lowered._engine.megabytes << 20
 
 
 def test_what_gets_a_gradient_by_default():
@@ -239,6 +281,10 @@ def test_what_is_wrong_is_said():
         plan(symbol, training=True, shapes=shapes, reorder=True)
     with pytest.raises(InputError, match="top must be at least 0, not -1"):
         made.report(-1)
+    with pytest.raises(
+        InputError, match="a Graph, a Symbol or a HybridBlock is wanted, not a dict"
+    ):
+        plan({})
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said() -> None:
         training_graph(symbol, shapes, grad_req="wirte")
     with pytest.raises(InputError, match="grad_req names 'fc', which is no argument"):
         training_graph(symbol, shapes, grad_req={"fc": "write"})
-    with pytest.raises(InputError, match="a Graph or a Symbol is wanted, not a str"):
+    with pytest.raises(InputError, match="a Symbol or a HybridBlock is wanted, not a str"):
         training_graph("net", shapes)
     with pytest.raises(ParseError, match="names no outputs"):
         parse("Variable:data\n")

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import graphopt
-from graphopt.backend.recompute import marked
+from graphopt.backend.recompute import _work_of, marked
 from graphopt.backend.step import bind, watch_gradient
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, InputError, UnsupportedError
+from graphopt.frontend.symbol import lift_symbol
 from graphopt.memory.listing import repeated
 from graphopt.memory.sizes import parse_size
 
@@ -38,6 +39,10 @@ def deep(layers: int = 6, dropout: float = 0.0) -> Any:
 
 def image(batch: int = 8, seed: int = 0) -> Any:
     return mx.nd.array(np.random.default_rng(seed).normal(size=(batch, 3, 32, 32)))
+
+
+def pools(net: Any, ctx: Any = None) -> Any:
+    return net.graphopt_state.compiled._memory.pools(ctx or mx.cpu())
 
 
 def told(net: Any) -> str:
@@ -228,6 +233,25 @@ def test_a_second_backward_is_refused() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("options", [{"memory": "1GB"}, {"max_shapes": {"data": (8, 3, 32, 32)}}])
+def test_a_backward_in_another_mode_than_the_call_is_refused(options: Any) -> None:
+    net = deep(1)
+    net(image())
+    fast = graphopt.optimize(net, **options)
+    with autograd.record():
+        loss = fast(image()).sum()
+    with pytest.raises(mx.MXNetError, match="leave out train_mode=False"):
+        loss.backward(train_mode=False)
+    with autograd.record(train_mode=False):
+        loss = fast(image()).sum()
+    loss.backward(train_mode=False)
+    got = net[0].weight.grad().asnumpy().copy()
+    with autograd.record(train_mode=False):
+        loss = net(image()).sum()
+    loss.backward(train_mode=False)
+    np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-4, atol=1e-4)
+
+
 def test_a_gradient_of_a_gradient_is_refused_at_once() -> None:
     net, x = small(), mx.nd.ones((2, 5))
     net(x)
@@ -258,8 +282,7 @@ def test_memory_of_a_call_is_free_when_its_tape_is_gone() -> None:
             loss = fast(image()).sum()
         del loss
         gc.collect()
-    pools = fast.graphopt_state.compiled._pools
-    assert len(pools) == 1
+    assert len(pools(fast)) == 1
 
 
 def test_new_parameters_are_followed() -> None:
@@ -438,6 +461,16 @@ def test_what_is_kept_is_not_computed_again() -> None:
         np.testing.assert_allclose(gradients[1][name], want, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
+def test_what_mxnet_refuses_to_compute_for_nobody_is_not_computed_again() -> None:
+    """The gradient of ReLU reads the ReLU's output, and nobody what went in."""
+    mixed = mx.sym.var("data")
+    for at in range(3):
+        mixed = mx.sym.relu(mx.sym.hard_sigmoid(mixed, name=f"hard{at}"), name=f"relu{at}")
+    graph = lift_symbol(mixed, {"data": (4, 5)})
+    able = {one.name for one in _work_of(graph, {}, "cpu") if one.can_repeat}
+    assert able == {"relu0", "relu1"}  # relu2 is the output
+
+
 def test_recurrences_compute_in_memory_that_mxnet_plans() -> None:
     net = mx.gluon.rnn.LSTM(64, input_size=32)
     net.initialize()
@@ -458,6 +491,42 @@ def test_recurrences_compute_in_memory_that_mxnet_plans() -> None:
     assert packed < scratch[0] < 4 * packed
 
 
+def test_what_gradients_of_outputs_alone_are_summed_in_is_planned() -> None:
+    class Places(mx.gluon.HybridBlock):
+        """A table added to all rows: its gradient is summed up over them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.table = self.params.get("table", shape=(64, 32))
+
+        def hybrid_forward(self, F: Any, x: Any, table: Any) -> Any:
+            sums = F.broadcast_add(F.dot(x, table, transpose_b=True), F.sum(table, axis=1))
+            return F.relu(sums) * 2.0 + 1.0
+
+    net = Places()
+    net.initialize(mx.init.Normal(1.0))
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(5000, 32)))
+    found = []
+    fast = graphopt.optimize(net, memory="1GB")
+    for which in (net, fast):
+        with autograd.record():
+            loss = (which(x) ** 2).sum()
+        loss.backward()
+        found.append([net.table.grad().asnumpy().copy()])
+    check((found[0], found[1]))
+    (entry,) = fast.graphopt_state.compiled.entries
+    nodes = json.loads(entry.lowered._engine._plans[0].symbol.tojson())["nodes"]
+    fused = [node for node in nodes if node["op"] == "graphopt_fused"]
+    assert fused
+    assert all("extents" in node["attrs"] for node in fused)
+    # The same net over other shapes, where nothing is planned, states none.
+    plain = graphopt.optimize(net)
+    with autograd.record():
+        plain(x)
+    assert "extents" not in plain.graphopt_state.compiled.entries[0].lowered.symbol.tojson()
+
+
 # Shapes
 
 
@@ -472,7 +541,7 @@ def test_smaller_shapes_run_in_the_memory_of_the_largest() -> None:
         got = net[0].weight.grad().asnumpy().copy()
         want.backward()
         np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-3)
-    assert len(fast.graphopt_state.compiled._pools) == 1
+    assert len(pools(fast)) == 1
 
 
 def test_shapes_not_seen_for_long_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,8 +556,58 @@ def test_shapes_not_seen_for_long_are_let_go(monkeypatch: pytest.MonkeyPatch) ->
         got = net[0].weight.grad().asnumpy().copy()
         want.backward()
         np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-4)
-    (pool,) = fast.graphopt_state.compiled._pools._pools
+    (pool,) = pools(fast)._pools
     assert len(pool.bindings) == 2
+
+
+def test_each_context_has_the_memory_of_the_largest_shape() -> None:
+    contexts = [mx.cpu(0), mx.cpu(1)]
+    net = deep()
+    net(image())
+    net.collect_params().reset_ctx(contexts)
+    fast = graphopt.optimize(net, max_shapes={"data": (16, 3, 40, 40)})
+    for batch in (8, 16):
+        found = []
+        for which in (net, fast):
+            parts = mx.gluon.utils.split_and_load(image(batch), contexts)
+            with autograd.record():
+                losses = [(which(part) ** 2).sum() for part in parts]
+            autograd.backward(losses)
+            params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+            found.append([array.asnumpy() for p in params for array in p.list_grad()])
+        check((found[0], found[1]))
+    entries = fast.graphopt_state.compiled.entries
+    largest = [entry for entry in entries if "16,3,40,40" in entry.types]
+    for ctx in contexts:
+        (pool,) = pools(fast, ctx)._pools
+        assert len(pool.bindings) == 3  # of the largest shape and of two that came
+    assert len(largest) == 2
+
+
+def test_a_call_that_is_refused_leaves_all_as_it_was() -> None:
+    net, x = deep(), image()
+    net(x)
+    fast = graphopt.optimize(net, max_shapes={"data": (8, 3, 32, 32)})
+    found = []
+    for which in (net, fast):
+        net.collect_params().zero_grad()
+        with autograd.record():
+            out = which(x)
+            if which is fast:
+                with pytest.raises(InputError, match="nothing was run"):
+                    fast(mx.nd.ones((9, 3, 32, 32)))
+            loss = (out**2).sum()
+        loss.backward()
+        params = net.collect_params().values()
+        grads = [p.grad().asnumpy().copy() for p in params if p.grad_req != "null"]
+        found.append([out.asnumpy(), *grads])
+        if which is fast:
+            with pytest.raises(InputError), autograd.record():
+                fast(mx.nd.ones((9, 3, 32, 32)))
+            kept = [p.grad().asnumpy() for p in params if p.grad_req != "null"]
+            for before, after in zip(grads, kept, strict=True):
+                np.testing.assert_array_equal(before, after)
+    check((found[0], found[1]))
 
 
 @pytest.mark.parametrize("shape", [(17, 3, 32, 32), (1, 3, 33, 41)])
@@ -534,18 +653,52 @@ def test_a_net_of_symbols_shares_memory_and_stays_refused() -> None:
 # What is asked for
 
 
-@pytest.mark.parametrize("memory", ["900", "much", "-1MB", 0])
-def test_a_budget_that_cannot_be(memory: Any) -> None:
-    net = deep()
+@pytest.mark.parametrize("memory", ["much", "-1MB", -5, 0, "0", True, "", "inf", "1,5GB", "9e9GB"])
+def test_what_is_no_budget_is_refused_at_once(memory: Any) -> None:
+    with pytest.raises(InputError, match="is no size"):
+        graphopt.optimize(deep(), memory=memory)
+
+
+@pytest.mark.parametrize("memory", ["900", "300kB"])
+def test_a_budget_below_the_weights_says_the_least(memory: str) -> None:
+    net = deep(layers=1)
+    net.add(nn.Dense(9000, in_units=5))
+    net.initialize(force_reinit=True)
     net(image())
-    with pytest.raises(InputError), autograd.record():
+    with pytest.raises(BudgetError) as caught, autograd.record():
         graphopt.optimize(net, memory=memory)(image())
+    text = str(caught.value)
+    found = re.fullmatch(
+        r"a training step of 'net' cannot run in .*: the least is (.*), of which (.*) are inputs,"
+        r" parameters and their gradients",
+        text,
+    )
+    assert found is not None, text
+    held = sum(p.data().size for p in net.collect_params().values())
+    grads = sum(p.grad().size for p in net.collect_params().values() if p.grad_req != "null")
+    want = 4 * (held + grads + image().size)
+    assert parse_size(found[2]) == pytest.approx(want, rel=0.1)
+    assert parse_size(found[1]) > parse_size(found[2]) > parse_size(memory)
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), "64", (2.5,), 7])
+@pytest.mark.parametrize("shape", [(), (0, 3), "64", (2.5,), 7, (True, 3), None])
 def test_shapes_that_cannot_be(shape: Any) -> None:
     with pytest.raises(InputError, match="is no shape"):
         graphopt.optimize(deep(), max_shapes={"data": shape})
+
+
+@pytest.mark.parametrize("shapes", ["data", [("data", (1, 2))], {}])
+def test_largest_shapes_without_names_are_refused(shapes: Any) -> None:
+    with pytest.raises(InputError, match=r"names no input; write \{'data': \(64, 500\)\}"):
+        graphopt.optimize(deep(), max_shapes=shapes)
+
+
+def test_largest_shapes_may_be_of_numpy() -> None:
+    net = small()
+    fast = graphopt.optimize(net, max_shapes={"data": (np.int64(4), 5)})
+    with autograd.record():
+        fast(mx.nd.ones((2, 5)))
+    assert len(fast.graphopt_state.compiled.entries) == 2
 
 
 def test_a_budget_for_inference_is_refused() -> None:
@@ -572,7 +725,7 @@ def test_a_net_that_does_not_compile_whole_is_refused() -> None:
 
 
 def bindings(net: Any) -> int:
-    return sum(len(pool.bindings) for pool in net.graphopt_state.compiled._pools._pools)
+    return sum(len(pool.bindings) for pool in pools(net)._pools)
 
 
 def test_a_batch_that_comes_again_needs_no_other_executor() -> None:
@@ -741,5 +894,5 @@ def test_shapes_that_are_forgotten_hold_no_memory(monkeypatch: pytest.MonkeyPatc
         with autograd.record():
             loss = fast(mx.nd.ones((batch, 5))).sum()
         loss.backward()
-    (pool,) = fast.graphopt_state.compiled._pools._pools
+    (pool,) = pools(fast)._pools
     assert len(pool.bindings) <= 2

@@ -1,0 +1,120 @@
+"""Random graphs: whatever is computed again, in whatever order and memory, comes out the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, note, settings
+from hypothesis import strategies as st
+
+from graphopt.backend.order import in_order
+from graphopt.backend.random_feeds import random_feeds
+from graphopt.backend.recompute import _work_of, marked, with_distinct_outputs
+from graphopt.backend.step import MATCHES, bind, watch_gradient
+from graphopt.backend.symbol import constants, to_symbol
+from graphopt.compat import import_mxnet
+from graphopt.frontend.symbol import lift_symbol
+from tests.strategies import graphs
+
+mx = import_mxnet()
+
+
+class Step:
+    """A training step of a symbol on given values, on an executor."""
+
+    def __init__(self, symbol: Any, feeds: dict[str, Any], shared: Any = None, match: int = 16):
+        self.arrays = {name: mx.nd.array(feeds[name]) for name in symbol.list_inputs()}
+        arguments = symbol.list_arguments()
+        self.gradients = {name: mx.nd.zeros(feeds[name].shape) for name in arguments}
+        states = symbol.list_auxiliary_states()
+        self.executor = bind(
+            symbol,
+            mx.cpu(),
+            {name: self.arrays[name] for name in arguments},
+            self.gradients,
+            {name: self.arrays[name] for name in states},
+            shared,
+            match,
+        )
+        self.states = [self.arrays[name] for name in states]
+
+    def __call__(self) -> list[Any]:
+        outputs = self.executor.forward(is_train=True)
+        found = [out.asnumpy() for out in outputs]
+        rng = np.random.default_rng(0)
+        self.executor.backward([mx.nd.array(rng.normal(size=out.shape)) for out in outputs])
+        found += [self.gradients[name].asnumpy() for name in sorted(self.gradients)]
+        return found + [state.asnumpy() for state in self.states]
+
+
+#: Made of its data; the gradient of most reads more than the output.
+UNREAD = {
+    "LayerNorm": lambda x: mx.sym.LayerNorm(x, name="op"),
+    "GroupNorm": lambda x: mx.sym.GroupNorm(x, num_groups=2, name="op"),
+    "InstanceNorm": lambda x: mx.sym.InstanceNorm(x, name="op"),
+    "BatchNorm": lambda x: mx.sym.BatchNorm(x, fix_gamma=False, name="op"),
+    "L2Normalization": lambda x: mx.sym.L2Normalization(x, name="op"),
+    "LRN": lambda x: mx.sym.LRN(x, nsize=3, name="op"),
+    "Pooling": lambda x: mx.sym.Pooling(x, kernel=(2, 2), stride=(2, 2), name="op"),
+    "softmax": lambda x: mx.sym.softmax(x, name="op"),
+    "hard_sigmoid": lambda x: mx.sym.hard_sigmoid(x, name="op"),
+    "tanh": lambda x: mx.sym.tanh(x, name="op"),
+}
+
+
+@pytest.mark.parametrize("op", UNREAD)
+def test_what_nobody_reads_once_more_has_the_same_gradient(op):
+    """A sum's gradient reads nothing, so that of a repetition MXNet wants no output."""
+    made = UNREAD[op](mx.sym.var("data"))
+    symbol = mx.sym.elemwise_add(made, made, name="sum")
+    graph = lift_symbol(symbol, {"data": (4, 4, 6, 6)})
+    feeds = random_feeds(graph)
+    marks = {one.name for one in _work_of(graph, {}, "cpu") if one.can_repeat}
+    assert bool(marks) == (op not in ("LayerNorm", "GroupNorm", "hard_sigmoid"))
+    changed = mx.sym.load_json(json.dumps(marked(json.loads(symbol.tojson()), marks, set())))
+    for want, got in zip(Step(symbol, feeds)(), Step(changed, feeds)(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * max(1, np.abs(want).max()))
+
+
+@settings(max_examples=60)
+@given(graphs(max_ops=10, dtype="float32"), st.data())
+def test_nothing_else_comes_out(graph, data):
+    assume(all(type_.is_static for node in graph for type_ in node.types))
+    assume(not constants(graph) and not any(node.after for node in graph))
+    assume(not any(node.op == "Dropout" for node in graph))  # no two runs have one mask
+    note(str(graph))
+    symbol = with_distinct_outputs(to_symbol(graph))
+    assume(symbol.list_arguments())
+    feeds = random_feeds(graph)
+    assume(set(symbol.list_inputs()) <= set(feeds))
+    try:
+        plain = Step(symbol, feeds)
+    except mx.MXNetError as error:
+        note(str(error))  # MXNet differentiates neither jumps nor some views
+        assume(False)
+    expected = plain()
+
+    able = sorted(one.name for one in _work_of(graph, {}, "cpu") if one.can_repeat)
+    marks = data.draw(st.sets(st.sampled_from(able))) if able else set()
+    rest = sorted(set(able) - marks)
+    kept = data.draw(st.sets(st.sampled_from(rest))) if marks and rest else set()
+    document = marked(json.loads(symbol.tojson()), marks, kept)
+    for node in document["nodes"]:
+        if "__graphopt_kept__" in node.get("attrs", {}):
+            watch_gradient(node["op"])
+    if data.draw(st.booleans()):
+        names = [node["name"] for node in document["nodes"] if node["op"] != "null"]
+        order = data.draw(st.permutations(names))
+        document = in_order(document, order, free=marks | kept)
+    changed = mx.sym.load_json(json.dumps(document))
+    shared = plain.executor if data.draw(st.booleans()) else None
+    try:
+        other = Step(changed, feeds, shared, data.draw(st.sampled_from(MATCHES)))
+    except mx.MXNetError as error:
+        note(str(error))  # MXNet merges equal operators, and then they wait for each other
+        assume(False)
+    for want, got in zip(expected, other(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * max(1, np.abs(want).max()))
