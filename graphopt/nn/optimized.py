@@ -18,7 +18,7 @@ from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
 from graphopt.nn.compiled import CompiledBlock, Entry
 from graphopt.nn.config import Config
-from graphopt.nn.partition import partition
+from graphopt.nn.partition import looks_up_words, partition
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
 
@@ -239,23 +239,34 @@ def _original(block: Any) -> Any:
 
 
 def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
-    if state.fallback is None and isinstance(block, import_mxnet().gluon.HybridBlock):
+    reason = "" if state.fallback is not None else _why_not_whole(block, state.config)
+    if state.fallback is None and not reason:
         try:
             return state.compiled(args)
         except UnsupportedError as error:
             if state.config.strict:
                 raise
             reason = str(error)
-    else:
-        reason = f"{describe(block)} is no HybridBlock"
-    if state.config.plans_memory:
+    if state.fallback is None and state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
     if state.fallback is None:
         optimize = functools.partial(view, config=state.config)
         state.notes.clear()
         state.fallback = partition(_original(block), optimize, state.notes)
+        if looks_up_words(block) is not None:
+            state.fallback.__dict__["_active"] = False  # or MXNet would make one graph of it
         state.reason = reason
     return state.fallback.forward(*args)
+
+
+def _why_not_whole(block: Any, config: Config) -> str:
+    """Why a Block is not compiled whole, whatever its graph is; empty if it may be."""
+    if not isinstance(block, import_mxnet().gluon.HybridBlock):
+        return f"{describe(block)} is no HybridBlock"
+    layer = None if config.strict or config.plans_memory else looks_up_words(block)
+    if layer is None:
+        return ""
+    return f"{describe(layer)} asks for words in use only, which a graph cannot"
 
 
 def _views_in(block: Any) -> list[Any]:

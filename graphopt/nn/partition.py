@@ -32,6 +32,25 @@ def partition(block: Any, optimize: Optimize, notes: list[str]) -> Any:
     return _clone(block, optimize, notes, {})
 
 
+def message_passing() -> Any:
+    """The class of layers over trees, which needs MXNet to be imported."""
+    from graphopt.nn.recurrence import Recurrence
+
+    return Recurrence
+
+
+def looks_up_words(block: Any) -> Any:
+    """A layer over trees that looks up each word in use once, in ``block`` or it; else ``None``.
+
+    Which words these are depends on values. In a graph it looks up, and multiplies, the word of
+    each node.
+    """
+    if isinstance(block, message_passing()):
+        return block if block.looks_up_words else None
+    found = (looks_up_words(child) for child in block._children.values())
+    return next((layer for layer in found if layer is not None), None)
+
+
 def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any]) -> Any:
     twin = copy.copy(block)
     done[id(block)] = twin
@@ -71,6 +90,11 @@ def _child(
     label = f"child {name!r}: {describe(child)}"
     if isinstance(child, mx.gluon.rnn.RecurrentCell):
         notes.append(f"{label} is left as it is: cells are stepped or unrolled by their owner")
+        return child
+    if isinstance(child, message_passing()):
+        notes.append(
+            f"{label} is left as it is: it is one operator, and asks for words in use only"
+        )
         return child
     if isinstance(child, mx.gluon.HybridBlock):
         notes.append(f"{label} is compiled")

@@ -92,7 +92,7 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
                     f"{name} is a {type(part).__name__}, not a function or a HybridBlock"
                 )
 
-    def __call__(self, x: Any, structure: Any) -> Any:
+    def forward(self, x: Any, structure: Any) -> Any:
         """Compute the states of all nodes.
 
         Args:
@@ -104,7 +104,7 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
             _check_structure(structure, x.shape[0])
             if 0 in structure.shape:  # which MXNet takes for a shape it does not know
                 structure = mx.nd.full(x.shape[0], -1, x.context, np.int32)
-        return super().__call__(x, structure)
+        return super().forward(x, structure)
 
     def hybrid_forward(self, F: Any, x: Any, structure: Any, **params: Any) -> Any:
         """The states of all nodes, and what else ``update`` returns."""
@@ -133,6 +133,11 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
             return self._embedding(words), []
         distinct, index = _distinct(words.asnumpy())
         return self._embedding(array_of(distinct, words.ctx)), [array_of(index, words.ctx)]
+
+    @property
+    def looks_up_words(self) -> bool:
+        """Whether it has an embedding, of which it asks for the rows of words in use."""
+        return self._embedding is not None
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Hybridize the Blocks within; the layer is one operator, and needs no graph."""

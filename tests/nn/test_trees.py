@@ -375,6 +375,68 @@ def test_a_net_with_trees_can_be_compiled(how: str) -> None:
     assert_close([fast(x, given).asnumpy()], plain[:1], "float32")
 
 
+class Words(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Embedded words, trees over them, and a head."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.embed = gluon.nn.Embedding(8, COLUMNS)
+            self.tree = nn.ChildSumTreeLSTM(UNITS, COLUMNS, embedding=self.embed)
+            self.head = gluon.nn.Dense(2, in_units=UNITS, activation="tanh")
+
+    def hybrid_forward(self, F: Any, words: Any, parents: Any) -> Any:
+        h, _ = self.tree(words, parents)
+        return self.head(F.sigmoid(h) * h)
+
+
+class PlainWords(gluon.Block):  # type: ignore[misc, name-defined]
+    """The same, and its forward is Python."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.embed = gluon.nn.Embedding(8, COLUMNS)
+            self.tree = nn.ChildSumTreeLSTM(UNITS, COLUMNS, embedding=self.embed)
+            self.head = gluon.nn.Dense(2, in_units=UNITS, activation="tanh")
+
+    def forward(self, words: Any, parents: Any) -> Any:
+        return Words.hybrid_forward(self, mx.nd, words, parents)
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["imperative", "hybridized"])
+@pytest.mark.parametrize("kind", [Words, PlainWords])
+def test_optimized_nets_ask_for_words_in_use(kind: Any, hybrid: bool) -> None:
+    net = started(kind())
+    if hybrid:
+        net.hybridize(static_alloc=True)
+    words, parents = mx.nd.array([1, 5, 1, 1, 5], dtype="int32"), mx.nd.array([1, 2, -1, 4, -1])
+    given = (words, parents.astype("int32"))
+    wanted = [p.data() for p in net.collect_params().values()]
+    theirs = results(lambda: [net(*given)], wanted)
+    fast = graphopt.optimize(net)
+    assert_close(results(lambda: [fast(*given)], wanted), theirs, "float32")
+    told = fast.explain()
+    assert "is left as it is: it is one operator, and asks for words in use only" in told
+    assert (kind is Words) == ("asks for words in use only, which a graph cannot" in told)
+    # Rows that nobody looks up have no part in the layer's products: two words, not five nodes.
+    looked_up = []
+    net.embed.register_forward_hook(lambda _block, _args, out: looked_up.append(out.shape[0]))
+    fast(*given)
+    assert looked_up == [2]
+
+
+def test_a_layer_by_itself_can_be_optimized() -> None:
+    embedding = gluon.nn.Embedding(8, COLUMNS)
+    layer = started(nn.ChildSumTreeLSTM(UNITS, COLUMNS, embedding=embedding))
+    given = (mx.nd.array([1, 5, 1], dtype="int32"), mx.nd.array([1, 2, -1], dtype="int32"))
+    fast = graphopt.optimize(layer)
+    assert_close([fast(*given)[0].asnumpy()], [layer(*given)[0].asnumpy()], "float32")
+    assert "asks for words in use only" in fast.explain()
+    with pytest.raises(InputError, match="not of an integer dtype"):
+        fast(mx.nd.zeros(3), given[1])
+
+
 def test_a_net_with_trees_is_not_exported_as_plain_mxnet(tmp_path: Any) -> None:
     net = graphopt.optimize(started(Net()), mode="inference")
     net(noise(11, 3), mx.nd.array(forest([4, 7]), dtype="int32"))
