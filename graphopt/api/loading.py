@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from graphopt.ir.graph import Graph
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.pipeline.manager import Receipt, Result
+
+if TYPE_CHECKING:
+    from graphopt.memory.memory_plan import MemoryPlan
 
 Signature = tuple[Any, ...]
 
@@ -101,6 +104,18 @@ class Model:
         """
         return self._last()[1].graph
 
+    def memory_plan(self) -> MemoryPlan:
+        """The memory plan of what runs of the graph compiled last; nothing is run.
+
+        Of a training step with ``memory=`` or ``max_shapes=`` that is the step as planned last: in
+        its order, and with all that is computed again (phase ``recompute``). Print ``.report()``
+        for its peak, the tensors there, bytes by layer, and live bytes over time.
+
+        Raises:
+            InputError: nothing was compiled yet, or MXNet cannot bind it for training.
+        """
+        return self._last()[2].memory_plan()
+
     def explain(self) -> str:
         """What was done, on which engine it runs, and why not more was done."""
         from graphopt.nn.explain import explain_result
@@ -115,7 +130,7 @@ class Model:
         """Write an HTML report about the graph compiled last; returns the path."""
         from graphopt.api.reporting import write_report
 
-        original = self._last()[0]
+        original, _, lowered = self._last()
         mode = next(reversed(self._compiled))[0]
         return write_report(
             original,
@@ -124,6 +139,7 @@ class Model:
             mode=mode,
             frozen=self._config.settings(mode).frozen,
             title=original.name,
+            step=lowered.step_plan(),
         )
 
     def export(self, path: str | Path, epoch: int = 0, *, kernels: bool = False) -> None:

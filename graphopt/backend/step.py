@@ -14,7 +14,9 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from graphopt.backend.environment import environment
 from graphopt.backend.invoke import invoke
@@ -22,6 +24,11 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
 from graphopt.memory.listing import allocated
+from graphopt.memory.training import Type
+
+if TYPE_CHECKING:
+    from graphopt.ir.graph import Graph
+    from graphopt.memory.memory_plan import MemoryPlan
 
 OPERATOR = "graphopt_executor"
 #: What is tried as the range of sizes that share memory; MXNet's default first.
@@ -131,11 +138,13 @@ class StepPlan:
         symbol: with marks, in its order.
         match: see :func:`bind`.
         wanted: of each argument, whether there is a gradient.
+        types: of the arrays it was planned for, by name.
     """
 
     symbol: Any
     match: int
     wanted: tuple[bool, ...]
+    types: Mapping[str, Type]
 
     def serves(self, wanted: Sequence[bool]) -> bool:
         """Whether it has all gradients that are wanted."""
@@ -213,6 +222,21 @@ class StepEngine:
         with self._pools.lock:
             self._plan(arrays, self._wanted([arrays[at] for at in self._arguments]))
 
+    def memory_plan(self, graph: Graph, **options: Any) -> MemoryPlan:
+        """The memory plan of the step planned last; nothing is run.
+
+        Args:
+            graph: what the step was made of.
+            options: as of :func:`graphopt.memory.step.plan_step`.
+        """
+        from graphopt.memory.step import plan_step
+
+        last = self._plans[-1]
+        wanted = dict(zip(self._symbol.list_arguments(), last.wanted, strict=True))
+        return plan_step(
+            graph, last.symbol, last.types, wanted, match=last.match, ctx=self._ctx, **options
+        )
+
     def release(self) -> None:
         """Let go of the executors; their memory stays for other shapes."""
         with self._pools.lock:
@@ -262,7 +286,9 @@ class StepEngine:
         known = dict(zip(self.inputs, arrays, strict=True))
         with self._mx.autograd.pause():
             symbol, match = self._planner(known, gradients)
-        self._plans.append(StepPlan(symbol, match, tuple(name in gradients for name in names)))
+        types = {name: Type(a.shape, np.dtype(a.dtype).name) for name, a in known.items()}
+        is_wanted = tuple(name in gradients for name in names)
+        self._plans.append(StepPlan(symbol, match, is_wanted, types))
         return self._plans[-1]
 
     def _binding(
