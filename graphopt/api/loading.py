@@ -211,8 +211,10 @@ class Model:
         try:
             compiled = self._compile("training", largest, ctx)
             compiled[2].reserve(largest)
-        except Exception:
-            self._memory.forget(ctx)
+        except Exception as error:
+            self._memory.forget(largest, ctx)
+            if isinstance(error, InputError):
+                raise self._memory.explained(error, largest) from None
             raise
         self._compiled[_key("training", largest, ctx)] = compiled
 

@@ -113,9 +113,11 @@ class CompiledBlock:
             key = (*key[:3], _types(largest))
             try:
                 self._compile(key, args, largest).lowered.reserve(arrays)
-            except Exception:
+            except Exception as error:
                 self._entries.pop(key, None)
-                self._memory.forget(ctx)
+                self._memory.forget(arrays, ctx)
+                if isinstance(error, InputError):
+                    raise self._memory.explained(error, arrays) from None
                 raise
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:

@@ -650,6 +650,109 @@ def test_a_net_of_symbols_shares_memory_and_stays_refused() -> None:
             wrong(mx.nd.ones((3, 4)))
 
 
+def squashed() -> Any:
+    """A net that takes any dtype."""
+
+    class Squashed(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            for _ in range(4):
+                x = F.tanh(F.broadcast_mul(x, F.exp(x * 0.1)))
+            return x
+
+    net = Squashed()
+    net.initialize()
+    return net
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_each_dtype_has_the_memory_of_the_largest_shape(symbolic: bool) -> None:
+    net = squashed()
+    plain = net(mx.sym.var("data")) if symbolic else net
+    fast = graphopt.optimize(plain, max_shapes={"data": (40, 50)})
+    for dtype in ("float32", "float64", "float32", "float64"):
+        x = mx.nd.array(np.random.default_rng(0).normal(size=(7, 50)), dtype=dtype)
+        x.attach_grad()
+        found = []
+        for which in (net, fast):
+            with autograd.record():
+                loss = (which(x) ** 2).sum()
+            loss.backward()
+            found.append([loss.asnumpy(), x.grad.asnumpy().copy()])
+        check((found[0], found[1]))
+    memory = fast._memory if symbolic else fast.graphopt_state.compiled._memory
+    (pool,) = memory.pools(mx.cpu())._pools
+    # The first dtype without and with a gradient of the input; the other came with one.
+    assert sorted(len(gradients) for _, gradients in pool.prepared) == [0, 1, 1]
+    assert len(pool.bindings) == 3 + 2
+
+
+def test_gradients_of_inputs_have_the_memory_of_the_largest_shape() -> None:
+    net, x = small(), mx.nd.ones((4, 5))
+    net(x)
+    fast = graphopt.optimize(net, max_shapes={"data": (100, 5)})
+
+    def step(which: Any) -> list[np.ndarray]:
+        with autograd.record():
+            loss = (which(x) ** 2).sum()
+        loss.backward()
+        return [net[0].weight.grad().asnumpy().copy()]
+
+    check((step(net), step(fast)))
+    (pool,) = pools(fast)._pools
+    assert {names for _, names in pool.prepared} == {frozenset()}
+    x.attach_grad()
+    check(([*step(net), x.grad.asnumpy().copy()], [*step(fast), x.grad.asnumpy().copy()]))
+    assert {names for _, names in pool.prepared} == {frozenset(), frozenset(["data"])}
+    (largest,) = (e for e in fast.graphopt_state.compiled.entries if "100,5" in e.types)
+    assert len(largest.lowered._engine._plans) == 2
+    bound = len(pool.bindings)
+    check((step(net), step(fast)))
+    assert len(pool.bindings) == bound
+
+
+def test_a_largest_step_with_gradients_of_inputs_beyond_the_budget_is_refused() -> None:
+    net, x = small(), mx.nd.ones((4, 40))
+    net(x)
+    largest = {"data": (200_000, 40)}  # of 32 MB
+    budget = least(net, mx.nd.ones(largest["data"]))
+    fast = graphopt.optimize(net, memory=budget, max_shapes=largest)
+
+    def step() -> None:
+        with autograd.record():
+            loss = fast(x).sum()
+        loss.backward()
+
+    step()
+    x.attach_grad()
+    for _ in range(2):
+        with pytest.raises(BudgetError, match="cannot run in"):
+            step()
+    x = mx.nd.ones((4, 40))
+    step()
+    assert len(pools(fast)) == 1
+
+
+def test_inputs_that_max_shapes_leaves_out_are_named_where_they_do_not_fit() -> None:
+    class Masked(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any, mask: Any) -> Any:
+            return F.broadcast_mul(F.tanh(x), mask)
+
+    net = Masked()
+    net.initialize()
+    fast = graphopt.optimize(net, max_shapes={"data0": (8, 5)})
+    for _ in range(2):
+        with (
+            pytest.raises(InputError, match=r"'data1' \(\(3, 5\)\) varies, too"),
+            autograd.record(),
+        ):
+            fast(mx.nd.ones((3, 5)), mx.nd.ones((3, 5)))
+    # A missing parameter is told as without.
+    layer = nn.Dense(3)
+    fast = graphopt.optimize(layer, max_shapes={"data": (8, 5)})
+    with pytest.raises(InputError, match=r"not initialized: call [^;]*$"), autograd.record():
+        fast(mx.nd.ones((3, 5)))
+
+
 # What is asked for
 
 
