@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,11 +56,26 @@ class Model:
         self._name = name
         self._inputs: list[str] = symbol.list_inputs()
         _check_known(self.params, self._inputs)
-        self._memory = ContextPools(config.max_shapes)
-        self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
+        self._forget()
         for key in shapes or {}:
             _check_known({key: None}, self._inputs)
         self._data = list(shapes) if shapes else self._guess_data()
+
+    def _forget(self) -> None:
+        """Nothing is compiled."""
+        self._memory = ContextPools(self._config.max_shapes)
+        self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was given: copies compile anew."""
+        own = ("_memory", "_compiled", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Take over what was given."""
+        self.__dict__.update(state)
+        self._forget()
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -85,10 +101,9 @@ class Model:
         mode = self._config.graph_mode(differentiating=differentiating)
         ctx = next(iter(arrays.values())).ctx
         key = _key(mode, arrays, ctx)
-        if key not in self._compiled and mode == "training" and self._config.plans_memory:
-            self._prepare_memory(arrays, ctx)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(mode, arrays, ctx)
+            with self._lock:
+                self._add(key, arrays)
         found = self._compiled[key][2].run(arrays)
         return found[0] if len(found) == 1 else found
 
@@ -168,6 +183,14 @@ class Model:
         if self.params:
             return [n for n in self._inputs if n not in self.params and n not in aux]
         return [node.name for node in lift_symbol(self.symbol).role("data")]
+
+    def _add(self, key: Signature, arrays: Mapping[str, Any]) -> None:
+        """Compile for a signature, once the memory of the largest shapes is taken."""
+        mode, ctx, _ = key
+        if key not in self._compiled and mode == "training" and self._config.plans_memory:
+            self._prepare_memory(arrays, ctx)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(mode, arrays, ctx)
 
     def _compile(
         self, mode: Any, arrays: Mapping[str, Any], ctx: Any
