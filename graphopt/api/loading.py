@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from graphopt.ir.graph import Graph
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.pipeline.manager import Receipt, Result
+
+if TYPE_CHECKING:
+    from graphopt.memory.memory_plan import MemoryPlan
 
 Signature = tuple[Any, ...]
 
@@ -52,11 +56,26 @@ class Model:
         self._name = name
         self._inputs: list[str] = symbol.list_inputs()
         _check_known(self.params, self._inputs)
-        self._memory = ContextPools(config.max_shapes)
-        self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
+        self._forget()
         for key in shapes or {}:
             _check_known({key: None}, self._inputs)
         self._data = list(shapes) if shapes else self._guess_data()
+
+    def _forget(self) -> None:
+        """Nothing is compiled."""
+        self._memory = ContextPools(self._config.max_shapes)
+        self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was given: copies compile anew."""
+        own = ("_memory", "_compiled", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Take over what was given."""
+        self.__dict__.update(state)
+        self._forget()
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -82,10 +101,9 @@ class Model:
         mode = self._config.graph_mode(differentiating=differentiating)
         ctx = next(iter(arrays.values())).ctx
         key = _key(mode, arrays, ctx)
-        if key not in self._compiled and mode == "training" and self._config.plans_memory:
-            self._prepare_memory(arrays, ctx)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(mode, arrays, ctx)
+            with self._lock:
+                self._add(key, arrays)
         found = self._compiled[key][2].run(arrays)
         return found[0] if len(found) == 1 else found
 
@@ -101,6 +119,18 @@ class Model:
         """
         return self._last()[1].graph
 
+    def memory_plan(self) -> MemoryPlan:
+        """The memory plan of what runs of the graph compiled last; nothing is run.
+
+        Of a training step with ``memory=`` or ``max_shapes=`` that is the step as planned last: in
+        its order, and with all that is computed again (phase ``recompute``). Print ``.report()``
+        for its peak, the tensors there, bytes by layer, and live bytes over time.
+
+        Raises:
+            InputError: nothing was compiled yet, or MXNet cannot bind it for training.
+        """
+        return self._last()[2].memory_plan()
+
     def explain(self) -> str:
         """What was done, on which engine it runs, and why not more was done."""
         from graphopt.nn.explain import explain_result
@@ -115,7 +145,7 @@ class Model:
         """Write an HTML report about the graph compiled last; returns the path."""
         from graphopt.api.reporting import write_report
 
-        original = self._last()[0]
+        original, _, lowered = self._last()
         mode = next(reversed(self._compiled))[0]
         return write_report(
             original,
@@ -124,6 +154,7 @@ class Model:
             mode=mode,
             frozen=self._config.settings(mode).frozen,
             title=original.name,
+            step=lowered.step_plan(),
         )
 
     def export(self, path: str | Path, epoch: int = 0, *, kernels: bool = False) -> None:
@@ -152,6 +183,14 @@ class Model:
         if self.params:
             return [n for n in self._inputs if n not in self.params and n not in aux]
         return [node.name for node in lift_symbol(self.symbol).role("data")]
+
+    def _add(self, key: Signature, arrays: Mapping[str, Any]) -> None:
+        """Compile for a signature, once the memory of the largest shapes is taken."""
+        mode, ctx, _ = key
+        if key not in self._compiled and mode == "training" and self._config.plans_memory:
+            self._prepare_memory(arrays, ctx)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(mode, arrays, ctx)
 
     def _compile(
         self, mode: Any, arrays: Mapping[str, Any], ctx: Any
@@ -195,8 +234,10 @@ class Model:
         try:
             compiled = self._compile("training", largest, ctx)
             compiled[2].reserve(largest)
-        except Exception:
-            self._memory.forget(ctx)
+        except Exception as error:
+            self._memory.forget(largest, ctx)
+            if isinstance(error, InputError):
+                raise self._memory.explained(error, largest) from None
             raise
         self._compiled[_key("training", largest, ctx)] = compiled
 

@@ -50,10 +50,10 @@ def optimize(
 
     Returns:
         For a Block, an instance of the same class with the same parameters and the methods
-        ``receipts()``, ``remarks()``, ``graph()``, ``explain()``, ``report(path)``, ``export()``
-        and ``reset()``. For a class or function, the same that makes such Blocks. For a Symbol, a
-        callable :class:`graphopt.api.loading.Model`. Compilation happens at the first call with new
-        input types. What was given is left as it was.
+        ``receipts()``, ``remarks()``, ``graph()``, ``explain()``, ``report(path)``,
+        ``memory_plan()``, ``export()`` and ``reset()``. For a class or function, the same that
+        makes such Blocks. For a Symbol, a callable :class:`graphopt.api.loading.Model`. Compilation
+        happens at the first call with new input types. What was given is left as it was.
 
     Raises:
         InputError: ``net`` is none of those, or an option has no such value.

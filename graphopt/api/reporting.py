@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from graphopt.api.inspecting import Inspection, Row, Step
     from graphopt.ir.graph import Graph
+    from graphopt.memory.memory_plan import MemoryPlan
     from graphopt.pipeline.base import Mode, Pass
 
 _CONTEXT = 2
@@ -30,8 +31,11 @@ def write_report(
     mode: Mode,
     frozen: bool,
     title: str,
+    step: MemoryPlan | None = None,
 ) -> Path:
     """Run passes over a graph again and write what each of them did; returns the path.
+
+    ``step`` is the memory plan of the training step that runs, where that has one of its own.
 
     Raises:
         InputError: the file cannot be written.
@@ -40,13 +44,15 @@ def write_report(
     seen = inspect(graph, pipeline, mode=mode, frozen=frozen, run=False)
     target = Path(path)
     try:
-        target.write_text(render(page_data(title, mode, seen)), encoding="utf-8")
+        target.write_text(render(page_data(title, mode, seen, step)), encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from None
     return target
 
 
-def page_data(name: str, mode: str, seen: Inspection) -> dict[str, object]:
+def page_data(
+    name: str, mode: str, seen: Inspection, step: MemoryPlan | None = None
+) -> dict[str, object]:
     """What the page shows."""
     first, *rows = seen.rows
     original = seen.steps[0].before if seen.steps else seen.result.graph
@@ -57,13 +63,15 @@ def page_data(name: str, mode: str, seen: Inspection) -> dict[str, object]:
         "mode": mode,
         "pages": pages,
         "total": seen.total.as_dict(),
-        "memory": _memory(original, seen.result.graph, training=mode == "training"),
+        "memory": _memory(original, seen.result.graph, step, training=mode == "training"),
     }
 
 
-def _memory(before: Graph, after: Graph, *, training: bool) -> list[dict[str, object]]:
-    """Memory over time of the original graph and, if passes changed it, of theirs."""
-    from graphopt.memory.page import plan_data
+def _memory(
+    before: Graph, after: Graph, step: MemoryPlan | None, *, training: bool
+) -> list[dict[str, object]]:
+    """Memory over time of the original graph, of what passes made of it, and of what runs."""
+    from graphopt.memory.page import plan_data, shown
 
     named = [("original", before)]
     if not after.is_unchanged_from(before):
@@ -73,6 +81,8 @@ def _memory(before: Graph, after: Graph, *, training: bool) -> list[dict[str, ob
         data = plan_data(graph, training=training, frozen=not training)
         if data is not None:
             found.append({"title": title, **data})
+    if step is not None:
+        found.append({"title": "as it runs in planned memory", **shown(step)})
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, FUSED, PARAM, PRODUCT, Node
 from graphopt.kernels.library import prepare
 from graphopt.pipeline.instruments import compare
+
+if TYPE_CHECKING:
+    from graphopt.memory.memory_plan import MemoryPlan
 
 #: Engine names as receipts show them.
 CACHED_OP = "CachedOp"
@@ -179,10 +182,41 @@ class Lowered:
 
     def reserve(self, data: Mapping[str, Any]) -> None:
         """Take the memory of a step on such inputs, for steps on smaller ones to share."""
-        with self._lock:
-            self._engine = self._engine or self._choose(data)
+        self.plan(data)
         assert isinstance(self._engine, StepEngine)
         self._engine.reserve([data.get(n, self._fixed_value(n)) for n in self._engine.inputs])
+
+    def plan(self, data: Mapping[str, Any]) -> None:
+        """Choose the engine for such inputs now; a training step is planned and not run.
+
+        Raises:
+            BudgetError: no step takes as little as was asked for.
+        """
+        with self._lock:
+            self._engine = self._engine or self._choose(data)
+
+    def memory_plan(self, **options: Any) -> MemoryPlan:
+        """The memory plan of what runs; nothing is run.
+
+        Of a step in planned memory, with what is computed again; see
+        :meth:`graphopt.nn.optimized.Optimized.memory_plan`.
+        """
+        from graphopt.memory.memory_plan import plan
+
+        if isinstance(self._engine, StepEngine):
+            return self._engine.memory_plan(self._per_call, **options)
+        if not self.training:
+            return plan(self.graph, frozen=self._frozen, ctx=self.ctx, **options)
+        wanted = {
+            name: "write"
+            for name in self._symbol.list_arguments()
+            if name not in self.data and getattr(self._fixed_value(name), "grad", None) is not None
+        }
+        return plan(self._per_call, training=True, grad_req=wanted, ctx=self.ctx, **options)
+
+    def step_plan(self) -> MemoryPlan | None:
+        """The memory plan of a step in planned memory; None where that is not how it runs."""
+        return self.memory_plan() if isinstance(self._engine, StepEngine) else None
 
     def release(self) -> None:
         """Hand back what a training step keeps in shared memory; there are no calls to come."""

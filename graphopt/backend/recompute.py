@@ -22,7 +22,7 @@ from graphopt.backend.step import MATCHES, bind, watch_gradient
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT
+from graphopt.ir.node import CONSTANT, Node
 from graphopt.ir.ops import canonical
 from graphopt.memory.listing import allocated, repeated
 from graphopt.memory.recompute import Cost, Plan, Search, Work
@@ -36,9 +36,30 @@ _NOTHING: frozenset[str] = frozenset()
 #: Operators that update their states in backward only, and compute the same again, by device.
 #: On GPUs cuDNN updates those of BatchNorm in forward.
 _REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
-#: Where nobody reads the output, as of some repetitions, MXNet refuses to run the first, and the
-#: others do not compute the statistics either that their gradient reads.
-_UNREPEATABLE = frozenset({"hard_sigmoid", "LayerNorm", "GroupNorm"})
+#: Where nobody reads the output, as of some repetitions, MXNet refuses to run these.
+_REFUSED = frozenset(
+    {
+        "BilinearSampler",
+        "Convolution_v1",
+        "Embedding",
+        "GridGenerator",
+        "_image_to_tensor",
+        "_np_diag",
+        "_np_diagflat",
+        "_np_diagonal",
+        "_np_moveaxis",
+        "_npi_diag_indices_from",
+        "_npi_pad",
+        "diag",
+        "hard_sigmoid",
+        "pick",
+    }
+)
+#: Of these it does not compute the statistics then that their gradient reads.
+_UNREPEATABLE = _REFUSED | {"LayerNorm", "GroupNorm"}
+#: These it refuses where oneDNN does not run them, which has no other floats than these.
+_ONEDNN = frozenset({"Convolution", "Deconvolution", "Pooling"})
+_ONEDNN_DTYPES = frozenset({"float32", "bfloat16"})
 
 
 @dataclass(frozen=True)
@@ -299,19 +320,24 @@ def _work_of(graph: Graph, seconds: Mapping[str, float], device: str) -> list[Wo
         if node.is_input or node.op == CONSTANT:
             continue
         sources = sorted({place[v.node] for v in node.inputs if v.node in place})
-        op = canonical(node.op)
-        again = (is_pure(node, training=True) or op in repeatable) and op not in _UNREPEATABLE
+        again = is_pure(node, training=True) or canonical(node.op) in repeatable
         place[node.id] = len(found)
         found.append(
             Work(
                 node.name,
                 sum(kind.nbytes or 0 for kind in node.types),
                 seconds.get(node.name, 0.0),
-                again and node.id not in results,
+                again and _runs_unread(node) and node.id not in results,
                 tuple(sources),
             )
         )
     return found
+
+
+def _runs_unread(node: Node) -> bool:
+    """Whether an operator computes what its gradient reads, also if nobody reads its output."""
+    op = canonical(node.op)
+    return op not in _UNREPEATABLE and (op not in _ONEDNN or node.type.dtype in _ONEDNN_DTYPES)
 
 
 def _nbytes(array: Any) -> int:

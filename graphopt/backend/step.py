@@ -14,7 +14,9 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from graphopt.backend.environment import environment
 from graphopt.backend.invoke import invoke
@@ -22,6 +24,11 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
 from graphopt.memory.listing import allocated
+from graphopt.memory.training import Type
+
+if TYPE_CHECKING:
+    from graphopt.ir.graph import Graph
+    from graphopt.memory.memory_plan import MemoryPlan
 
 OPERATOR = "graphopt_executor"
 #: What is tried as the range of sizes that share memory; MXNet's default first.
@@ -29,15 +36,24 @@ MATCHES = (16, 2)
 #: How long memory is waited for that may be given back any moment.
 _PATIENCE, _A_MOMENT_S = 20, 1e-3
 
+#: Names of the inputs that get a gradient.
+Names = frozenset[str]
+#: Binds in a pool what needs the most memory, where these inputs get a gradient.
+Reservation = Callable[["Pool", Names], None]
+
 
 @dataclass
 class Pool:
-    """Memory that one call at a time may have, from its forward until its tape is gone."""
+    """Memory that one call at a time may have, from its forward until its tape is gone.
+
+    ``prepared`` are reservations that were made in it, and for gradients of which inputs.
+    """
 
     number: int
     last: Any = None  # the executor bound last, which knows all of the memory
     keeper: int = 0  # the number of that one, where nobody else needs it any more
     bindings: dict[Any, int] = field(default_factory=dict)
+    prepared: set[tuple[Reservation, Names]] = field(default_factory=set)
 
 
 class Pools:
@@ -48,8 +64,8 @@ class Pools:
         self._library = _library()
         self._pools: list[Pool] = []
         self._numbers: dict[str, list[int]] = {"pool": [], "binding": []}
-        #: Called with every new pool, to bind in it what will need the most memory.
-        self.prepare: Callable[[Pool], None] | None = None
+        self._reservations: list[Reservation] = []
+        self._gradients: Names = frozenset()
         self.lock = threading.RLock()
         weakref.finalize(self, _release, self._library, self._numbers)
 
@@ -57,8 +73,34 @@ class Pools:
         """How many there are: as many as calls were under way at a time."""
         return len(self._pools)
 
-    def free(self) -> Pool:
-        """One that no call has; the lock is held until the call has it."""
+    def free(self, gradients: Names = frozenset()) -> Pool:
+        """One that no call has, with the memory of the largest step that was reserved.
+
+        The lock is held until the call has it.
+
+        Args:
+            gradients: names of inputs that get a gradient in the call. Memory for these in the
+                largest step is reserved from then on, too.
+        """
+        pool = self._unused()
+        gradients |= self._gradients
+        for reservation in self._reservations:
+            if (reservation, gradients) not in pool.prepared:
+                reservation(pool, gradients)
+                pool.prepared.add((reservation, gradients))
+        self._gradients = gradients
+        return pool
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Have all calls to come run in memory that this takes."""
+        self._reservations.append(reservation)
+        try:
+            self.free()
+        except Exception:
+            self._reservations.remove(reservation)
+            raise
+
+    def _unused(self) -> Pool:
         pool = self._idle()
         if pool is None and self._pools:
             # Operators that are still to run hold tapes that nobody else has, and MXNet lets go of
@@ -81,8 +123,6 @@ class Pools:
         made = Pool(self._library.graphopt_pool_add())
         self._numbers["pool"].append(made.number)
         self._pools.append(made)
-        if self.prepare is not None:
-            self.prepare(made)
         return made
 
     def drop(self, owner: object) -> None:
@@ -131,11 +171,13 @@ class StepPlan:
         symbol: with marks, in its order.
         match: see :func:`bind`.
         wanted: of each argument, whether there is a gradient.
+        types: of the arrays it was planned for, by name.
     """
 
     symbol: Any
     match: int
     wanted: tuple[bool, ...]
+    types: Mapping[str, Type]
 
     def serves(self, wanted: Sequence[bool]) -> bool:
         """Whether it has all gradients that are wanted."""
@@ -185,7 +227,7 @@ class StepEngine:
         self.inputs: Sequence[str] = symbol.list_inputs()
         self.megabytes = 0
         self._symbol, self._ctx, self._pools, self._numpy = symbol, ctx, pools, numpy
-        arguments = symbol.list_arguments()
+        arguments = self._names = symbol.list_arguments()
         self._arguments = [self.inputs.index(name) for name in arguments]
         self._is_data = [name in data for name in arguments]
         self._states = {n: self.inputs.index(n) for n in symbol.list_auxiliary_states()}
@@ -200,7 +242,8 @@ class StepEngine:
         wanted = self._wanted(given)
         with self._pools.lock:
             self._follow(arrays)
-            number = self._binding(arrays, wanted, self._pools.free(), training=training)
+            pool = self._pools.free(self._inputs_of(wanted))
+            number = self._binding(arrays, wanted, pool, training=training)
             found = invoke(OPERATOR, given, {"binding": number})
         return [array.as_np_ndarray() for array in found] if self._numpy else found
 
@@ -213,25 +256,50 @@ class StepEngine:
         with self._pools.lock:
             self._plan(arrays, self._wanted([arrays[at] for at in self._arguments]))
 
+    def memory_plan(self, graph: Graph, **options: Any) -> MemoryPlan:
+        """The memory plan of the step planned last; nothing is run.
+
+        Args:
+            graph: what the step was made of.
+            options: as of :func:`graphopt.memory.step.plan_step`.
+        """
+        from graphopt.memory.step import plan_step
+
+        last = self._plans[-1]
+        wanted = dict(zip(self._names, last.wanted, strict=True))
+        return plan_step(
+            graph, last.symbol, last.types, wanted, match=last.match, ctx=self._ctx, **options
+        )
+
     def release(self) -> None:
         """Let go of the executors; their memory stays for other shapes."""
         with self._pools.lock:
             self._pools.drop(self)
 
     def reserve(self, arrays: Sequence[Any]) -> None:
-        """Take the memory of a training step on such arrays, now and in pools to come."""
-        wanted = tuple(
-            not is_data and arrays[at].grad is not None
-            for at, is_data in zip(self._arguments, self._is_data, strict=True)
-        )
+        """Take the memory of a training step on such arrays, now and in pools to come.
 
-        def prepare(pool: Pool) -> None:
+        Once a call wants gradients of inputs, also of the step that has those.
+        """
+        given = [arrays[at] for at in self._arguments]
+
+        def reservation(pool: Pool, gradients: Names) -> None:
             self._follow(arrays)
+            wanted = tuple(
+                name in gradients and _is_floating(a) if is_data else a.grad is not None
+                for name, a, is_data in zip(self._names, given, self._is_data, strict=True)
+            )
             self._binding(arrays, wanted, pool, training=True)
 
         with self._pools.lock:
-            self._pools.prepare = prepare
-            prepare(self._pools.free())
+            self._pools.reserve(reservation)
+
+    def _inputs_of(self, wanted: Sequence[bool]) -> Names:
+        return frozenset(
+            name
+            for name, is_data, is_wanted in zip(self._names, self._is_data, wanted, strict=True)
+            if is_data and is_wanted
+        )
 
     def _follow(self, arrays: Sequence[Any]) -> None:
         """Drop what was bound to other parameters."""
@@ -252,7 +320,7 @@ class StepEngine:
         for plan in reversed(self._plans):
             if plan.serves(wanted):
                 return plan
-        names = self._symbol.list_arguments()
+        names = self._names
         given = [arrays[at] for at in self._arguments]
         gradients = {
             name: self._mx.nd.empty(a.shape, self._ctx, a.dtype) if is_data else a.grad
@@ -262,7 +330,9 @@ class StepEngine:
         known = dict(zip(self.inputs, arrays, strict=True))
         with self._mx.autograd.pause():
             symbol, match = self._planner(known, gradients)
-        self._plans.append(StepPlan(symbol, match, tuple(name in gradients for name in names)))
+        types = {name: Type(a.shape, np.dtype(a.dtype).name) for name, a in known.items()}
+        is_wanted = tuple(name in gradients for name in names)
+        self._plans.append(StepPlan(symbol, match, is_wanted, types))
         return self._plans[-1]
 
     def _binding(
@@ -285,7 +355,7 @@ class StepEngine:
     def _bind(
         self, symbol: Any, arrays: Sequence[Any], wanted: Sequence[bool], pool: Pool, match: int
     ) -> Bound:
-        names = self._symbol.list_arguments()
+        names = self._names
         given = [arrays[at] for at in self._arguments]
         own = [
             self._like(array) if is_data else array
@@ -354,6 +424,11 @@ def bind(
             aux_states=dict(states),
             shared_exec=shared,
         )
+
+
+def _is_floating(array: Any) -> bool:
+    """Whether there can be a gradient of it."""
+    return bool(np.issubdtype(np.dtype(array.dtype), np.floating))
 
 
 def watch_gradient(op: str) -> None:

@@ -12,7 +12,15 @@ from graphopt.cli.console import Table, paint, say, say_json
 from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.memory import show as show_memory
 from graphopt.cli.progress import progress
-from graphopt.cli.verb import as_mode, build_pipeline, mode_option, pipeline_option, verb
+from graphopt.cli.verb import (
+    as_mode,
+    build_pipeline,
+    mode_option,
+    pipeline_option,
+    usage,
+    verb,
+)
+from graphopt.errors import InputError
 
 if TYPE_CHECKING:
     from graphopt.api.inspecting import Inspection, Row
@@ -54,6 +62,12 @@ SPARE = ("engine", ">original ms", ">parameters", ">pass ms", ">MB", ">nodes")
     is_flag=True,
     help="Show where tensors can lie and what makes the peak instead; passes run only with -p.",
 )
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    help="With --memory --mode training: what a step may take, such as 900MB; what does not fit is"
+    " computed again.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -68,6 +82,7 @@ def command(
     run: bool,
     seconds: float,
     memory: bool,
+    budget: str | None,
     as_json: bool,
 ) -> int:
     """Show what each pass does to a model: size, bytes, time, error.
@@ -81,10 +96,20 @@ def command(
     from graphopt.api.inspecting import inspect
 
     passes = build_pipeline(pipeline)
+    if budget is not None and (not memory or mode != "training"):
+        usage("--budget is of a training step's plan: give --memory and --mode training, too")
+    allowed = None if budget is None else _size(budget)
     found = models.load(model, shapes, dtypes)
     if memory:
         is_given = ctx.get_parameter_source("pipeline") is ParameterSource.COMMANDLINE
-        return show_memory(found.graph, passes if is_given else (), mode, as_json=as_json)
+        return show_memory(
+            found.graph,
+            passes if is_given else (),
+            mode,
+            as_json=as_json,
+            budget=allowed,
+            values=None if allowed is None else models.feeds(found, params, seed),
+        )
     values = models.feeds(found, params, seed) if run else None
     with progress(2 * len(passes), f"inspecting {found.graph.name}") as step:
         seen = inspect(
@@ -104,6 +129,15 @@ def command(
     if failed and run:
         models.doubt_random(params)
     return int(failed)
+
+
+def _size(text: str) -> int:
+    from graphopt.memory.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except InputError as error:
+        usage(f"--budget: {error}")
 
 
 def _document(name: str, mode: str, seen: Inspection) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from graphopt.backend.stored import with_stored
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, PARAM
+from graphopt.ir.node import CONSTANT, PARAM, TREE
 from graphopt.memory.buffers import Buffers, Integers
 from graphopt.memory.liveness import Liveness, liveness
 from graphopt.memory.order import Order, best_order, reordered
@@ -20,6 +21,9 @@ from graphopt.memory.training import GradReq, TrainingGraph, training_graph
 
 #: What CPUs and MXNet align storage to.
 ALIGNMENT = 64
+
+#: What the name of a repetition has beyond that of the operator it repeats.
+_FIRST = re.compile("_(mirror|again)$")
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,21 @@ class MemoryPlan:
             found[resident.layer] = found.get(resident.layer, 0) + resident.nbytes
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Operators that are computed again in backward, in the order in which they are."""
+        steps = self.schedule.operations
+        return tuple(_FIRST.sub("", step.name) for step in steps if step.phase == "recompute")
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Operators that compute in more than is counted here: its size follows from values."""
+        return tuple(
+            step.name
+            for step in self.schedule.operations
+            if step.op == TREE and step.phase == "forward"
+        )
+
     def place_of(self, tensor: int) -> tuple[int, int] | None:
         """Offset and bytes of a tensor of the schedule; None for one that lies outside."""
         buffer = self.liveness.buffer_of[tensor]
@@ -160,6 +179,8 @@ class MemoryPlan:
             "peak_operator": operations[at].name if operations else "",
             "reported": self.reported_bytes,
             "given": self.schedule.given,
+            "repeated": list(self.repeated),
+            "uncounted": list(self.uncounted),
             "rows": [asdict(row) for row in self.rows],
             "residents": [asdict(resident) for resident in self.residents[:top]],
             "layers": dict(list(self.layers.items())[:top]),

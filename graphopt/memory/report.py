@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from graphopt.errors import InputError
@@ -42,6 +43,12 @@ def report(plan: MemoryPlan, top: int = 10) -> str:
     given = ", ".join(f"{kind} {amount(n)}" for kind, n in plan.schedule.given.items())
     if given:
         lines.append(f"not counted  {given}")
+    if plan.uncounted:
+        lines.append(f"             what {_few(plan.uncounted)} compute in, sized by their levels")
+    if plan.repeated:
+        lines.append(
+            f"again        {len(plan.repeated)} operators are computed again: {_few(plan.repeated)}"
+        )
     if operations:
         at = plan.peak_step
         lines.append(
@@ -56,6 +63,11 @@ def report(plan: MemoryPlan, top: int = 10) -> str:
     lines += ["", "live bytes by step", plan.timeline()]
     lines += ["", *_layers(plan, top), "", *_residents(plan, top)]
     return "\n".join(lines)
+
+
+def _few(names: Sequence[str], count: int = 3) -> str:
+    rest = len(names) - count
+    return ", ".join(names[:count]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _times(plan: MemoryPlan) -> str:

@@ -62,7 +62,8 @@ class CompiledBlock:
     @property
     def entries(self) -> list[Entry]:
         """What was compiled, the latest used last."""
-        return list(self._entries.values())
+        with self._lock:
+            return list(self._entries.values())
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """Run on NDArrays (nested lists and Nones allowed), compiling first where needed.
@@ -96,7 +97,9 @@ class CompiledBlock:
                 self._prepare_memory(key, args, given)
             entry = self._compile(key, args, given)
         else:
-            self._entries.move_to_end(key)
+            with self._lock:
+                if key in self._entries:  # another thread may just have let go of it
+                    self._entries.move_to_end(key)
         self._refresh(entry, ctx)
         found = entry.lowered.run(dict(zip(entry.traced.names, given, strict=True)))
         return self._regroup(found, entry.traced.results)
@@ -113,9 +116,11 @@ class CompiledBlock:
             key = (*key[:3], _types(largest))
             try:
                 self._compile(key, args, largest).lowered.reserve(arrays)
-            except Exception:
+            except Exception as error:
                 self._entries.pop(key, None)
-                self._memory.forget(ctx)
+                self._memory.forget(arrays, ctx)
+                if isinstance(error, InputError):
+                    raise self._memory.explained(error, arrays) from None
                 raise
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:

@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from graphopt.backend.step import Pools
+from graphopt.errors import BudgetError, InputError
 from graphopt.nn.config import check_shapes, largest_arrays
+
+#: Of each input, by name.
+Dtypes = tuple[tuple[str, str], ...]
 
 
 class ContextPools:
     """Which memory the training steps of one net share.
 
-    MXNet shares memory on one device only, so that each context has pools of its own.
+    MXNet shares memory on one device only, so that each context has pools of its own. The largest
+    step of each combination of dtypes is reserved: none takes what it takes by that of another.
     """
 
     def __init__(self, limits: Mapping[str, tuple[int, ...]] | None) -> None:
         """Nothing is taken yet; ``limits`` are ``max_shapes``."""
         self._limits = dict(limits or {})
         self._pools: dict[Any, Pools] = {}
+        self._reserved: dict[Any, set[Dtypes]] = {}
 
     def pools(self, ctx: Any) -> Pools | None:
         """What steps on a context run in; None before :meth:`admit`."""
@@ -32,18 +40,35 @@ class ContextPools:
             ctx: where it is to run.
 
         Returns:
-            The inputs to reserve memory for before anything runs on that context; None where that
-            was done, or where there are no largest shapes.
+            The inputs to reserve memory for before anything runs on that context with such dtypes;
+            None where that was done, or where there are no largest shapes.
 
         Raises:
             InputError: an input is larger than ``max_shapes`` allows, or a name there is unknown.
         """
         check_shapes(self._limits, {name: array.shape for name, array in arrays.items()})
-        if ctx in self._pools:
+        if ctx not in self._pools:
+            self._pools[ctx] = Pools()
+        if not self._limits or _dtypes(arrays) in self._reserved.get(ctx, ()):
             return None
-        self._pools[ctx] = Pools()
-        return largest_arrays(self._limits, arrays) if self._limits else None
+        self._reserved.setdefault(ctx, set()).add(_dtypes(arrays))
+        return largest_arrays(self._limits, arrays)
 
-    def forget(self, ctx: Any) -> None:
+    def forget(self, arrays: Mapping[str, Any], ctx: Any) -> None:
         """Undo :meth:`admit`: the next step is to be refused as well, not to run unreserved."""
-        del self._pools[ctx]
+        self._reserved[ctx].remove(_dtypes(arrays))
+
+    def explained(self, error: InputError, arrays: Mapping[str, Any]) -> InputError:
+        """The error, with the inputs that have no largest shape, as these may be its reason."""
+        others = {n: tuple(a.shape) for n, a in arrays.items() if n not in self._limits}
+        if isinstance(error, BudgetError) or not others:
+            return error
+        listed = ", ".join(f"{name!r} ({shape})" for name, shape in others.items())
+        return InputError(
+            f"no step can be made of max_shapes: {error}; inputs that it leaves out have the shape"
+            f" of this call there: if that of {listed} varies, too, give the largest"
+        )
+
+
+def _dtypes(arrays: Mapping[str, Any]) -> Dtypes:
+    return tuple((name, np.dtype(array.dtype).name) for name, array in arrays.items())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
@@ -21,6 +21,9 @@ from graphopt.nn.config import Config
 from graphopt.nn.partition import looks_up_words, partition
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
+
+if TYPE_CHECKING:
+    from graphopt.memory.memory_plan import MemoryPlan
 
 #: Attributes of ``__dict__`` that would send a view's state to the user's object.
 _STATE = "_graphopt_state"
@@ -84,10 +87,19 @@ class Optimized:
         Raises:
             InputError: nothing was compiled yet.
         """
-        for entry in reversed(self._graphopt_entries()):
-            if mode in (None, entry.mode):
-                return entry.result.graph
-        raise InputError(f"{describe(self)} has no compiled graph yet: call it once first")
+        return self._graphopt_last(mode).result.graph
+
+    def memory_plan(self, mode: str | None = None) -> MemoryPlan:
+        """The memory plan of what runs of the graph compiled last (of that mode); nothing is run.
+
+        Of a training step with ``memory=`` or ``max_shapes=`` that is the step as planned last: in
+        its order, and with all that is computed again (phase ``recompute``). Print ``.report()``
+        for its peak, the tensors there, bytes by layer, and live bytes over time.
+
+        Raises:
+            InputError: nothing was compiled yet, or MXNet cannot bind it for training.
+        """
+        return self._graphopt_last(mode).lowered.memory_plan()
 
     def explain(self) -> str:
         """What was done to this Block, on which engine it runs, and why not more was done."""
@@ -103,10 +115,7 @@ class Optimized:
         """
         from graphopt.api.reporting import write_report
 
-        entries = self._graphopt_entries()
-        if not entries:
-            raise InputError(f"{describe(self)} has no compiled graph yet: call it once first")
-        entry = entries[-1]
+        entry = self._graphopt_last()
         settings = self._graphopt_config.settings(entry.mode)
         return write_report(
             entry.original,
@@ -115,6 +124,7 @@ class Optimized:
             mode=entry.mode,
             frozen=settings.frozen,
             title=f"{entry.original.name}, {_title(entry)}",
+            step=entry.lowered.step_plan(),
         )
 
     def reset(self) -> None:
@@ -187,6 +197,13 @@ class Optimized:
         if type(own) is not base or own.__dict__ is not self.__dict__:
             own = _original(self)
         return view, (own, self._graphopt_config)
+
+    def _graphopt_last(self, mode: str | None = None) -> Entry:
+        """What was compiled last (of that mode)."""
+        for entry in reversed(self._graphopt_entries()):
+            if mode in (None, entry.mode):
+                return entry
+        raise InputError(f"{describe(self)} has no compiled graph yet: call it once first")
 
     def _graphopt_entries(self) -> list[Entry]:
         """Own entries, then those of children where the Block was taken apart."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -107,3 +109,12 @@ def test_an_optimized_symbol_trains() -> None:
     np.testing.assert_array_equal(weight.grad.asnumpy(), [[1, 2, 3], [1, 2, 3]])
     weight[:] = 2
     np.testing.assert_array_equal(model(x).asnumpy(), [[12.0, 12.0]])
+
+
+def test_copies_of_a_model_compile_anew():
+    x = mx.nd.array([[0.5, -1.0]])
+    model = graphopt.optimize(mx.sym.tanh(mx.sym.var("data")))
+    want = model(x).asnumpy()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.explain().startswith("nothing compiled yet")
+        np.testing.assert_array_equal(twin(x).asnumpy(), want)

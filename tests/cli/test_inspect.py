@@ -171,3 +171,45 @@ def test_memory_needs_shapes(graphopt, net_json):
     ran = graphopt("inspect", net_json, "--memory")
     assert (ran.code, ran.out) == (2, "")
     assert "the shape of input 'data' must be given" in ran.err
+
+
+@pytest.fixture
+def deep(tmp_path):
+    """Rows are scaled and squashed: what is learned is small, and what backward needs 6 MB."""
+    values = [f"  %m{n} = broadcast_mul(%t{n}, %scale) : f32[64,4096]" for n in range(6)]
+    lines = ["graph deep(%t0: f32[64,4096], param %scale: f32[1,4096]) {"]
+    for n, line in enumerate(values):
+        lines += [line, f"  %t{n + 1} = tanh(%m{n}) : f32[64,4096]"]
+    path = tmp_path / "deep.gir"
+    path.write_text("\n".join([*lines, "  return %t6\n}"]))
+    return path
+
+
+def test_memory_within_a_budget_computes_again(graphopt, deep):
+    training = ("inspect", deep, "--memory", "--mode", "training")
+    plain = json.loads(graphopt(*training, "--json").out)
+    ran = graphopt(*training, "--budget", "8MB", "--json")
+    found = json.loads(ran.out)
+    assert "operators are computed again" in ran.err
+    assert plain["repeated"] == []
+    assert set(found["phases"]) == {"forward", "backward", "recompute"}
+    assert found["phases"].count("recompute") == len(found["repeated"]) > 0
+    assert found["peak"] < plain["peak"]
+    assert graphopt(*training, "--budget", "1GB").out == graphopt(*training).out
+
+
+def test_a_budget_that_cannot_be(graphopt, net):
+    training = ("inspect", net, "--memory", "--mode", "training", "--budget")
+    ran = graphopt(*training, "much")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--budget: 'much' is no size" in ran.err
+    ran = graphopt(*training, "10")
+    assert (ran.code, ran.out) == (1, "")
+    assert "cannot run in 10 bytes: the least is" in ran.err
+
+
+@pytest.mark.parametrize("options", [(), ("--memory",), ("--mode", "training")])
+def test_a_budget_is_of_a_training_step(graphopt, net, options):
+    ran = graphopt("inspect", net, "--budget", "1GB", *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert "give --memory and --mode training, too" in ran.err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -527,6 +529,58 @@ def test_what_gradients_of_outputs_alone_are_summed_in_is_planned() -> None:
     assert "extents" not in plain.graphopt_state.compiled.entries[0].lowered.symbol.tojson()
 
 
+# Threads
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(
+    "options", [{"memory": "1GB"}, {"max_shapes": {"data": (8, 5)}}], ids=["memory", "max_shapes"]
+)
+def test_threads_have_their_own_results(
+    options: Any, symbolic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps under way at once, of tapes that are dropped, and of inference in between."""
+    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 3)  # some are let go of
+    net = small()
+    batches = {n: mx.nd.array(np.random.default_rng(n).normal(size=(n, 5))) for n in range(2, 7)}
+    want: dict[int, list[np.ndarray]] = {}
+    for n, batch in batches.items():
+        x = batch.copy()
+        x.attach_grad()
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        want[n] = [net(x).asnumpy(), x.grad.asnumpy().copy()]
+    fast = graphopt.optimize(net(mx.sym.var("data")) if symbolic else net, **options)
+    if symbolic:
+        fast._data = ["data"]
+        fast.params.update({name: p.data() for name, p in net.collect_params().items()})
+    begin = threading.Barrier(4)
+
+    def steps(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        begin.wait()
+        for _ in range(25):
+            one, other = (int(n) for n in rng.choice(list(batches), 2, replace=False))
+            x, y = batches[one].copy(), batches[other].copy()
+            if rng.integers(2):
+                np.testing.assert_allclose(fast(x).asnumpy(), want[one][0], rtol=1e-4, atol=1e-5)
+            x.attach_grad()
+            y.attach_grad()
+            with autograd.record():
+                fast(y)  # whose tape is dropped
+                loss = (fast(x) ** 2).sum() + (fast(y) ** 2).sum()
+            loss.backward()
+            for n, array in ((one, x), (other, y)):
+                np.testing.assert_allclose(array.grad.asnumpy(), want[n][1], rtol=1e-3, atol=1e-4)
+
+    with ThreadPoolExecutor(4) as executor:
+        for done in [executor.submit(steps, seed) for seed in range(4)]:
+            done.result()
+    memory = fast._memory if symbolic else fast.graphopt_state.compiled._memory
+    assert 2 <= len(memory.pools(mx.cpu())) <= 4 * 3  # at most three tapes a thread
+
+
 # Shapes
 
 
@@ -648,6 +702,109 @@ def test_a_net_of_symbols_shares_memory_and_stays_refused() -> None:
     for _ in range(2):
         with pytest.raises(InputError), autograd.record():
             wrong(mx.nd.ones((3, 4)))
+
+
+def squashed() -> Any:
+    """A net that takes any dtype."""
+
+    class Squashed(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            for _ in range(4):
+                x = F.tanh(F.broadcast_mul(x, F.exp(x * 0.1)))
+            return x
+
+    net = Squashed()
+    net.initialize()
+    return net
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_each_dtype_has_the_memory_of_the_largest_shape(symbolic: bool) -> None:
+    net = squashed()
+    plain = net(mx.sym.var("data")) if symbolic else net
+    fast = graphopt.optimize(plain, max_shapes={"data": (40, 50)})
+    for dtype in ("float32", "float64", "float32", "float64"):
+        x = mx.nd.array(np.random.default_rng(0).normal(size=(7, 50)), dtype=dtype)
+        x.attach_grad()
+        found = []
+        for which in (net, fast):
+            with autograd.record():
+                loss = (which(x) ** 2).sum()
+            loss.backward()
+            found.append([loss.asnumpy(), x.grad.asnumpy().copy()])
+        check((found[0], found[1]))
+    memory = fast._memory if symbolic else fast.graphopt_state.compiled._memory
+    (pool,) = memory.pools(mx.cpu())._pools
+    # The first dtype without and with a gradient of the input; the other came with one.
+    assert sorted(len(gradients) for _, gradients in pool.prepared) == [0, 1, 1]
+    assert len(pool.bindings) == 3 + 2
+
+
+def test_gradients_of_inputs_have_the_memory_of_the_largest_shape() -> None:
+    net, x = small(), mx.nd.ones((4, 5))
+    net(x)
+    fast = graphopt.optimize(net, max_shapes={"data": (100, 5)})
+
+    def step(which: Any) -> list[np.ndarray]:
+        with autograd.record():
+            loss = (which(x) ** 2).sum()
+        loss.backward()
+        return [net[0].weight.grad().asnumpy().copy()]
+
+    check((step(net), step(fast)))
+    (pool,) = pools(fast)._pools
+    assert {names for _, names in pool.prepared} == {frozenset()}
+    x.attach_grad()
+    check(([*step(net), x.grad.asnumpy().copy()], [*step(fast), x.grad.asnumpy().copy()]))
+    assert {names for _, names in pool.prepared} == {frozenset(), frozenset(["data"])}
+    (largest,) = (e for e in fast.graphopt_state.compiled.entries if "100,5" in e.types)
+    assert len(largest.lowered._engine._plans) == 2
+    bound = len(pool.bindings)
+    check((step(net), step(fast)))
+    assert len(pool.bindings) == bound
+
+
+def test_a_largest_step_with_gradients_of_inputs_beyond_the_budget_is_refused() -> None:
+    net, x = small(), mx.nd.ones((4, 40))
+    net(x)
+    largest = {"data": (200_000, 40)}  # of 32 MB
+    budget = least(net, mx.nd.ones(largest["data"]))
+    fast = graphopt.optimize(net, memory=budget, max_shapes=largest)
+
+    def step() -> None:
+        with autograd.record():
+            loss = fast(x).sum()
+        loss.backward()
+
+    step()
+    x.attach_grad()
+    for _ in range(2):
+        with pytest.raises(BudgetError, match="cannot run in"):
+            step()
+    x = mx.nd.ones((4, 40))
+    step()
+    assert len(pools(fast)) == 1
+
+
+def test_inputs_that_max_shapes_leaves_out_are_named_where_they_do_not_fit() -> None:
+    class Masked(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any, mask: Any) -> Any:
+            return F.broadcast_mul(F.tanh(x), mask)
+
+    net = Masked()
+    net.initialize()
+    fast = graphopt.optimize(net, max_shapes={"data0": (8, 5)})
+    for _ in range(2):
+        with (
+            pytest.raises(InputError, match=r"'data1' \(\(3, 5\)\) varies, too"),
+            autograd.record(),
+        ):
+            fast(mx.nd.ones((3, 5)), mx.nd.ones((3, 5)))
+    # A missing parameter is told as without.
+    layer = nn.Dense(3)
+    fast = graphopt.optimize(layer, max_shapes={"data": (8, 5)})
+    with pytest.raises(InputError, match=r"not initialized: call [^;]*$"), autograd.record():
+        fast(mx.nd.ones((3, 5)))
 
 
 # What is asked for
