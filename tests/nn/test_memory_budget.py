@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import re
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -530,55 +528,6 @@ def test_what_gradients_of_outputs_alone_are_summed_in_is_planned() -> None:
 
 
 # Threads
-
-
-@pytest.mark.parametrize("symbolic", [False, True])
-@pytest.mark.parametrize(
-    "options", [{"memory": "1GB"}, {"max_shapes": {"data": (8, 5)}}], ids=["memory", "max_shapes"]
-)
-def test_threads_have_their_own_results(
-    options: Any, symbolic: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of steps under way at once, of tapes that are dropped, and of inference in between."""
-    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 3)  # some are let go of
-    net = small()
-    batches = {n: mx.nd.array(np.random.default_rng(n).normal(size=(n, 5))) for n in range(2, 7)}
-    want: dict[int, list[np.ndarray]] = {}
-    for n, batch in batches.items():
-        x = batch.copy()
-        x.attach_grad()
-        with autograd.record():
-            loss = (net(x) ** 2).sum()
-        loss.backward()
-        want[n] = [net(x).asnumpy(), x.grad.asnumpy().copy()]
-    fast = graphopt.optimize(net(mx.sym.var("data")) if symbolic else net, **options)
-    if symbolic:
-        fast._data = ["data"]
-        fast.params.update({name: p.data() for name, p in net.collect_params().items()})
-    begin = threading.Barrier(4)
-
-    def steps(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        begin.wait()
-        for _ in range(25):
-            one, other = (int(n) for n in rng.choice(list(batches), 2, replace=False))
-            x, y = batches[one].copy(), batches[other].copy()
-            if rng.integers(2):
-                np.testing.assert_allclose(fast(x).asnumpy(), want[one][0], rtol=1e-4, atol=1e-5)
-            x.attach_grad()
-            y.attach_grad()
-            with autograd.record():
-                fast(y)  # whose tape is dropped
-                loss = (fast(x) ** 2).sum() + (fast(y) ** 2).sum()
-            loss.backward()
-            for n, array in ((one, x), (other, y)):
-                np.testing.assert_allclose(array.grad.asnumpy(), want[n][1], rtol=1e-3, atol=1e-4)
-
-    with ThreadPoolExecutor(4) as executor:
-        for done in [executor.submit(steps, seed) for seed in range(4)]:
-            done.result()
-    memory = fast._memory if symbolic else fast.graphopt_state.compiled._memory
-    assert 2 <= len(memory.pools(mx.cpu())) <= 4 * 3  # at most three tapes a thread
 
 
 # Shapes
