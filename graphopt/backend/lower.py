@@ -18,10 +18,11 @@ from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
+from graphopt.backend.pools import Pools
 from graphopt.backend.products import Packed, has_products, with_packed_products
 from graphopt.backend.race import race
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
-from graphopt.backend.step import Pools, StepEngine
+from graphopt.backend.step import StepEngine
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.backend.tuning import Tuned

@@ -6,23 +6,18 @@ for the whole graph (``kernels/bridge/executor_operator.h``).
 
 from __future__ import annotations
 
-import ctypes
 import operator
-import threading
-import time
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphopt.backend.environment import environment
 from graphopt.backend.invoke import invoke
+from graphopt.backend.pools import Bound, Names, Pool, Pools, executors
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
-from graphopt.kernels import bridge
 from graphopt.memory.listing import allocated
 from graphopt.memory.training import Type
 
@@ -33,134 +28,6 @@ if TYPE_CHECKING:
 OPERATOR = "graphopt_executor"
 #: What is tried as the range of sizes that share memory; MXNet's default first.
 MATCHES = (16, 2)
-#: How long memory is waited for that may be given back any moment.
-_PATIENCE, _A_MOMENT_S = 20, 1e-3
-
-#: Names of the inputs that get a gradient.
-Names = frozenset[str]
-#: Binds in a pool what needs the most memory, where these inputs get a gradient.
-Reservation = Callable[["Pool", Names], None]
-
-
-@dataclass
-class Pool:
-    """Memory that one call at a time may have, from its forward until its tape is gone.
-
-    ``prepared`` are reservations that were made in it, and for gradients of which inputs.
-    """
-
-    number: int
-    last: Any = None  # the executor bound last, which knows all of the memory
-    keeper: int = 0  # the number of that one, where nobody else needs it any more
-    bindings: dict[Any, int] = field(default_factory=dict)
-    prepared: set[tuple[Reservation, Names]] = field(default_factory=set)
-
-
-class Pools:
-    """The memory of executors of one net, of whatever shapes; one pool for each call under way."""
-
-    def __init__(self) -> None:
-        """No memory is taken before something is bound."""
-        self._library = _library()
-        self._pools: list[Pool] = []
-        self._numbers: dict[str, list[int]] = {"pool": [], "binding": []}
-        self._reservations: list[Reservation] = []
-        self._gradients: Names = frozenset()
-        self.lock = threading.RLock()
-        weakref.finalize(self, _release, self._library, self._numbers)
-
-    def __len__(self) -> int:
-        """How many there are: as many as calls were under way at a time."""
-        return len(self._pools)
-
-    def free(self, gradients: Names = frozenset()) -> Pool:
-        """One that no call has, with the memory of the largest step that was reserved.
-
-        The lock is held until the call has it.
-
-        Args:
-            gradients: names of inputs that get a gradient in the call. Memory for these in the
-                largest step is reserved from then on, too.
-        """
-        pool = self._unused()
-        gradients |= self._gradients
-        for reservation in self._reservations:
-            if (reservation, gradients) not in pool.prepared:
-                reservation(pool, gradients)
-                pool.prepared.add((reservation, gradients))
-        self._gradients = gradients
-        return pool
-
-    def reserve(self, reservation: Reservation) -> None:
-        """Have all calls to come run in memory that this takes."""
-        self._reservations.append(reservation)
-        try:
-            self.free()
-        except Exception:
-            self._reservations.remove(reservation)
-            raise
-
-    def _unused(self) -> Pool:
-        pool = self._idle()
-        if pool is None and self._pools:
-            # Operators that are still to run hold tapes that nobody else has, and MXNet lets go of
-            # them shortly after they were waited for.
-            import_mxnet().nd.waitall()
-            for _ in range(_PATIENCE):
-                pool = self._idle()
-                if pool is not None:
-                    break
-                time.sleep(_A_MOMENT_S)
-        return pool or self._new()
-
-    def _idle(self) -> Pool | None:
-        for pool in self._pools:
-            if not self._library.graphopt_pool_is_taken(pool.number):
-                return pool
-        return None
-
-    def _new(self) -> Pool:
-        made = Pool(self._library.graphopt_pool_add())
-        self._numbers["pool"].append(made.number)
-        self._pools.append(made)
-        return made
-
-    def drop(self, owner: object) -> None:
-        """Forget the executors of one engine; the memory stays for others."""
-        for pool in self._pools:
-            for key in [key for key in pool.bindings if key[0] is owner]:
-                number = pool.bindings.pop(key)
-                if number == pool.last.number:
-                    pool.keeper = number
-                else:
-                    self._remove(number)
-
-    def add(self, pool: Pool, key: Any, bound: Bound) -> int:
-        """Hand an executor over to the bridge, under ``key``."""
-        number = _hand_over(self._library, pool.number, bound)
-        self._numbers["binding"].append(number)
-        pool.bindings[key] = number
-        pool.last = SimpleNamespace(handle=bound.handle, number=number)
-        if pool.keeper:
-            self._remove(pool.keeper)
-            pool.keeper = 0
-        return number
-
-    def _remove(self, number: int) -> None:
-        self._numbers["binding"].remove(number)
-        self._library.graphopt_binding_remove(number)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """An executor and the arrays it reads and writes, in the order of its arguments."""
-
-    handle: Any
-    arguments: Sequence[Any]
-    gradients: Sequence[Any]
-    is_users: Sequence[bool]
-    outputs: Sequence[Any]
-    megabytes: int
 
 
 @dataclass(frozen=True)
@@ -233,7 +100,7 @@ class StepEngine:
         self._states = {n: self.inputs.index(n) for n in symbol.list_auxiliary_states()}
         self._learned: list[Any] = []
         self._mx = import_mxnet()
-        self._wants_gradient = _library().graphopt_wants_gradient
+        self._wants_gradient = executors().graphopt_wants_gradient
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
@@ -433,65 +300,6 @@ def _is_floating(array: Any) -> bool:
 
 def watch_gradient(op: str) -> None:
     """Let MXNet drop repetitions of this operator that nobody reads (kernels/bridge/kept.h)."""
-    library = _library()
+    library = executors()
     if library.graphopt_watch_gradient(op.encode()):
         raise GraphoptError(f"the gradient of {op}: {library.graphopt_error().decode()}")
-
-
-def _hand_over(library: Any, pool: int, bound: Bound) -> int:
-    """Give an executor to the bridge.
-
-    Returns:
-        Its number there.
-    """
-
-    def handles(arrays: Sequence[Any]) -> Any:
-        values = [None if array is None else array.handle for array in arrays]
-        return (ctypes.c_void_p * len(values))(*values)
-
-    return int(
-        library.graphopt_binding_add(
-            pool,
-            bound.handle,
-            len(bound.arguments),
-            handles(bound.arguments),
-            handles(bound.gradients),
-            (ctypes.c_int * len(bound.is_users))(*bound.is_users),
-            len(bound.outputs),
-            handles(bound.outputs),
-        )
-    )
-
-
-def _release(library: Any, numbers: Mapping[str, Sequence[int]]) -> None:
-    for number in numbers["binding"]:
-        library.graphopt_binding_remove(number)
-    for number in numbers["pool"]:
-        library.graphopt_pool_remove(number)
-
-
-def _library() -> Any:
-    """The bridge, with the types of what is called here."""
-    library = bridge.load(import_mxnet())
-    pointers = ctypes.POINTER(ctypes.c_void_p)
-    number = ctypes.c_int64
-    library.graphopt_pool_add.restype = number
-    library.graphopt_binding_add.restype = number
-    library.graphopt_binding_add.argtypes = [
-        number,
-        ctypes.c_void_p,
-        ctypes.c_int,
-        pointers,
-        pointers,
-        ctypes.POINTER(ctypes.c_int),
-        ctypes.c_int,
-        pointers,
-    ]
-    for function in (
-        library.graphopt_pool_remove,
-        library.graphopt_pool_is_taken,
-        library.graphopt_binding_remove,
-    ):
-        function.argtypes = [number]
-    library.graphopt_wants_gradient.argtypes = [ctypes.c_void_p]
-    return library

@@ -71,7 +71,7 @@ def show(
 def _within(graph: Graph, budget: int, values: Mapping[str, Any]) -> tuple[MemoryPlan, str]:
     """The plan of a training step that keeps within a budget, and what was done for that."""
     from graphopt.backend.lower import lower
-    from graphopt.backend.step import Pools
+    from graphopt.backend.pools import Pools
     from graphopt.compat import import_mxnet
     from graphopt.memory.memory_plan import learned
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphopt.backend.step import Pools
+from graphopt.backend.pools import Pools
 from graphopt.errors import BudgetError, InputError
 from graphopt.nn.config import check_shapes, largest_arrays
 

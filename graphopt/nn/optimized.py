@@ -37,7 +37,7 @@ class State:
         self.config = config
         self.compiled = CompiledBlock(view, config)
         self.fallback: Any = None
-        self.reason = ""
+        self.reason: str | None = None  # why it is taken child by child; None: not asked yet
         self.notes: list[str] = []
 
 
@@ -256,15 +256,18 @@ def _original(block: Any) -> Any:
 
 
 def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
-    reason = "" if state.fallback is not None else _why_not_whole(block, state.config)
-    if state.fallback is None and not reason:
+    if state.reason is None:
+        state.reason = _why_not_whole(block, state.config)
+    if not state.reason:
         try:
             return state.compiled(args)
         except UnsupportedError as error:
             if state.config.strict:
                 raise
             reason = str(error)
-    if state.fallback is None and state.config.plans_memory:
+    else:
+        reason = state.reason
+    if state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
     if state.fallback is None:
         optimize = functools.partial(view, config=state.config)

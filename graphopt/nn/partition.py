@@ -92,9 +92,8 @@ def _child(
         notes.append(f"{label} is left as it is: cells are stepped or unrolled by their owner")
         return child
     if isinstance(child, message_passing()):
-        notes.append(
-            f"{label} is left as it is: it is one operator, and asks for words in use only"
-        )
+        words = ", and asks for words in use only" if child.looks_up_words else ""
+        notes.append(f"{label} is left as it is: it is one operator{words}")
         return child
     if isinstance(child, mx.gluon.HybridBlock):
         notes.append(f"{label} is compiled")

@@ -69,7 +69,7 @@ void RunOnGpu(Plan* plan, const std::vector<const TBlob*>& inputs,
   };
   for (size_t i = 0; i < inputs.size(); ++i) add(plan->inputs[i], *inputs[i]);
   for (size_t i = 0; i < outputs.size(); ++i) add(plan->outputs[i], *outputs[i]);
-  for (int64_t& extent : axes) extent = std::max<int64_t>(extent, 1);  // nobody runs along it
+  std::replace(axes.begin(), axes.end(), int64_t{-1}, int64_t{1});  // nobody runs along these
   std::vector<int> wanted;
   for (OpReqType request : requests)
     wanted.push_back(request == mxnet::kWriteInplace ? mxnet::kWriteTo : request);

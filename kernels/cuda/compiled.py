@@ -9,10 +9,10 @@ Sums and products may be fused, as in kernels for CPUs; ``precise`` specs are no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numba import config, cuda, types
@@ -195,7 +195,18 @@ class PartsKernel:
         return defined(scope, emit_finish())[self.name]
 
 
-Kernel = FusedKernel | PartsKernel
+class Kernel(Hashable, Protocol):
+    """What numba can compile; hashable, equal ones are compiled once. All parameters are int64."""
+
+    @property
+    def registers(self) -> int | None:
+        """The most that a thread may take, if blocks can be large."""
+
+    def parameters(self) -> int:
+        """How many numbers it takes."""
+
+    def function(self) -> Any:
+        """The Python function."""
 
 
 @cache

@@ -10,21 +10,21 @@ They are what message passing over trees does between kernels, and each is the o
 
 Every sum has one thread, which adds in the order of rows: no atomics, results repeat bit by bit.
 That suits many short segments; one of most rows is slow. Threads of a warp lie along columns, so
-that they read and write adjacent elements, 16 bytes each where rows are a multiple of it. As
-:mod:`graphopt.kernels.cuda`, with
-``NUMBA_ENABLE_CUDASIM=1`` numba interprets the kernels on numpy arrays.
+that they read and write adjacent elements, 16 bytes each where rows are a multiple of it. As in
+:mod:`graphopt.kernels.cuda`, with ``NUMBA_ENABLE_CUDASIM=1`` numba interprets the kernels on numpy
+arrays.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda
 
-from graphopt.errors import GraphoptError, InputError
-from graphopt.kernels.cuda.compiled import SIMULATED, SOURCE, defined, scope_of
+from graphopt.errors import InputError
+from graphopt.kernels.cuda.compiled import SIMULATED, SOURCE, compiled, defined, scope_of
 from graphopt.kernels.cuda.device import ACCESS
 from graphopt.kernels.cuda.run import is_aligned, place_of
 from graphopt.kernels.spec import Operand
@@ -164,26 +164,35 @@ def segment_sum(
     return out
 
 
-def compile_ptx(
-    name: str, dtype: str, compute_capability: tuple[int, int] = (8, 0), *, width: int = 1
-) -> str:
-    """The PTX of a kernel, without a GPU.
+@dataclass(frozen=True)
+class RowsKernel:
+    """A kernel of rows by index, as those of :mod:`graphopt.kernels.cuda.compiled`.
 
-    Args:
+    Attributes:
         name: ``gather_rows``, ``segment_sum``, or ``ordered_segment_sum``, with an order.
         dtype: float32 or float64.
-        compute_capability: what to compile for.
         width: elements read and written at once.
-
-    Raises:
-        GraphoptError: the kernel cannot be compiled.
     """
-    function = _function(name, dtype, width)
-    try:
-        text, _ = cuda.compile_ptx(function, _arguments(name), cc=compute_capability)
-    except Exception as error:  # numba, NVVM and the search for it have no common base
-        raise GraphoptError(f"numba does not compile {name} of {dtype}: {error}") from error
-    return str(text)
+
+    name: str
+    dtype: str
+    width: int
+
+    @property
+    def registers(self) -> int | None:
+        """The most that a thread may take: any."""
+        return None
+
+    def parameters(self) -> int:
+        """How many numbers it takes: addresses, rows, and chunks of a row."""
+        return 6 if self.name == "ordered_segment_sum" else 5
+
+    def function(self) -> Any:
+        """The Python function, for numba to compile."""
+        scope = defined(scope_of(self.dtype, [self.dtype], self.width), SOURCE)
+        gathers = self.name == "gather_rows"
+        source = _gather(self.width) if gathers else _sum(self.width, self.name != "segment_sum")
+        return defined(scope, source)["kernel"]
 
 
 def _dtype(source: Any) -> str:
@@ -211,25 +220,8 @@ def _launch(name: str, dtype: str, places: list[Any], shape: tuple[int, int], st
         width = 1
     chunks = rows * (columns // width)
     blocks = min(-(-chunks // _THREADS), _BLOCKS)
-    kernel = _compiled(name, dtype, width)
+    kernel = compiled(RowsKernel(name, dtype, width))
     kernel[blocks, _THREADS, stream](*places, rows, columns // width)
-
-
-@cache
-def _compiled(name: str, dtype: str, width: int) -> Any:
-    function = _function(name, dtype, width)
-    return cuda.jit(function) if SIMULATED else cuda.jit(_arguments(name))(function)
-
-
-def _arguments(name: str) -> Any:
-    return types.void(*[types.int64] * (6 if name == "ordered_segment_sum" else 5))
-
-
-def _function(name: str, dtype: str, width: int) -> Any:
-    """The Python function of a kernel, for numba to compile."""
-    scope = defined(scope_of(dtype, [dtype], width), SOURCE)
-    source = _gather(width) if name == "gather_rows" else _sum(width, name != "segment_sum")
-    return defined(scope, source)["kernel"]
 
 
 # Each thread has chunks of ``width`` columns, ``columns`` counts them. Adjacent threads have

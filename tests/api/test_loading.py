@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +121,26 @@ def test_copies_of_a_model_compile_anew():
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert twin.explain().startswith("nothing compiled yet")
         np.testing.assert_array_equal(twin(x).asnumpy(), want)
+
+
+def test_threads_compile_a_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = graphopt.optimize(mx.sym.tanh(mx.sym.var("data")))
+    compiled = []
+    compile_ = type(model)._compile
+
+    def slowly(self, *args):
+        compiled.append(args)
+        time.sleep(0.1)  # let the others come, too
+        return compile_(self, *args)
+
+    monkeypatch.setattr(type(model), "_compile", slowly)
+    begin, x = threading.Barrier(4), np.array([[0.5, -1.0]], "float32")
+
+    def call(_: int) -> np.ndarray:
+        begin.wait()
+        return model(mx.nd.array(x)).asnumpy()
+
+    with ThreadPoolExecutor(4) as executor:
+        for found in executor.map(call, range(4)):
+            np.testing.assert_allclose(found, np.tanh(x), rtol=1e-6)
+    assert len(compiled) == 1

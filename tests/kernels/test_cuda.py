@@ -93,10 +93,11 @@ def test_the_tree_is_what_the_layer_computes() -> None:
     assert specs == [TREE] == [str(parse_tree(TREE))]
 
 
-def test_in_the_simulator() -> None:
+@pytest.mark.parametrize("name", ["cuda_cases.py", "cuda_row_cases.py"])
+def test_in_the_simulator(name: str) -> None:
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
-        pytest.skip("this process simulates CUDA already: run tests/kernels/cuda_cases.py")
-    cases = Path(__file__).with_name("cuda_cases.py")
+        pytest.skip(f"this process simulates CUDA already: run tests/kernels/{name}")
+    cases = Path(__file__).with_name(name)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
     done = subprocess.run(
         command,
@@ -166,13 +167,14 @@ def test_ptx_of_trees(capability: tuple[int, int], compile_ptx: Any) -> None:
 @pytest.mark.parametrize("name", ["gather_rows", "segment_sum", "ordered_segment_sum"])
 @pytest.mark.usefixtures("compile_ptx")
 def test_ptx_of_rows(name: str, dtype: str, capability: tuple[int, int]) -> None:
-    from graphopt.kernels.cuda import rows as cuda_rows
+    from graphopt.kernels.cuda.compiled import ptx as ptx_of
+    from graphopt.kernels.cuda.rows import RowsKernel
 
     width = 128 // int(dtype.removeprefix("float"))
-    wide = cuda_rows.compile_ptx(name, dtype, capability, width=width)
+    wide = ptx_of(RowsKernel(name, dtype, width), capability)
     assert re.search(rf"ld\.global(\.nc)?\.v{width}\.", wide)
     assert f"st.global.v{width}." in wide
-    ptx = cuda_rows.compile_ptx(name, dtype, capability)
+    ptx = ptx_of(RowsKernel(name, dtype, 1), capability)
     short = "f" + dtype.removeprefix("float")
     assert f".target sm_{capability[0]}{capability[1]}" in ptx
     assert re.search(rf"ld\.global(\.nc)?\.{short}", ptx)

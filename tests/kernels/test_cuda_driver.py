@@ -151,6 +151,14 @@ def test_gradients_are_added_to_and_left_alone(driver: Driver) -> None:
     assert str(arrays[2].ctypes.data) in main[8:]
 
 
+@pytest.mark.parametrize("shape", [(0, 64), (5, 0)], ids=str)
+def test_nothing_is_launched_for_arrays_without_elements(
+    driver: Driver, shape: tuple[int, int]
+) -> None:
+    driver.run(CHAIN, arrays_of(shape, shape[1:], shape), [WRITE])
+    assert driver.launches() == []
+
+
 def test_registers_of_large_blocks_are_bounded(driver: Driver) -> None:
     text = "f32[a|b] (f32[a,b]) { %1 = softmax %0; return %1:f32[a,b] }"
     driver.run(text, arrays_of((2, 4096), (2, 4096)), [WRITE])

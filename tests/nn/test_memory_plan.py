@@ -14,24 +14,11 @@ import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.memory import check_packing
+from tests.nn.budgets import Tuned, deep, image
 
 mx = import_mxnet()
 nn = mx.gluon.nn
 autograd = mx.autograd
-
-
-def convolutions(layers: int = 6) -> Any:
-    net = nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        for _ in range(layers):
-            net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
-        net.add(nn.GlobalAvgPool2D(), nn.Dense(5))
-    net.initialize()
-    return net
-
-
-def image(batch: int = 32) -> Any:
-    return mx.nd.array(np.random.default_rng(0).normal(size=(batch, 3, 32, 32)))
 
 
 def step(net: Any, x: Any) -> None:
@@ -47,10 +34,10 @@ def taken(net: Any) -> int:
 
 
 def test_a_step_within_a_budget_shows_what_is_computed_again() -> None:
-    net = convolutions()
-    net(image())
+    net = deep()
+    net(image(32))
     fast = graphopt.optimize(net, memory="20MB")
-    step(fast, image())
+    step(fast, image(32))
     plan = fast.memory_plan()
     again = re.search(r"(\d+) of \d+ operators are computed again", fast.explain())
     assert again is not None
@@ -69,7 +56,7 @@ def test_a_step_within_a_budget_shows_what_is_computed_again() -> None:
 
 
 def test_more_gradients_make_another_plan() -> None:
-    net, x = convolutions(2), image()
+    net, x = deep(2), image(32)
     net(x)
     fast = graphopt.optimize(net, memory="1GB")
     step(fast, x)
@@ -126,21 +113,6 @@ def test_the_plan_is_of_the_step_that_runs(make: Any, share: float) -> None:
 
 
 def test_an_order_of_its_own_is_part_of_the_plan() -> None:
-    class Tuned(mx.gluon.HybridBlock):
-        """Only the last layer learns, so what is before it needs no memory in backward."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            with self.name_scope():
-                self.last = nn.Dense(8, in_units=6144)
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            large = [F.tile(x * (n + 1), reps=(1, 8)) for n in range(6)]
-            sums = [F.sum(F.exp(value), axis=1, keepdims=True) for value in large]
-            parts = [F.slice_axis(value, axis=1, begin=0, end=1024) for value in large]
-            whole = F.concat(*map(F.broadcast_mul, parts, sums), dim=1)
-            return self.last(F.tanh(whole * 1e-6))
-
     net, x = Tuned(), mx.nd.ones((64, 1024))
     net.initialize()
     fast = graphopt.optimize(net, memory="6MB")
@@ -152,7 +124,7 @@ def test_an_order_of_its_own_is_part_of_the_plan() -> None:
 
 
 def test_other_runs_have_plans_too() -> None:
-    net, x = convolutions(2), image(4)
+    net, x = deep(2), image(4)
     fast = graphopt.optimize(net)
     with pytest.raises(InputError, match="call it once first"):
         fast.memory_plan()
@@ -186,10 +158,10 @@ def test_a_net_of_symbols_has_plans() -> None:
 
 
 def test_the_report_draws_the_step_that_runs(tmp_path: Path) -> None:
-    net = convolutions()
-    net(image())
+    net = deep()
+    net(image(32))
     fast = graphopt.optimize(net, memory="20MB")
-    step(fast, image())
+    step(fast, image(32))
     text = fast.report(tmp_path / "r.html").read_text()
     found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
     assert found is not None

@@ -378,8 +378,8 @@ def test_a_net_with_trees_can_be_compiled(how: str) -> None:
 class Words(gluon.HybridBlock):  # type: ignore[misc, name-defined]
     """Embedded words, trees over them, and a head."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         with self.name_scope():
             self.embed = gluon.nn.Embedding(8, COLUMNS)
             self.tree = nn.ChildSumTreeLSTM(UNITS, COLUMNS, embedding=self.embed)
@@ -393,12 +393,10 @@ class Words(gluon.HybridBlock):  # type: ignore[misc, name-defined]
 class PlainWords(gluon.Block):  # type: ignore[misc, name-defined]
     """The same, and its forward is Python."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        with self.name_scope():
-            self.embed = gluon.nn.Embedding(8, COLUMNS)
-            self.tree = nn.ChildSumTreeLSTM(UNITS, COLUMNS, embedding=self.embed)
-            self.head = gluon.nn.Dense(2, in_units=UNITS, activation="tanh")
+    def __init__(self) -> None:
+        super().__init__()
+        parts = Words()
+        self.embed, self.tree, self.head = parts.embed, parts.tree, parts.head
 
     def forward(self, words: Any, parents: Any) -> Any:
         return Words.hybrid_forward(self, mx.nd, words, parents)

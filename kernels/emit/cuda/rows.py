@@ -1,227 +1,21 @@
-"""Spec -> Python source of a CUDA kernel, for numba.
-
-There are two forms. Where no element depends on another, the *flat* one walks the iteration space
-in strides of the whole grid::
-
-    kernel(p0, ..., e0, ...)
-
-Else *teams*, each a warp or a block, walk rows, that is runs along the last axis::
-
-    kernel(p0, ..., e0, ..., slots, per, segments, reach)
-
-Team ``t`` has rows ``slot * per`` to ``(slot + 1) * per`` for ``slot = t // segments``, and of each
-of them the segment ``t % segments`` of ``reach`` elements. Reductions need whole rows: one segment.
-
-``p0, ...`` are the operands, inputs first, and ``e0, ...`` the extents. An output that is summed
-over has parts, one for each slot and segment that adds to it (:func:`parts`): the kernel writes, or
-adds to zeroed, parts, and a second kernel adds them up. No atomics: results repeat bit by bit.
-
-Elements come in chunks of ``width`` along the last axis, read and written at once. With ``chunks``
-a thread keeps that many of a row in registers, at the same columns of every row, so that it
-computes each value once and holds sums over rows; without, it walks the row once per reduction.
-
-The source calls functions named after instructions; :mod:`graphopt.kernels.cuda` defines them.
-"""
+"""CUDA kernels whose teams walk rows, with reductions along them and sums over them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
+from graphopt.kernels.emit.cuda.emitter import Emitter, Form, in_registers, parts
 from graphopt.kernels.emit.schedule import Loop, schedule
-from graphopt.kernels.spec import Arg, KernelSpec
+from graphopt.kernels.spec import KernelSpec
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 #: Values that the warps of a block tell each other before they take the same shared memory again.
 EXCHANGES = 16
 _START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
 
 
-def is_flat(spec: KernelSpec) -> bool:
-    """Whether no element of a collapsed spec depends on another."""
-    return not spec.inner and not any(spec.summed(result) for result in spec.outputs)
+class Rows(Emitter):
+    """Walks rows, each a team's."""
 
-
-def parts(spec: KernelSpec, place: int) -> tuple[bool, bool]:
-    """Whether output ``place``, summed over, has a part for each slot, and for each segment."""
-    result = spec.outputs[place]
-    row_axis = spec.rank - 1
-    return bool(spec.summed(result) - {row_axis}), row_axis not in result.operand.covers
-
-
-def in_registers(spec: KernelSpec, place: int, chunks: int) -> bool:
-    """Whether a team writes its part of a summed output once, or adds to it in every row."""
-    result = spec.outputs[place]
-    row_axis = spec.rank - 1
-    return result.operand.covers <= {row_axis} and (
-        row_axis not in result.operand.covers or chunks > 0
-    )
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a kernel walks its rows. Of a flat kernel only the width matters.
-
-    Attributes:
-        width: elements read and written at once; it divides the last extent.
-        chunks: how many times ``width`` elements of a row each thread keeps; 0 for rows of any
-            length.
-        block: whether teams are blocks, or else warps.
-        full: whether all threads of all teams have all of their chunks.
-    """
-
-    width: int = 1
-    chunks: int = 0
-    block: bool = False
-    full: bool = False
-
-
-def emit_cuda(spec: KernelSpec, form: Form) -> str:
-    """Source of the function ``kernel`` and of the functions over warps that it calls.
-
-    Args:
-        spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
-        form: how it walks.
-    """
-    if is_flat(spec):
-        return _Flat(spec, form.width).source()
-    return _Rows(spec, form).source()
-
-
-class _Emitter:
-    """What both forms share: values in ``width`` copies, operands, expressions."""
-
-    def __init__(self, spec: KernelSpec, width: int) -> None:
-        self.spec, self.width = spec, width
-        self.first = len(spec.inputs)
-        self.row_axis = spec.rank - 1
-        self.operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
-        self.along = [self.row_axis in axes for axes in spec.varies]
-        self.literals: dict[str, str] = {}
-        self.lines: list[str] = []
-
-    def _line(self, indent: int, text: str) -> None:
-        self.lines.append("    " * indent + text)
-
-    def _assembled(self, extra: Iterable[str], write: Callable[[], None]) -> str:
-        names = [f"p{n}" for n in range(len(self.operands))]
-        names += [f"e{axis}" for axis in range(self.spec.rank)]
-        write()
-        literals = [f"    {name} = number({text})" for text, name in self.literals.items()]
-        return "\n".join(
-            [f"def kernel({', '.join([*names, *extra])}):", *literals, *self.lines, ""]
-        )
-
-    def _arg(self, arg: Arg, suffix: str = "") -> str:
-        if isinstance(arg, int):
-            return f"v{arg}{suffix}" if self.along[arg] else f"v{arg}"
-        # By their text: 0.0 and -0.0 are equal.
-        return self.literals.setdefault(repr(float(arg)), f"c{len(self.literals)}")
-
-    def _expression(self, op: str, args: list[str]) -> str:
-        if op in _INFIX and (op == "div" or not self.spec.precise):
-            return f"{args[0]} {_INFIX[op]} {args[1]}"
-        if op == "square":
-            return self._expression("mul", [args[0], args[0]])
-        # A reduction gets here only if its operand is the same all along the row.
-        alike = {
-            "extent": "length",
-            "reduce_sum": f"{args[0]} * length" if args else "",
-            "reduce_max": args[0] if args else "",
-            "reduce_min": args[0] if args else "",
-            "reduce_prod": f"pow_({args[0]}, length)" if args else "",
-            "neg": f"-{args[0]}" if args else "",
-            "stop": args[0] if args else "",
-            "literal": args[0] if args else "",
-            "scale_gradient": args[0] if args else "",
-        }
-        return alike.get(op) or f"{op}_({', '.join(args)})"
-
-    def _compute(self, indent: int, number: int, suffixes: Iterable[str]) -> None:
-        """An instruction, once for each element."""
-        step = self.spec.body[number - self.first]
-        for suffix in suffixes if self.along[number] else [""]:
-            args = [self._arg(arg, suffix) for arg in step.args]
-            self._line(indent, f"v{number}{suffix} = {self._expression(step.op, args)}")
-
-    def _load(self, indent: int, number: int, at: str, names: list[str]) -> None:
-        """Read one element, or as many as there are names."""
-        if len(names) == 1:
-            self._line(indent, f"{names[0]} = load{number}(p{number}, {at})")
-        else:
-            self._line(indent, f"{', '.join(names)} = loads{number}(p{number}, {at})")
-
-    def _store(self, indent: int, place: int, at: str, values: list[str]) -> None:
-        number = self.first + place
-        name = "store" if len(values) == 1 else "stores"
-        self._line(indent, f"{name}{number}(p{number}, {at}, {', '.join(values)})")
-
-    def _split(self, indent: int, index: str, axes: int) -> None:
-        """``x0, x1, ...``: the coordinates along the first axes of an index into all of them."""
-        rest = index
-        for axis in range(axes - 1, 0, -1):
-            self._line(indent, f"q{axis} = quotient({rest}, e{axis})")
-            self._line(indent, f"x{axis} = {rest} - q{axis} * e{axis}")
-            rest = f"q{axis}"
-        if axes:
-            self._line(indent, f"x0 = {rest}")
-
-    def _offset(self, number: int, axes: int) -> str:
-        """Where an operand is at coordinates ``x`` along the first axes, 0 along the others."""
-        text = "0"
-        for axis in sorted(self.operands[number].covers):
-            if axis < axes:
-                text = f"x{axis}" if text == "0" else f"({text} * e{axis} + x{axis})"
-            elif text != "0":
-                text = f"({text} * e{axis})"
-        return text
-
-    def _needs(self, targets: Iterable[int], *, elements: bool) -> list[int]:
-        """What has to be known for ``targets``, operands first; ``elements`` of a row, or all."""
-        found: set[int] = set()
-        pending = list(targets)
-        while pending:
-            number = pending.pop()
-            if number in found or (elements and not self.along[number]):
-                continue
-            found.add(number)
-            if number >= self.first:
-                args = self.spec.body[number - self.first].args
-                pending += [a for a in args if isinstance(a, int)]
-        return sorted(found)
-
-
-class _Flat(_Emitter):
-    def source(self) -> str:
-        return self._assembled([], self._loop)
-
-    def _loop(self) -> None:
-        rank, width = self.spec.rank, self.width
-        self._line(1, "total = " + (" * ".join(f"e{axis}" for axis in range(rank)) or "1"))
-        self._line(1, f"i = thread_number() * {width}")
-        self._line(1, f"stride = thread_count() * {width}")
-        self._line(1, "while i < total:")
-        self._split(2, "i", rank)
-        suffixes = [f"_{k}" for k in range(width)]
-        needed = self._needs((r.value for r in self.spec.outputs), elements=False)
-        for number in needed:
-            if number >= self.first:
-                self._compute(2, number, suffixes)
-                continue
-            names = [f"v{number}{s}" for s in suffixes] if self.along[number] else [f"v{number}"]
-            whole = self.operands[number].covers == frozenset(range(rank))
-            at = "i" if whole and rank else self._offset(number, rank)
-            self._load(2, number, at, names)
-        for place, result in enumerate(self.spec.outputs):
-            # Nothing is summed over: every output covers the whole space.
-            self._store(2, place, "i" if rank else "0", self._elements(result.value, suffixes))
-        self._line(2, "i += stride")
-
-    def _elements(self, value: int, suffixes: list[str]) -> list[str]:
-        return [self._arg(value, suffix) for suffix in suffixes]
-
-
-class _Rows(_Emitter):
     def __init__(self, spec: KernelSpec, form: Form) -> None:
         super().__init__(spec, form.width)
         self.chunks, self.block, self.full = form.chunks, form.block, form.full
@@ -230,6 +24,7 @@ class _Rows(_Emitter):
         self.exchanges: list[list[int]] = []  # places of values that warps told each other at once
 
     def source(self) -> str:
+        """The kernel's, and of the functions over warps that it calls."""
         used = {step.op for step in self.spec.body if step.op in _START} | {"reduce_sum"}
         kernel = self._assembled(["slots", "per", "segments", "reach"], self._teams)
         return "\n\n".join([*(_warp_function(op) for op in sorted(used)), kernel])
@@ -515,36 +310,3 @@ def _warp_function(op: str) -> str:
     """
     shuffles = [f"    v = {op}(v, shuffle(v, {mask}))" for mask in (16, 8, 4, 2, 1)]
     return "\n".join([f"def warp_{op}(v):", *shuffles, "    return v", ""])
-
-
-def emit_finish() -> str:
-    """Source of ``finish``, which adds up parts, and ``fill``, which zeroes them."""
-    return _FINISH
-
-
-_FINISH = """\
-def finish(parts, out, count, size):
-    kept = shared_by_threads()
-    column = cuda.threadIdx.x
-    y = cuda.threadIdx.y
-    i = wide(cuda.blockIdx.x) * 32 + column
-    total = number(0.0)
-    if i < size:
-        k = wide(y)
-        while k < count:
-            total = total + load0(parts, k * size + i)
-            k += cuda.blockDim.y
-    kept[y * 32 + column] = total
-    cuda.syncthreads()
-    if y == 0 and i < size:
-        for k in range(1, cuda.blockDim.y):
-            total = total + kept[k * 32 + column]
-        store1(out, i, total)
-
-
-def fill(parts, size):
-    i = thread_number()
-    while i < size:
-        store0(parts, i, number(0.0))
-        i += thread_count()
-"""
