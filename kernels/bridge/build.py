@@ -28,6 +28,7 @@ SOURCES = (
     "tree.cc",
     "winograd.cc",
     "levels.cc",
+    "equal.cc",
     "schedule.cc",
     "blocked.cc",
     "product.cc",

@@ -264,6 +264,12 @@ int64_t graphopt_kept_bytes(const char* spec, int lengths, int bidirectional, in
 /* How many directions of recurrences have packed matrices by now. */
 int64_t graphopt_count_packs() { return graphopt::CountPacks(); }
 
+/* Nodes that trees had in all calls by now, and of how many something was computed. */
+void graphopt_tree_counts(int64_t* counts) {
+  counts[0] = graphopt::tree_nodes;
+  counts[1] = graphopt::tree_places;
+}
+
 /* Memory that one call at a time may have; see executor_operator.h. */
 int64_t graphopt_pool_add() { return graphopt::pools.Add(std::make_shared<graphopt::Pool>()); }
 

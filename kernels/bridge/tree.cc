@@ -28,6 +28,8 @@ class TreeWalk {
   void Run(int64_t number, T* partial) {
     first_ = levels_.chunks[number];
     count_ = levels_.chunks[number + 1] - first_;
+    copies_ = levels_.copies.data() + levels_.copies_of_chunk[number];
+    copies_end_ = levels_.copies.data() + levels_.copies_of_chunk[number + 1];
     first_edge_ = levels_.edges[first_];
     message_.Begin(partial);
     update_.Begin(partial ? partial + s_.message.partial_size : nullptr);
@@ -36,6 +38,8 @@ class TreeWalk {
     int64_t low = levels_.level_of_chunk[number], high = levels_.level_of_chunk[number + 1];
     if (!is_backward_) {
       for (int64_t level = low; level < high; ++level) Up(Find(level), level == low);
+      for (size_t k = 0; k < c_.emitted.size(); ++k)
+        if (c_.emitted[k]) Repeat(static_cast<T*>(c_.emitted[k]), shape_.emitted[k]);
       return;
     }
     for (size_t k = 0; k < heads_.size(); ++k)
@@ -195,7 +199,13 @@ class TreeWalk {
   int64_t EdgesOf(int64_t place) const { return levels_.edges[first_ + place] - first_edge_; }
   int32_t Child(int64_t edge) const { return levels_.child[first_edge_ + edge]; }
 
-  /* Rows of all nodes of the chunk; zeros from nowhere. */
+  /* What nodes have that equal others. */
+  void Repeat(T* rows, int64_t width) const {
+    for (const CopyOf* copy = copies_; copy < copies_end_; ++copy)
+      CopyRow(rows + copy->node * width, rows + Order()[copy->place] * width, width);
+  }
+
+  /* Rows of all places of the chunk, with those of copies added to them; zeros from nowhere. */
   void Gather(const void* from, T* to, int64_t width) const {
     if (!from) {
       std::memset(to, 0, count_ * width * sizeof(T));
@@ -204,6 +214,11 @@ class TreeWalk {
     for (int64_t p = 0; p < count_; ++p) {
       if (p + 1 < count_) FetchRow(static_cast<const T*>(from) + Order()[p + 1] * width, width);
       CopyRow(to + p * width, static_cast<const T*>(from) + Order()[p] * width, width);
+    }
+    for (const CopyOf* copy = copies_; copy < copies_end_; ++copy) {
+      if (copy + 1 < copies_end_)
+        FetchRow(static_cast<const T*>(from) + copy[1].node * width, width);
+      AddRow(to + copy->place * width, static_cast<const T*>(from) + copy->node * width, width);
     }
   }
 
@@ -321,6 +336,7 @@ class TreeWalk {
   std::vector<int32_t> rows_, parent_places_, parent_rows_, child_nodes_;
   std::vector<int64_t> passed_;  // of each message, which sequence it is a copy of, or -1
   std::vector<Located<T>> reduced_at_, message_at_;
+  const CopyOf *copies_ = nullptr, *copies_end_ = nullptr;
   int64_t first_ = 0, count_ = 0, first_edge_ = 0;
   int64_t node_gradients_ = 0;
 };

@@ -19,23 +19,33 @@ namespace graphopt {
 /* How messages become one row; graphopt/kernels/tree/spec.py has the same list. */
 enum Reduction { kSum = 0, kMean = 1, kMax = 2, kConcat = 3 };
 
-/* Nodes and edges in the order in which they are computed: by chunk, then by height. */
+/* A node that equals the one at a place, counted from the start of its chunk. */
+struct CopyOf {
+  int32_t node, place;
+};
+
+/* Nodes and edges in the order in which they are computed: by chunk, then by height. Of nodes that are
+ * equal, one has a place in its chunk, and the others are copies of it. */
 struct Levels {
+  int64_t nodes = 0;
   std::vector<int64_t> chunks;  // places of nodes: chunk c has chunks[c] to chunks[c + 1]
   std::vector<int32_t> order;   // the node at each place
   std::vector<int64_t> edges;   // the node at place p gets messages edges[p] to edges[p + 1]
   std::vector<int32_t> child;   // of each edge, the child's place from the start of its chunk
   std::vector<int64_t> level_of_chunk;  // chunk c has levels level_of_chunk[c] to [c + 1]
   std::vector<int64_t> levels;  // level l has places levels[l] to levels[l + 1]; chunks adjoin
+  std::vector<CopyOf> copies;
+  std::vector<int64_t> copies_of_chunk;  // chunk c has copies copies_of_chunk[c] to [c + 1]
 
-  int64_t nodes() const { return order.size(); }
+  int64_t places() const { return order.size(); }
 };
 
 /* Finds the levels of a graph whose edge e leads from sources[e] to targets[e], negative targets
- * meaning that there is no edge; chunks get about `chunk` nodes. Throws std::invalid_argument if a
- * node is outside of 0 to nodes - 1, or if there is a cycle. */
+ * meaning that there is no edge; chunks get about `chunk` nodes. If rows[n] is the row that node n
+ * reads, equal nodes are computed once in each chunk; null: no nodes are taken for equal. Throws
+ * std::invalid_argument if a node is outside of 0 to nodes - 1, or if there is a cycle. */
 Levels FindLevels(const int32_t* sources, const int32_t* targets, int64_t count, int64_t nodes,
-                  int64_t chunk);
+                  int64_t chunk, const int32_t* rows);
 
 /* What happens along edges and at nodes, forward or backward. */
 struct TreeProgram {

@@ -13,6 +13,7 @@
  */
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -162,7 +163,8 @@ int64_t ChunkOf(const NodeAttrs& attrs, int64_t nodes) {
   return Flag(attrs, "stash") ? chunk : std::min(chunk, std::max<int64_t>((nodes + 1) / 2, 1));
 }
 
-Levels MakeLevels(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes, int64_t chunk) {
+Levels MakeLevels(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes, int64_t chunk,
+                  const int32_t* rows) {
   auto data = static_cast<const int32_t*>(structure.dptr_);
   int64_t count = structure.shape_[0];
   std::vector<int32_t> sources(count), targets;
@@ -177,7 +179,8 @@ Levels MakeLevels(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes,
     for (int64_t n = 0; n < count; ++n) sources[n] = n;
   }
   try {
-    return FindLevels(sources.data(), targets.empty() ? data : targets.data(), count, nodes, chunk);
+    return FindLevels(sources.data(), targets.empty() ? data : targets.data(), count, nodes, chunk,
+                      rows);
   } catch (const std::invalid_argument& error) {
     Fail((attrs.name.empty() ? std::string("tree") : "node " + attrs.name) + ": " + error.what());
   }
@@ -186,35 +189,42 @@ Levels MakeLevels(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes,
 /* The levels that were found last, for backward and for other layers over the same trees. */
 class LastLevels {
  public:
-  std::shared_ptr<const Levels> Find(const NodeAttrs& attrs, const TBlob& structure,
-                                     int64_t nodes) {
+  /* `rows`: of each node, or null; see FindLevels. */
+  std::shared_ptr<const Levels> Find(const NodeAttrs& attrs, const TBlob& structure, int64_t nodes,
+                                     const int32_t* rows) {
     auto data = static_cast<const int32_t*>(structure.dptr_);
     const int64_t size = structure.shape_.Size(), chunk = ChunkOf(attrs, nodes);
+    const int64_t n_rows = rows ? nodes : 0;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (levels_ && nodes_ == nodes && chunk_ == chunk && dimensions_ == structure.shape_.ndim() &&
-          std::equal(structure_.begin(), structure_.end(), data, data + size))
+      if (levels_ && levels_->nodes == nodes && chunk_ == chunk &&
+          dimensions_ == structure.shape_.ndim() &&
+          std::equal(structure_.begin(), structure_.end(), data, data + size) &&
+          std::equal(rows_.begin(), rows_.end(), rows, rows + n_rows))
         return levels_;
     }
-    auto made = std::make_shared<const Levels>(MakeLevels(attrs, structure, nodes, chunk));
+    auto made = std::make_shared<const Levels>(MakeLevels(attrs, structure, nodes, chunk, rows));
     std::lock_guard<std::mutex> lock(mutex_);
     levels_ = made;
-    nodes_ = nodes;
     chunk_ = chunk;
     dimensions_ = structure.shape_.ndim();
     structure_.assign(data, data + size);
+    rows_.assign(rows, rows + n_rows);
     return made;
   }
 
  private:
   std::mutex mutex_;
   std::shared_ptr<const Levels> levels_;
-  std::vector<int32_t> structure_;
-  int64_t nodes_ = 0, chunk_ = 0;
+  std::vector<int32_t> structure_, rows_;
+  int64_t chunk_ = 0;
   int dimensions_ = 0;
 };
 
 LastLevels last_levels;
+
+/* Nodes of all calls, forward and backward, and of how many something was computed. */
+std::atomic<int64_t> tree_nodes{0}, tree_places{0};
 
 /* What a call needs of a node; `inputs` are those of the forward operator. */
 struct TreeArguments {
@@ -235,8 +245,10 @@ struct TreeArguments {
       call.index = static_cast<const int32_t*>(index.dptr_);
       CheckIndex(attrs, nodes);
     }
-    levels = last_levels.Find(attrs, structure, nodes);
+    levels = last_levels.Find(attrs, structure, nodes, call.index);
     call.levels = levels.get();
+    tree_nodes += nodes;
+    tree_places += levels->places();
     for (size_t j = 0; j < shape.messages.size(); ++j)
       if (shape.reduce[j] == kConcat) CheckArity(attrs, shape.reduced[j] / shape.messages[j]);
     size_t at = 0;
@@ -266,7 +278,7 @@ struct TreeArguments {
   }
 
   void CheckArity(const NodeAttrs& attrs, int64_t most) const {
-    for (int64_t p = 0; p < levels->nodes(); ++p)
+    for (int64_t p = 0; p < levels->places(); ++p)
       if (levels->edges[p + 1] - levels->edges[p] > most)
         Fail((attrs.name.empty() ? std::string("tree") : "node " + attrs.name) + ": node " +
              std::to_string(levels->order[p]) + " has " +
@@ -278,19 +290,24 @@ struct TreeArguments {
 /* Gradients of rows that nodes share: first one for each node, then their sums. */
 class SharedRows {
  public:
-  explicit SharedRows(const TreeArguments& arguments) : arguments_(arguments) {}
+  explicit SharedRows(const TreeArguments& arguments) : arguments_(arguments) {
+    const Levels& levels = *arguments.levels;
+    if (!arguments.call.index) return;
+    index_.assign(arguments.call.index, arguments.call.index + levels.nodes);
+    for (const CopyOf& copy : levels.copies) index_[copy.node] = -1;  // in the sum already
+  }
 
   /* Where the gradients of nodes go, if those of rows go to `sums`. */
   void* Add(void* sums, int64_t width) {
     if (!arguments_.call.index || !sums) return sums;
-    int64_t size = arguments_.levels->nodes() * width * ItemSize(arguments_.signature.dtype);
+    int64_t size = arguments_.levels->nodes * width * ItemSize(arguments_.signature.dtype);
     memory_.emplace_back(new char[size]);
     sums_.push_back({memory_.back().get(), sums, width});
     return memory_.back().get();
   }
 
   void Finish() {
-    SumRows(sums_, arguments_.call.index, arguments_.levels->nodes(), arguments_.rows,
+    SumRows(sums_, index_.data(), arguments_.levels->nodes, arguments_.rows,
             arguments_.signature.dtype == mshadow::kFloat64, arguments_.call.threads);
   }
 
@@ -298,6 +315,7 @@ class SharedRows {
   const TreeArguments& arguments_;
   std::vector<std::unique_ptr<char[]>> memory_;
   std::vector<RowSum> sums_;
+  std::vector<int32_t> index_;  // of each node its row, -1 if it has no gradient of its own
 };
 
 void TreeForward(const NodeAttrs& attrs, const mxnet::OpContext&,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from graphopt.backend.invoke import invoke
 from graphopt.compat import import_mxnet
 from graphopt.errors import ParseError
+from graphopt.kernels import bridge
 from graphopt.kernels.recurrence.spec import parse as parse_rows
 from graphopt.kernels.tree.interpret import run
 from graphopt.kernels.tree.spec import TreeSpec, parse
@@ -184,3 +187,111 @@ def test_levels_are_those_of_the_structure_at_hand() -> None:
     arrays = [mx.nd.array(a, dtype=a.dtype) for a in inputs]
     with pytest.raises(mx.MXNetError, match="an edge leads from node 1 to node -"):
         invoke("graphopt_tree", arrays, {"spec": str(spec)})[0].wait_to_read()
+
+
+# -- equal subtrees -------------------------------------------------------------------------------
+
+
+def counted(run_: Any) -> tuple[int, int]:
+    """Nodes that trees had while something ran, and of how many states were computed."""
+    library = bridge.load(mx)
+    counts = [(ctypes.c_int64 * 2)() for _ in range(2)]
+    library.graphopt_tree_counts(counts[0])
+    run_()
+    mx.nd.waitall()
+    library.graphopt_tree_counts(counts[1])
+    return counts[1][0] - counts[0][0], counts[1][1] - counts[0][1]
+
+
+def different(edges: list[tuple[int, int]], index: Any) -> int:
+    """Nodes that differ in their row or in a child; numbers of children are smaller."""
+    kinds: dict[Any, int] = {}
+    kind_of: list[int] = []
+    for node, row in enumerate(index):
+        below = tuple(kind_of[source] for source, target in edges if target == node)
+        kind_of.append(kinds.setdefault((int(row), below), len(kinds)))
+    return len(kinds)
+
+
+def values(spec: TreeSpec, inputs: list[Any], wanted: list[int], heads: Any, **attrs: Any) -> Any:
+    """What a tree makes, and the gradients of some of its inputs."""
+    arrays = [mx.nd.array(a, dtype=a.dtype) for a in inputs]
+    for n in wanted:
+        arrays[n].attach_grad()
+    with mx.autograd.record():
+        made = invoke("graphopt_tree", arrays, {"spec": str(spec), "stash": True} | attrs)
+    made[0].backward(mx.nd.array(heads, dtype=heads.dtype))
+    return made[0].asnumpy(), [arrays[n].grad.asnumpy() for n in wanted]
+
+
+#: Edges among ten nodes: trees, and what is none.
+SMALL = [(0, 2), (1, 2), (2, 5), (3, 5), (4, 5), (5, 8), (7, 8), (6, 8)]
+TREES = {
+    "trees": SMALL,
+    "edge twice": [*SMALL, (2, 5)],
+    "two parents": [*SMALL, (2, 8), (5, 9), (8, 9)],
+}
+
+
+@pytest.mark.parametrize("count", [2, 40, 300])
+@pytest.mark.parametrize("structure", list(TREES))
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_equal_subtrees_are_computed_once(
+    reduce: tuple[str, str], structure: str, count: int
+) -> None:
+    """Values are those of rows that nobody shares, and so are gradients, summed by row."""
+    spec = parse(text_of((reduce[0], reduce[1].replace("3", "5"))))
+    edges = [(a + 10 * n, b + 10 * n) for n in range(count) for a, b in TREES[structure]]
+    inputs = inputs_of(spec, 2, 10 * count, edges, indexed=True)
+    index = inputs[2]
+    index[:10] = index[10:20]
+    apart = [inputs[0][index], inputs[1][index], *inputs[3:]]
+    heads = np.random.default_rng(1).uniform(-1, 1, (10 * count, 4))
+    wanted = [n for n, array in enumerate(inputs) if array.dtype == np.float64]
+    made, gradients = values(spec, inputs, wanted, heads, indexed=True)
+    plain, plain_gradients = values(spec, apart, [n - (n > 2) for n in wanted], heads)
+    assert (made == plain).all()
+    for n in (0, 1):  # of rows
+        sums = np.zeros_like(inputs[n])
+        np.add.at(sums, index, plain_gradients[n])
+        plain_gradients[n] = sums
+    for mine, theirs in zip(gradients, plain_gradients, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_as_many_nodes_are_computed_as_differ() -> None:
+    spec = parse(text_of(("sum", "max")))
+    edges = [(a + 10 * n, b + 10 * n) for n in range(3) for a, b in SMALL]
+    inputs = inputs_of(spec, 2, 30, edges, indexed=True)
+    arrays = [mx.nd.array(a, dtype=a.dtype) for a in inputs]
+    # In training so few nodes are one chunk.
+    attrs = {"spec": str(spec), "indexed": True, "stash": True}
+    found = counted(lambda: invoke("graphopt_tree", arrays, attrs))
+    assert found == (30, different(edges, inputs[2]))
+    assert found[1] < 30
+
+
+def test_trees_with_much_in_common_come_together() -> None:
+    """In chunks by their order, no tree would meet its equal."""
+    spec = parse(text_of(("sum", "max")))
+    edges = [(a + 10 * n, b + 10 * n) for n in range(400) for a, b in TREES["two parents"]]
+    inputs = inputs_of(spec, 1000, 4000, edges, indexed=True)
+    inputs[2] = np.tile(inputs[2][:2000], 2)
+    arrays = [mx.nd.array(a, dtype=a.dtype) for a in inputs]
+    nodes, computed = counted(
+        lambda: invoke("graphopt_tree", arrays, {"spec": str(spec), "indexed": True})
+    )
+    assert nodes == 4000
+    assert computed <= 2000
+
+
+def test_rows_that_change_are_told_apart() -> None:
+    """Levels that are kept are of these trees with these rows."""
+    spec = parse(text_of(("sum", "max")))
+    for row in (0, 1, 0):
+        inputs = inputs_of(spec, 2, 4, [1, -1, 3, -1], indexed=True)
+        inputs[2] = np.array([0, 0, row, 0], np.int32)
+        arrays = [mx.nd.array(a, dtype=a.dtype) for a in inputs]
+        attrs = {"spec": str(spec), "indexed": True, "stash": True}
+        found = counted(partial(invoke, "graphopt_tree", arrays, attrs))
+        assert found == (4, 2 if row == 0 else 4)
