@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import numpy as np
 from graphopt.backend.environment import environment
 from graphopt.backend.keeping import flush_bulk
 from graphopt.backend.onednn import ONEDNN
+from graphopt.backend.openmp import release_threads
 from graphopt.compat import import_mxnet
 
 _SPARE = "graphopt_spare"
@@ -77,7 +78,6 @@ class CachedOpEngine:
             ("static_shape", is_static),
         ]
         self._op = mx.nd.CachedOp(symbol, flags)
-        self._release_threads = _thread_releaser()
 
     def rewritten(self) -> Any:
         """The symbol as it runs."""
@@ -95,7 +95,7 @@ class CachedOpEngine:
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
-        self._release_threads()
+        release_threads()
         if self._counts_writes:
             flush_bulk()  # a write in one piece with what counts it would not be counted yet
         found = self._op(*arrays, *self._spare)
@@ -156,7 +156,6 @@ class ExecutorEngine:
         ]
         self._sizes = [_size(output) for output in self._outputs]
         self._lock = threading.Lock()
-        self._release_threads = _thread_releaser()
 
     def rewritten(self) -> Any:
         """The symbol as it runs, with oneDNN's rewrites."""
@@ -172,7 +171,7 @@ class ExecutorEngine:
         """Run; the outputs are copies, since the executor writes to the same arrays again."""
         base = self._mx.base
         with self._lock:
-            self._release_threads()
+            release_threads()
             for at, buffer, size in self._data:
                 self._copy(arrays[at], buffer, size)
             base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
@@ -225,22 +224,6 @@ def bind_as_is(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> Any:
 
 def _size(array: Any) -> int:
     return int(array.size * np.dtype(array.dtype).itemsize)
-
-
-def _thread_releaser() -> Callable[[], object]:
-    """A function that gives back the OpenMP workers of the thread that calls it.
-
-    MXNet computes in a thread of its own. Workers that the caller's thread once made for something
-    else (filling a parameter is enough) make libgomp count more threads than cores, and then it
-    puts idle ones to sleep at once: SqueezeNet was measured to run 1.4 times as long. They come
-    again when they are needed. Without any to give back a call takes under a microsecond.
-    """
-    try:
-        pause = ctypes.CDLL("libgomp.so.1").omp_pause_resource_all
-    except (OSError, AttributeError):
-        return lambda: None  # another OpenMP runtime: nothing to give back
-    soft = ctypes.c_int(1)
-    return lambda: pause(soft)
 
 
 def quiet_binding() -> AbstractContextManager[None]:

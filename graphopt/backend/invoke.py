@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from graphopt.backend.memory import keep_freed_memory
+from graphopt.backend.openmp import release_threads
 from graphopt.compat import import_mxnet
 from graphopt.ir.attrs import to_mxnet
 from graphopt.kernels import bridge
@@ -32,6 +33,7 @@ def invoke(op: str, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Any
         MXNetError: MXNet or the operator refuses the arrays.
     """
     mx = import_mxnet()
+    release_threads()
     found = mx.ndarray._internal._imperative_invoke(
         _handle(op),
         list(arrays),
