@@ -22,6 +22,10 @@ from graphopt.demo.models import Example
 
 TARGETS = {"plain": 1.15, "pytorch compiled": 1.0}
 
+#: Of gradients. Of twelve million values before a ReLU rounding moves a few across zero, and then
+#: all of that unit's gradient for a row is there or is not; GELU has no such place.
+TRAINING_ERROR = {"gelu": 1e-3, "relu": 5e-2}
+
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_encoder_inference(
@@ -80,7 +84,7 @@ def test_encoder_training(
     found = train(example, plain)
     expected = {name: found[name] for name in ("output0", *sorted(found.keys() - {"output0"}))}
     error = relative_error(expected, train(example, net))
-    assert error < 1e-3
+    assert error < TRAINING_ERROR[activation]
     contenders: dict[str, Any] = {
         "graphopt": lambda: train_step(example, net),
         "plain": lambda: train_step(example, plain),
