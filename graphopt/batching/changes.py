@@ -21,7 +21,7 @@ def fingerprint(block: Any) -> tuple[Any, ...]:
 
 
 def _of_one(block: Any) -> tuple[Any, ...]:
-    own = _of_every_block()
+    own = _set_by_mxnet(isinstance(block, import_mxnet().gluon.rnn.RecurrentCell))
     return (
         id(block),
         type(block),
@@ -33,9 +33,13 @@ def _of_one(block: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _of_every_block() -> frozenset[str]:
-    """Attributes that MXNet itself sets, some of them in every call."""
-    return frozenset(vars(import_mxnet().gluon.HybridBlock()))
+def _set_by_mxnet(is_cell: bool) -> frozenset[str]:
+    """Attributes that MXNet itself sets, some of them in every call.
+
+    Recurrent cells count their steps and initial states besides, to give names to them.
+    """
+    own = frozenset(vars(import_mxnet().gluon.HybridBlock()))
+    return own | {"_counter", "_init_counter"} if is_cell else own
 
 
 def _is_plain(value: Any) -> bool:

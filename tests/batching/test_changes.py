@@ -339,3 +339,29 @@ def test_a_block_that_changes_now_and_then_is_traced() -> None:
             batched(chains()[:2])
         close(batched(chains()).asnumpy(), one_by_one(net, chains()).asnumpy())
     assert "it changes all the time" not in batched.explain()
+
+
+class Walked(gluon.Block):  # type: ignore[misc, name-defined]
+    """Steps of one of MXNet's cells, which counts them."""
+
+    def __init__(self, cell: Any) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, *steps: Any) -> Any:
+        states = self.cell.begin_state(batch_size=1)
+        for step in steps:
+            out, states = self.cell(step, states)
+        return out
+
+
+@pytest.mark.parametrize("cell", ["RNNCell", "GRUCell", "LSTMCell"])
+def test_cells_that_count_their_steps_have_not_changed(cell: str) -> None:
+    net = initialized(Walked(getattr(gluon.rnn, cell)(UNITS, input_size=UNITS)))
+    batched = graphopt.batch(net)
+    given = [tuple(nd.random.normal(shape=(1, UNITS)) for _ in range(n)) for n in (2, 3, 1)]
+    for _ in range(MAX_CHANGES + 3):
+        found = batched(given)
+    close(found.asnumpy(), one_by_one(net, given).asnumpy())
+    assert "traced anew" not in batched.explain()
+    assert "1 of 1 plans known" in batched.explain()
