@@ -267,14 +267,16 @@ def test_dynamic(
 
 
 def groups_of(name: str) -> dict[str, int]:
-    """How many calls a small batch records, and how few they become."""
+    """How many calls a small batch records, how few they become, and what is planned anew after."""
     case = dynamic.NETS[name](dynamic.SMALL)
     mx.random.seed(0)
     case.net.initialize(mx.init.Xavier())
     batched = graphopt.batch(case.net)
     batched(case.samples)
     found = vars(batched.statistics)
-    return {key: found[key] for key in ("samples", "calls", "groups", "operators", "flushes")}
+    counts = {key: found[key] for key in ("samples", "calls", "groups", "operators", "flushes")}
+    batched(case.samples)
+    return counts | {"plans when it comes again": batched.statistics.plans}
 
 
 def trained(call: Callable[[], Any]) -> list[Any]:
