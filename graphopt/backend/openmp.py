@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import cache
 
@@ -19,6 +20,13 @@ def _pause() -> Callable[[], object]:
     return lambda: pause(soft)
 
 
+@cache
+def _release() -> Callable[[], object]:
+    # There operators run in the caller's thread, and would make its workers anew every time.
+    is_naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
+    return (lambda: None) if is_naive else _pause()
+
+
 def release_threads() -> None:
     """Give back the OpenMP workers of the thread that calls this.
 
@@ -28,4 +36,8 @@ def release_threads() -> None:
     step of a Tree-LSTM 1.24 times. They come again when they are needed. Without any to give back a
     call takes under a microsecond.
     """
-    _pause()()
+    _release()()
+
+
+# A forked child has none of the workers, and would wait for them for ever when it gives them back.
+os.register_at_fork(before=lambda: _pause()())

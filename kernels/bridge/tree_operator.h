@@ -299,7 +299,7 @@ class SharedRows {
 
   /* Where the gradients of nodes go, if those of rows go to `sums`. */
   void* Add(void* sums, int64_t width) {
-    if (!arguments_.call.index || !sums) return sums;
+    if (!arguments_.signature.indexed || !sums) return sums;
     int64_t size = arguments_.levels->nodes * width * ItemSize(arguments_.signature.dtype);
     memory_.emplace_back(new char[size]);
     sums_.push_back({memory_.back().get(), sums, width});

@@ -109,6 +109,7 @@ def python(code: str, *arguments: object, **env: str) -> str:
 
 FORK = """
 import multiprocessing, os, sys
+os.environ["OMP_NUM_THREADS"] = "2"
 import numpy as np
 import graphopt
 import mxnet as mx
@@ -133,6 +134,7 @@ def child(queue):
 context = multiprocessing.get_context("fork")
 queue = context.Queue()
 for _ in range(2):
+    mx.nd.array(np.ones(2_000_000, np.float32)).wait_to_read()  # the caller has threads, too
     process = context.Process(target=child, args=(queue,))
     process.start()
     print(queue.get(timeout=60))
