@@ -106,6 +106,13 @@ struct Shared {
   std::vector<T*> whole_rings;
   std::vector<int64_t> order, lengths;  // of the sorted batch
   std::vector<int32_t> index;           // the call's, in the order in which steps are walked
+  // Of sequences of different lengths, the number of each row in arrays that have steps first, and in
+  // those that have the batch first, in the order in which they are walked; empty: there are none.
+  std::vector<int32_t> steps_first, batch_first;
+
+  bool HasStepsFirst(const SequenceArray& array) const {
+    return array.step_stride == call.batch * array.row_stride;
+  }
 };
 
 /* One chunk on its way through the steps. */
@@ -158,7 +165,6 @@ class Walk : public Executor<T, Walk<T>> {
     want(&carry_[1], n_states);
     want(&scratch_, p_.scratch_widths.size());
     want(&rings_, p_.ring_widths.size());
-    want(&gathered_, p_.sequence_widths.size());
     for (size_t i = 0; i < n_states; ++i) {
       int64_t size = rows * p_.states[i].width;
       buffers->Want(&initial_[i], size);
@@ -171,8 +177,6 @@ class Walk : public Executor<T, Walk<T>> {
       buffers->Want(&scratch_[i], s_.block * rows * p_.scratch_widths[i]);
     for (size_t i = 0; i < rings_.size(); ++i)
       if (!s_.ring_is_whole[i]) buffers->Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
-    for (size_t i = 0; i < gathered_.size(); ++i)
-      if (c_.lengths && !IsByNumber(i)) buffers->Want(&gathered_[i], s_.ring * rows * p_.sequence_widths[i]);
     late_.resize(p_.steps.size());
     for (const Step& step : p_.steps)
       for (const Spot& spot : step.spots)
@@ -215,13 +219,19 @@ class Walk : public Executor<T, Walk<T>> {
       if (p_.sequence_is_written[i] && c_.sequences[i].data) ClearEnds(c_.sequences[i], i);
   }
 
-  /* Zeros behind the end of every sequence. */
+  /* Zeros behind the end of every sequence, in the order of memory. */
   void ClearEnds(const SequenceArray& array, size_t i) {
-    for (int64_t r = 0; r < count_; ++r)
-      for (int64_t t = s_.lengths[first_ + r]; t < c_.steps; ++t)
-        std::memset(static_cast<T*>(array.data) + t * array.step_stride +
-                        s_.order[first_ + r] * array.row_stride,
-                    0, p_.sequence_widths[i] * sizeof(T));
+    auto clear = [&](int64_t row, int64_t time) {
+      std::memset(static_cast<T*>(array.data) + time * array.step_stride +
+                      s_.order[first_ + row] * array.row_stride,
+                  0, p_.sequence_widths[i] * sizeof(T));
+    };
+    if (s_.HasStepsFirst(array))
+      for (int64_t time = s_.lengths[first_ + count_ - 1]; time < c_.steps; ++time)
+        for (int64_t row = Live(time); row < count_; ++row) clear(row, time);
+    else
+      for (int64_t row = 0; row < count_; ++row)
+        for (int64_t time = s_.lengths[first_ + row]; time < c_.steps; ++time) clear(row, time);
   }
 
   /* Rows whose last step was `step` hand over their states. */
@@ -232,8 +242,8 @@ class Walk : public Executor<T, Walk<T>> {
       Located<T> from = NextState(i, 0);
       int64_t width = p_.states[i].width;
       for (int64_t r = after; r < before; ++r)
-        std::memcpy(static_cast<T*>(c_.last[i]) + s_.order[first_ + r] * width,
-                    from.at + r * from.stride, width * sizeof(T));
+        std::memcpy(static_cast<T*>(c_.last[i]) + s_.order[first_ + r] * width, from.Row(r),
+                    width * sizeof(T));
     }
   }
 
@@ -252,21 +262,6 @@ class Walk : public Executor<T, Walk<T>> {
 
   T* RingSlot(T* base, int64_t width) { return base + kept_ * s_.rows_per_chunk * width; }
 
-  void Gather(bool written) {
-    for (size_t i = 0; i < p_.sequence_widths.size(); ++i) {
-      const SequenceArray& array = c_.sequences[i];
-      if (p_.sequence_is_written[i] != written || !array.data || IsByNumber(i)) continue;
-      int64_t width = p_.sequence_widths[i];
-      T* local = RingSlot(gathered_[i], width);
-      for (int64_t r = 0; r < live_; ++r) {
-        T* outside = static_cast<T*>(array.data) + Time(r, step_) * array.step_stride +
-                     s_.order[first_ + r] * array.row_stride;
-        std::memcpy(written ? outside : local + r * width, written ? local + r * width : outside,
-                    width * sizeof(T));
-      }
-    }
-  }
-
   bool IsByNumber(size_t i) const { return i == 0 && c_.index; }
 
   Located<T> SequenceAt(int64_t i, int64_t step, int64_t offset) {
@@ -275,8 +270,13 @@ class Walk : public Executor<T, Walk<T>> {
     if (IsByNumber(i))
       return {static_cast<T*>(array.data) + offset, array.row_stride,
               s_.index.data() + step * c_.batch + first_};
-    if (c_.lengths)
-      return {RingSlot(gathered_[i], p_.sequence_widths[i]) + offset, p_.sequence_widths[i]};
+    if (c_.lengths) {
+      const bool steps_first = s_.HasStepsFirst(array);
+      const auto& numbers = steps_first ? s_.steps_first : s_.batch_first;
+      return {static_cast<T*>(array.data) + offset,
+              steps_first ? array.row_stride : array.step_stride,
+              numbers.data() + step * c_.batch + first_};
+    }
     return {static_cast<T*>(array.data) + Time(0, step) * array.step_stride +
                 first_ * array.row_stride + offset,
             array.row_stride};
@@ -340,7 +340,6 @@ class Walk : public Executor<T, Walk<T>> {
 
   void One() {
     live_ = Live(step_);
-    if (c_.lengths) Gather(false);
     Ahead();
     for (size_t n = 0; n < p_.steps.size(); ++n) {
       const Step& step = p_.steps[n];
@@ -350,7 +349,6 @@ class Walk : public Executor<T, Walk<T>> {
         Base::Execute(step, n);
       Fetch();
     }
-    if (c_.lengths) Gather(true);
   }
 
   /* Finds out which rows by number and what of the stash the next step reads or writes. */
@@ -418,7 +416,7 @@ class Walk : public Executor<T, Walk<T>> {
 
   const Shared<T>& s_;
   const RecurrenceCall& c_;
-  std::vector<T*> initial_, turns_[2], carry_[2], scratch_, rings_, gathered_;
+  std::vector<T*> initial_, turns_[2], carry_[2], scratch_, rings_;
   std::vector<std::vector<Rows<T>>> late_;
   std::vector<Rows<T>> blocks_;
   int64_t first_ = 0, count_ = 0, step_ = 0, kept_ = 0;
@@ -453,6 +451,29 @@ void SortIndex(Shared<T>* shared) {
       const int64_t time = call.reverse ? shared->lengths[row] - 1 - step : step;
       shared->index[step * call.batch + row] = call.index[time * call.batch + shared->order[row]];
     }
+}
+
+/* Gives numbers to the rows of sequences of different lengths, which are read and written where they are. */
+template <typename T>
+void NumberRows(Shared<T>* shared) {
+  const RecurrenceCall& call = shared->call;
+  if (!call.lengths) return;
+  auto number = [&](std::vector<int32_t>* numbers, int64_t by_step, int64_t by_row) {
+    if (!numbers->empty()) return;
+    numbers->resize(call.steps * call.batch);
+    for (int64_t step = 0; step < call.steps; ++step)
+      for (int64_t row = 0; row < call.batch && shared->lengths[row] > step; ++row) {
+        const int64_t time = call.reverse ? shared->lengths[row] - 1 - step : step;
+        (*numbers)[step * call.batch + row] = time * by_step + shared->order[row] * by_row;
+      }
+  };
+  for (const SequenceArray& array : call.sequences) {
+    if (!array.data || (call.index && &array == &call.sequences[0])) continue;
+    if (shared->HasStepsFirst(array))
+      number(&shared->steps_first, call.batch, 1);
+    else
+      number(&shared->batch_first, 1, call.steps);
+  }
 }
 
 /* Steps whose early products are computed together. What they take is bounded by the weights: those
@@ -649,6 +670,7 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   Shared<T> shared = Share(whole, call, weights);
   Sort(&shared);
   SortIndex(&shared);
+  NumberRows(&shared);
   const Layout<T> layout(&shared);
   std::unique_ptr<char[]> own;
   if (call.scratch_bytes < layout.bytes) own.reset(new char[layout.bytes]);

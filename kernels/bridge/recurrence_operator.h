@@ -27,6 +27,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "fused.h"
@@ -383,6 +384,8 @@ void ReadLengths(const TBlob& blob, const std::string& node, int64_t steps,
 }
 
 std::vector<int64_t> Lengths(const TBlob& blob, const std::string& node, const Extents& extents) {
+  if (extents.steps * extents.batch > std::numeric_limits<int32_t>::max())
+    Fail("node " + node + ": steps times sequences of different lengths are at most 2^31 - 1");
   std::vector<int64_t> lengths(extents.batch);
   switch (blob.type_flag_) {
     case mshadow::kFloat32: ReadLengths<float>(blob, node, extents.steps, &lengths); break;

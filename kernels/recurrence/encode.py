@@ -11,7 +11,7 @@ from graphopt.kernels.recurrence.spec import RecurrenceSpec
 SIGNATURE, INFERENCE, TRAINING, BACKWARD = range(4)
 
 
-def signature(spec: RecurrenceSpec, *, lengths: bool, indexed: bool = False) -> list[int]:
+def signature(spec: RecurrenceSpec, *, indexed: bool = False) -> list[int]:
     """What the operator's inputs and outputs are.
 
     In order: MXNet's type code, columns of the stash, whether backward reads the emitted sequences;
@@ -23,7 +23,7 @@ def signature(spec: RecurrenceSpec, *, lengths: bool, indexed: bool = False) -> 
         GraphoptError: the first sequence is to be read by number, and cannot be.
     """
     lookup = project(spec) if indexed else None
-    agreed = plan(lookup.rest if lookup else spec, lengths=lengths, training=True)
+    agreed = plan(lookup.rest if lookup else spec, training=True)
     found = [DTYPES[spec.dtype][2], agreed.stash_width, int(agreed.reads_outputs)]
     tables = (
         spec.sequences,
@@ -41,7 +41,7 @@ def signature(spec: RecurrenceSpec, *, lengths: bool, indexed: bool = False) -> 
     return found
 
 
-def program(spec: RecurrenceSpec, kind: int, *, lengths: bool, indexed: bool = False) -> list[int]:
+def program(spec: RecurrenceSpec, kind: int, *, indexed: bool = False) -> list[int]:
     """The program of a step, its kernels compiled; ``indexed``: of what is left of it.
 
     Raises:
@@ -50,8 +50,8 @@ def program(spec: RecurrenceSpec, kind: int, *, lengths: bool, indexed: bool = F
     if indexed:
         spec = project(spec).rest
     if kind == BACKWARD:
-        return numbers(backward(spec, lengths=lengths))
-    return numbers(forward(spec, lengths=lengths, training=kind == TRAINING))
+        return numbers(backward(spec))
+    return numbers(forward(spec, training=kind == TRAINING))
 
 
 def numbers(found: Program) -> list[int]:

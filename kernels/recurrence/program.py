@@ -174,12 +174,11 @@ def _inputs(spec: RecurrenceSpec) -> list[tuple[str, int, int, bool]]:
 
 
 @lru_cache(maxsize=256)
-def plan(spec: RecurrenceSpec, *, lengths: bool, training: bool) -> Plan:
+def plan(spec: RecurrenceSpec, *, training: bool) -> Plan:
     """Decide where values lie, and what is kept for backward.
 
     Args:
         spec: the recurrence.
-        lengths: sequences end at steps of their own, so that rows are sorted.
         training: there will be a backward.
     """
     maps: dict[int, tuple[KernelSpec, Gradient | None]] = {}
@@ -197,7 +196,7 @@ def plan(spec: RecurrenceSpec, *, lengths: bool, training: bool) -> Plan:
             continue
         emitted = [k for k, other in enumerate(spec.emit) if other == ref]
         is_value = ref.kind == "t" and ref == spec.whole("t", ref.index)
-        if emitted and is_value and not lengths:
+        if emitted and is_value:
             homes.append((width, IN_SEQUENCE, len(spec.sequences) + emitted[0], 0))
         elif training:
             homes.append((width, IN_STASH, 0, stash))
@@ -206,10 +205,9 @@ def plan(spec: RecurrenceSpec, *, lengths: bool, training: bool) -> Plan:
             homes.append((width, PING_PONG, 0, 0))
         if is_value:
             value_at.setdefault(ref.index, (NEXT, number, 0))
-    if not lengths:
-        for k, ref in enumerate(spec.emit):
-            if ref.kind == "t" and ref == spec.whole("t", ref.index) and ref.index not in kept:
-                value_at.setdefault(ref.index, (SEQUENCE, len(spec.sequences) + k, 0))
+    for k, ref in enumerate(spec.emit):
+        if ref.kind == "t" and ref == spec.whole("t", ref.index) and ref.index not in kept:
+            value_at.setdefault(ref.index, (SEQUENCE, len(spec.sequences) + k, 0))
     for number in sorted(kept - value_at.keys()):
         value_at[number] = (STASH, 0, stash)
         stash += spec.values[number]
@@ -318,9 +316,9 @@ def _with_gradient(
 
 
 @lru_cache(maxsize=256)
-def forward(spec: RecurrenceSpec, *, lengths: bool, training: bool) -> Program:
+def forward(spec: RecurrenceSpec, *, training: bool) -> Program:
     """The program of a forward step."""
-    agreed = plan(spec, lengths=lengths, training=training)
+    agreed = plan(spec, training=training)
     program = Program(
         spec, False, agreed.stash_width, _inputs(spec) + _outputs(spec), list(agreed.homes)
     )
@@ -396,9 +394,9 @@ def _shifted(view: View, columns: int) -> View:
 
 
 @lru_cache(maxsize=256)
-def backward(spec: RecurrenceSpec, *, lengths: bool) -> Program:
+def backward(spec: RecurrenceSpec) -> Program:
     """The program of a backward step."""
-    agreed = plan(spec, lengths=lengths, training=True)
+    agreed = plan(spec, training=True)
     dry = _Backward(spec, agreed, {})
     dry.run()
     wet = _Backward(spec, agreed, {key: sink.ranges for key, sink in dry.sinks.items()})

@@ -42,13 +42,13 @@ def program(spec: TreeSpec, kind: int) -> list[int]:
 
 def _one(rows: RecurrenceSpec, kind: int) -> list[int]:
     if kind == BACKWARD:
-        return numbers(backward(rows, lengths=False))
-    return numbers(forward(rows, lengths=False, training=kind == TRAINING))
+        return numbers(backward(rows))
+    return numbers(forward(rows, training=kind == TRAINING))
 
 
 def _kept(spec: TreeSpec) -> tuple[int, ...]:
     """Of what messages are reduced to: whether backward reads it."""
-    codes = backward(spec.update, lengths=False).codes
+    codes = backward(spec.update).codes
     read = {index for code in codes for place, index, _ in code.views if place == SEQUENCE}
     first = len(spec.node_rows)
     return tuple(
@@ -57,4 +57,4 @@ def _kept(spec: TreeSpec) -> tuple[int, ...]:
 
 
 def _stash(rows: RecurrenceSpec) -> int:
-    return plan(rows, lengths=False, training=True).stash_width
+    return plan(rows, training=True).stash_width

@@ -65,7 +65,7 @@ TREE = (
 
 def _trained(rows: RecurrenceSpec) -> tuple[KernelSpec, KernelSpec, Gradient]:
     """What a part of a tree computes element by element; the same for training; its gradient."""
-    ((first, (forward, gradient)),) = plan(rows, lengths=False, training=True).maps.items()
+    ((first, (forward, gradient)),) = plan(rows, training=True).maps.items()
     step = next(step for number, step in rows.numbered() if number == first)
     assert isinstance(step, Map)
     assert gradient is not None

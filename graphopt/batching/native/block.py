@@ -248,7 +248,7 @@ class _Maker:
         else:
             program = self.programs.setdefault(native, len(self.programs))
             widths = native.spec.sequences
-            stash = plan_program(native.spec, lengths=False, training=True).stash_width
+            stash = plan_program(native.spec, training=True).stash_width
         self.numbers += [_KINDS[kind], program, call.rows, len(found), len(outs), *outs]
         for width, (targets, offsets) in zip(widths, found, strict=True):
             has_offsets = bool(offsets.any())
