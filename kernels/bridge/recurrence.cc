@@ -92,6 +92,7 @@ constexpr int64_t kRingRows = 512;          // summed at once for the gradients 
 constexpr int64_t kMaxRing = 32;
 constexpr int64_t kMaxBlock = 16;
 constexpr int64_t kEarlyRows = 256;         // of products that are computed early
+constexpr int64_t kClearParts = 16;         // of arrays, for whoever has time
 constexpr int64_t kEarlyShare = 4;          // what these take is this part of the weights at most
 
 /* What all chunks of a call share. */
@@ -214,24 +215,6 @@ class Walk : public Executor<T, Walk<T>> {
       CopyRows(c_.initial[i], initial_[i], width);
       for (auto& carry : carry_) CopyRows(c_.first[i], carry[i], width);
     }
-    if (!c_.lengths) return;
-    for (size_t i = 0; i < p_.sequence_widths.size(); ++i)
-      if (p_.sequence_is_written[i] && c_.sequences[i].data) ClearEnds(c_.sequences[i], i);
-  }
-
-  /* Zeros behind the end of every sequence, in the order of memory. */
-  void ClearEnds(const SequenceArray& array, size_t i) {
-    auto clear = [&](int64_t row, int64_t time) {
-      std::memset(static_cast<T*>(array.data) + time * array.step_stride +
-                      s_.order[first_ + row] * array.row_stride,
-                  0, p_.sequence_widths[i] * sizeof(T));
-    };
-    if (s_.HasStepsFirst(array))
-      for (int64_t time = s_.lengths[first_ + count_ - 1]; time < c_.steps; ++time)
-        for (int64_t row = Live(time); row < count_; ++row) clear(row, time);
-    else
-      for (int64_t row = 0; row < count_; ++row)
-        for (int64_t time = s_.lengths[first_ + row]; time < c_.steps; ++time) clear(row, time);
   }
 
   /* Rows whose last step was `step` hand over their states. */
@@ -476,6 +459,28 @@ void NumberRows(Shared<T>* shared) {
   }
 }
 
+/* Zeros behind the ends of sequences, `part` of `parts` of each array, in the order of memory: rows that
+ * have ended lie side by side in the end, but not those of a chunk. */
+template <typename T>
+void ClearEnds(const Shared<T>& shared, int64_t part, int64_t parts) {
+  const RecurrenceCall& call = shared.call;
+  const Program& program = shared.weights.program;
+  for (size_t i = 0; i < call.sequences.size() && call.lengths; ++i) {
+    const SequenceArray& array = call.sequences[i];
+    if (!array.data || !program.sequence_is_written[i]) continue;
+    auto clear = [&](int64_t time, int64_t row) {
+      if (time >= call.lengths[row])
+        std::memset(static_cast<T*>(array.data) + time * array.step_stride + row * array.row_stride,
+                    0, program.sequence_widths[i] * sizeof(T));
+    };
+    const bool steps_first = shared.HasStepsFirst(array);
+    const int64_t outer = steps_first ? call.steps : call.batch;
+    const int64_t inner = steps_first ? call.batch : call.steps;
+    for (int64_t a = outer * part / parts; a < outer * (part + 1) / parts; ++a)
+      for (int64_t b = 0; b < inner; ++b) steps_first ? clear(a, b) : clear(b, a);
+  }
+}
+
 /* Steps whose early products are computed together. What they take is bounded by the weights: those
  * come from far, and a step's part of them is what is saved. */
 template <typename T>
@@ -682,7 +687,7 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
     weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
   T* partials = reinterpret_cast<T*>(scratch + layout.partials_at);
   WholeRings(&shared).Place(scratch + layout.rings_at);
-  std::atomic<int64_t> next{0}, thread{0};
+  std::atomic<int64_t> next{0}, thread{0}, cleared{0};
   int threads = static_cast<int>(layout.threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -690,6 +695,8 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
     Buffers<T> wanted;
     Walk<T> walk(shared, &wanted);
     wanted.Place(scratch + layout.walks_at + thread.fetch_add(1) * layout.walk_bytes);
+    for (int64_t part; (part = cleared.fetch_add(1)) < kClearParts;)
+      ClearEnds(shared, part, kClearParts);
     for (int64_t unit; (unit = next.fetch_add(1)) < layout.units;) {
       T* partial = program.backward ? partials + unit * weights.partial_size : nullptr;
       if (partial) std::memset(partial, 0, weights.partial_size * sizeof(T));
