@@ -94,7 +94,11 @@ def separate_processes(
 
 
 def in_pytorch(
-    kind: str, request: dict[str, Any], peers: Peers, expected: dict[str, np.ndarray]
+    kind: str,
+    request: dict[str, Any],
+    peers: Peers,
+    expected: dict[str, np.ndarray],
+    tolerance: float = 1e-3,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A net in PyTorch, eager and compiled, results checked; and notes that tell why not."""
     found: dict[str, Any] = {}
@@ -102,20 +106,22 @@ def in_pytorch(
     for label, compiled in (("pytorch", False), ("pytorch compiled", True)):
         try:
             peer = peers.start(kind, compiled=compiled, **request)
-            check_peer(peer, peers, expected)
+            check_peer(peer, peers, expected, tolerance)
             found[label] = peer
         except PeerError as error:
             notes.append(f"no {label}: {error}")
     return found, tuple(notes)
 
 
-def check_peer(peer: Peer, peers: Peers, expected: dict[str, np.ndarray]) -> None:
+def check_peer(
+    peer: Peer, peers: Peers, expected: dict[str, np.ndarray], tolerance: float = 1e-3
+) -> None:
     """A peer that computes something else is no peer."""
     path = peers.folder / "outputs.npz"
     peer.ask("save", to=str(path))
     with np.load(path) as found:
         arrays = dict(zip(expected, (found[key] for key in found.files), strict=True))
     error = relative_error(expected, arrays)
-    if not error < 1e-3:
+    if not error < tolerance:
         peer.close()
         raise PeerError(f"its outputs are wrong by {error:.1e}")
