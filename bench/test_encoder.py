@@ -84,7 +84,7 @@ def test_encoder_training(
     found = train(example, plain)
     expected = {name: found[name] for name in ("output0", *sorted(found.keys() - {"output0"}))}
     error = relative_error(expected, train(example, net))
-    assert error < TRAINING_ERROR[activation]
+    assert error < (1e-3 if quick else TRAINING_ERROR[activation])
     contenders: dict[str, Any] = {
         "graphopt": lambda: train_step(example, net),
         "plain": lambda: train_step(example, plain),

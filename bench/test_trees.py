@@ -6,6 +6,8 @@ A training step is forward and backward, without an optimizer, for all alike.
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -23,6 +25,7 @@ from bench.timing import race, ratios
 from bench.tree_nets import PerSample, Size, Steps, made, weights_of
 from graphopt.compat import import_mxnet
 from graphopt.demo.checking import relative_error
+from graphopt.kernels import bridge
 
 mx = import_mxnet()
 
@@ -200,6 +203,75 @@ def test_memory(
             shown[f"{kind} MB"] = mb
     line = f"{BATCH} pairs, {load.size.units} units"
     record(Record("Peak memory of training steps", line, shown, {}, {}, tuple(notes)))
+
+
+@BACKWARD
+def test_schedule(
+    backward: bool, benchmark: Any, record: Callable[[Record], None], quick: bool
+) -> None:
+    """What finding levels and equal nodes takes of the vectorised net."""
+    load = load_of(backward, quick)
+    run = runs("vectorised", load, load.batches(4 if quick else BATCH))
+    calls = 2 if quick else 40
+    for _ in range(calls):
+        run()
+
+    def several() -> None:
+        for _ in range(calls):
+            run().wait_to_read()
+        mx.nd.waitall()
+
+    mx.nd.waitall()
+    before, start = tree_counts(), time.perf_counter()
+    benchmark.pedantic(several, rounds=1)
+    seconds = time.perf_counter() - start
+    nodes, computed, taken = (a - b for a, b in zip(tree_counts(), before, strict=True))
+    assert 0 < computed < nodes
+    if not quick:
+        shown = {
+            "ms": 1e3 * seconds / calls,
+            "schedule ms": taken / 1e6 / calls,
+            "share": taken / 1e9 / seconds,
+            "nodes computed": computed / nodes,
+        }
+        line, limits = f"{BATCH} pairs", {"share": 0.05}
+        record(Record(f"Schedule of trees, {way(backward)}", line, shown, {}, limits))
+
+
+def test_new_batch(benchmark: Any, record: Callable[[Record], None], quick: bool) -> None:
+    """The first batch of a recursive net, and others that were not seen; one by one beside."""
+    load = load_of(False, quick)
+    samples = 4 if quick else BATCH
+    fresh, alone = (
+        runs("batched", load, load.batches(samples)),
+        runs("one by one", load, [load.check]),
+    )
+    alone().wait_to_read()
+    seconds = [timed(fresh)]
+    seconds += [timed(fresh) for _ in range(1 if quick else BATCHES - 1)]
+    one = min(timed(alone) for _ in range(1 if quick else 5)) / len(load.check)
+    benchmark.pedantic(fresh, rounds=1)
+    if not quick:
+        first, new = samples / seconds[0], samples / float(np.median(seconds[1:]))
+        shown = {"first/s": first, "new/s": new, "gluon one by one/s": 1 / one}
+        faster = {"gluon one by one": first * one, "gluon one by one, new": new * one}
+        table = "Batches that were not seen, samples/s, forward"
+        record(Record(table, f"{samples} pairs", shown, faster, {"gluon one by one": 3.0}))
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of a call and all that it starts."""
+    start = time.perf_counter()
+    run()
+    mx.nd.waitall()
+    return time.perf_counter() - start
+
+
+def tree_counts() -> tuple[int, ...]:
+    """Nodes of all trees by now, how many were computed, and nanoseconds of finding levels."""
+    counts = (ctypes.c_int64 * 3)()
+    bridge.load(mx).graphopt_tree_counts(counts)
+    return tuple(counts)
 
 
 @pytest.mark.parametrize("samples", [16, BATCH])

@@ -264,10 +264,12 @@ int64_t graphopt_kept_bytes(const char* spec, int lengths, int bidirectional, in
 /* How many directions of recurrences have packed matrices by now. */
 int64_t graphopt_count_packs() { return graphopt::CountPacks(); }
 
-/* Nodes that trees had in all calls by now, and of how many something was computed. */
+/* Nodes that trees had in all calls by now, of how many something was computed, and nanoseconds of
+ * finding levels. */
 void graphopt_tree_counts(int64_t* counts) {
   counts[0] = graphopt::tree_nodes;
   counts[1] = graphopt::tree_places;
+  counts[2] = graphopt::tree_nanoseconds;
 }
 
 /* Memory that one call at a time may have; see executor_operator.h. */

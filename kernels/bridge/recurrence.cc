@@ -92,8 +92,8 @@ constexpr int64_t kRingRows = 512;          // summed at once for the gradients 
 constexpr int64_t kMaxRing = 32;
 constexpr int64_t kMaxBlock = 16;
 constexpr int64_t kEarlyRows = 256;         // of products that are computed early
-constexpr int64_t kClearParts = 16;         // of arrays, for whoever has time
 constexpr int64_t kEarlyShare = 4;          // what these take is this part of the weights at most
+constexpr int64_t kClearParts = 16;         // of arrays, for whoever has time
 
 /* What all chunks of a call share. */
 template <typename T>
@@ -422,40 +422,38 @@ void Sort(Shared<T>* shared) {
     shared->lengths.push_back(call.lengths ? call.lengths[row] : call.steps);
 }
 
-/* Puts numbers of rows into the order in which sequences and steps are walked; nothing is read behind
- * the end of a sequence. */
-template <typename T>
-void SortIndex(Shared<T>* shared) {
-  const RecurrenceCall& call = shared->call;
-  if (!call.index) return;
-  shared->index.resize(call.steps * call.batch);
+/* Numbers of rows in the order in which sequences and steps are walked: number(time, row of the batch);
+ * none behind the end of a sequence. */
+template <typename T, typename Number>
+std::vector<int32_t> Walked(const Shared<T>& shared, const Number& number) {
+  const RecurrenceCall& call = shared.call;
+  std::vector<int32_t> found(call.steps * call.batch);
   for (int64_t step = 0; step < call.steps; ++step)
-    for (int64_t row = 0; row < call.batch && shared->lengths[row] > step; ++row) {
-      const int64_t time = call.reverse ? shared->lengths[row] - 1 - step : step;
-      shared->index[step * call.batch + row] = call.index[time * call.batch + shared->order[row]];
+    for (int64_t row = 0; row < call.batch && shared.lengths[row] > step; ++row) {
+      const int64_t time = call.reverse ? shared.lengths[row] - 1 - step : step;
+      found[step * call.batch + row] = static_cast<int32_t>(number(time, shared.order[row]));
     }
+  return found;
 }
 
-/* Gives numbers to the rows of sequences of different lengths, which are read and written where they are. */
+/* Numbers of the rows that are read by number, and of all rows of sequences of different lengths. */
 template <typename T>
 void NumberRows(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
+  if (call.index)
+    shared->index = Walked(*shared, [&](int64_t time, int64_t row) {
+      return call.index[time * call.batch + row];
+    });
   if (!call.lengths) return;
-  auto number = [&](std::vector<int32_t>* numbers, int64_t by_step, int64_t by_row) {
-    if (!numbers->empty()) return;
-    numbers->resize(call.steps * call.batch);
-    for (int64_t step = 0; step < call.steps; ++step)
-      for (int64_t row = 0; row < call.batch && shared->lengths[row] > step; ++row) {
-        const int64_t time = call.reverse ? shared->lengths[row] - 1 - step : step;
-        (*numbers)[step * call.batch + row] = time * by_step + shared->order[row] * by_row;
-      }
-  };
-  for (const SequenceArray& array : call.sequences) {
-    if (!array.data || (call.index && &array == &call.sequences[0])) continue;
-    if (shared->HasStepsFirst(array))
-      number(&shared->steps_first, call.batch, 1);
-    else
-      number(&shared->batch_first, 1, call.steps);
+  for (size_t i = call.index ? 1 : 0; i < call.sequences.size(); ++i) {
+    const SequenceArray& array = call.sequences[i];
+    if (!array.data) continue;
+    const bool steps_first = shared->HasStepsFirst(array);
+    std::vector<int32_t>* numbers = steps_first ? &shared->steps_first : &shared->batch_first;
+    if (numbers->empty())
+      *numbers = Walked(*shared, [&](int64_t time, int64_t row) {
+        return steps_first ? time * call.batch + row : row * call.steps + time;
+      });
   }
 }
 
@@ -674,7 +672,6 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
   Prepared<T> weights(program, call, whole);
   Shared<T> shared = Share(whole, call, weights);
   Sort(&shared);
-  SortIndex(&shared);
   NumberRows(&shared);
   const Layout<T> layout(&shared);
   std::unique_ptr<char[]> own;

@@ -195,7 +195,7 @@ def test_levels_are_those_of_the_structure_at_hand() -> None:
 def counted(run_: Any) -> tuple[int, int]:
     """Nodes that trees had while something ran, and of how many states were computed."""
     library = bridge.load(mx)
-    counts = [(ctypes.c_int64 * 2)() for _ in range(2)]
+    counts = [(ctypes.c_int64 * 3)() for _ in range(2)]
     library.graphopt_tree_counts(counts[0])
     run_()
     mx.nd.waitall()
