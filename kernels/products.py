@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -14,37 +14,70 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[np.float32]
 
+#: Rows and weights of a layer from which on splitting them for the matrix unit is worth it.
+_LEAST_ROWS: Final = 32
+_LEAST_WEIGHTS: Final = 1 << 16
 
-def packed_size(mxnet: Any, depth: int, units: int) -> int:
-    """How many numbers the weights of a layer are once packed, which depends on the processor.
+
+def has_matrix_unit(mxnet: Any) -> bool:
+    """Whether the processor has a matrix unit (AMX) that this process may use.
+
+    Not with ``GRAPHOPT_AMX=0`` in the environment when that was first asked.
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.
     """
-    library = bridge.load(mxnet)
-    return int(library.graphopt_packed_product(ctypes.c_int64(depth), ctypes.c_int64(units)))
+    return bool(bridge.load(mxnet).graphopt_has_matrix_unit())
 
 
-def packed(mxnet: Any, weights: Array) -> Array:
+def is_tiled(mxnet: Any, rows: int, depth: int, units: int) -> bool:
+    """Whether the matrix unit is to multiply so many rows with (units, depth) weights.
+
+    Raises:
+        MissingDependencyError: the bridge cannot be built or loaded.
+    """
+    return rows >= _LEAST_ROWS and depth * units >= _LEAST_WEIGHTS and has_matrix_unit(mxnet)
+
+
+def packed_size(mxnet: Any, depth: int, units: int, *, tiled: bool = False) -> int:
+    """How many numbers the weights of a layer are once packed, which depends on the processor.
+
+    Args:
+        mxnet: the module.
+        depth: inputs of a unit.
+        units: how many there are.
+        tiled: for the matrix unit, see :func:`is_tiled`.
+
+    Raises:
+        MissingDependencyError: the bridge cannot be built or loaded.
+    """
+    sizes = ctypes.c_int64(depth), ctypes.c_int64(units), ctypes.c_int(tiled)
+    return int(bridge.load(mxnet).graphopt_packed_product(*sizes))
+
+
+def packed(mxnet: Any, weights: Array, *, tiled: bool = False) -> Array | None:
     """Weights in the order in which products read them.
 
     Args:
         mxnet: the module.
         weights: float32, (units, depth).
+        tiled: for the matrix unit, see :func:`is_tiled`.
 
     Returns:
-        float32, :func:`packed_size` of them.
+        float32, :func:`packed_size` of them; ``None`` if they are ``tiled`` and have numbers that
+        the unit cannot take (infinite ones, say).
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.
     """
     units, depth = weights.shape
     given = np.ascontiguousarray(weights, np.float32)
-    made = np.empty(packed_size(mxnet, depth, units), np.float32)
-    bridge.load(mxnet).graphopt_pack_product(
+    made = np.empty(packed_size(mxnet, depth, units, tiled=tiled), np.float32)
+    is_packed = bridge.load(mxnet).graphopt_pack_product(
         ctypes.c_void_p(given.ctypes.data),
         ctypes.c_int64(depth),
         ctypes.c_int64(units),
+        ctypes.c_int(tiled),
         ctypes.c_void_p(made.ctypes.data),
     )
-    return made
+    return made if is_packed else None

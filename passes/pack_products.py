@@ -179,7 +179,8 @@ def _measured(graph: Graph, node: Node, target: Target) -> Sequence[float]:
 
     def measure() -> list[float]:
         plain = alone("FullyConnected", problem, (units, depth))
-        graphs = [alone(PRODUCT, problem, (target.packed_product(depth, units),)), plain]
+        size, tiled = target.packed_product(rows, depth, units)
+        graphs = [alone(PRODUCT, problem, (size,), tiled=tiled), plain]
         if rows * depth * units >= _LARGE_MACS:
             graphs.append(as_dot(plain))
         return target.times_ms(graphs)
@@ -188,7 +189,9 @@ def _measured(graph: Graph, node: Node, target: Target) -> Sequence[float]:
     return found
 
 
-def alone(op: str, problem: tuple[int, int, int, bool], weights: tuple[int, ...]) -> Graph:
+def alone(
+    op: str, problem: tuple[int, int, int, bool], weights: tuple[int, ...], *, tiled: bool = False
+) -> Graph:
     """A product by itself, to be timed; ``weights`` is their shape, packed for ``PRODUCT``."""
     rows, depth, units, has_bias = problem
     graph = Graph("product")
@@ -200,7 +203,7 @@ def alone(op: str, problem: tuple[int, int, int, bool], weights: tuple[int, ...]
         sources.append(graph.add_input("b", PARAM, TensorType("float32", (units,))))
     attrs: dict[str, str | int | bool] = {"flatten": False, "no_bias": not has_bias}
     if op == PRODUCT:
-        attrs |= {"units": units, "activation": "none", "packed": True}
+        attrs |= {"units": units, "activation": "none", "packed": True, "tiled": tiled}
     else:
         attrs["num_hidden"] = units
     made = TensorType("float32", (rows, units))

@@ -25,7 +25,7 @@ from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.step import StepEngine
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, first_line, to_symbol
-from graphopt.backend.tuning import Tuned
+from graphopt.backend.tuning import Tuned, tune_learning
 from graphopt.backend.tuning import tune as tune_products
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
 from graphopt.compat import import_mxnet
@@ -124,6 +124,9 @@ class Lowered:
         per_call = self._freeze(graph) if frozen else graph
         if frozen and self.ctx.device_type == "cpu":
             per_call = self._settle_products(per_call, is_tuned=tune)
+        elif tune and self.ctx.device_type == "cpu":
+            learning = tune_learning(per_call)
+            per_call, self.choice.tuning = learning.graph, list(learning.told)
         per_call = without_passed_inputs(per_call) if training else self._with_kept(per_call)
         self._per_call, self._keeps = per_call, any(map(keeps, per_call))
         packed = self._with_products.graph if self._with_products else Graph("none")
@@ -522,7 +525,7 @@ def lower(
         frozen: compute what depends on parameters alone once, now.
         engine: ``auto`` measures at the first call; else the name of an engine.
         numpy: return ``mx.np`` arrays.
-        tune: let frozen graphs use the matrix products that are fastest on this machine.
+        tune: use the matrix products that are fastest on this machine.
         memory: bytes that a training step may take; with ``pools`` only.
         pools: train on MXNet's executors, in this memory.
 

@@ -43,7 +43,8 @@ def once(parts: Sequence[str], measure: Callable[[], Any]) -> Any:
 
 
 def _key(parts: Sequence[str]) -> str:
-    return disk.key_of(*_machine(), os.environ.get("OMP_NUM_THREADS", ""), *parts)
+    told = (os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "GRAPHOPT_AMX"))
+    return disk.key_of(*_machine(), *told, *parts)
 
 
 @cache

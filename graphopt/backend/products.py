@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import PARAM, PRODUCT, Value
+from graphopt.ir.node import PARAM, PRODUCT, Node, Value
 from graphopt.ir.types import TensorType
-from graphopt.kernels.products import packed
+from graphopt.kernels.products import is_tiled, packed
 
 
 def has_products(graph: Graph) -> bool:
@@ -25,15 +25,16 @@ def has_products(graph: Graph) -> bool:
 class Packed:
     """Packed weights, shared by all who keep this."""
 
-    def __init__(self, array: Any) -> None:
-        """Of an NDArray."""
+    def __init__(self, array: Any, *, tiled: bool = False) -> None:
+        """Of an NDArray; ``tiled`` tells whether it is for the matrix unit."""
         self.array = array
+        self.tiled = tiled
 
 
 #: By what they were made from. A net has an engine for each shape of its inputs, and its weights
 #: are packed for all of them alike. By values and not by arrays, since arrays are written to, and
 #: every engine folds parameters into arrays of its own.
-_KEPT: Final[WeakValueDictionary[tuple[bytes, tuple[int, ...], str], Packed]] = (
+_KEPT: Final[WeakValueDictionary[tuple[bytes, tuple[int, ...], str, bool], Packed]] = (
     WeakValueDictionary()
 )
 
@@ -54,6 +55,7 @@ def with_packed_products(
     copy, made = graph.copy(), {}
     keepers: list[Packed] = []
     known: dict[Value, Value] = {}
+    layers: dict[tuple[Value, bool], tuple[Value, bool]] = {}
 
     def named(value: Value, array: Any) -> Value:
         name = copy.unique_name(f"{graph[value.node].name}_packed")
@@ -64,22 +66,35 @@ def with_packed_products(
         if node.op != PRODUCT:
             continue
         data, weights, *bias = node.inputs
-        if weights not in known:
-            keepers.append(_packed(values[graph[weights.node].name].asnumpy(), ctx))
-            known[weights] = named(weights, keepers[-1].array)
+        tiled = _is_tiled(graph, node)
+        if (weights, tiled) not in layers:
+            keeper = _packed(values[graph[weights.node].name].asnumpy(), ctx, tiled=tiled)
+            keepers.append(keeper)
+            layers[weights, tiled] = named(weights, keeper.array), keeper.tiled
         for value in bias:
             if value not in known:
                 known[value] = named(value, values[graph[value.node].name].copy())
-        inputs = (data, *(known[value] for value in (weights, *bias)))
-        copy.update(copy[node.id].but(inputs=inputs, attrs=node.attrs.set(packed=True)))
+        packed_weights, tiled = layers[weights, tiled]
+        inputs = (data, packed_weights, *(known[value] for value in bias))
+        attrs = node.attrs.set(packed=True, tiled=tiled)
+        copy.update(copy[node.id].but(inputs=inputs, attrs=attrs))
     return copy, made, keepers
 
 
-def _packed(weights: npt.NDArray[np.float32], ctx: Any) -> Packed:
-    key = hashlib.blake2b(weights.tobytes()).digest(), weights.shape, str(ctx)
+def _is_tiled(graph: Graph, node: Node) -> bool:
+    """Whether a product's weights are to be packed for the matrix unit."""
+    units, depth = (extent or 0 for extent in graph.type_of(node.inputs[1]).shape or (0, 0))
+    rows = (graph.type_of(node.inputs[0]).size or 0) // max(depth, 1)
+    return is_tiled(import_mxnet(), rows, depth, units)
+
+
+def _packed(weights: npt.NDArray[np.float32], ctx: Any, *, tiled: bool) -> Packed:
+    key = hashlib.blake2b(weights.tobytes()).digest(), weights.shape, str(ctx), tiled
     found = _KEPT.get(key)
     if found is None:
         mx = import_mxnet()
-        found = Packed(mx.nd.array(packed(mx, weights), ctx=ctx, dtype="float32"))
+        made = packed(mx, weights, tiled=True) if tiled else None
+        array = packed(mx, weights) if made is None else made
+        found = Packed(mx.nd.array(array, ctx=ctx, dtype="float32"), tiled=made is not None)
         found = _KEPT.setdefault(key, found)
     return found

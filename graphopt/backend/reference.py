@@ -15,6 +15,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
     CONSTANT,
     CONVOLUTIONS,
+    DENSE,
     FUSED,
     PARALLEL_BATCH_DOT,
     PRODUCT,
@@ -31,6 +32,9 @@ from graphopt.kernels.tree import interpret as tree
 from graphopt.kernels.tree.spec import parse as parse_tree
 
 _FLAGS = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states", "flat", "indexed")
+
+#: Operators of ours that compute what MXNet's do.
+_PLAIN = {PARALLEL_BATCH_DOT: "batch_dot", DENSE: "FullyConnected"}
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -63,7 +67,7 @@ def supports(graph: Graph) -> bool:
     """Whether every operator of the graph is in the reference table."""
     return all(
         node.is_input
-        or node.op in (CONSTANT, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
+        or node.op in (CONSTANT, DENSE, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
         or (node.op in (CONVOLUTIONS, PRODUCT) and supports(node.graphs[0]))
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
@@ -99,7 +103,7 @@ def _node(
     if node.op == TREE:
         indexed = bool(node.attrs.get("indexed"))
         return tree.run(parse_tree(node.attrs["spec"]), inputs, indexed=indexed)
-    op = "batch_dot" if node.op == PARALLEL_BATCH_DOT else node.op
+    op = _PLAIN.get(node.op, node.op)
     return reference_ops.evaluate(op, inputs, node.attrs, training=training)
 
 

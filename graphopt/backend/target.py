@@ -22,7 +22,7 @@ from graphopt.ir.node import AUX, DATA
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.single import Layer
-from graphopt.kernels.products import packed_size
+from graphopt.kernels.products import has_matrix_unit, is_tiled, packed_size
 
 #: Graphs are timed against each other so often, or until this is spent.
 _MOST_ROUNDS = 5
@@ -84,9 +84,15 @@ class MXNetTarget:
         """See :func:`graphopt.kernels.convolutions.native.lanes`."""
         return native.lanes(import_mxnet())
 
-    def packed_product(self, depth: int, units: int) -> int:
+    def has_matrix_unit(self) -> bool:
+        """See :func:`graphopt.kernels.products.has_matrix_unit`."""
+        return has_matrix_unit(import_mxnet())
+
+    def packed_product(self, rows: int, depth: int, units: int) -> tuple[int, bool]:
         """See :func:`graphopt.kernels.products.packed_size`."""
-        return packed_size(import_mxnet(), depth, units)
+        mx = import_mxnet()
+        tiled = is_tiled(mx, rows, depth, units)
+        return packed_size(mx, depth, units, tiled=tiled), tiled
 
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
         """See :func:`graphopt.kernels.convolutions.native.layer_times_ms`."""

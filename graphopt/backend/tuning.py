@@ -1,9 +1,10 @@
-"""Frozen graphs rewritten by passes that measure, for the machine at hand."""
+"""Graphs rewritten by passes that measure, for the machine at hand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
@@ -13,9 +14,12 @@ from graphopt.passes.fuse_pointwise import FusePointwise
 from graphopt.passes.fuse_reduction import FuseReduction
 from graphopt.passes.pack_products import PackProducts
 from graphopt.passes.select_gemm import SelectGemm
+from graphopt.passes.use_matrix_unit import UseMatrixUnit
 from graphopt.pipeline.base import Pass, Settings
 from graphopt.pipeline.manager import run_passes
 from graphopt.pipeline.remarks import RemarkKind
+
+_FROZEN: Final = Settings("inference", frozen=True)
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,14 @@ def tune(graph: Graph) -> tuple[Tuned, Tuned | None]:
     return best, Tuned(rest.graph, (*packed.told, *rest.told))
 
 
-def _run(graph: Graph, passes: Sequence[Pass]) -> Tuned:
-    result = run_passes(graph, passes, Settings("inference", frozen=True), MXNetTarget())
-    telling = (PackProducts.name, SelectGemm.name)
+def tune_learning(graph: Graph) -> Tuned:
+    """A graph that is not frozen, its dense layers on the matrix unit where that is faster."""
+    return _run(graph, (UseMatrixUnit(),), Settings("training"))
+
+
+def _run(graph: Graph, passes: Sequence[Pass], settings: Settings = _FROZEN) -> Tuned:
+    result = run_passes(graph, passes, settings, MXNetTarget())
+    telling = (PackProducts.name, SelectGemm.name, UseMatrixUnit.name)
     told = (
         f"{', '.join(remark.nodes)}: {remark.message}"
         for remark in result.remarks

@@ -10,6 +10,7 @@ from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
     CONVOLUTIONS,
+    DENSE,
     FUSED,
     PARALLEL_BATCH_DOT,
     PRODUCT,
@@ -29,7 +30,7 @@ _ACTIVATIONS = frozenset({"Activation", "LeakyReLU", "clip", "relu", "sigmoid", 
 def is_fused(graph: Graph) -> bool:
     """Whether the graph has operators of ours that MXNet's can take the place of."""
     return any(
-        _region(node) is not None or node.op in (PARALLEL_BATCH_DOT, RECURRENCE, TREE)
+        _region(node) is not None or node.op in (DENSE, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
         for node in graph
     )
 
@@ -51,6 +52,8 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
                 body = in_mxnets_operators(graph, node)
             else:
                 plain.update(plain[node.id].but(op="batch_dot"))
+        if node.op == DENSE:
+            plain.update(plain[node.id].but(op="FullyConnected"))
         now = plain[node.id]
         if body is None:
             if node.op == TREE:

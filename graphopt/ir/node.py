@@ -46,9 +46,14 @@ TREE: Final = "graphopt_tree"
 CONVOLUTIONS: Final = "graphopt_convolutions"
 
 #: A dense layer with constant weights; attrs: ``units``, ``activation``, ``flatten``, ``no_bias``;
-#: ``packed``, whether its weights are in the order in which they are read. Its nested graph is the
-#: layer in MXNet's operators (see kernels/bridge/product_operator.h).
+#: ``packed``, whether its weights are in the order in which they are read; ``tiled``, whether that
+#: is the matrix unit's order. Its nested graph is the layer in MXNet's operators (see
+#: kernels/bridge/product_operator.h).
 PRODUCT: Final = "graphopt_product"
+
+#: MXNet's FullyConnected, attributes and all, by the processor's matrix unit (see
+#: kernels/bridge/dense_operator.h).
+DENSE: Final = "graphopt_dense"
 
 #: MXNet's batch_dot with a thread for every product; attrs: ``transpose_a``, ``transpose_b``, and
 #: ``heads_a``, ``heads_b``, ``heads_out`` where matrices lie side by side (see

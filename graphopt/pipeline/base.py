@@ -51,8 +51,14 @@ class Target(Protocol):
     def block_lanes(self) -> int:
         """How many channels make a block in blocked layout."""
 
-    def packed_product(self, depth: int, units: int) -> int:
-        """How many numbers the weights of a dense layer are once packed."""
+    def has_matrix_unit(self) -> bool:
+        """Whether the processor has a matrix unit that this process may use."""
+
+    def packed_product(self, rows: int, depth: int, units: int) -> tuple[int, bool]:
+        """How many numbers the weights of a dense layer are once packed for so many rows.
+
+        And whether they are packed for the matrix unit.
+        """
 
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
         """Milliseconds of a convolution by each algorithm, in turns, the best of some."""

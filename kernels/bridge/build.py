@@ -25,6 +25,8 @@ SOURCES = (
     "recurrence.cc",
     "lookup.cc",
     "matrix.cc",
+    "tiles.cc",
+    "dense.cc",
     "tree.cc",
     "winograd.cc",
     "levels.cc",
@@ -36,6 +38,8 @@ SOURCES = (
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
 _VECTORS = {
     "matrix.cc": ["-O3"],
+    "tiles.cc": ["-O2"],
+    "dense.cc": ["-O2"],
     "recurrence.cc": ["-O2", "-ftree-vectorize"],
     "lookup.cc": ["-O2"],
     "tree.cc": ["-O2", "-ftree-vectorize"],

@@ -79,6 +79,13 @@ struct Located {
   T* Row(int64_t r) const { return at + (index ? index[r] : r) * stride; }
 };
 
+/* Elements of all matrices that programs multiply with. */
+inline int64_t ElementsOf(const Program& program) {
+  int64_t elements = 0;
+  for (const PackOf& pack : program.packs) elements += pack.depth * pack.width;
+  return elements;
+}
+
 /* A program with its weights once they are packed, and places in a unit's partial gradients. */
 template <typename T>
 struct Prepared {
@@ -87,24 +94,26 @@ struct Prepared {
   const Products<T>& products;
   std::vector<const T*> packs;
   std::unique_ptr<T[]> memory;
-  int64_t packed_bytes = 0;
+  int64_t packed_bytes = 0, read_bytes = 0;  // of which products read so many
   std::vector<int64_t> matrix_at, vector_at;  // kElsewhere: not among the partial gradients
   int64_t partial_size = 0;
   static constexpr int64_t kElsewhere = -1;
 
   /* Nothing is packed yet; `elsewhere` has a 1 for each matrix whose gradient is computed elsewhere. */
-  Prepared(const Program& program, const Learned& learned, const std::vector<bool>& elsewhere = {})
-      : program(program), learned(learned), products(AllProducts<T>()) {
+  Prepared(const Program& program, const Learned& learned, const Products<T>& products,
+           const std::vector<bool>& elsewhere = {})
+      : program(program), learned(learned), products(products) {
     for (const PackOf& pack : program.packs) {
       pack_at_.push_back(packed_bytes / sizeof(T));
       packed_bytes += RoundUp(products.packed_size(pack.depth, pack.width), kLine) * sizeof(T);
+      read_bytes += products.read_size(pack.depth, pack.width) * sizeof(T);
     }
     if (program.backward) Divide(elsewhere);
   }
 
   /* Packs in memory of its own. */
-  Prepared(const Program& program, const Learned& learned, int threads)
-      : Prepared(program, learned) {
+  Prepared(const Program& program, const Learned& learned, const Products<T>& products, int threads)
+      : Prepared(program, learned, products) {
     memory.reset(new T[packed_bytes / sizeof(T) + kLine]);
     Pack(threads, memory.get());
   }
@@ -122,8 +131,8 @@ struct Prepared {
       const bool is_long = pack.depth * pack.width > kParallelPack;
 #pragma omp parallel for num_threads(threads) if (is_long && threads > 1)
       for (int64_t j = 0; j < pack.width; j += panel)
-        products.pack(from + j * by_width, by_depth, by_width, pack.depth,
-                      std::min(panel, pack.width - j), to + j * pack.depth);
+        products.pack(from, by_depth, by_width, pack.depth, pack.width, j,
+                      std::min(j + panel, pack.width), to);
     }
     Use(to_all);
   }

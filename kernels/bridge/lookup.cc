@@ -57,6 +57,7 @@ struct PartOf {
 template <typename T>
 void MultiplyAll(const Rows<T>& all, const T* packed, int64_t depth, int64_t width, bool adds,
                  int threads) {
+  const Products<T>& products = ProductsFor<T>(all.rows, depth * width);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 1)
   for (int64_t begin = 0; begin < all.rows; begin += kBlock) {
     Rows<T> block = all;
@@ -69,16 +70,16 @@ void MultiplyAll(const Rows<T>& all, const T* packed, int64_t depth, int64_t wid
       block.to_index += begin;
     else
       block.to += begin * all.to_stride;
-    AllProducts<T>().multiply(&block, 1, packed, depth, width, adds);
+    products.multiply(&block, 1, packed, depth, width, adds);
   }
 }
 
 template <typename T>
 std::unique_ptr<T[]> Packed(const T* from, int64_t by_depth, int64_t by_width, int64_t depth,
-                            int64_t width) {
-  const Products<T>& products = AllProducts<T>();
+                            int64_t width, int64_t rows) {
+  const Products<T>& products = ProductsFor<T>(rows, depth * width);
   std::unique_ptr<T[]> packed(new T[products.packed_size(depth, width)]);
-  products.pack(from, by_depth, by_width, depth, width, packed.get());
+  products.pack(from, by_depth, by_width, depth, width, 0, width, packed.get());
   return packed;
 }
 
@@ -87,7 +88,8 @@ void ProjectAs(const Table& table, const RowsInUse& rows, T* projected) {
   const int64_t width = table.projection.width;
   for (const Factor& factor : table.projection.factors) {
     const PartOf<T> part(table, factor);
-    auto packed = Packed(part.at, part.by_depth, part.by_width, factor.depth, factor.width);
+    auto packed = Packed(part.at, part.by_depth, part.by_width, factor.depth, factor.width,
+                         rows.count());
     const Rows<T> all{static_cast<const T*>(table.data) + factor.from,
                       table.columns,
                       projected + factor.column,
@@ -102,7 +104,8 @@ template <typename T>
 void AddTableGradient(const Table& table, const RowsInUse& rows, const T* sums, T* gradient) {
   for (const Factor& factor : table.projection.factors) {
     const PartOf<T> part(table, factor);
-    auto packed = Packed(part.at, part.by_width, part.by_depth, factor.width, factor.depth);
+    auto packed = Packed(part.at, part.by_width, part.by_depth, factor.width, factor.depth,
+                         rows.count());
     const Rows<T> all{sums + factor.column,
                       table.projection.width,
                       gradient + factor.from,
@@ -128,7 +131,7 @@ void AddSlice(const Table& table, const RowsInUse& rows, const Factor& factor, c
   const int64_t columns = table.matrix_columns[factor.matrix];
   auto to = static_cast<T*>(table.learned.matrix_gradients[factor.matrix]) +
             (factor.row + begin) * columns + factor.matrix_column;
-  AllProducts<T>().outer(&all, 1, end - begin, factor.transposed ? factor.depth : factor.width, to,
+  ProductsFor<T>(rows.count(), factor.depth * factor.width).outer(&all, 1, end - begin, factor.transposed ? factor.depth : factor.width, to,
                          columns);
 }
 

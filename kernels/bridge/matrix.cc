@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lanes_transpose.h"
+#include "tiles.h"
 
 namespace graphopt {
 namespace {
@@ -166,12 +167,12 @@ void PackPanel(const T* b, int64_t row_stride, int64_t column_stride, int64_t k,
 }
 
 template <typename T>
-void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, T* packed) {
-  for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
+void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, int64_t begin,
+          int64_t end, T* packed) {
+  for (int64_t j = begin; j < end; j += Shape<T>::kWidth) {
     int64_t columns = std::min<int64_t>(n - j, Shape<T>::kWidth);
     int64_t width = Vectors<T>(columns) * Shape<T>::kLanes;
-    PackPanel(b + j * column_stride, row_stride, column_stride, k, columns, packed, width);
-    packed += k * width;
+    PackPanel(b + j * column_stride, row_stride, column_stride, k, columns, packed + k * j, width);
   }
 }
 
@@ -292,11 +293,28 @@ void Outer(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c
 }  // namespace
 
 template <typename T>
-const Products<T>& AllProducts() {
-  static const Products<T> all = {Shape<T>::kWidth, PackedSize<T>, Pack<T>, Multiply<T>, Outer<T>};
+const Products<T>& ProductsOfFew() {
+  static const Products<T> all = {Shape<T>::kWidth, PackedSize<T>, PackedSize<T>,
+                                  Pack<T>,          Multiply<T>,   Outer<T>};
   return all;
 }
-template const Products<float>& AllProducts<float>();
-template const Products<double>& AllProducts<double>();
+
+template const Products<float>& ProductsOfFew<float>();
+template const Products<double>& ProductsOfFew<double>();
+
+template <>
+const Products<double>& ProductsFor<double>(int64_t, int64_t, bool) { return ProductsOfFew<double>(); }
+
+template <>
+const Products<float>& ProductsFor<float>(int64_t rows, int64_t elements, bool kept) {
+  const Products<float>& vectors = ProductsOfFew<float>();
+  if (elements < kLeastElements || (!kept && rows < kLeastRows) || !tiles::AreThere())
+    return vectors;
+  const Products<float>& all = tiles::MakeProducts(vectors);
+  if (rows >= kLeastRows) return all;
+  static const Products<float> few = {all.panel, all.packed_size,  vectors.read_size,
+                                      all.pack,  vectors.multiply, vectors.outer};
+  return few;
+}
 
 }  // namespace graphopt

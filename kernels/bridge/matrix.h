@@ -33,10 +33,13 @@ struct Rows {
 template <typename T>
 struct Products {
   int64_t panel;  // columns that are packed together
-  /* Elements that `Pack` writes for k x n. */
+  /* Elements that `pack` writes for k x n, and those of them that `multiply` reads. */
   int64_t (*packed_size)(int64_t k, int64_t n);
-  /* packed = the k x n matrix whose element (p, j) is at b[p * row_stride + j * column_stride]. */
-  void (*pack)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, T* packed);
+  int64_t (*read_size)(int64_t k, int64_t n);
+  /* packed = the k x n matrix whose element (p, j) is at b[p * row_stride + j * column_stride]; columns
+   * `begin` to `end` of it, which are whole panels but for the last. */
+  void (*pack)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
+               int64_t begin, int64_t end, T* packed);
   /* For all blocks: to = from times packed (k x n), added to `to` where `adds`. */
   void (*multiply)(const Rows<T>* blocks, int64_t count, const T* packed, int64_t k, int64_t n,
                    bool adds);
@@ -45,7 +48,17 @@ struct Products {
                 int64_t c_stride);
 };
 
+/* Rows of a call, and elements of the matrices that it multiplies them with, from which on a matrix unit
+ * is worth the splitting, where there is one. What decides is the whole call's number, as results must
+ * not depend on how rows are shared among threads. */
+constexpr int64_t kLeastRows = 16, kLeastElements = 128 << 10;
+
+/* By vectors, which is best for a few rows at a time. */
 template <typename T>
-const Products<T>& AllProducts();
+const Products<T>& ProductsOfFew();
+
+/* For such a call; if `kept`, what is packed is for calls with any number of rows. */
+template <typename T>
+const Products<T>& ProductsFor(int64_t rows, int64_t elements, bool kept = false);
 
 }  // namespace graphopt

@@ -8,6 +8,7 @@
 
 #include "batch_dot.h"
 #include "convolutions_operator.h"
+#include "dense_operator.h"
 #include "executor_operator.h"
 #include "fused.h"
 #include "fused_cuda.h"
@@ -97,6 +98,7 @@ void Register() {
   SetAttribute<mxnet::FCompute>(unschedule, "FCompute<cpu>", LegacyFunction(&ScheduleBackward));
   RegisterConvolutions();
   RegisterProduct();
+  RegisterDense();
   RegisterKeeping();
   RegisterExecutor();
 }
@@ -242,13 +244,21 @@ int graphopt_run_convolutions(const char* spec, const float** inputs, float** ou
   }
 }
 
-/* Floats of a dense layer's weights once packed, and packing them from (units, depth). */
-int64_t graphopt_packed_product(int64_t depth, int64_t units) {
-  return graphopt::product::PackedSize(depth, units);
+/* Whether there is a matrix unit that this process may use. */
+int graphopt_has_matrix_unit() { return graphopt::tiles::AreThere(); }
+
+/* Floats of a dense layer's weights once packed, for the matrix unit if `tiled`, and packing them from
+ * (units, depth); 0 if they cannot be packed. */
+int64_t graphopt_packed_product(int64_t depth, int64_t units, int tiled) {
+  return tiled ? graphopt::dense::PackedSize(depth, units)
+               : graphopt::product::PackedSize(depth, units);
 }
 
-void graphopt_pack_product(const float* weights, int64_t depth, int64_t units, float* packed) {
+int graphopt_pack_product(const float* weights, int64_t depth, int64_t units, int tiled,
+                          float* packed) {
+  if (tiled) return graphopt::dense::Pack({weights, depth, true}, depth, units, packed);
   graphopt::product::Pack(weights, depth, units, packed);
+  return 1;
 }
 
 /* Bytes of the packed matrices of a recurrence in inference, or -1. */

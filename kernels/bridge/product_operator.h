@@ -4,7 +4,8 @@
  *
  * Attributes: `units`; `activation`, "none", "relu" or "gelu"; `flatten`, all axes but the first are the
  * depth, not the last alone; `no_bias`; `packed`, weights come in the order in which they are read. Inputs:
- * data, weights (units, depth) or packed, the bias. It is for inference: there is no gradient.
+ * data, weights (units, depth) or packed, the bias. With `tiled` they are packed for the processor's matrix
+ * unit, see dense.h. It is for inference: there is no gradient.
  */
 #pragma once
 
@@ -13,6 +14,7 @@
 #include <memory>
 
 #include "convolutions_operator.h"
+#include "dense.h"
 #include "product.h"
 
 namespace graphopt {
@@ -39,10 +41,9 @@ bool ProductShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVe
   const mxnet::TShape& data = (*in)[0];
   if (!mxnet::shape_is_known(data)) return false;
   const int64_t depth = DepthOf(attrs, data), units = UnitsOf(attrs);
-  Settle(attrs, 1,
-         Flag(attrs, "packed") ? Shaped({product::PackedSize(depth, units)})
-                               : Shaped({units, depth}),
-         &(*in)[1]);
+  const int64_t packed = Flag(attrs, "tiled") ? dense::PackedSize(depth, units)
+                                              : product::PackedSize(depth, units);
+  Settle(attrs, 1, Flag(attrs, "packed") ? Shaped({packed}) : Shaped({units, depth}), &(*in)[1]);
   if (in->size() > 2) Settle(attrs, 2, Shaped({units}), &(*in)[2]);
   mxnet::TShape made = Flag(attrs, "flatten") ? Shaped({data[0], units}) : data;
   made[made.ndim() - 1] = units;
@@ -70,19 +71,27 @@ void ProductForward(const NodeAttrs& attrs, const mxnet::OpContext&,
   const int64_t depth = DepthOf(attrs, inputs[0].shape_), units = UnitsOf(attrs);
   const int64_t rows = units ? outputs[0].shape_.Size() / units : 0;
   if (!to || rows == 0) return;
+  const float* data = static_cast<const float*>(inputs[0].dptr_);
   const float* weights = static_cast<const float*>(inputs[1].dptr_);
+  const float* bias = inputs.size() > 2 ? static_cast<const float*>(inputs[2].dptr_) : nullptr;
+  if (Flag(attrs, "packed") && Flag(attrs, "tiled")) {
+    const double nanoseconds = 0.01 * rows * depth * units;
+    dense::Multiply({rows, depth, units, {data, depth, false}, {}, weights, bias,
+                     ActivationOf(attrs), false, to, units},
+                    Threads(nanoseconds, 1 << 10));
+    return results.Finish();
+  }
   std::vector<float> packed;
   if (!Flag(attrs, "packed")) {
     packed.resize(product::PackedSize(depth, units));
     product::Pack(weights, depth, units, packed.data());
     weights = packed.data();
   }
-  const float* bias = inputs.size() > 2 ? static_cast<const float*>(inputs[2].dptr_) : nullptr;
   // A row alone costs what it takes to read the weights.
   const double nanoseconds = static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
   const int threads = Threads(nanoseconds, 1 << 10);
   RunProduct(product::MakePlan(rows, depth, units, threads),
-             {static_cast<const float*>(inputs[0].dptr_), weights, bias, to, ActivationOf(attrs)},
+             {data, weights, bias, to, ActivationOf(attrs)},
              threads);
   results.Finish();
 }

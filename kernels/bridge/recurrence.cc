@@ -487,7 +487,7 @@ int64_t Block(const Shared<T>& shared) {
   const int64_t columns = std::accumulate(widths.begin(), widths.end(), int64_t{1});
   const int64_t bytes = shared.rows_per_chunk * columns * sizeof(T);
   const int64_t most = std::min(kEarlyRows / shared.rows_per_chunk,
-                                shared.weights.packed_bytes / kEarlyShare / bytes);
+                                shared.weights.read_bytes / kEarlyShare / bytes);
   return std::max<int64_t>(1, std::min(kMaxBlock, most));
 }
 
@@ -495,7 +495,7 @@ template <typename T>
 void Divide(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
   int64_t share = RoundUp((call.batch + call.threads - 1) / call.threads, kMultiple);
-  bool are_far = shared->weights.packed_bytes > kCacheBytes;
+  bool are_far = shared->weights.read_bytes > kCacheBytes;
   shared->is_large = are_far && call.steps > 1;
   int64_t most = are_far ? kLargeChunk : kSmallChunk;
   shared->rows_per_chunk = share;
@@ -669,7 +669,7 @@ Shared<T> Share(const std::vector<bool>& whole, const RecurrenceCall& call,
 template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
   const std::vector<bool> whole = FindWhole(program, call);
-  Prepared<T> weights(program, call, whole);
+  Prepared<T> weights(program, call, ProductsFor<T>(call.batch, ElementsOf(program), call.packed), whole);
   Shared<T> shared = Share(whole, call, weights);
   Sort(&shared);
   NumberRows(&shared);
@@ -712,9 +712,15 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
 template <typename T>
 int64_t BytesAs(const Program& program, const RecurrenceCall& call) {
   const std::vector<bool> whole = FindWhole(program, call);
-  Prepared<T> weights(program, call, whole);
+  Prepared<T> weights(program, call, ProductsFor<T>(call.batch, ElementsOf(program), call.packed), whole);
   Shared<T> shared = Share(whole, call, weights);
   return Layout<T>(&shared).bytes;
+}
+
+/* For calls with any number of rows. */
+template <typename T>
+Prepared<T> Kept(const Program& program, const Learned& learned) {
+  return {program, learned, ProductsFor<T>(0, ElementsOf(program), true)};
 }
 
 }  // namespace
@@ -749,15 +755,15 @@ int64_t ScratchBytes(const Program& program, const RecurrenceCall& call) {
 
 int64_t PackedBytes(const Program& program) {
   const Learned none;
-  return program.is_double ? Prepared<double>(program, none).packed_bytes
-                           : Prepared<float>(program, none).packed_bytes;
+  return program.is_double ? Kept<double>(program, none).packed_bytes
+                           : Kept<float>(program, none).packed_bytes;
 }
 
 void PackMatrices(const Program& program, const Learned& learned, int threads, void* to) {
   if (program.is_double)
-    Prepared<double>(program, learned).Pack(threads, static_cast<double*>(to));
+    Kept<double>(program, learned).Pack(threads, static_cast<double*>(to));
   else
-    Prepared<float>(program, learned).Pack(threads, static_cast<float*>(to));
+    Kept<float>(program, learned).Pack(threads, static_cast<float*>(to));
 }
 
 }  // namespace graphopt

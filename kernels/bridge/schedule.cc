@@ -764,8 +764,9 @@ void RunAs(const SchedulePlan& plan, const ScheduleCall& call, bool backward) {
   if (backward) rows = FindShared(plan, chunks, call);
   Shared<T> shared{plan, call, chunks, rows};
   for (size_t i = 0; i < call.programs.size(); ++i) {
-    shared.programs.emplace_back(
-        new Prepared<T>(*call.programs[i], call.learned[i], call.threads));
+    // Steps of a chunk have few rows.
+    shared.programs.emplace_back(new Prepared<T>(*call.programs[i], call.learned[i],
+                                                 ProductsOfFew<T>(), call.threads));
     shared.partial_at.push_back(shared.partial_size);
     shared.partial_size += shared.programs.back()->partial_size;
   }

@@ -365,8 +365,9 @@ class Turns {
 
 template <typename T>
 void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& call) {
-  Prepared<T> message(program.message, call.message, call.threads);
-  Prepared<T> update(program.update, call.update, call.threads);
+  const Products<T>& products = ProductsOfFew<T>();  // levels of a chunk are small
+  Prepared<T> message(program.message, call.message, products, call.threads);
+  Prepared<T> update(program.update, call.update, products, call.threads);
   Shared<T> shared{shape, call, message, update};
   const Levels& levels = *call.levels;
   int64_t chunks = levels.chunks.size() - 1;

@@ -11,6 +11,8 @@ import pytest
 from graphopt.kernels.bridge import build
 
 ORDER = ("base", "avx2", "avx512")
+#: What files call besides.
+_BESIDE = {"matrix.cc": ("tiles.cc",)}
 
 
 def compiled(name: str, file: str, folder: Path) -> ctypes.CDLL:
@@ -22,6 +24,7 @@ def compiled(name: str, file: str, folder: Path) -> ctypes.CDLL:
     options = ["-std=c++17", "-fPIC", "-shared", "-w", f"-I{build.HERE}"]
     options += [*build._VECTORS[file], *build._INSTRUCTIONS[name]]
     made = folder / f"{source.stem}.so"
-    command = [build.compiler(), *options, str(source), str(driver), "-o", str(made)]
+    sources = [source, *(build.HERE / beside for beside in _BESIDE.get(file, ())), driver]
+    command = [build.compiler(), *options, *map(str, sources), "-o", str(made)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(made))

@@ -1,17 +1,28 @@
 /* Products of matrix.h by themselves, for tests to call. */
 #include "matrix.h"
+#include "tiles.h"
 
 using namespace graphopt;
 
 namespace {
+
+bool use_tiles = false;
+
+/* Those for a call that is worth the matrix unit, or for one that is not. */
+template <typename T>
+const Products<T>& Chosen() {
+  return use_tiles ? ProductsFor<T>(kLeastRows, kLeastElements) : ProductsFor<T>(0, 0);
+}
 
 template <typename T>
 void MultiplyAs(const T* from, const int32_t* from_index, const T* right, int64_t by_depth,
                 int64_t by_width, T* packed, T* to, const int32_t* to_index, const int64_t* sizes,
                 bool adds) {
   const int64_t rows = sizes[0], depth = sizes[1], width = sizes[2], stride = sizes[3];
-  const Products<T>& all = AllProducts<T>();
-  all.pack(right, by_depth, by_width, depth, width, packed);
+  const Products<T>& all = Chosen<T>();
+  for (int64_t j = 0; j < width; j += all.panel)
+    all.pack(right, by_depth, by_width, depth, width, j, j + all.panel < width ? j + all.panel : width,
+             packed);
   // Rows that come one after the other are given as two blocks.
   const int64_t first = from_index || to_index ? rows : rows / 3;
   const Rows<T> blocks[] = {{from, depth, to, stride, first, from_index, to_index},
@@ -24,14 +35,20 @@ void OuterAs(const T* left, const int32_t* left_index, const T* right, const int
              T* to, const int64_t* sizes) {
   const Segment<T> segment{left, right, sizes[1], sizes[2], sizes[0], left_index, right_index};
   const Segment<T> segments[] = {segment, segment};
-  AllProducts<T>().outer(segments, 2, sizes[1], sizes[2], to, sizes[3]);
+  Chosen<T>().outer(segments, 2, sizes[1], sizes[2], to, sizes[3]);
 }
 
 }  // namespace
 
+/* Whether products are the matrix unit's from now on: if it is there. */
+extern "C" int choose(int tiles) {
+  use_tiles = tiles && tiles::AreThere();
+  return use_tiles;
+}
+
 #define FOR(T)                                                                                     \
   extern "C" int64_t packed_##T(int64_t depth, int64_t width) {                                    \
-    return AllProducts<T>().packed_size(depth, width);                                             \
+    return Chosen<T>().packed_size(depth, width);                                                  \
   }                                                                                                \
   extern "C" void multiply_##T(const T* from, const int32_t* from_index, const T* right,           \
                                int64_t by_depth, int64_t by_width, T* packed, T* to,               \

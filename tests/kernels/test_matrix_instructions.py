@@ -11,18 +11,24 @@ import pytest
 from graphopt.kernels.bridge import build
 from tests.kernels.instructions import ORDER, compiled
 
-SIZES = [(1, 1, 1), (8, 16, 48), (9, 7, 17), (3, 150, 33), (130, 5, 257), (20, 257, 150), (0, 3, 4)]
+#: Around the extents of panels, tiles and what a tile multiplies.
+SIZES = [
+    *((1, 1, 1), (8, 16, 48), (9, 7, 17), (3, 150, 33), (130, 5, 257), (20, 257, 150), (0, 3, 4)),
+    *((33, 32, 96), (65, 59, 97), (64, 58, 49), (257, 100, 33), (17, 27, 193)),
+]
 NAMES = {"float32": "float", "float64": "double"}
 
 
-@pytest.fixture(scope="module", params=ORDER)
+@pytest.fixture(scope="module", params=[*ORDER, "tiles"])
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
-    name = request.param
-    if name == build.instructions() != "base":
+    name = "avx512" if request.param == "tiles" else request.param
+    if request.param == build.instructions() != "base":
         pytest.skip("recurrences run with these, and compiling takes long")
     library = compiled(name, "matrix.cc", tmp_path_factory.mktemp(name))
+    if library.choose(request.param == "tiles") != (request.param == "tiles"):
+        pytest.skip("there is no matrix unit here")
     for kind in NAMES.values():
         getattr(library, f"packed_{kind}").restype = ctypes.c_int64
     return library
@@ -86,3 +92,54 @@ def test_sums_of_outer_products(library: ctypes.CDLL, dtype: str, indexed: bool)
             sizes_of(rows, left_width, right_width, right_width + 3),
         )  # fmt: skip
         np.testing.assert_allclose(to, want, rtol=near, atol=near * 3)
+
+
+@pytest.mark.parametrize("place", ["from", "right", "left rows", "none"])
+def test_what_cannot_be_split_is_multiplied_all_the_same(library: ctypes.CDLL, place: str) -> None:
+    """Infinities, what is no number, and what would be rounded to infinity."""
+    rng = np.random.default_rng(2)
+    rows, depth, width = 40, 70, 100
+    x = rng.normal(size=(rows, depth)).astype(np.float32)
+    right = rng.normal(size=(depth, width)).astype(np.float32)
+    odd = {"from": x, "right": right, "left rows": x}.get(place, np.zeros((9, 9), np.float32))
+    odd[3, 5], odd[4, 6], odd[8, 1] = np.inf, np.nan, np.finfo(np.float32).max
+    to = np.zeros((rows, width), np.float32)
+    count = library.packed_float(ctypes.c_int64(depth), ctypes.c_int64(width))
+    packed = np.zeros(count + 16, np.float32)
+    by = ctypes.c_int64(width), ctypes.c_int64(1)
+    library.multiply_float(
+        at(x), None, at(right), *by, at(packed), at(to), None,
+        sizes_of(rows, depth, width, width), ctypes.c_int64(0),
+    )  # fmt: skip
+    with np.errstate(all="ignore"):
+        want = (x.astype(float) @ right.astype(float)).astype(np.float32)
+    same = np.isfinite(want)
+    np.testing.assert_allclose(to[same], want[same], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(np.isnan(to), np.isnan(want))
+    np.testing.assert_array_equal(to[np.isinf(want)], want[np.isinf(want)])
+    sums = np.zeros((depth, depth), np.float32)
+    library.outer_float(at(x), None, at(x), None, at(sums), sizes_of(rows, depth, depth, depth))
+    with np.errstate(all="ignore"):
+        want = (2 * (x.astype(float).T @ x.astype(float))).astype(np.float32)
+    same = np.isfinite(want)
+    np.testing.assert_allclose(sums[same], want[same], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(np.isnan(sums), np.isnan(want))
+    np.testing.assert_array_equal(sums[np.isinf(want)], want[np.isinf(want)])
+
+
+def test_tiles_round_no_worse_than_float32(library: ctypes.CDLL) -> None:
+    """Of all instructions: the largest error, as a share of the sum of all products' sizes."""
+    rng = np.random.default_rng(3)
+    rows, depth, width = 64, 300, 96
+    x = rng.normal(size=(rows, depth)).astype(np.float32)
+    right = rng.normal(size=(depth, width)).astype(np.float32)
+    to = np.zeros((rows, width), np.float32)
+    count = library.packed_float(ctypes.c_int64(depth), ctypes.c_int64(width))
+    packed = np.zeros(count + 16, np.float32)
+    library.multiply_float(
+        at(x), None, at(right), ctypes.c_int64(width), ctypes.c_int64(1), at(packed), at(to), None,
+        sizes_of(rows, depth, width, width), ctypes.c_int64(0),
+    )  # fmt: skip
+    error = np.abs(to - x.astype(float) @ right.astype(float))
+    size = np.abs(x).astype(float) @ np.abs(right).astype(float)
+    assert (error / size).max() < 4e-7

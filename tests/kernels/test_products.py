@@ -11,7 +11,7 @@ import pytest
 
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
-from graphopt.kernels.products import packed, packed_size
+from graphopt.kernels.products import has_matrix_unit, packed, packed_size
 
 ERF = np.vectorize(math.erf)
 
@@ -21,7 +21,15 @@ def operators() -> None:
     bridge.load(import_mxnet())
 
 
-def symbol(units: int, *, is_packed: bool, bias: bool, activation: str, flatten: bool = False):
+def symbol(
+    units: int,
+    *,
+    is_packed: bool,
+    bias: bool,
+    activation: str,
+    flatten: bool = False,
+    tiled: bool = False,
+):
     names = ("x", "w", "b") if bias else ("x", "w")
     nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
     attrs = {
@@ -30,6 +38,7 @@ def symbol(units: int, *, is_packed: bool, bias: bool, activation: str, flatten:
         "flatten": flatten,
         "no_bias": not bias,
         "packed": is_packed,
+        "tiled": tiled,
     }
     inputs = [[at, 0, 0] for at in range(len(names))]
     attrs = {key: str(value) for key, value in attrs.items()}
@@ -49,15 +58,28 @@ def activated(x: np.ndarray, activation: str) -> np.ndarray:
     return 0.5 * x * (1 + ERF(x * math.sqrt(0.5))) if activation == "gelu" else x
 
 
-def compute(x, w, b, activation="none", *, is_packed=True, flatten=False) -> np.ndarray:
-    feeds = {"x": mx.nd.array(x), "w": mx.nd.array(packed(mx, w) if is_packed else w)}
+def compute(
+    x, w, b, activation="none", *, is_packed=True, flatten=False, tiled=False
+) -> np.ndarray:
+    weights = packed(mx, w, tiled=tiled) if is_packed else w
+    feeds = {"x": mx.nd.array(x), "w": mx.nd.array(weights)}
     if b is not None:
         feeds["b"] = mx.nd.array(b)
     made = symbol(
-        len(w), is_packed=is_packed, bias=b is not None, activation=activation, flatten=flatten
+        len(w),
+        is_packed=is_packed,
+        bias=b is not None,
+        activation=activation,
+        flatten=flatten,
+        tiled=tiled,
     )
     return made.bind(mx.cpu(), feeds, grad_req="null").forward()[0].asnumpy()
 
+
+#: Whether weights are packed, and whether for the matrix unit.
+FORMS = [(True, False), (False, False)]
+if has_matrix_unit(import_mxnet()):
+    FORMS.append((True, True))
 
 #: Around the extents of tiles, chunks of rows and parts of the depth.
 SIZES = [
@@ -87,8 +109,8 @@ def test_as_numpy(size: tuple[int, int, int], activation: str) -> None:
     for bias in (b, None):
         expected = x.astype(float) @ w.T.astype(float) + (0 if bias is None else bias)
         expected = activated(expected, activation)
-        for is_packed in (True, False):
-            found = compute(x, w, bias, activation, is_packed=is_packed)
+        for is_packed, tiled in FORMS:
+            found = compute(x, w, bias, activation, is_packed=is_packed, tiled=tiled)
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
 
 
@@ -107,20 +129,26 @@ def test_shapes_are_those_of_mxnet(flatten: bool) -> None:
 
 def test_gelu_is_as_accurate_as_float32_allows() -> None:
     x = np.linspace(-9, 9, 40_001, dtype=np.float32)[:, None]
-    found = compute(x, np.ones((1, 1), np.float32), None, "gelu")
     expected = activated(x.astype(float), "gelu")
-    # 1 + erf is rounded to units of 6e-8 where erf is near -1, in MXNet too.
-    assert np.abs(found - expected).max() < 5e-7
+    for is_packed, tiled in FORMS:
+        found = compute(
+            x, np.ones((1, 1), np.float32), None, "gelu", is_packed=is_packed, tiled=tiled
+        )
+        # 1 + erf is rounded to units of 6e-8 where erf is near -1, in MXNet too.
+        assert np.abs(found - expected).max() < 5e-7
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 def test_nan_stays_in_its_row_and_infinity_is_kept(activation: str) -> None:
     x = np.ones((9, 40), np.float32)
     x[2, 3], x[5, 7] = np.nan, np.inf
-    found = compute(x, np.ones((50, 40), np.float32), None, activation)
-    assert np.isnan(found[2]).all()
-    assert np.isposinf(found[5]).all()
-    assert np.isfinite(np.delete(found, [2, 5], axis=0)).all()
+    for is_packed, tiled in FORMS:
+        found = compute(
+            x, np.ones((50, 40), np.float32), None, activation, is_packed=is_packed, tiled=tiled
+        )
+        assert np.isnan(found[2]).all()
+        assert np.isposinf(found[5]).all()
+        assert np.isfinite(np.delete(found, [2, 5], axis=0)).all()
 
 
 def test_packed_weights_fill_up_whole_vectors() -> None:

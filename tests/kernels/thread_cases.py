@@ -48,9 +48,9 @@ def made(net: Any) -> Any:
     return net
 
 
-def recurrence(kind: str, lengths: bool) -> Callable[[], Found]:
+def recurrence(kind: str, lengths: bool, units: int = 65) -> Callable[[], Found]:
     """Chunks, and so sums of weights' gradients, depend on threads; what is computed does not."""
-    net = made(getattr(nn, kind)(65, input_size=33, bidirectional=True))
+    net = made(getattr(nn, kind)(units, input_size=33, bidirectional=True))
     x, ends = noise(7, 80, 33), mx.nd.array(np.arange(80) % 8) if lengths else None
 
     def run() -> Found:
@@ -61,6 +61,20 @@ def recurrence(kind: str, lengths: bool) -> Callable[[], Found]:
             return [out, *last]
 
         return [*call(), *learnt(net, x, call, parameters=False)]
+
+    return run
+
+
+def dense() -> Callable[[], Found]:
+    x, weights, bias = noise(700, 400), noise(300, 400, seed=1), noise(300, seed=2)
+
+    def run() -> Found:
+        weights.attach_grad()
+
+        def call() -> Any:
+            return invoke("graphopt_dense", [x, weights, bias], {"num_hidden": 300})
+
+        return [*learnt(None, x, call, parameters=False), weights.grad]
 
     return run
 
@@ -113,6 +127,8 @@ CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "LSTM": lambda: recurrence("LSTM", False),
     "LSTM with lengths": lambda: recurrence("LSTM", True),
     "GRU": lambda: recurrence("GRU", False),
+    "wide LSTM": lambda: recurrence("LSTM", True, units=200),
+    "dense": dense,
     "lookups": lookups,
     "trees": trees,
     "batch_dot": products,

@@ -10,5 +10,6 @@ OPERATORS = (
     OpInfo("graphopt_tree", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_convolutions", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_product", Kind.OPAQUE, pure=True),
+    OpInfo("graphopt_dense", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
     OpInfo("graphopt_batch_dot", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
 )

@@ -1,0 +1,391 @@
+/*
+ * What files that use a processor's matrix unit (AMX) are made of; see tiles.h.
+ *
+ * A tile has 16 rows of 64 bytes. The unit adds to a tile of float32 the product of a tile that has 32
+ * bfloat16 a row and one that has 16 pairs of them a row.
+ */
+#pragma once
+
+#if defined(__AVX512F__) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    __GNUC__ >= 11
+#define GRAPHOPT_TILES 1
+#pragma GCC target("amx-tile,amx-bf16,avx512bw,avx512dq,avx512vl,avx512f")
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "lanes_transpose.h"
+#include "product.h"
+
+namespace graphopt::tiles {
+
+constexpr int64_t kParts = 3;        // of a number
+constexpr int64_t kProducts = 6;     // of parts, for a product of numbers
+constexpr int64_t kSide = 16;        // rows of a tile, and float32 in one
+constexpr int64_t kTile = 512;       // bfloat16 of a tile
+constexpr int64_t kBlock = 32;       // rows and columns that are computed at a time
+constexpr int64_t kStep = 32;        // numbers that a tile multiplies and adds up
+constexpr int64_t kPair = 2 * kTile;          // of a block: bfloat16 of two tiles
+constexpr int64_t kStepSize = kParts * kPair;  // of a block's step, all parts
+constexpr int64_t kLineBytes = 64, kLineFloats = 16;
+
+using Bits = uint16_t;
+
+/* The three parts of numbers, each in the upper half of its word. */
+struct Split {
+  __m512i part[kParts];
+};
+
+/* `fault` becomes no number where one cannot be split. */
+inline Split SplitOf(__m512 x, __m512* fault) {
+  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(0xffff0000);
+  auto rounded = [&](__m512 y) {
+    return _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(y), half), upper);
+  };
+  Split split;
+  split.part[0] = rounded(x);
+  const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(split.part[0]));
+  split.part[1] = rounded(rest);
+  const __m512 last = _mm512_sub_ps(rest, _mm512_castsi512_ps(split.part[1]));
+  split.part[2] = _mm512_castps_si512(last);
+  *fault = _mm512_fmadd_ps(last, _mm512_setzero_ps(), *fault);
+  return split;
+}
+
+inline bool IsFault(__m512 fault) {
+  return _mm512_cmp_ps_mask(fault, fault, _CMP_UNORD_Q) != 0;
+}
+
+inline __mmask16 FirstOf(int64_t count) {
+  return count >= kSide ? 0xffff : count <= 0 ? 0 : (1u << count) - 1;
+}
+
+/* How a depth is cut: steps of 32 numbers, each in three parts. A few numbers behind them would waste most
+ * of a step; the parts of all six products lie one behind the other instead, in turns of 32. */
+struct Depth {
+  int64_t numbers, steps, rest, turns;
+
+  explicit Depth(int64_t numbers) : numbers(numbers), steps(numbers / kStep), rest(numbers % kStep) {
+    turns = (kProducts * rest + kStep - 1) / kStep;
+    if (turns < kProducts) return;
+    ++steps;
+    rest = turns = 0;
+  }
+  int64_t Size() const { return steps * kStepSize + turns * kPair; }
+  /* Where the rest begins. */
+  int64_t Rest() const { return numbers - rest; }
+};
+
+/* Where a row of a block lies in its tiles. */
+inline int64_t TileRow(int64_t row) { return row * kStep; }
+
+/* The parts of the six products, the smallest first. */
+constexpr int kLeftParts[kProducts] = {0, 1, 2, 0, 1, 0};
+constexpr int kRightParts[kProducts] = {2, 1, 0, 1, 0, 0};
+
+/* The upper halves of all words. */
+inline __m512i UpperHalves(__m512i low, __m512i high) {
+  const __m512i odd = _mm512_set_epi16(
+      63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19, 17,
+      15, 13, 11, 9, 7, 5, 3, 1);
+  return _mm512_permutex2var_epi16(low, odd, high);
+}
+
+/* Numbers of two rows as pairs. */
+inline __m512i Pairs(__m512i even, __m512i odd) {
+  const __m512i upper = _mm512_set1_epi32(0xffff0000);
+  return _mm512_or_si512(_mm512_srli_epi32(even, 16), _mm512_and_si512(odd, upper));
+}
+
+/* Up to 32 numbers of a row, a vector for each part. */
+inline void SplitAdjacent(const float* from, int64_t count, __m512i (&parts)[kParts],
+                          __m512* fault) {
+  const Split low = SplitOf(_mm512_maskz_loadu_ps(FirstOf(count), from), fault);
+  const Split high = SplitOf(_mm512_maskz_loadu_ps(FirstOf(count - kSide), from + kSide), fault);
+  for (int part = 0; part < kParts; ++part)
+    parts[part] = UpperHalves(low.part[part], high.part[part]);
+}
+
+/* A step of a row, as a row of its tiles. */
+inline void SplitStep(const float* from, const Depth& depth, int64_t step, Bits* to, __m512* fault) {
+  __m512i parts[kParts];
+  SplitAdjacent(from + step * kStep, std::min(kStep, depth.numbers - step * kStep), parts, fault);
+  for (int part = 0; part < kParts; ++part, to += kPair) _mm512_storeu_si512(to, parts[part]);
+}
+
+/* The rest of a row. */
+inline void SplitRest(const float* from, const Depth& depth, const int (&order)[kProducts], Bits* to,
+                      __m512* fault) {
+  __m512i parts[kParts];
+  SplitAdjacent(from + depth.Rest(), depth.rest, parts, fault);
+  alignas(64) Bits row[kProducts * kStep + kStep];
+  for (int i = 0; i < kProducts; ++i)
+    _mm512_storeu_si512(row + i * depth.rest, parts[order[i]]);
+  _mm512_storeu_si512(row + kProducts * depth.rest, _mm512_setzero_si512());
+  for (int64_t turn = 0; turn < depth.turns; ++turn, to += kPair)
+    _mm512_storeu_si512(to, _mm512_load_si512(row + turn * kStep));
+}
+
+/* A row as the left operand; `to` is its place in the first tile. */
+inline void SplitRow(const float* from, const Depth& depth, Bits* to, __m512* fault) {
+  for (int64_t step = 0; step < depth.steps; ++step)
+    SplitStep(from, depth, step, to + step * kStepSize, fault);
+  if (depth.rest) SplitRest(from, depth, kLeftParts, to + depth.steps * kStepSize, fault);
+}
+
+/* From tiles of pairs, whose columns are a panel's, to those whose rows they are, or back. */
+inline void TurnTiles(Bits* at, int64_t tiles) {
+  using blocked::Lanes;
+  for (int64_t tile = 0; tile < tiles; ++tile, at += kTile) {
+    auto words = reinterpret_cast<float*>(at);
+    Lanes square[kSide];
+#pragma GCC unroll 16
+    for (int i = 0; i < kSide; ++i) square[i] = blocked::LoadLanes(words + i * kSide);
+    blocked::TransposeSquare(square);
+#pragma GCC unroll 16
+    for (int i = 0; i < kSide; ++i) blocked::StoreLanes(words + i * kSide, square[i]);
+  }
+}
+
+/* Rows of a matrix as columns of the right operand; row i is at from + i * stride. Step by step, so that
+ * tiles are near when they are turned. */
+inline void SplitRowsAsColumns(const float* from, int64_t stride, int64_t count, const Depth& depth,
+                               Bits* to, __m512* fault) {
+  for (int64_t step = 0; step < depth.steps; ++step, to += kStepSize) {
+    for (int64_t i = 0; i < count; ++i)
+      SplitStep(from + i * stride, depth, step, to + TileRow(i), fault);
+    TurnTiles(to, kStepSize / kTile);
+  }
+  if (depth.rest == 0) return;
+  for (int64_t i = 0; i < count; ++i)
+    SplitRest(from + i * stride, depth, kRightParts, to + TileRow(i), fault);
+  TurnTiles(to, depth.turns * kPair / kTile);
+}
+
+/* 16 columns as the right operand, or as the left one before its tiles are turned, by `order`; row p is
+ * at row_at(p). */
+template <typename RowAt>
+inline void SplitColumns(const RowAt& row_at, const Depth& depth, __mmask16 mask,
+                         const int (&order)[kProducts], Bits* to, __m512* fault) {
+  auto split = [&](int64_t p) {
+    return SplitOf(_mm512_maskz_loadu_ps(mask, row_at(p)), fault);
+  };
+  const int64_t whole = depth.Rest() / kStep;
+  for (int64_t step = 0; step < depth.steps; ++step, to += kStepSize)
+    for (int64_t pair = 0; pair < kSide; ++pair) {
+      const int64_t p = step * kStep + 2 * pair;
+      const bool is_whole = step < whole;
+      const Split a = is_whole || p < depth.numbers ? split(p) : Split{};
+      const Split b = is_whole || p + 1 < depth.numbers ? split(p + 1) : Split{};
+      for (int part = 0; part < kParts; ++part)
+        _mm512_storeu_si512(to + part * kPair + pair * kStep, Pairs(a.part[part], b.part[part]));
+    }
+  if (depth.rest == 0) return;
+  __m512i all[kProducts * kStep + kStep];
+  for (int64_t p = 0; p < depth.rest; ++p) {
+    const Split found = split(depth.Rest() + p);
+    for (int i = 0; i < kProducts; ++i) all[i * depth.rest + p] = found.part[order[i]];
+  }
+  for (int64_t at = kProducts * depth.rest; at < depth.turns * kStep; ++at)
+    all[at] = _mm512_setzero_si512();
+  for (int64_t turn = 0; turn < depth.turns; ++turn, to += kPair)
+    for (int64_t pair = 0; pair < kSide; ++pair) {
+      const __m512i* at = all + turn * kStep + 2 * pair;
+      _mm512_storeu_si512(to + pair * kStep, Pairs(at[0], at[1]));
+    }
+}
+
+/* A block's columns, tile beside tile. */
+template <typename RowAt>
+inline void SplitPanel(const RowAt& row_at, const Depth& depth, int64_t columns,
+                       const int (&order)[kProducts], Bits* to, __m512* fault) {
+  SplitColumns(row_at, depth, FirstOf(columns), order, to, fault);
+  if (columns > kSide)
+    SplitColumns([&](int64_t p) { return row_at(p) + kSide; }, depth, FirstOf(columns - kSide), order,
+                 to + kTile, fault);
+}
+
+/* Sizes of tiles: 0 to 3 are sums, 4 and 5 of the left operand, 6 and 7 of the right one. */
+struct alignas(64) Sizes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+const Sizes sizes;  // in memory for good: compilers do not see that all of it is read
+
+/* The unit is this thread's as long as one of these is there. */
+class Configured {
+ public:
+  Configured() { _tile_loadconfig(&sizes); }
+  ~Configured() { _tile_release(); }
+  Configured(const Configured&) = delete;
+  Configured& operator=(const Configured&) = delete;
+};
+
+/* Tiles are named by numbers, which have to be constants. */
+#define GRAPHOPT_LOAD_LEFT(from)                            \
+  _tile_loadd(4, from, kRowBytes);                          \
+  if constexpr (R > 1) _tile_loadd(5, (from) + kTile, kRowBytes);
+#define GRAPHOPT_LOAD_RIGHT(from)                           \
+  _tile_loadd(6, from, kRowBytes);                          \
+  if constexpr (C > 1) _tile_loadd(7, (from) + kTile, kRowBytes);
+#define GRAPHOPT_ADD_PRODUCTS()                             \
+  _tile_dpbf16ps(0, 4, 6);                                  \
+  if constexpr (C > 1) _tile_dpbf16ps(1, 4, 7);             \
+  if constexpr (R > 1) _tile_dpbf16ps(2, 5, 6);             \
+  if constexpr (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
+
+/* Where a block of sums goes: row r to to[r] + column. */
+struct Target {
+  float* const* to;
+  int64_t column, rows, columns;
+  bool adds;                                            // to what is there
+  const float* bias = nullptr;                          // of each of its columns, or null
+  product::Activation activation = product::kNone;
+};
+
+/* 16 sums, or as many as `mask` says. */
+inline void Hand(const Target& target, const float* sums, int64_t row, int64_t j, __mmask16 mask) {
+  float* to = target.to[row] + target.column + j;
+  __m512 sum = _mm512_load_ps(sums + j);
+  if (target.bias) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, target.bias + j));
+  if (target.adds) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to));
+  if (target.activation == product::kRelu) {
+    const __m512 zero = _mm512_setzero_ps();
+    sum = _mm512_max_ps(zero, sum);  // the second one if it is no number
+  } else if (target.activation == product::kGelu) {
+    sum = (__m512)blocked::Gelu((blocked::Lanes)sum);
+  }
+  _mm512_mask_storeu_ps(to, mask, sum);
+}
+
+/* The same of whole rows without an activation, in few instructions: while those wait, the unit does. */
+template <bool kAdds, bool kBias>
+inline void HandWhole(const Target& target, const float* sums, int64_t begin, int64_t end) {
+  __m512 bias[2] = {};
+  for (int half = 0; kBias && half < 2; ++half)
+    bias[half] = _mm512_loadu_ps(target.bias + half * kSide);
+  for (int64_t row = begin; row < end; ++row) {
+    float* to = target.to[row] + target.column;
+    for (int half = 0; half < 2; ++half) {
+      __m512 sum = _mm512_load_ps(sums + row * kBlock + half * kSide);
+      if (kBias) sum = _mm512_add_ps(sum, bias[half]);
+      if (kAdds) sum = _mm512_add_ps(sum, _mm512_loadu_ps(to + half * kSide));
+      _mm512_storeu_ps(to + half * kSide, sum);
+    }
+  }
+}
+
+/* The same of any rows. */
+inline void HandAny(const Target& target, const float* sums, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row)
+    for (int64_t j = 0; j < target.columns; j += kSide)
+      Hand(target, sums + row * kBlock, row, j, FirstOf(target.columns - j));
+}
+
+using Handing = void (*)(const Target&, const float* sums, int64_t begin, int64_t end);
+
+inline Handing HandingOf(const Target& target) {
+  if (target.columns < kBlock || target.activation != product::kNone) return HandAny;
+  if (target.bias) return target.adds ? HandWhole<true, true> : HandWhole<false, true>;
+  return target.adds ? HandWhole<true, false> : HandWhole<false, false>;
+}
+
+/* A block of sums that still has to go to where it belongs. The unit computes the next block meanwhile, so
+ * it is handed out in between. */
+class Pending {
+ public:
+  /* Where the next block's sums are to be written. */
+  float* Next() { return sums_[turn_]; }
+
+  /* They are there. */
+  void Take(const Target& target) {
+    from_ = sums_[turn_];
+    turn_ = 1 - turn_;
+    target_ = target;
+    hand_ = HandingOf(target);
+    at_ = 0;
+  }
+
+  void HandOut(int64_t rows) {
+    const int64_t end = std::min(target_.rows, at_ + rows);
+    if (at_ < end) hand_(target_, from_, at_, end);
+    at_ = end;
+  }
+
+ private:
+  alignas(64) float sums_[2][kBlock * kBlock];
+  const float* from_ = nullptr;
+  Target target_{};
+  Handing hand_ = nullptr;
+  int64_t at_ = 0;
+  int turn_ = 0;
+};
+
+/* The next sums: R times 16 rows by C times 16 columns. In each step the small products come first. */
+template <int R, int C>
+void MultiplyTiles(const Bits* a, const Bits* b, const Depth& depth, Pending* pending) {
+  constexpr int64_t kRowBytes = kStep * sizeof(Bits);
+  const int64_t each = kBlock / (depth.steps + 1) + 1;
+  asm volatile("" ::: "memory");  // compilers do not see what tiles are loaded from
+  _tile_zero(0);
+  if constexpr (C > 1) _tile_zero(1);
+  if constexpr (R > 1) _tile_zero(2);
+  if constexpr (R > 1 && C > 1) _tile_zero(3);
+  for (int64_t step = 0; step < depth.steps; ++step, a += kStepSize, b += kStepSize) {
+    GRAPHOPT_LOAD_LEFT(a)
+    GRAPHOPT_LOAD_RIGHT(b + 2 * kPair)
+    GRAPHOPT_ADD_PRODUCTS()
+    GRAPHOPT_LOAD_RIGHT(b + kPair)
+    GRAPHOPT_ADD_PRODUCTS()
+    GRAPHOPT_LOAD_LEFT(a + kPair)
+    GRAPHOPT_ADD_PRODUCTS()
+    GRAPHOPT_LOAD_RIGHT(b)
+    GRAPHOPT_ADD_PRODUCTS()
+    GRAPHOPT_LOAD_LEFT(a + 2 * kPair)
+    GRAPHOPT_ADD_PRODUCTS()
+    GRAPHOPT_LOAD_LEFT(a)
+    GRAPHOPT_ADD_PRODUCTS()
+    pending->HandOut(each);
+  }
+  for (int64_t turn = 0; turn < depth.turns; ++turn, a += kPair, b += kPair) {
+    GRAPHOPT_LOAD_LEFT(a)
+    GRAPHOPT_LOAD_RIGHT(b)
+    GRAPHOPT_ADD_PRODUCTS()
+  }
+  pending->HandOut(kBlock);
+  constexpr int64_t kSumBytes = kBlock * sizeof(float);
+  float* sums = pending->Next();
+  _tile_stored(0, sums, kSumBytes);
+  if constexpr (C > 1) _tile_stored(1, sums + kSide, kSumBytes);
+  if constexpr (R > 1) _tile_stored(2, sums + kSide * kBlock, kSumBytes);
+  if constexpr (R > 1 && C > 1) _tile_stored(3, sums + kSide * kBlock + kSide, kSumBytes);
+}
+
+/* A block of the result. */
+inline void MultiplyBlock(const Bits* left, const Bits* right, const Depth& depth,
+                          const Target& target, Pending* pending) {
+  if (target.rows > kSide)
+    target.columns > kSide ? MultiplyTiles<2, 2>(left, right, depth, pending)
+                           : MultiplyTiles<2, 1>(left, right, depth, pending);
+  else
+    target.columns > kSide ? MultiplyTiles<1, 2>(left, right, depth, pending)
+                           : MultiplyTiles<1, 1>(left, right, depth, pending);
+  pending->Take(target);
+}
+
+inline int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Memory of a thread that begins where a line does. */
+inline Bits* Aligned(std::vector<Bits>* kept, int64_t size) {
+  if (static_cast<int64_t>(kept->size()) < size + kStep) kept->resize(size + kStep);
+  const auto at = reinterpret_cast<uintptr_t>(kept->data());
+  return kept->data() + (-at % kLineBytes) / sizeof(Bits);
+}
+
+}  // namespace graphopt::tiles
+
+#endif

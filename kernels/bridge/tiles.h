@@ -1,0 +1,28 @@
+/*
+ * Products of float32 matrices by a processor's matrix unit (AMX), which multiplies bfloat16.
+ *
+ * A number is the sum of three of 8 binary digits each, so a product of two is nine products of those; the
+ * three smallest are below a float32's last digit and left out. Six such products of large matrices take
+ * half the time that vectors need for one, and their sums, of which the unit rounds fewer, have half the
+ * error. See Henry, Tang and Heinecke, Leveraging the bfloat16 Artificial Intelligence Datatype For
+ * Higher-Precision Computations, 2019.
+ *
+ * Parts below 1e-38 count as zero. What is infinite, no number, or would be rounded to infinity cannot be
+ * split; such rows, or the whole product, are multiplied without the unit.
+ */
+#pragma once
+
+#include <cstdint>
+
+#include "matrix.h"
+
+namespace graphopt::tiles {
+
+/* Whether this processor has such a unit and the system lets this process use it. */
+bool AreThere();
+
+/* Products of rows with packed matrices, and outer products; `vectors` does what tiles cannot, and its
+ * packed form lies in front of theirs. */
+const Products<float>& MakeProducts(const Products<float>& vectors);
+
+}  // namespace graphopt::tiles

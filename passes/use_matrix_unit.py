@@ -1,0 +1,145 @@
+"""Dense layers that are trained, by the processor's matrix unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from graphopt.analysis.effects import held_nodes
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, DENSE, PARAM, Node, NodeId
+from graphopt.ir.ops import canonical
+from graphopt.ir.types import TensorType
+from graphopt.pipeline.base import Pass, PassContext, Settings, Target
+
+#: Rows, inputs, outputs, bias.
+Problem = tuple[int, int, int, bool]
+
+#: Rows below which most of a tile would be empty.
+_LEAST_ROWS: Final = 32
+
+
+@dataclass(frozen=True)
+class UseMatrixUnit(Pass):
+    """Large FullyConnected layers, forward and backward, run on the processor's matrix unit.
+
+    Some processors multiply small bfloat16 matrices sixteen times as fast as vectors multiply
+    float32 (AMX). A float32 is the sum of three bfloat16, and six products of those are a product
+    of float32 to its last digit, with less error than the usual sum; what is left of the speed is
+    twice MXNet's. Each distinct shape is timed once on a machine, forward and backward, and
+    replaced where that is ``min_gain`` times as fast. Only float32 of static shape on the CPU.
+
+    In no named pipeline, since its result depends on the machine: lowering runs it on graphs that
+    are not frozen, and ``explain()`` tells what it chose. ``GRAPHOPT_AMX=0`` in the environment
+    leaves the unit unused.
+
+    Source: Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+    Higher-Precision Computations", 2019.
+
+    Args:
+        min_mega_macs: millions of multiplications below which a layer is left alone.
+        min_gain: how many times as fast the unit has to be.
+
+    Example::
+
+        // before
+        graph net(%x: f32[1024,768], param %w: f32[768,768], param %b: f32[768]) {
+          %fc = FullyConnected(%x, %w, %b) {num_hidden=768} : f32[1024,768]
+          return %fc
+        }
+        // after
+        graph net(%x: f32[1024,768], param %w: f32[768,768], param %b: f32[768]) {
+          %fc = graphopt_dense(%x, %w, %b) {num_hidden=768} : f32[1024,768]
+          return %fc
+        }
+    """
+
+    name: ClassVar[str] = "use-matrix-unit"
+
+    min_mega_macs: int = 8
+    min_gain: float = 1.05
+
+    def refusal(self, settings: Settings) -> str | None:
+        """Also on other devices, and where sums must keep their order."""
+        if settings.device != "cpu":
+            return f"kernels run on CPUs only so far, not on the {settings.device}"
+        if settings.precise:
+            return "its sums are rounded in another order, which precise=True does not allow"
+        return super().refusal(settings)
+
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Rename nodes; linear besides the measuring."""
+        layers = [node for node in graph if canonical(node.op) == "FullyConnected"]
+        if layers and cx.target is not None and not cx.target.has_matrix_unit():
+            cx.missed("dense layers stay: there is no matrix unit (AMX) to use here", layers[0])
+            return graph
+        edited, held = graph.copy(), held_nodes(graph)
+        for node in layers:
+            why = self._unfit(graph, node, held) or self._slower(graph, node, cx)
+            if why is not None:
+                cx.missed(f"it stays: {why}", node)
+                continue
+            edited.update(edited[node.id].but(op=DENSE))
+            cx.count("replaced")
+        return edited if cx.stats["replaced"] else graph
+
+    def _unfit(self, graph: Graph, node: Node, held: set[NodeId] | frozenset[NodeId]) -> str | None:
+        if node.id in held or node.after:
+            return "control dependencies order it"
+        types = [graph.type_of(value) for value in (*node.inputs, node.out())]
+        if not all(found.is_static for found in types):
+            return "its shape or dtype is not known"
+        if any(found.dtype != "float32" for found in types):
+            return f"it multiplies {node.type.dtype}"
+        rows, depth, units, _ = _problem(graph, node)
+        if rows < _LEAST_ROWS or rows * depth * units < self.min_mega_macs * 1_000_000:
+            return f"{rows}x{depth} by {depth}x{units} is too small"
+        return None
+
+    def _slower(self, graph: Graph, node: Node, cx: PassContext) -> str | None:
+        """Why MXNet's product stays; tells what was measured where it does not."""
+        if cx.target is None:
+            return None
+        ours, plain = _measured(_problem(graph, node), cx.target)
+        if plain < self.min_gain * ours:
+            return f"the matrix unit takes {ours:.3g} ms, MXNet's product {plain:.3g} ms"
+        cx.passed(f"by the matrix unit {ours:.3g} ms, by MXNet {plain:.3g} ms", node)
+        return None
+
+
+def _problem(graph: Graph, node: Node) -> Problem:
+    units, depth = (extent or 0 for extent in graph.type_of(node.inputs[1]).shape or (0, 0))
+    rows = (graph.type_of(node.inputs[0]).size or 0) // max(depth, 1)
+    return rows, depth, units, len(node.inputs) > 2
+
+
+def _measured(problem: Problem, target: Target) -> Sequence[float]:
+    """Milliseconds of a layer and its gradients: by the unit, and by MXNet."""
+
+    def measure() -> list[float]:
+        graphs = [_alone(op, problem) for op in (DENSE, "FullyConnected")]
+        return target.times_ms(graphs, training=True)
+
+    found: Sequence[float] = target.measured_once(("dense", *map(str, problem)), measure)
+    return found
+
+
+def _alone(op: str, problem: Problem) -> Graph:
+    """A layer by itself, to be timed."""
+    rows, depth, units, has_bias = problem
+    graph = Graph("dense")
+    sources = [
+        graph.add_input("x", DATA, TensorType("float32", (rows, depth))),
+        graph.add_input("w", PARAM, TensorType("float32", (units, depth))),
+    ]
+    if has_bias:
+        sources.append(graph.add_input("b", PARAM, TensorType("float32", (units,))))
+    attrs: dict[str, str | int | bool] = {
+        "num_hidden": units,
+        "flatten": False,
+        "no_bias": not has_bias,
+    }
+    made = TensorType("float32", (rows, units))
+    graph.set_outputs([graph.add(op, sources, attrs, (made,), "dense")])
+    return graph

@@ -1,0 +1,151 @@
+"""FullyConnected by the processor's matrix unit, and where there is none, against float64."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+from graphopt.kernels.products import has_matrix_unit, packed
+
+#: Around the extents of blocks, of a depth's rest, of chunks of rows and of parts of the depth.
+SIZES = [
+    (1, 1, 1),
+    (5, 3, 7),
+    (32, 32, 32),
+    (33, 59, 31),
+    (64, 58, 97),
+    (257, 769, 65),
+    (300, 800, 32),
+    (31, 1600, 513),
+    (513, 100, 100),
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def operators() -> None:
+    bridge.load(import_mxnet())
+
+
+def symbol(units: int, *, bias: bool, flatten: bool = False) -> Any:
+    names = ("x", "w", "b") if bias else ("x", "w")
+    nodes: list[dict[str, Any]] = [{"op": "null", "name": name, "inputs": []} for name in names]
+    attrs = {"num_hidden": str(units), "no_bias": str(not bias), "flatten": str(flatten)}
+    inputs = [[at, 0, 0] for at in range(len(names))]
+    nodes.append({"op": "graphopt_dense", "name": "y", "attrs": attrs, "inputs": inputs})
+    document = {
+        "nodes": nodes,
+        "arg_nodes": list(range(len(names))),
+        "heads": [[len(names), 0, 0]],
+        "attrs": {"mxnet_version": ["int", 10901]},
+    }
+    return mx.sym.load_json(json.dumps(document))
+
+
+def arrays(size: tuple[int, int, int], *, bias: bool = True) -> dict[str, np.ndarray]:
+    rows, depth, units = size
+    rng = np.random.default_rng(sum(size))
+    made = {
+        "x": rng.standard_normal((rows, depth), np.float32),
+        "w": rng.standard_normal((units, depth), np.float32) / np.float32(depth**0.5),
+    }
+    return made | ({"b": rng.standard_normal(units, np.float32)} if bias else {})
+
+
+def compute(
+    given: dict[str, np.ndarray], head: np.ndarray, requests: dict[str, str]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The output, and the gradients; those that are added to begin with 1, all others with 7."""
+    feeds = {name: mx.nd.array(array) for name, array in given.items()}
+    grads = {
+        name: mx.nd.full(array.shape, 1 if requests[name] == "add" else 7)
+        for name, array in given.items()
+    }
+    made = symbol(len(given["w"]), bias="b" in given)
+    executor = made.bind(mx.cpu(), feeds, args_grad=grads, grad_req=requests)
+    output = executor.forward(is_train=True)[0]
+    executor.backward([mx.nd.array(head)])
+    return output.asnumpy(), {name: array.asnumpy() for name, array in grads.items()}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_as_float64(size: tuple[int, int, int], bias: bool) -> None:
+    given = arrays(size, bias=bias)
+    head = np.random.default_rng(1).standard_normal((size[0], size[2]), np.float32)
+    x, w, g = (array.astype(float) for array in (given["x"], given["w"], head))
+    want = {"x": g @ w, "w": g.T @ x, "b": g.sum(0)}
+    for request in ("write", "add"):
+        output, found = compute(given, head, dict.fromkeys(given, request))
+        np.testing.assert_allclose(output, x @ w.T + given.get("b", 0.0), rtol=1e-5, atol=1e-5)
+        for name, gradient in found.items():
+            expected = want[name] + (request == "add")
+            np.testing.assert_allclose(
+                gradient, expected, rtol=1e-5, atol=2e-6 * size[0] ** 0.5 + 1e-5, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("name", ["x", "w", "b"])
+def test_gradients_that_nobody_wants_are_left_alone(name: str) -> None:
+    given = arrays((40, 50, 60))
+    head = np.ones((40, 60), np.float32)
+    requests = {each: "write" if each == name else "null" for each in given}
+    _, found = compute(given, head, requests)
+    _, all_found = compute(given, head, dict.fromkeys(given, "write"))
+    for each, gradient in found.items():
+        expected = all_found[each] if each == name else np.full_like(gradient, 7)
+        np.testing.assert_array_equal(gradient, expected)
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_shapes_are_those_of_mxnet(flatten: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = mx.nd.array(rng.standard_normal((3, 4, 5)))
+    w = mx.nd.array(rng.standard_normal((7, 20 if flatten else 5)))
+    b = mx.nd.array(rng.standard_normal(7))
+    expected = mx.nd.FullyConnected(x, w, b, num_hidden=7, flatten=flatten)
+    made = symbol(7, bias=True, flatten=flatten)
+    (found,) = made.bind(mx.cpu(), {"x": x, "w": w, "b": b}, grad_req="null").forward()
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["x", "w"])
+def test_what_is_infinite_or_no_number_stays_that(name: str) -> None:
+    given = arrays((70, 900, 80))
+    odd = given[name]
+    odd[3, 5], odd[40, 800], odd[8, 1] = np.inf, np.nan, np.finfo(np.float32).max
+    head = np.random.default_rng(1).standard_normal((70, 80), np.float32)
+    output, found = compute(given, head, dict.fromkeys(given, "write"))
+    x, w, g = (array.astype(float) for array in (given["x"], given["w"], head))
+    with np.errstate(all="ignore"):
+        pairs = [(output, x @ w.T + given["b"]), (found["x"], g @ w), (found["w"], g.T @ x)]
+        for one, want in ((one, want.astype(np.float32)) for one, want in pairs):
+            np.testing.assert_array_equal(np.isnan(one), np.isnan(want))
+            is_infinite = np.isinf(want)
+            np.testing.assert_array_equal(one[is_infinite], want[is_infinite])
+            same = np.isfinite(want)
+            np.testing.assert_allclose(one[same], want[same], rtol=1e-4, atol=1e-4)
+
+
+def test_the_unit_takes_no_weights_that_cannot_be_split() -> None:
+    if not has_matrix_unit(mx):
+        pytest.skip("there is no matrix unit here")
+    weights = np.ones((70, 40), np.float32)
+    assert packed(mx, weights, tiled=True) is not None
+    weights[69, 39] = np.inf
+    assert packed(mx, weights, tiled=True) is None
+    assert packed(mx, weights) is not None
+
+
+def test_weights_of_another_shape_are_refused_by_name() -> None:
+    made = symbol(3, bias=False)
+    with pytest.raises(mx.MXNetError, match="input 1 of node y has shape"):
+        made.infer_shape(x=(2, 4), w=(3, 5))
+    with pytest.raises(mx.MXNetError, match="less than two axes"):
+        symbol(3, bias=False, flatten=True).infer_shape(x=(2,))
