@@ -158,6 +158,9 @@ def prepare(module: ModuleType) -> None:
         for name in [name for name in sys.modules if name.startswith("mxnet.")]:
             del sys.modules[name]
     _restore_numpy_names()
+    from graphopt.backend.memory import share_one_heap
+
+    share_one_heap()
     if sys.version_info >= (3, 12) and importlib.util.find_spec("distutils") is None:
         _try_import("setuptools")
     preload_cuda()

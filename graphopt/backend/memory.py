@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from functools import cache
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
-_M_MMAP_THRESHOLD = -3
-#: The largest block glibc can be told to take from its heap.
-_LARGEST_HEAP_BLOCK = 32 << 20
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 #: As large as the heaps of threads, which are then not given back when they happen to be empty.
 _PAD = 64 << 20
 _DEFAULT_MB = 1024
@@ -28,19 +28,33 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it was done.
     """
+    bytes_kept = min(_megabytes_kept() << 20, 2**31 - 1)
+    settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: bytes_kept, _M_TOP_PAD: _PAD}
+    return bool(bytes_kept) and _set(settings)
+
+
+def share_one_heap() -> bool:
+    """Have the C library give all threads that start from now on one heap.
+
+    A thread's own heap holds no block of more than 64 MB; larger ones come from the kernel on every
+    call, whatever else it is told. So this is done before MXNet starts its threads. With 0 in
+    ``GRAPHOPT_KEEP_MEMORY_MB`` it is not.
+
+    Returns:
+        Whether it was done.
+    """
+    return bool(_megabytes_kept()) and _set({_M_ARENA_MAX: 1})
+
+
+def _megabytes_kept() -> int:
     kept = os.environ.get("GRAPHOPT_KEEP_MEMORY_MB", "")
-    megabytes = int(kept) if kept.isdigit() else _DEFAULT_MB
-    if not megabytes:
-        return False
+    return int(kept) if kept.isdigit() else _DEFAULT_MB
+
+
+def _set(settings: Mapping[int, int]) -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False  # another C library
-    bytes_kept = min(megabytes << 20, 2**31 - 1)
-    settings = {
-        _M_MMAP_THRESHOLD: _LARGEST_HEAP_BLOCK,
-        _M_TRIM_THRESHOLD: bytes_kept,
-        _M_TOP_PAD: _PAD,
-    }
     done = [mallopt(name, value) for name, value in settings.items()]
     return all(done)

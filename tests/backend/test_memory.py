@@ -7,20 +7,21 @@ import pytest
 
 from tests.places import REPOSITORY
 
-# Allocates 12 MB again and again from a thread, as MXNet's workers do, and counts page faults.
+# Allocates as many MB again and again from a thread, as MXNet's workers do, and counts page faults.
 _FAULTS = """
-import resource, threading
+import resource, sys, threading
 import numpy as np
-from graphopt.backend.memory import keep_freed_memory
+from graphopt.backend.memory import keep_freed_memory, share_one_heap
 
-print(keep_freed_memory())
+print(share_one_heap() and keep_freed_memory())
 
 def work():
-    for _ in range(20):
-        np.ones(3 << 20, "float32")
+    size = int(sys.argv[1]) << 18
+    for _ in range(5):
+        np.ones(size, "float32")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
-        np.ones(3 << 20, "float32")
+        np.ones(size, "float32")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 thread = threading.Thread(target=work)
@@ -29,19 +30,19 @@ thread.join()
 """
 
 
-def faults(megabytes: str, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, int]:
-    monkeypatch.setenv("GRAPHOPT_KEEP_MEMORY_MB", megabytes)
-    done = subprocess.run(
-        [sys.executable, "-c", _FAULTS], capture_output=True, text=True, check=True, cwd=REPOSITORY
-    )
-    kept, count = done.stdout.split()
-    return kept == "True", int(count)
+def faults(kept: str, megabytes: int, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, int]:
+    monkeypatch.setenv("GRAPHOPT_KEEP_MEMORY_MB", kept)
+    command = [sys.executable, "-c", _FAULTS, str(megabytes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    done_so, count = done.stdout.split()
+    return done_so == "True", int(count)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's mallopt")
-def test_freed_memory_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, count = faults("1024", monkeypatch)
+@pytest.mark.parametrize("megabytes", [12, 48, 100])
+def test_freed_memory_is_used_again(megabytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, count = faults("1024", megabytes, monkeypatch)
     assert kept
-    assert count < 3072  # one array's pages, of twenty arrays
-    kept, _ = faults("0", monkeypatch)
+    assert count < 20  # less than one for each array
+    kept, _ = faults("0", megabytes, monkeypatch)
     assert not kept
