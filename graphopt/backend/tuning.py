@@ -10,6 +10,7 @@ from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import FUSED
+from graphopt.ir.ops import canonical
 from graphopt.passes.fuse_pointwise import FusePointwise
 from graphopt.passes.fuse_reduction import FuseReduction
 from graphopt.passes.pack_products import PackProducts
@@ -54,6 +55,8 @@ def tune(graph: Graph) -> tuple[Tuned, Tuned | None]:
 
 def tune_learning(graph: Graph) -> Tuned:
     """A graph that is not frozen, its dense layers on the matrix unit where that is faster."""
+    if not any(canonical(node.op) == "FullyConnected" for node in graph):
+        return Tuned(graph)
     return _run(graph, (UseMatrixUnit(),), Settings("training"))
 
 
