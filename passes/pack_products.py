@@ -17,6 +17,9 @@ from graphopt.passes.select_gemm import as_dot
 from graphopt.pipeline.base import Mode, Pass, PassContext, Settings, Target
 from graphopt.rewrite.substitute import transplant
 
+#: Rows, inputs, outputs, bias.
+Problem = tuple[int, int, int, bool]
+
 #: What ``dot`` may be faster for than FullyConnected: as in select-gemm.
 _LARGE_MACS: Final = 100_000_000
 
@@ -102,7 +105,7 @@ class PackProducts(Pass):
         if cx.target is None:
             return None
         node, *activation = members
-        packed, *others = _measured(graph, node, cx.target)
+        packed, *others = _measured(problem_of(graph, node), cx.target)
         best = min(others)
         if best < (1.0 if activation else self.min_gain) * packed:
             return f"that takes {packed:.3g} ms, MXNet's product {best:.3g} ms"
@@ -170,12 +173,16 @@ def _attrs(graph: Graph, node: Node, activation: str) -> dict[str, str | int | b
     }
 
 
-def _measured(graph: Graph, node: Node, target: Target) -> Sequence[float]:
+def problem_of(graph: Graph, node: Node) -> Problem:
+    """What a FullyConnected or a ``graphopt_product`` of static shape computes."""
+    units, depth = (extent or 0 for extent in graph.type_of(node.inputs[1]).shape or (0, 0))
+    rows = (graph.type_of(node.inputs[0]).size or 0) // max(depth, 1)
+    return rows, depth, units, len(node.inputs) > 2
+
+
+def _measured(problem: Problem, target: Target) -> Sequence[float]:
     """Milliseconds of the product over packed weights, and of MXNet's; all without activation."""
-    size, shape = graph.type_of(node.inputs[0]).size or 0, graph.type_of(node.inputs[1]).shape
-    units, depth = (extent or 0 for extent in shape or (0, 0))
-    rows = size // depth
-    problem = (rows, depth, units, len(node.inputs) > 2)
+    rows, depth, units, _ = problem
 
     def measure() -> list[float]:
         plain = alone("FullyConnected", problem, (units, depth))
@@ -189,9 +196,7 @@ def _measured(graph: Graph, node: Node, target: Target) -> Sequence[float]:
     return found
 
 
-def alone(
-    op: str, problem: tuple[int, int, int, bool], weights: tuple[int, ...], *, tiled: bool = False
-) -> Graph:
+def alone(op: str, problem: Problem, weights: tuple[int, ...], *, tiled: bool = False) -> Graph:
     """A product by itself, to be timed; ``weights`` is their shape, packed for ``PRODUCT``."""
     rows, depth, units, has_bias = problem
     graph = Graph("product")

@@ -8,13 +8,10 @@ from typing import ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA, DENSE, PARAM, Node, NodeId
+from graphopt.ir.node import DENSE, Node, NodeId
 from graphopt.ir.ops import canonical
-from graphopt.ir.types import TensorType
+from graphopt.passes.pack_products import Problem, alone, problem_of
 from graphopt.pipeline.base import Pass, PassContext, Settings, Target
-
-#: Rows, inputs, outputs, bias.
-Problem = tuple[int, int, int, bool]
 
 #: Rows below which most of a tile would be empty.
 _LEAST_ROWS: Final = 32
@@ -92,7 +89,7 @@ class UseMatrixUnit(Pass):
             return "its shape or dtype is not known"
         if any(found.dtype != "float32" for found in types):
             return f"it multiplies {node.type.dtype}"
-        rows, depth, units, _ = _problem(graph, node)
+        rows, depth, units, _ = problem_of(graph, node)
         if rows < _LEAST_ROWS or rows * depth * units < self.min_mega_macs * 1_000_000:
             return f"{rows}x{depth} by {depth}x{units} is too small"
         return None
@@ -101,45 +98,20 @@ class UseMatrixUnit(Pass):
         """Why MXNet's product stays; tells what was measured where it does not."""
         if cx.target is None:
             return None
-        ours, plain = _measured(_problem(graph, node), cx.target)
+        ours, plain = _measured(problem_of(graph, node), cx.target)
         if plain < self.min_gain * ours:
             return f"the matrix unit takes {ours:.3g} ms, MXNet's product {plain:.3g} ms"
         cx.passed(f"by the matrix unit {ours:.3g} ms, by MXNet {plain:.3g} ms", node)
         return None
 
 
-def _problem(graph: Graph, node: Node) -> Problem:
-    units, depth = (extent or 0 for extent in graph.type_of(node.inputs[1]).shape or (0, 0))
-    rows = (graph.type_of(node.inputs[0]).size or 0) // max(depth, 1)
-    return rows, depth, units, len(node.inputs) > 2
-
-
 def _measured(problem: Problem, target: Target) -> Sequence[float]:
     """Milliseconds of a layer and its gradients: by the unit, and by MXNet."""
 
     def measure() -> list[float]:
-        graphs = [_alone(op, problem) for op in (DENSE, "FullyConnected")]
+        _, depth, units, _ = problem
+        graphs = [alone(op, problem, (units, depth)) for op in (DENSE, "FullyConnected")]
         return target.times_ms(graphs, training=True)
 
     found: Sequence[float] = target.measured_once(("dense", *map(str, problem)), measure)
     return found
-
-
-def _alone(op: str, problem: Problem) -> Graph:
-    """A layer by itself, to be timed."""
-    rows, depth, units, has_bias = problem
-    graph = Graph("dense")
-    sources = [
-        graph.add_input("x", DATA, TensorType("float32", (rows, depth))),
-        graph.add_input("w", PARAM, TensorType("float32", (units, depth))),
-    ]
-    if has_bias:
-        sources.append(graph.add_input("b", PARAM, TensorType("float32", (units,))))
-    attrs: dict[str, str | int | bool] = {
-        "num_hidden": units,
-        "flatten": False,
-        "no_bias": not has_bias,
-    }
-    made = TensorType("float32", (rows, units))
-    graph.set_outputs([graph.add(op, sources, attrs, (made,), "dense")])
-    return graph

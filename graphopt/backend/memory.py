@@ -23,7 +23,8 @@ def keep_freed_memory() -> bool:
     MXNet allocates its results anew on every call. From its own settings glibc takes blocks of some
     megabytes from the kernel and gives them back each time, and the page faults of that cost more
     than computing what is in them: 17 ms became 10 for a forward and backward of 4 million
-    elements. ``GRAPHOPT_KEEP_MEMORY_MB`` bounds what is kept (default 1024); 0 changes nothing.
+    elements. ``GRAPHOPT_KEEP_MEMORY_MB`` bounds what is kept free at the end of the heap (default
+    1024); 0 changes nothing.
 
     Returns:
         Whether it was done.

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import PARAM, PRODUCT, Node, Value
+from graphopt.ir.node import PARAM, PRODUCT, Value
 from graphopt.ir.types import TensorType
 from graphopt.kernels.products import is_tiled, packed
+from graphopt.passes.pack_products import problem_of
 
 
 def has_products(graph: Graph) -> bool:
@@ -66,7 +67,7 @@ def with_packed_products(
         if node.op != PRODUCT:
             continue
         data, weights, *bias = node.inputs
-        tiled = _is_tiled(graph, node)
+        tiled = is_tiled(import_mxnet(), *problem_of(graph, node)[:3])
         if (weights, tiled) not in layers:
             keeper = _packed(values[graph[weights.node].name].asnumpy(), ctx, tiled=tiled)
             keepers.append(keeper)
@@ -79,13 +80,6 @@ def with_packed_products(
         attrs = node.attrs.set(packed=True, tiled=tiled)
         copy.update(copy[node.id].but(inputs=inputs, attrs=attrs))
     return copy, made, keepers
-
-
-def _is_tiled(graph: Graph, node: Node) -> bool:
-    """Whether a product's weights are to be packed for the matrix unit."""
-    units, depth = (extent or 0 for extent in graph.type_of(node.inputs[1]).shape or (0, 0))
-    rows = (graph.type_of(node.inputs[0]).size or 0) // max(depth, 1)
-    return is_tiled(import_mxnet(), rows, depth, units)
 
 
 def _packed(weights: npt.NDArray[np.float32], ctx: Any, *, tiled: bool) -> Packed:

@@ -124,7 +124,8 @@ class Worker {
     const int64_t chunk = task / plan_.teams, team = task % plan_.teams;
     first_ = chunk * plan_.chunk;
     last_ = std::min(product_.rows, first_ + plan_.chunk);
-    for (int64_t row = first_; row < last_; ++row) to_[row - first_] = product_.to + row * product_.to_stride;
+    for (int64_t row = first_; row < last_; ++row)
+      to_[row - first_] = product_.to + row * product_.to_stride;
     for (int64_t part = 0; part < parts_.count; ++part) {
       const int64_t begin = team * plan_.team, end = std::min(plan_.panels, begin + plan_.team);
       Split(chunk, part);
@@ -192,14 +193,9 @@ class Worker {
                                            : left.at[row * left.stride + first + p];
         for (int64_t j = 0; j < kBlock; ++j) sums[j] += x * joined[p * kBlock + j];
       }
-      for (int64_t j = 0; j < target.columns; j += kSide)
-        Hand(target, sums, row - first_, to_, j);
+      target.to = to_ + (row - first_);
+      HandAny(target, sums, 0, 1);
     }
-  }
-
-  void Hand(Target target, const float* sums, int64_t row, float* const* to, int64_t j) {
-    target.to = to;
-    tiles::Hand(target, sums, row, j, FirstOf(target.columns - j));
   }
 
   const Product& product_;

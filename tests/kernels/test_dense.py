@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 import pytest
 
-from graphopt.compat import import_mxnet
-from graphopt.kernels import bridge
 from graphopt.kernels.products import has_matrix_unit, packed
+from tests.symbols import one_operator
 
 #: Around the extents of blocks, of a depth's rest, of chunks of rows and of parts of the depth.
 SIZES = [
@@ -27,24 +25,9 @@ SIZES = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def operators() -> None:
-    bridge.load(import_mxnet())
-
-
 def symbol(units: int, *, bias: bool, flatten: bool = False) -> Any:
-    names = ("x", "w", "b") if bias else ("x", "w")
-    nodes: list[dict[str, Any]] = [{"op": "null", "name": name, "inputs": []} for name in names]
-    attrs = {"num_hidden": str(units), "no_bias": str(not bias), "flatten": str(flatten)}
-    inputs = [[at, 0, 0] for at in range(len(names))]
-    nodes.append({"op": "graphopt_dense", "name": "y", "attrs": attrs, "inputs": inputs})
-    document = {
-        "nodes": nodes,
-        "arg_nodes": list(range(len(names))),
-        "heads": [[len(names), 0, 0]],
-        "attrs": {"mxnet_version": ["int", 10901]},
-    }
-    return mx.sym.load_json(json.dumps(document))
+    attrs = {"num_hidden": units, "no_bias": not bias, "flatten": flatten}
+    return one_operator("graphopt_dense", "y", "xwb" if bias else "xw", attrs)
 
 
 def arrays(size: tuple[int, int, int], *, bias: bool = True) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -21,12 +20,13 @@ from graphopt.backend.target import MXNetTarget
 from graphopt.compat import import_mxnet
 from graphopt.ir.node import FUSED
 from graphopt.ir.parser import parse as parse_graph
-from graphopt.kernels import bridge, library
+from graphopt.kernels import library
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.run import Request, run
 from graphopt.kernels.spec import parse
 from graphopt.testing import run_pass
 from tests.places import REPOSITORY
+from tests.symbols import one_operator
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -73,17 +73,7 @@ def is_fused(net: Any) -> bool:
 
 
 def symbol_of(spec: str, inputs: list[str]) -> Any:
-    bridge.load(mx)
-    nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in inputs]
-    reads = [[i, 0, 0] for i in range(len(inputs))]
-    nodes.append({"op": FUSED, "name": "f", "attrs": {"spec": spec}, "inputs": reads})
-    document = {
-        "nodes": nodes,
-        "arg_nodes": list(range(len(inputs))),
-        "heads": [[len(inputs), 0, 0]],
-        "attrs": {"mxnet_version": ["int", 10901]},
-    }
-    return mx.sym.load_json(json.dumps(document))
+    return one_operator(FUSED, "f", inputs, {"spec": spec})
 
 
 def call(symbol: Any, *arrays: Any) -> Any:

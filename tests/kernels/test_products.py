@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import mxnet as mx
@@ -10,15 +9,10 @@ import numpy as np
 import pytest
 
 from graphopt.compat import import_mxnet
-from graphopt.kernels import bridge
 from graphopt.kernels.products import has_matrix_unit, packed, packed_size
+from tests.symbols import one_operator
 
 ERF = np.vectorize(math.erf)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def operators() -> None:
-    bridge.load(import_mxnet())
 
 
 def symbol(
@@ -30,8 +24,6 @@ def symbol(
     flatten: bool = False,
     tiled: bool = False,
 ):
-    names = ("x", "w", "b") if bias else ("x", "w")
-    nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
     attrs = {
         "units": units,
         "activation": activation,
@@ -40,16 +32,7 @@ def symbol(
         "packed": is_packed,
         "tiled": tiled,
     }
-    inputs = [[at, 0, 0] for at in range(len(names))]
-    attrs = {key: str(value) for key, value in attrs.items()}
-    nodes.append({"op": "graphopt_product", "name": "y", "attrs": attrs, "inputs": inputs})
-    document = {
-        "nodes": nodes,
-        "arg_nodes": list(range(len(names))),
-        "heads": [[len(names), 0, 0]],
-        "attrs": {"mxnet_version": ["int", 10901]},
-    }
-    return mx.sym.load_json(json.dumps(document))
+    return one_operator("graphopt_product", "y", "xwb" if bias else "xw", attrs)
 
 
 def activated(x: np.ndarray, activation: str) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,13 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.kernels import bridge
 from graphopt.kernels.run import Request, run
 from graphopt.kernels.spec import parse
 from graphopt.memory import plan
 from graphopt.memory.listing import allocated
 from graphopt.memory.schedule import training_schedule
 from graphopt.memory.training import training_graph
+from tests.symbols import one_operator
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -32,17 +31,7 @@ NORMED = (
 
 
 def fused(spec: str, **attrs: Any) -> Any:
-    bridge.load(mx)
-    node = {
-        "op": "graphopt_fused",
-        "name": "fused",
-        "attrs": {"spec": spec, **attrs},
-        "inputs": [[0, 0, 0], [1, 0, 0]],
-    }
-    names = ("data", "gamma")
-    variables = [{"op": "null", "name": name, "inputs": []} for name in names]
-    document = {"nodes": [*variables, node], "arg_nodes": [0, 1], "heads": [[2, 0, 0]]}
-    return mx.sym.load_json(json.dumps(document))
+    return one_operator("graphopt_fused", "fused", ("data", "gamma"), {"spec": spec, **attrs})
 
 
 def planned(symbol: Any, grad_req: str, **shapes: tuple[int, ...]) -> int:
