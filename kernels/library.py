@@ -109,7 +109,9 @@ def _link(code: bytes) -> int:
 
     machine = target_machine()
     # An engine of its own for each: the kernels all have one name.
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    # Its parts lie side by side: LLVM ends the process where code cannot reach its constants, as in
+    # processes whose address space is in pieces, such as those that use a GPU.
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     # It owns the code, which MXNet's threads may run for as long as there is a process: not even

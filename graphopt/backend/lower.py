@@ -131,7 +131,9 @@ class Lowered:
         self._per_call, self._keeps = per_call, any(map(keeps, per_call))
         packed = self._with_products.graph if self._with_products else Graph("none")
         nodes = (*per_call, *packed)
-        prepare((str(node.attrs["spec"]) for node in nodes if node.op == FUSED), gradients=training)
+        if self.ctx.device_type == "cpu":  # those for GPUs depend on extents
+            specs = (str(node.attrs["spec"]) for node in nodes if node.op == FUSED)
+            prepare(specs, gradients=training)
         for form in (per_call, packed):
             known = constants(form).items()
             self._fixed |= self._as_arrays({n: a for n, a in known if n not in self._fixed})

@@ -54,6 +54,10 @@ _INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mfma"],
     "base": [],
 }
+#: What files of the matrix unit are told besides. Not a pragma in their source: functions of headers
+#: read before it may not be inlined into those after it.
+_UNIT = ["-mavx512bw", "-mamx-tile", "-mamx-bf16"]
+_UNIT_FILES = ("tiles.cc", "dense.cc")
 _COMPILERS = ("g++", "c++", "clang++")
 _SECONDS = 300
 #: A std::function that passes an argument by value, as GCC 4.8's do; newer ones pass a reference.
@@ -129,7 +133,7 @@ def build(mxnet: Path) -> bytes:
             objects = [Path(work) / f"{source}.o" for source in SOURCES]
             run_compilers(
                 [
-                    [*common, *_speed(source), "-c", str(HERE / source), "-o", str(made)]
+                    [*common, *options(command, source), "-c", str(HERE / source), "-o", str(made)]
                     for source, made in zip(SOURCES, objects, strict=True)
                 ]
             )
@@ -141,10 +145,24 @@ def build(mxnet: Path) -> bytes:
         ) from error
 
 
-def _speed(source: str) -> list[str]:
-    """Options for a file."""
+def options(command: str, source: str, name: str | None = None) -> list[str]:
+    """How a compiler compiles a file for a set of instructions, by default this processor's."""
     vectors = _VECTORS.get(source)
-    return ["-O2"] if vectors is None else [*vectors, *_INSTRUCTIONS[instructions()]]
+    if vectors is None:
+        return ["-O2"]
+    name = name or instructions()
+    found = [*vectors, *_INSTRUCTIONS[name]]
+    if source in _UNIT_FILES and name == "avx512" and _takes(command, *_UNIT):
+        found += _UNIT
+    return found
+
+
+@cache
+def _takes(command: str, *options: str) -> bool:
+    """Whether a compiler knows options."""
+    asked = [command, *options, "-E", "-x", "c++", os.devnull]
+    told = subprocess.run(asked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return told.returncode == 0
 
 
 def run_compilers(commands: list[list[str]]) -> None:

@@ -6,10 +6,8 @@
  */
 #pragma once
 
-#if defined(__AVX512F__) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    __GNUC__ >= 11
+#if defined(__AMX_BF16__) && defined(__AVX512BW__)
 #define GRAPHOPT_TILES 1
-#pragma GCC target("amx-tile,amx-bf16,avx512bw,avx512dq,avx512vl,avx512f")
 
 #include <immintrin.h>
 

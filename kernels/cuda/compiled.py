@@ -9,9 +9,10 @@ Sums and products may be fused, as in kernels for CPUs; ``precise`` specs are no
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -216,6 +217,21 @@ def compiled(kernel: Kernel) -> Any:
         return cuda.jit(kernel.function())
     options = {} if kernel.registers is None else {"max_registers": kernel.registers}
     return cuda.jit(_signature(kernel), **options)(kernel.function())
+
+
+def configured(kernel: Any, blocks: int, threads: Any, stream: Any) -> Any:
+    """What puts a compiled kernel on a stream."""
+    if SIMULATED:  # where it is the kernel itself, which knows how it was asked for last
+        return kernel[blocks, threads, stream]
+    return _configured(kernel, blocks, threads, stream)
+
+
+@lru_cache(maxsize=128)  # as many as numba keeps
+def _configured(kernel: Any, blocks: int, threads: Any, stream: Any) -> Any:
+    with warnings.catch_warnings():
+        # Small arrays need few blocks; that they leave the GPU idle is no news.
+        warnings.filterwarnings("ignore", message=".*Grid size")
+        return kernel[blocks, threads, stream]
 
 
 @cache

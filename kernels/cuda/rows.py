@@ -24,7 +24,14 @@ import numpy as np
 from numba import cuda
 
 from graphopt.errors import InputError
-from graphopt.kernels.cuda.compiled import SIMULATED, SOURCE, compiled, defined, scope_of
+from graphopt.kernels.cuda.compiled import (
+    SIMULATED,
+    SOURCE,
+    compiled,
+    configured,
+    defined,
+    scope_of,
+)
 from graphopt.kernels.cuda.device import ACCESS
 from graphopt.kernels.cuda.run import is_aligned, place_of
 from graphopt.kernels.spec import Operand
@@ -221,7 +228,7 @@ def _launch(name: str, dtype: str, places: list[Any], shape: tuple[int, int], st
     chunks = rows * (columns // width)
     blocks = min(-(-chunks // _THREADS), _BLOCKS)
     kernel = compiled(RowsKernel(name, dtype, width))
-    kernel[blocks, _THREADS, stream](*places, rows, columns // width)
+    configured(kernel, blocks, _THREADS, stream)(*places, rows, columns // width)
 
 
 # Each thread has chunks of ``width`` columns, ``columns`` counts them. Adjacent threads have

@@ -12,7 +12,7 @@ import numpy as np
 from numba import cuda
 
 from graphopt.errors import InputError
-from graphopt.kernels.cuda.compiled import SIMULATED, FusedKernel, compiled, ptx
+from graphopt.kernels.cuda.compiled import SIMULATED, FusedKernel, compiled, configured, ptx
 from graphopt.kernels.cuda.device import ACCESS
 from graphopt.kernels.cuda.plan import AREA, OPERAND, Launch, LaunchPlan, form_of, plan_of
 from graphopt.kernels.emit.cuda import Form
@@ -190,7 +190,7 @@ def _launch_all(
             places[value] if kind == OPERAND else areas[value] if kind == AREA else value
             for kind, value in launch.arguments
         ]
-        compiled(launch.kernel)[launch.blocks, launch.threads, stream](*arguments)
+        configured(compiled(launch.kernel), launch.blocks, launch.threads, stream)(*arguments)
 
 
 _workspaces: dict[tuple[Any, int], Any] = {}

@@ -21,10 +21,13 @@ def compiled(name: str, file: str, folder: Path) -> ctypes.CDLL:
         pytest.skip(f"this processor has no {name}")
     source = build.HERE / file
     driver = Path(__file__).with_name(f"{source.stem}_driver.cc")
-    options = ["-std=c++17", "-fPIC", "-shared", "-w", f"-I{build.HERE}"]
-    options += [*build._VECTORS[file], *build._INSTRUCTIONS[name]]
+    common = [build.compiler(), "-std=c++17", "-fPIC", "-w", f"-I{build.HERE}"]
+    sources = [source, *(build.HERE / beside for beside in _BESIDE.get(file, ()))]
+    objects = [str(folder / f"{path.stem}.o") for path in (*sources, driver)]
+    for path, target in zip((*sources, driver), objects, strict=True):
+        known = path.name if path != driver else file
+        options = build.options(common[0], known, name)
+        subprocess.run([*common, *options, "-c", str(path), "-o", target], check=True)
     made = folder / f"{source.stem}.so"
-    sources = [source, *(build.HERE / beside for beside in _BESIDE.get(file, ())), driver]
-    command = [build.compiler(), *options, *map(str, sources), "-o", str(made)]
-    subprocess.run(command, check=True)
+    subprocess.run([*common, "-shared", *objects, "-o", str(made)], check=True)
     return ctypes.CDLL(str(made))

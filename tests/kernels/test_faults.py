@@ -211,6 +211,46 @@ def test_a_process_that_ends_while_a_kernel_is_compiled(wait: float) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+IN_PIECES = """
+import ctypes, sys
+from graphopt.kernels import library
+
+PAGE, NOTHING, PRIVATE = 4096, 0, 0x4022  # the last with neither a file nor memory behind it
+c = ctypes.CDLL(None)
+c.mmap.restype = ctypes.c_void_p
+c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+c.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+def reserved(size):
+    return c.mmap(None, size, NOTHING, PRIVATE, -1, 0)
+
+spec = "f32[a] (f32[a]) { %1 = OP %0; return %1:f32[a] }"
+library.kernel(spec.replace("OP", "tanh"), backward=False)  # with all that it imports
+size = 64 << 30
+large = reserved(size)
+for pages in (1 << 18, 1 << 12, 64, 8, 4, 2, 1):  # nothing is free above it
+    while (found := reserved(pages * PAGE)) > large:
+        pass
+    c.munmap(found, pages * PAGE)
+c.munmap(large + size - 2 * PAGE, PAGE)  # but for a page, too far away from the next
+library.kernel(spec.replace("OP", sys.argv[1]), backward=False)
+"""
+
+
+def test_kernels_are_loaded_where_the_address_space_is_in_pieces() -> None:
+    """LLVM ends a process where code cannot reach its constants."""
+    for op in ("exp", "exp"):  # compiled, and found on the disk
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", IN_PIECES, op],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 # -- threads --------------------------------------------------------------------------------------
 
 
