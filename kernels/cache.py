@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -120,6 +120,11 @@ def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
 def key_of(*parts: str) -> str:
     """The name of an entry that depends on ``parts``."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Of the source of code that emits kernels: an edited graphopt compiles them again."""
+    return key_of(*(file.read_text() for file in files))
 
 
 @dataclass(frozen=True)

@@ -144,4 +144,4 @@ def _sources() -> str:
     names = ("cpu.py", "expand.py", "instructions.py", "interleave.py", "machine.py")
     files = [here / name for name in names]
     files += sorted((here / "emit").glob("*.py")) + sorted((here / "vecmath").glob("*.py"))
-    return disk.key_of(*(file.read_text() for file in files))
+    return disk.digest_of(files)

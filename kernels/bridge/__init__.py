@@ -89,10 +89,10 @@ def why_not_on_gpu(mxnet: Any) -> str | None:
     if why is not None:
         return why
     try:
-        from graphopt.kernels.cuda import native
+        from graphopt.kernels.cuda.compiled import why_no_ptx
     except ImportError as error:
         return f"the extra [cuda] is needed to compile for GPUs: {error}"
-    return native.why_not()
+    return why_no_ptx()
 
 
 def _load(mxnet: Any) -> ctypes.CDLL:

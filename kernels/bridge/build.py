@@ -54,8 +54,8 @@ _INSTRUCTIONS = {
     "avx2": ["-mavx2", "-mfma"],
     "base": [],
 }
-#: What files of the matrix unit are told besides. Not a pragma in their source: functions of headers
-#: read before it may not be inlined into those after it.
+#: What files of the matrix unit are told besides. A pragma in their source would not do: functions
+#: of headers that are read before it may not be inlined into those after it.
 _UNIT = ["-mavx512bw", "-mamx-tile", "-mamx-bf16"]
 _UNIT_FILES = ("tiles.cc", "dense.cc")
 _COMPILERS = ("g++", "c++", "clang++")

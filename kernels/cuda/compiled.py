@@ -13,12 +13,15 @@ import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
+import numba
 import numpy as np
 from numba import config, cuda, types
 
 from graphopt.errors import GraphoptError
+from graphopt.kernels import cache as disk
 from graphopt.kernels.cuda import device, simulated
 from graphopt.kernels.emit.cpu import storage
 from graphopt.kernels.emit.cuda import EXCHANGES, Form, emit_cuda, emit_finish, is_flat
@@ -236,16 +239,50 @@ def _configured(kernel: Any, blocks: int, threads: Any, stream: Any) -> Any:
 
 @cache
 def ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
-    """The PTX of a kernel, with one entry; needs no GPU.
+    """The PTX of a kernel, with one entry; needs no GPU. Kept on the disk.
 
     Raises:
         GraphoptError: the kernel cannot be compiled.
     """
+    name = disk.key_of("ptx", str(kernel), str(compute_capability), *_environment())
+    stored = disk.load(name)
+    if stored is not None:
+        return stored.decode()
+    text = _compiled_ptx(kernel, compute_capability)
+    disk.store(name, text.encode())
+    return text
+
+
+def _compiled_ptx(kernel: Kernel, compute_capability: tuple[int, int]) -> str:
     try:
         text, _ = cuda.compile_ptx(kernel.function(), _signature(kernel), cc=compute_capability)
     except Exception as error:  # numba, NVVM and the search for it have no common base
         raise GraphoptError(f"numba does not compile {kernel}: {error}") from error
     return str(text)
+
+
+@cache
+def _environment() -> tuple[str, ...]:
+    """What PTX depends on besides the kernel: our code, numba's, and NVVM, which a short one tells.
+
+    Raises:
+        GraphoptError: nothing can be compiled here.
+    """
+    here, emit = Path(__file__).parent, Path(__file__).parents[1] / "emit" / "cuda"
+    ours = (*sorted(here.glob("*.py")), here.parent / "expand.py", *sorted(emit.glob("*.py")))
+    known_to_all = (8, 0)  # of the NVVMs that numba takes
+    short = _compiled_ptx(PartsKernel("fill", "float32", "float32"), known_to_all)
+    return (disk.digest_of(ours), numba.__version__, short)
+
+
+@cache
+def why_no_ptx() -> str | None:
+    """Why numba cannot compile for GPUs here, or ``None`` if it can."""
+    try:
+        _environment()
+    except (ImportError, GraphoptError) as error:
+        return f"the extra [cuda] is needed to compile for GPUs: {error}"
+    return None
 
 
 def _signature(kernel: Kernel) -> Any:

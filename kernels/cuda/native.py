@@ -115,15 +115,3 @@ def _image(kernel: Kernel, capability: tuple[int, int]) -> tuple[bytes, bytes]:
     if found is None:
         raise GraphoptError(f"the PTX of {kernel} has no entry")
     return text.encode(), found[1].encode()
-
-
-@cache
-def why_not() -> str | None:
-    """Why numba cannot compile for GPUs here, or ``None`` if it can."""
-    probe = parse("f32[a] (f32[a]) { %1 = neg %0; return %1:f32[a] }")
-    (launch,) = plan_of(probe, (1024,), aligned=True, processors=1).launches
-    try:
-        ptx(launch.kernel, (8, 0))  # that of CUDA 12 and of 13 know it
-    except (ImportError, GraphoptError) as error:
-        return f"the extra [cuda] is needed to compile for GPUs: {error}"
-    return None

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,27 +111,14 @@ def test_in_the_simulator(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@cache
-def why_no_ptx() -> str:
-    """Why numba cannot compile for GPUs here; empty if it can."""
-    from graphopt.errors import GraphoptError
-
-    try:
-        from graphopt.kernels.cuda import compile_ptx
-
-        compile_ptx(parse("f32[a] (f32[a]) { %1 = neg %0; return %1:f32[a] }"))
-    except (ImportError, GraphoptError) as error:
-        return f"numba cannot compile for CUDA; the extra [cuda] brings what it takes: {error}"
-    return ""
-
-
 @pytest.fixture
 def compile_ptx() -> Any:
-    reason = why_no_ptx()
-    if reason:
-        pytest.skip(reason)
+    pytest.importorskip("numba.cuda", reason="there is no numba.cuda")
     from graphopt.kernels.cuda import compile_ptx
+    from graphopt.kernels.cuda.compiled import why_no_ptx
 
+    if reason := why_no_ptx():
+        pytest.skip(reason)
     return compile_ptx
 
 
@@ -148,6 +134,21 @@ def test_ptx(capability: tuple[int, int], compile_ptx: Any) -> None:
         assert ("shfl.sync" in ptx) == (name in ROWS), name
         # Nothing is left to call, and nothing lies in memory that should be in registers.
         assert not re.search(r"\bcall\b|\.local\b", ptx), name
+
+
+def test_ptx_is_kept_on_the_disk(compile_ptx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from graphopt.kernels.cuda import compiled
+
+    made = compile_ptx(parse(SPECS["chain"]), (8, 6))
+
+    def fail(*_: Any) -> str:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(compiled, "_compiled_ptx", fail)
+    compiled.ptx.cache_clear()
+    assert compile_ptx(parse(SPECS["chain"]), (8, 6)) == made
+    with pytest.raises(AssertionError, match="compiled again"):
+        compile_ptx(parse(SPECS["chain"]), (8, 9))
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
