@@ -24,7 +24,9 @@ from graphopt.kernels.emit.cpu import TOGETHER, emit_cpu, storage
 from graphopt.kernels.interleave import Interleaving, interleaved
 from graphopt.kernels.library import SYMBOL
 from graphopt.kernels.machine import processor, target_machine
+from graphopt.kernels.prefetch import with_prefetches
 from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.vecmath import float32, float64
 from graphopt.kernels.vecmath import function as vecmath
 from graphopt.kernels.vecmath.intrinsics import (
     Value,
@@ -97,8 +99,17 @@ def compile_object(spec: KernelSpec, *, index: bool = False) -> tuple[bytes, int
     masks = index and "+avx512f" in processor()[1]
     source, scratch = emit_cpu(spec, index=index, masks=masks)
     text = _to_ir(source, spec, masks=masks)
+    if not index:  # else rows lie in the cache, or anywhere
+        text = with_prefetches(text, _streams(spec))
     machine = target_machine()
     return bytes(machine.emit_object(llvm.parse_assembly(text))), scratch
+
+
+def _streams(spec: KernelSpec) -> set[int]:
+    """Numbers of the operands with an element for each of the space, inputs first."""
+    every = set(range(spec.rank))
+    operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
+    return {number for number, operand in enumerate(operands) if set(operand.covers) == every}
 
 
 def _to_ir(source: str, spec: KernelSpec, *, masks: bool) -> str:
@@ -143,16 +154,13 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
         "nan": math.nan,
         "number": _NUMBA[dtype],
     }
+    last = len(spec.inputs) + len(spec.outputs)
     for number, stored in enumerate(storage(spec)):
-        # All inputs share a scope: only what is written must not overlap with anything.
-        place = max(number - len(spec.inputs) + 1, 0)
-        scopes = len(spec.outputs) + 2
-        scope[f"load{number}"] = _loader(stored, dtype, place, scopes)
-        scope[f"store{number}"] = _storer(stored, dtype, place, scopes)
-        scope[f"load_rest{number}"] = _loader(dtype, dtype, place, scopes)
-        scope[f"store_rest{number}"] = _storer(dtype, dtype, place, scopes)
-    scope["room"] = _room(dtype, TOGETHER * (len(spec.inputs) + len(spec.outputs)))
-    last = len(spec.outputs) + 1
+        scope[f"load{number}"] = _loader(stored, dtype, number, last + 1)
+        scope[f"store{number}"] = _storer(stored, dtype, number, last + 1)
+        scope[f"load_rest{number}"] = _loader(dtype, dtype, number, last + 1)
+        scope[f"store_rest{number}"] = _storer(dtype, dtype, number, last + 1)
+    scope["room"] = _room(dtype, TOGETHER * last)
     scope["prefetch"] = _prefetch()
     scope["row_of"] = _row_of()
     scope["load_kept"] = _loader(dtype, dtype, last, last + 1)
@@ -243,6 +251,17 @@ def _relu(x: Value) -> Value:
     return select(x <= 0.0, x.like(0.0), x)
 
 
+def _one_plus_erf(x: Value) -> Value:
+    if x.ir.type == ir.FloatType():
+        return float32.one_plus_erf(x)
+    return float64.FORMAT.erf(x) + 1.0
+
+
+def _sigmoid_times_tanh(x: Value, y: Value) -> Value:
+    kind = float32.FORMAT if x.ir.type == ir.FloatType() else float64.FORMAT
+    return kind.sigmoid_times_tanh(x, y)
+
+
 def _where(condition: Value, x: Value, y: Value) -> Value:
     return select(_is_true(condition), x, y)
 
@@ -289,10 +308,12 @@ _DIRECT: dict[str, Callable[..., Value]] = {
     "mod": _mod,
     "ne": _compare("!="),
     "not": _not,
+    "one_plus_erf": _one_plus_erf,
     "or": _or,
     "recip": _recip,
     "relu": _relu,
     "round": _round,
+    "sigmoid_times_tanh": _sigmoid_times_tanh,
     "sign": _sign,
     "where": _where,
     "xor": _xor,

@@ -28,8 +28,6 @@ _LINE_BYTES = 64
 #: So many elements are computed together. What is left of a row is copied to where there is room
 #: for so many, as an element by itself takes as long as a vector of them.
 TOGETHER = 16
-#: Rows of fewer elements are fetched by the processor itself, as part of the stream they are in.
-_SHORT_ROW = 256
 
 #: Bytes of an element of each storage dtype.
 ITEM_SIZE = {
@@ -110,27 +108,10 @@ class _Emitter:
         for at, loop in enumerate(self.plan.loops):
             self._row_values(self.plan.before[at])
             self._loop(loop)
-            if at == 0 and len(self.plan.loops) > 1:
-                self._prefetch()
         for values in self.plan.before[len(self.plan.loops) :]:
             self._row_values(values)
         for place in self.plan.row_stores:
             self._store_row(place)
-
-    def _prefetch(self) -> None:
-        """Ask for the next row while this one, which is in the cache by now, is worked on."""
-        far = [
-            number
-            for number, operand in enumerate(self.spec.inputs)
-            if self.row_axis in operand.covers and len(operand.covers) > 1
-        ]
-        if not far:
-            return
-        self._line(2, f"if n >= {_SHORT_ROW}:")
-        for number in far:
-            size = ITEM_SIZE[self.spec.inputs[number].dtype]
-            self._line(3, f"for j in range(0, n, {_LINE_BYTES // size}):")
-            self._line(4, f"prefetch(at{number} + step{number}, j * {size})")
 
     def _prefetch_numbered(self) -> None:
         """Ask for the next row of operands whose rows have numbers: these are in no stream."""
