@@ -59,6 +59,16 @@ def _unary(slope: Callable[[Emit, Any, Any], Any]) -> Rule:
     return lambda e, args, y, g: (e("mul", g, slope(e, args[0], y)),)
 
 
+def _erf_slope(e: Emit, x: Any, _y: Any) -> Any:
+    return e("mul", 2 / math.sqrt(math.pi), e("exp", e("neg", e("square", x))))
+
+
+def _gate_slopes(e: Emit, args: Sequence[Any], y: Any, g: Any) -> Sequence[Any]:
+    gate, bent = e("sigmoid", args[0]), e("tanh", args[1])
+    by_gate = e("mul", e("mul", g, y), e("sub", 1.0, gate))
+    return by_gate, e("mul", e("mul", g, gate), e("sub", 1.0, e("square", bent)))
+
+
 def _pow(e: Emit, args: Sequence[Any], _y: Any, g: Any) -> Sequence[Any]:
     x, p = args
     slope = e("mul", e("pow", x, e("sub", p, 1.0)), p)
@@ -167,13 +177,10 @@ INSTRUCTIONS: Final[dict[str, Info]] = {
     "tanh": Info(1, cost=16, gradient=_unary(lambda e, x, y: e("sub", 1.0, e("square", y)))),
     "sinh": Info(1, cost=60, gradient=_unary(lambda e, x, y: e("cosh", x))),
     "cosh": Info(1, cost=60, gradient=_unary(lambda e, x, y: e("sinh", x))),
-    "erf": Info(
-        1,
-        cost=24,
-        gradient=_unary(
-            lambda e, x, y: e("mul", 2 / math.sqrt(math.pi), e("exp", e("neg", e("square", x))))
-        ),
-    ),
+    "erf": Info(1, cost=24, gradient=_unary(_erf_slope)),
+    # put in place of others by kernels/contract.py
+    "one_plus_erf": Info(1, cost=20, gradient=_unary(_erf_slope)),
+    "sigmoid_times_tanh": Info(2, cost=28, gradient=_gate_slopes),
     # circular and hyperbolic
     "sin": Info(1, cost=20, gradient=_unary(lambda e, x, y: e("cos", x))),
     "cos": Info(1, cost=20, gradient=_unary(lambda e, x, y: e("neg", e("sin", x)))),

@@ -211,6 +211,8 @@ _MAPS: dict[str, Callable[..., Array]] = {
     "sinh": np.sinh,
     "cosh": np.cosh,
     "erf": _by_element(math.erf),
+    "sigmoid_times_tanh": lambda x, y: np.tanh(y) / (1 + np.exp(-x)),
+    "one_plus_erf": _by_element(lambda x: math.erfc(-x)),
     "sin": np.sin,
     "cos": np.cos,
     "tan": np.tan,

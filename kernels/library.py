@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from graphopt.kernels import cache as disk
+from graphopt.kernels.contract import contract
 from graphopt.kernels.expand import collapse, expand
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.spec import KernelSpec, parse
@@ -64,7 +65,7 @@ def kernel(text: str, *, backward: bool, index: bool = False) -> Kernel:
         if gradient is None:
             raise ValueError("the kernel has no gradient")
         spec = gradient
-    return _kernel(collapse(expand(spec)).spec, index=index)
+    return _kernel(contract(collapse(expand(spec)).spec), index=index)
 
 
 def prepare(texts: Iterable[str], *, gradients: bool) -> None:
@@ -141,7 +142,15 @@ def _sources() -> str:
     from pathlib import Path
 
     here = Path(__file__).parent
-    names = ("cpu.py", "expand.py", "instructions.py", "interleave.py", "machine.py")
+    names = (
+        "contract.py",
+        "cpu.py",
+        "expand.py",
+        "instructions.py",
+        "interleave.py",
+        "machine.py",
+        "prefetch.py",
+    )
     files = [here / name for name in names]
     files += sorted((here / "emit").glob("*.py")) + sorted((here / "vecmath").glob("*.py"))
     return disk.digest_of(files)

@@ -39,6 +39,9 @@ _BOTH = """\
 def recip_(x):
     return ONE / x
 
+def one_plus_erf_(x):
+    return erf_(x) + ONE
+
 def sigmoid_(x):
     # exp of what is not positive: it cannot overflow, and small results keep their bits.
     small = exp_(-abs_(x))
@@ -68,6 +71,9 @@ def mod_(x, y):
     if rest == 0.0:
         return ZERO
     return number(rest + b if (rest < 0.0) != (b < 0.0) else rest)
+
+def sigmoid_times_tanh_(x, y):
+    return sigmoid_(x) * tanh_(y)
 
 def where_(c, x, y):
     return x if c != ZERO else y

@@ -99,18 +99,32 @@ class Format:
 
     def tanh(self, x: Value) -> Value:
         """The hyperbolic tangent."""
+        top, bottom = self._tanh_ratio(x)
+        return copysign(top / bottom, x)
+
+    def _tanh_ratio(self, x: Value) -> tuple[Value, Value]:
+        """Two numbers whose quotient is tanh(x) but for its sign."""
         a = fabs(x)
         a = select(a > self.saturation, self.saturation, a)
         # By expm1(-2a) / (expm1(-2a) + 2): both are near 1 where tanh is, and round little.
         n, p = self.reduce(-(a + a), self.bias)
         scale = self.power_of_two(n)
-        return copysign(fma(scale, p, scale - 1.0) / fma(scale, p, scale + 1.0), x)
+        return fma(scale, p, scale - 1.0), fma(scale, p, scale + 1.0)
 
     def sigmoid(self, x: Value) -> Value:
         """1 / (1 + e**-x)."""
+        top, bottom = self._sigmoid_ratio(x)
+        return top / bottom * 2.0**-self._lift
+
+    @property
+    def _lift(self) -> int:
+        return self.fraction + 2
+
+    def _sigmoid_ratio(self, x: Value) -> tuple[Value, Value]:
+        """Two numbers whose quotient is 1 / (1 + e**-x), lifted by a power of two."""
         # t / (t + e**r) with t = 2**n and x = n * log(2) - r, for a normal t: it is lifted, and the
         # last product rounds where the result is subnormal. At the lower end its bits are zero's.
-        lift = self.fraction + 2
+        lift = self._lift
         x = clamp(x, -(self.bias + lift) * math.log(2), 2 * self.saturation)
         magic = self.magic + (self.bias + lift)
         shifted = fma(x, self.log2_e[0], magic)
@@ -118,7 +132,13 @@ class Format:
         r = fma(n, self.ln2[1], fma(n, self.ln2[0], -x))
         p = fma(r * r, horner(r, self.exp_tail), r)
         lifted = self.power_of_two(shifted.bits())
-        return lifted / fma(lifted, 2.0**-lift, p + 1.0) * 2.0**-lift
+        return lifted, fma(lifted, 2.0**-lift, p + 1.0)
+
+    def sigmoid_times_tanh(self, x: Value, y: Value) -> Value:
+        """sigmoid(x) * tanh(y) by one division, which takes as long as thirty sums."""
+        above, below = self._sigmoid_ratio(x)
+        top, bottom = self._tanh_ratio(y)
+        return copysign(above * top / (below * bottom), y) * 2.0**-self._lift
 
     def log_rest(self, f: Value) -> Value:
         """log(1 + f) - f for f between sqrt(1/2) - 1 and sqrt(2) - 1."""

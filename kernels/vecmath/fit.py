@@ -81,6 +81,17 @@ def log_erfc(a: Decimal) -> Decimal:
     return (1 - erf(a)).ln()
 
 
+def log2_erfc(a: Decimal) -> Decimal:
+    """log2(1 - erf(a))."""
+    return log_erfc(a) / LN2
+
+
+def exp2_tail(f: Decimal) -> Decimal:
+    """(2**f - 1) / f."""
+    x = f * LN2
+    return LN2 * (1 + x * exp_tail(x))
+
+
 def rcbrt(m: Decimal) -> Decimal:
     """1 over the cube root of a positive number."""
     return (m.ln() / -3).exp()
@@ -177,6 +188,8 @@ FITS: dict[str, tuple[Real, Real, float, float, dict[str, int]]] = {
     "sin": (sin_tail, lambda z: z, 0, QUARTER_PI, {"float32": 3, "float64": 5}),
     "cos": (cos_tail, lambda z: z * z, 0, QUARTER_PI, {"float32": 2, "float64": 5}),
     "erf": (erf_tail, one, 0, 1, {"float32": 6, "float64": 12}),
+    "log2_erfc": (log2_erfc, erfc, 0, 4, {"float32": 8}),
+    "exp2": (exp2_tail, abs, -0.5, 0.5, {"float32": 5}),
     "rcbrt": (rcbrt, cbrt, 0.5 * ROOT, ROOT, {"float32": 3, "float64": 5}),
     "erfc32": (log_erfc, erfc, 1, 4, {"float32": 5}),
     "erfc64": (log_erfc, erfc, 1, 6, {"float64": 16}),
