@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from graphopt.kernels.expand import collapse, expand
 from graphopt.kernels.spec import Arg, Builder, Instruction, KernelSpec
+
+
+def prepared(spec: KernelSpec) -> KernelSpec:
+    """What is compiled for CPUs, and so what plans of memory have to go by."""
+    return contract(collapse(expand(spec)).spec)
 
 
 def contract(spec: KernelSpec) -> KernelSpec:
@@ -45,18 +51,15 @@ class _Contractions:
             erf = self._argument(terms[1], "erf")
             return None if erf is None else Instruction("one_plus_erf", (erf,))
         if op == "mul":
-            gate = self._argument(terms[0], "sigmoid", only=True)
-            bent = self._argument(terms[1], "tanh", only=True)
+            gate, bent = self._argument(terms[0], "sigmoid"), self._argument(terms[1], "tanh")
             if gate is not None and bent is not None:
                 return Instruction("sigmoid_times_tanh", (gate, bent))
         return None
 
-    def _argument(self, value: Arg, op: str, *, only: bool = False) -> int | None:
-        """The value that a function was applied to, if it gave this, and for one use ``only``."""
+    def _argument(self, value: Arg, op: str) -> int | None:
+        """The value that a function was applied to, if it gave this, and for one use."""
         number = value - len(self.spec.inputs) if isinstance(value, int) else -1
-        if number < 0 or self.spec.body[number].op != op:
-            return None
-        if only and self.uses[number + len(self.spec.inputs)] > 1:
+        if number < 0 or self.spec.body[number].op != op or self.uses[int(value)] > 1:
             return None
         (argument,) = self.spec.body[number].args
         return argument if isinstance(argument, int) else None

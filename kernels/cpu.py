@@ -156,15 +156,15 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
     }
     last = len(spec.inputs) + len(spec.outputs)
     for number, stored in enumerate(storage(spec)):
-        scope[f"load{number}"] = _loader(stored, dtype, number, last + 1)
-        scope[f"store{number}"] = _storer(stored, dtype, number, last + 1)
-        scope[f"load_rest{number}"] = _loader(dtype, dtype, number, last + 1)
-        scope[f"store_rest{number}"] = _storer(dtype, dtype, number, last + 1)
+        scope[f"load{number}"] = _loader(stored, dtype, number, last + 2)
+        scope[f"store{number}"] = _storer(stored, dtype, number, last + 2)
+        scope[f"load_rest{number}"] = _loader(dtype, dtype, last + 1, last + 2)
+        scope[f"store_rest{number}"] = _storer(dtype, dtype, last + 1, last + 2)
     scope["room"] = _room(dtype, TOGETHER * last)
     scope["prefetch"] = _prefetch()
     scope["row_of"] = _row_of()
-    scope["load_kept"] = _loader(dtype, dtype, last, last + 1)
-    scope["store_kept"] = _storer(dtype, dtype, last, last + 1)
+    scope["load_kept"] = _loader(dtype, dtype, last, last + 2)
+    scope["store_kept"] = _storer(dtype, dtype, last, last + 2)
     for step in spec.body:
         scope.setdefault(f"{step.op}_", _instruction(step.op, dtype, precise))
         if step.op.startswith("reduce_"):

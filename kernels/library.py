@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from graphopt.kernels import cache as disk
-from graphopt.kernels.contract import contract
-from graphopt.kernels.expand import collapse, expand
+from graphopt.kernels.contract import prepared
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.spec import KernelSpec, parse
 
@@ -65,7 +64,7 @@ def kernel(text: str, *, backward: bool, index: bool = False) -> Kernel:
         if gradient is None:
             raise ValueError("the kernel has no gradient")
         spec = gradient
-    return _kernel(contract(collapse(expand(spec)).spec), index=index)
+    return _kernel(prepared(spec), index=index)
 
 
 def prepare(texts: Iterable[str], *, gradients: bool) -> None:

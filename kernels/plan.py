@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from graphopt.ir.types import DTYPES
+from graphopt.kernels.contract import prepared
 from graphopt.kernels.emit.inplace import overwritable
 from graphopt.kernels.emit.schedule import schedule
 from graphopt.kernels.expand import collapse, expand
@@ -56,8 +57,14 @@ def inplace_pairs(text: str, *, backward: bool) -> tuple[tuple[int, int], ...]:
         if gradient.spec is None:
             return ()
         spec, wrt = gradient.spec, gradient.wrt
-    pairs = overwritable(collapse(expand(spec)).spec)
+    pairs = _overwritable(spec)
     return tuple((read, wrt[written] if wrt else written) for read, written in pairs)
+
+
+def _overwritable(spec: KernelSpec) -> list[tuple[int, int]]:
+    """Pairs of an input and an output that may be one array, on CPUs and on GPUs."""
+    on_gpus = overwritable(collapse(expand(spec)).spec)
+    return [pair for pair in overwritable(prepared(spec)) if pair in on_gpus]
 
 
 def sources(gradient: Gradient) -> list[tuple[int, int]]:
@@ -80,8 +87,7 @@ def _numbers(
     spec: KernelSpec, sources: Sequence[tuple[int, int]], targets: Sequence[int]
 ) -> list[int]:
     collapsed = collapse(spec)
-    runs = collapse(expand(spec)).spec
-    pairs = overwritable(runs)
+    pairs = _overwritable(spec)
     item = DTYPES[spec.dtype][1]
     numbers = [
         len(spec.inputs),
@@ -91,7 +97,7 @@ def _numbers(
         int(spec.inner > 0),
         item,
         picoseconds(spec),
-        len(schedule(runs).scratch),
+        len(schedule(prepared(spec)).scratch),
         *collapsed.group,
     ]
     for operand, (source, index) in zip(spec.inputs, sources, strict=True):

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -274,11 +275,20 @@ def _environment() -> tuple[str, ...]:
     Raises:
         GraphoptError: nothing can be compiled here.
     """
-    here, emit = Path(__file__).parent, Path(__file__).parents[1] / "emit" / "cuda"
-    ours = (*sorted(here.glob("*.py")), here.parent / "expand.py", *sorted(emit.glob("*.py")))
+    kernels = Path(__file__).parents[1]
+    ours = [kernels / "expand.py", kernels / "instructions.py", *sorted(kernels.glob("cuda/*.py"))]
+    ours += sorted(kernels.glob("emit/**/*.py"))
     known_to_all = (8, 0)  # of the NVVMs that numba takes
     short = _compiled_ptx(PartsKernel("fill", "float32", "float32"), known_to_all)
-    return (disk.digest_of(ours), numba.__version__, short)
+    return (disk.digest_of(ours), numba.__version__, _numba_cuda(), short)
+
+
+def _numba_cuda() -> str:
+    """The version of the package that numba.cuda comes from; empty where it is numba itself."""
+    try:
+        return version("numba-cuda")
+    except PackageNotFoundError:
+        return ""
 
 
 @cache
