@@ -17,7 +17,8 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from tests.passes.test_fuse_pointwise import symbol_of
+from graphopt.ir.node import FUSED
+from tests.symbols import one_operator
 
 try:
     mx = import_mxnet()
@@ -151,7 +152,7 @@ def test_threads_share_a_net() -> None:
 
 def test_a_fused_operator_is_bound_on_the_gpu() -> None:
     spec = "f32[a,b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = tanh %2; return %3:f32[a,b] }"
-    symbol = symbol_of(spec, ["x", "w"])
+    symbol = one_operator(FUSED, "f", ["x", "w"], {"spec": spec})
     arrays = drawn((40, 256), 1, "float32")
     head = np.random.default_rng(5).normal(size=(40, 256)).astype("float32")
     given, slopes = ([mx.nd.array(a, ctx=mx.gpu()) for a in arrays] for _ in range(2))

@@ -212,7 +212,7 @@ def test_a_process_that_ends_while_a_kernel_is_compiled(wait: float) -> None:
 
 
 IN_PIECES = """
-import ctypes, sys
+import ctypes
 from graphopt.kernels import library
 
 PAGE, NOTHING, PRIVATE = 4096, 0, 0x4022  # the last with neither a file nor memory behind it
@@ -235,13 +235,13 @@ for pages in (1 << 18, 1 << 12, 64, 8, 4, 2, 1):  # nothing is free above it
         pass
     c.munmap(found, pages * PAGE)
 c.munmap(large + size - 2 * PAGE, PAGE)  # but for a page, too far away from the next
-library.kernel(spec.replace("OP", sys.argv[1]), backward=False)
+library.kernel(spec.replace("OP", "exp"), backward=False)
 """
 
 
 def test_kernels_are_loaded_where_the_address_space_is_in_pieces() -> None:
     """LLVM ends a process where code cannot reach its constants."""
-    python(IN_PIECES, "exp")
+    python(IN_PIECES)
 
 
 # -- threads --------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from graphopt.kernels import bridge
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
 from tests.places import REPOSITORY
+from tests.symbols import one_operator
 
 
 def net(body: str, inputs: str = "%x: f32[8,4], %y: f32[8,4], %w: f32[4], %z: f32[1,4]") -> Graph:
@@ -223,24 +223,7 @@ np.save(folder + "/out.npy", made)
 
 
 def symbol_of(spec: str, inputs: list[str]) -> Any:
-    from graphopt.compat import import_mxnet
-    from graphopt.kernels import bridge
-
-    mx = import_mxnet()
-    bridge.load(mx)
-    nodes: list[dict[str, Any]] = [{"op": "null", "name": n, "inputs": []} for n in inputs]
-    reads = [[i, 0, 0] for i in range(len(inputs))]
-    nodes.append({"op": FUSED, "name": "f", "attrs": {"spec": spec}, "inputs": reads})
-    return mx.sym.load_json(
-        json.dumps(
-            {
-                "nodes": nodes,
-                "arg_nodes": list(range(len(inputs))),
-                "heads": [[len(inputs), 0, 0]],
-                "attrs": {"mxnet_version": ["int", 10901]},
-            }
-        )
-    )
+    return one_operator(FUSED, "f", inputs, {"spec": spec})
 
 
 def test_errors_of_a_kernel_are_mxnets_with_the_node(tmp_path: Path) -> None:
