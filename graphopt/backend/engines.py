@@ -7,7 +7,9 @@ returned earlier is overwritten by a later call.
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -21,6 +23,8 @@ from graphopt.backend.openmp import release_threads
 from graphopt.compat import import_mxnet
 
 _SPARE = "graphopt_spare"
+
+_cached_ops: weakref.WeakSet[CachedOpEngine] = weakref.WeakSet()
 
 
 class Engine(Protocol):
@@ -76,8 +80,12 @@ class CachedOpEngine:
             ("param_indices", [i for i, yes in enumerate(is_data) if not yes]),
             ("static_alloc", is_static),
             ("static_shape", is_static),
+            ("inline_limit", 0),  # autograd records one operator, whose symbol nobody else can bind
         ]
         self._op = mx.nd.CachedOp(symbol, flags)
+        self._is_called = False
+        self._first_call = threading.RLock()
+        _cached_ops.add(self)
 
     def rewritten(self) -> Any:
         """The symbol as it runs."""
@@ -98,9 +106,27 @@ class CachedOpEngine:
         release_threads()
         if self._counts_writes:
             flush_bulk()  # a write in one piece with what counts it would not be counted yet
-        found = self._op(*arrays, *self._spare)
+        if self._is_called:
+            found = self._op(*arrays, *self._spare)
+        else:
+            # MXNet's first call infers shapes where a second one at once may read them.
+            with self._first_call:
+                found = self._op(*arrays, *self._spare)
+            self._is_called = True
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]
+
+    def forget_threads(self) -> None:
+        """In a forked child: whoever was in a first call is no more."""
+        self._first_call = threading.RLock()
+
+
+def _forget_threads() -> None:
+    for engine in list(_cached_ops):
+        engine.forget_threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
 
 
 class ExecutorEngine:

@@ -12,6 +12,7 @@ import numpy as np
 from graphopt.backend.convolutions import has_convolutions, with_packed
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.freeze import freeze
+from graphopt.backend.inline import is_all_small, run_by_caller
 from graphopt.backend.keeping import forgetting, keeping, keeps, runs_keeping, told
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.memory import keep_freed_memory
@@ -417,6 +418,9 @@ class Lowered:
             return {name: lambda: self._step(arrays, name)}
         if not self._frozen or self.ctx.device_type != "cpu":
             name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
+            if self.ctx.device_type == "cpu" and is_all_small(graph):
+                symbol = run_by_caller(self._symbol)
+                return {name: lambda: self._cached_op(symbol, name, is_static=False)}
             return {name: lambda: self._cached_op(self._symbol, name)}
         packed = self._with_products.graph if self._with_products else graph
         if not has_packed(packed):
@@ -460,13 +464,12 @@ class Lowered:
             EXECUTOR_ONEDNN: lambda: self._executor(graph, arrays, EXECUTOR_ONEDNN),
         }
 
-    def _cached_op(self, symbol: Any, name: str) -> Engine:
-        is_static = self._frozen or not hands_on_gradients(self._per_call)
+    def _cached_op(self, symbol: Any, name: str, *, is_static: bool = True) -> Engine:
         return CachedOpEngine(
             self._typed(symbol),
             self.data,
             name,
-            is_static=is_static,
+            is_static=is_static and (self._frozen or not hands_on_gradients(self._per_call)),
             counts_writes=self._keeps,
         )
 

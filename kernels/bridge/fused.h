@@ -474,7 +474,7 @@ void AddTile(const TBlob& out, const char* tile, int64_t begin, int64_t count) {
 /* `given`, if it is not null, is what the kernel computes in, as planned. */
 void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
          const std::vector<const TBlob*>& outputs, const std::vector<OpReqType>& requests,
-         const TBlob* given) {
+         const TBlob* given, int most_threads = std::numeric_limits<int>::max()) {
   if (std::all_of(requests.begin(), requests.end(),
                   [](OpReqType r) { return r == mxnet::kNullOp; }))
     return;
@@ -482,6 +482,7 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
   const Space space = Measure(plan, inputs, outputs);
   Tiling tiling = TilingOf(space);
   if (given) FitThreads(PlannedBytes(*given), &tiling);
+  tiling.threads = std::min(tiling.threads, most_threads);
 
   // What is asked of outputs shows only now: results to be added, and rows that nobody reads. These are
   // computed in some kilobytes for each thread: a row, and a tile of what is added.
@@ -647,12 +648,13 @@ struct Call {
   std::vector<OpReqType> wanted;
   std::vector<const TBlob*> zeroed;  // gradients that are zero
   const TBlob* scratch = nullptr;    // what to compute in, as MXNet planned it
+  int most_threads = std::numeric_limits<int>::max();
 };
 
-Call ForwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+Call ForwardCall(Plan* plan, const std::vector<TBlob>& inputs,
                  const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   Call call;
-  call.plan = FindPlan(attrs, false);
+  call.plan = plan;
   for (const TBlob& blob : inputs) call.in.push_back(&blob);
   for (size_t i = 0; i < call.plan->outputs.size(); ++i) {
     call.out.push_back(&outputs[i]);
@@ -663,11 +665,10 @@ Call ForwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
 }
 
 /* Inputs: those of the plan; outputs: a gradient for every forward input. */
-Call BackwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+Call BackwardCall(Plan* plan, bool has_scratch, const std::vector<TBlob>& inputs,
                   const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   Call call;
-  call.plan = FindPlan(attrs, true);
-  const bool has_scratch = HasBackwardScratch(attrs, *call.plan);
+  call.plan = plan;
   const size_t gradients = outputs.size() - has_scratch;
   std::vector<bool> computed(gradients, false);
   for (const TBlob& blob : inputs) call.in.push_back(&blob);
@@ -683,17 +684,31 @@ Call BackwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
   return call;
 }
 
+Call ForwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+                 const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  return ForwardCall(FindPlan(attrs, false), inputs, requests, outputs);
+}
+
+Call BackwardCall(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+                  const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
+  Plan* plan = FindPlan(attrs, true);
+  return BackwardCall(plan, HasBackwardScratch(attrs, *plan), inputs, requests, outputs);
+}
+
+void Run(const Call& call) {
+  for (const TBlob* blob : call.zeroed) std::memset(blob->dptr_, 0, Bytes(*blob));
+  if (!call.out.empty())
+    Run(call.plan, call.in, call.out, call.wanted, call.scratch, call.most_threads);
+}
+
 void Forward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
              const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
-  const Call call = ForwardCall(attrs, inputs, requests, outputs);
-  Run(call.plan, call.in, call.out, call.wanted, call.scratch);
+  Run(ForwardCall(attrs, inputs, requests, outputs));
 }
 
 void Backward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
               const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
-  const Call call = BackwardCall(attrs, inputs, requests, outputs);
-  for (const TBlob* blob : call.zeroed) std::memset(blob->dptr_, 0, Bytes(*blob));
-  if (!call.out.empty()) Run(call.plan, call.in, call.out, call.wanted, call.scratch);
+  Run(BackwardCall(attrs, inputs, requests, outputs));
 }
 
 uint32_t NumInputs(const NodeAttrs& attrs) { return FindPlan(attrs, false)->inputs.size(); }
@@ -733,13 +748,14 @@ std::vector<std::pair<int, int>> BackwardPairs(const NodeAttrs& attrs) {
   return pairs;
 }
 
-std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
+std::vector<NodeEntry> GradientBy(const char* op, const ObjectPtr& node,
+                                  const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
   Plan* plan = FindPlan(attrs, true);
   std::vector<std::pair<std::string, std::string>> given{{"spec", plan->spec}};
   auto stated = attrs.dict.find(kExtents);
   if (stated != attrs.dict.end()) given.push_back(*stated);
-  ObjectPtr made = MakeNode("_backward_graphopt_fused", attrs.name + "_backward", given);
+  ObjectPtr made = MakeNode(op, attrs.name + "_backward", given);
   LegacyNode& backward = View(made);
   // Of such a node MXNet takes the shapes from the forward node, and never asks for others.
   if (!HasBackwardScratch(attrs, *plan)) backward.control_deps.push_back(node);
@@ -754,6 +770,28 @@ std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEnt
   std::vector<NodeEntry> gradients;
   for (uint32_t i = 0; i < forward.inputs.size(); ++i) gradients.emplace_back(made, i, 0);
   return gradients;
+}
+
+std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
+  return GradientBy("_backward_graphopt_fused", node, heads);
+}
+
+/* Says of an operator and its gradient all but who runs them. */
+void DescribeFused(nnvm::Op* fused, nnvm::Op* backward) {
+  fused->get_num_inputs = LegacyFunction(&NumInputs);
+  fused->get_num_outputs = LegacyFunction(&NumOutputs);
+  SetAttribute<nnvm::FNumVisibleOutputs>(*fused, "FNumVisibleOutputs",
+                                         LegacyFunction(&NumVisibleOutputs));
+  SetAttribute<nnvm::FListOutputNames>(*fused, "FListOutputNames", LegacyFunction(&OutputNames));
+  SetAttribute<nnvm::FInplaceOption>(*fused, "FInplaceOption", LegacyFunction(&Pairs));
+  SetAttribute<mxnet::FInferShape>(*fused, "FInferShape", LegacyFunction(&InferShape));
+  SetAttribute<nnvm::FInferType>(*fused, "FInferType", LegacyFunction(&InferType));
+  backward->get_num_inputs = LegacyFunction(&NumBackwardInputs);
+  backward->get_num_outputs = LegacyFunction(&NumBackwardOutputs);
+  SetAttribute<nnvm::FInplaceOption>(*backward, "FInplaceOption", LegacyFunction(&BackwardPairs));
+  SetAttribute<mxnet::FInferShape>(*backward, "FInferShape", LegacyFunction(&BackwardShape));
+  SetAttribute<nnvm::FInferType>(*backward, "FInferType", LegacyFunction(&BackwardType));
+  SetAttribute<nnvm::TIsBackward>(*backward, "TIsBackward", true);
 }
 
 }  // namespace graphopt

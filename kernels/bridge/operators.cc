@@ -12,6 +12,7 @@
 #include "executor_operator.h"
 #include "fused.h"
 #include "fused_cuda.h"
+#include "inline_operator.h"
 #include "keeping_operator.h"
 #include "kept.h"
 #include "legacy.h"
@@ -27,23 +28,10 @@ void Register() {
   auto registry = dmlc::Registry<nnvm::Op>::Get();
   if (registry->fmap_.count("graphopt_fused")) return;
   nnvm::Op& fused = registry->__REGISTER_OR_GET__("graphopt_fused");
-  fused.get_num_inputs = LegacyFunction(&NumInputs);
-  fused.get_num_outputs = LegacyFunction(&NumOutputs);
-  SetAttribute<nnvm::FNumVisibleOutputs>(fused, "FNumVisibleOutputs",
-                                         LegacyFunction(&NumVisibleOutputs));
-  SetAttribute<nnvm::FListOutputNames>(fused, "FListOutputNames", LegacyFunction(&OutputNames));
-  SetAttribute<nnvm::FInplaceOption>(fused, "FInplaceOption", LegacyFunction(&Pairs));
-  SetAttribute<mxnet::FInferShape>(fused, "FInferShape", LegacyFunction(&InferShape));
-  SetAttribute<nnvm::FInferType>(fused, "FInferType", LegacyFunction(&InferType));
+  nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_fused");
+  DescribeFused(&fused, &backward);
   SetAttribute<mxnet::FCompute>(fused, "FCompute<cpu>", LegacyFunction(&Forward));
   SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&Gradient));
-  nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_fused");
-  backward.get_num_inputs = LegacyFunction(&NumBackwardInputs);
-  backward.get_num_outputs = LegacyFunction(&NumBackwardOutputs);
-  SetAttribute<nnvm::FInplaceOption>(backward, "FInplaceOption", LegacyFunction(&BackwardPairs));
-  SetAttribute<mxnet::FInferShape>(backward, "FInferShape", LegacyFunction(&BackwardShape));
-  SetAttribute<nnvm::FInferType>(backward, "FInferType", LegacyFunction(&BackwardType));
-  SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&Backward));
   // Operators of an MXNet with CUDA have this one; in others it does no harm.
   if (nnvm::Op::GetAttrMap("FCompute<gpu>") != nullptr) {
@@ -100,6 +88,7 @@ void Register() {
   RegisterProduct();
   RegisterDense();
   RegisterKeeping();
+  RegisterInline();
   RegisterExecutor();
 }
 

@@ -1,0 +1,272 @@
+"""Nets of nothing but small kernels, which the thread that calls them runs itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.backend.engines import CachedOpEngine
+from graphopt.backend.inline import INLINE, is_all_small, run_by_caller
+from graphopt.backend.lower import lower
+from graphopt.backend.symbol import to_symbol
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+
+
+class Net(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """A function of two arrays."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def hybrid_forward(self, F: Any, x: Any, w: Any) -> Any:
+        return self.function(F, x, w)
+
+
+def gate(F: Any, x: Any, w: Any) -> Any:
+    return F.tanh(F.broadcast_mul(x, w) + 1.5) * F.sigmoid(x)
+
+
+def normed(F: Any, x: Any, w: Any) -> Any:
+    return F.softmax(F.LayerNorm(x, w, w) * 2.0)
+
+
+def noise(*shape: int, seed: int = 0) -> Any:
+    return mx.nd.array(np.random.default_rng(seed).normal(size=shape))
+
+
+def learnt(net: Any, x: Any, w: Any, request: str = "write") -> list[Any]:
+    """The output, and the gradients, which were ones."""
+    slopes = [mx.nd.ones_like(x), mx.nd.ones_like(w)]
+    mx.autograd.mark_variables([x, w], slopes, request)
+    with mx.autograd.record():
+        y = net(x, w)
+    y.backward(noise(*y.shape, seed=9))
+    return [array.asnumpy() for array in (y, *slopes)]
+
+
+def assert_same(got: list[Any], want: list[Any]) -> None:
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, rtol=2e-5, atol=1e-5)
+
+
+def graph_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Any:
+    lifted = graphopt.lift(Net(function), dict(zip(("data0", "data1"), shapes, strict=True)))
+    return graphopt.run(lifted, mode="training").graph
+
+
+def all_at_once(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What each returns, called by a thread of its own when all threads are there."""
+    start, found = threading.Barrier(len(calls)), dict[int, Any]()
+
+    def work(i: int) -> None:
+        start.wait()
+        found[i] = calls[i]()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[i] for i in range(len(calls))]
+
+
+def test_small_kernels_are_run_by_the_caller_and_others_are_not() -> None:
+    small = graph_of(gate, (4, 8), (8,))
+    assert is_all_small(small)
+    symbol = to_symbol(small)
+    assert f'"{INLINE}"' not in symbol.tojson()
+    assert f'"{INLINE}"' in run_by_caller(symbol).tojson()
+    for graph in (
+        graph_of(gate, (64, 128), (128,)),  # too large
+        graph_of(lambda F, x, w: F.broadcast_add(F.exp(x), w), (1, 128), (128, 1)),  # its output
+        graph_of(lambda F, x, w: F.dot(F.tanh(x), F.tanh(w)), (4, 8), (8, 4)),  # with MXNet's
+    ):
+        assert not is_all_small(graph)
+
+
+@pytest.mark.parametrize("function", [gate, normed])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_values_and_gradients(function: Any, request_: str) -> None:
+    net = Net(function)
+    fast = graphopt.optimize(net)
+    for seed in range(3):
+        arrays = noise(4, 8, seed=seed), noise(8, seed=seed + 5)
+        assert_same(learnt(fast, *arrays, request_), learnt(net, *arrays, request_))
+        assert_same([fast(*arrays).asnumpy()], [net(*arrays).asnumpy()])
+
+
+def test_arrays_that_are_still_computed_are_waited_for() -> None:
+    net = Net(gate)
+    fast = graphopt.optimize(net)
+    large, w = noise(700, 700), noise(8)
+    fast(noise(4, 8), w).wait_to_read()
+    for _ in range(10):
+        product = mx.nd.dot(large, large)
+        x = product[:4, :8] / 100
+        got = fast(x, w)
+        large[:] = large * 0.99  # behind what reads it
+        assert_same([got.asnumpy()], [net(x, w).asnumpy()])
+        x[:] = 0  # behind what reads it, too
+
+
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_arrays_that_onednn_has_laid_out(request_: str) -> None:
+    net = Net(lambda F, x, w: F.tanh(F.broadcast_mul(x, w) + 1.5))
+    fast = graphopt.optimize(net)
+    image, filters, w = noise(1, 16, 8, 8), noise(32, 16, 3, 3), noise(1, 32, 1, 1)
+
+    def convolved() -> Any:
+        return mx.nd.Convolution(image, filters, kernel=(3, 3), num_filter=32, no_bias=True)
+
+    wanted = learnt(net, mx.nd.array(convolved().asnumpy()), w, request_)
+    assert_same(learnt(fast, convolved(), w, request_), wanted)
+    # A gradient that lies in another order.
+    x = mx.nd.array(convolved().asnumpy())
+    for one in (net, fast):
+        slope = convolved()
+        mx.autograd.mark_variables([x], [slope], request_)
+        with mx.autograd.record():
+            y = one(x, w)
+        y.backward()
+        if one is net:
+            want = slope.asnumpy()
+    np.testing.assert_allclose(slope.asnumpy(), want, rtol=2e-5, atol=1e-5)
+
+
+def test_views_and_chains_of_nets() -> None:
+    net = Net(gate)
+    fast = graphopt.optimize(net)
+    whole, w = noise(6, 8), noise(8)
+    x = whole[1:5]
+    assert_same([fast(fast(x, w), w).asnumpy()], [net(net(x, w), w).asnumpy()])
+    with mx.engine.bulk(10):
+        found = [fast(x * float(i), w) for i in range(4)]
+    for i, got in enumerate(found):
+        assert_same([got.asnumpy()], [net(x * float(i), w).asnumpy()])
+
+
+def test_threads_call_one_net() -> None:
+    net = Net(normed)
+    fast = graphopt.optimize(net)
+
+    def steps(i: int, one: Any, times: int) -> list[list[Any]]:
+        return [learnt(one, noise(4, 8, seed=i), noise(8, seed=i)) for _ in range(times)]
+
+    found = all_at_once([lambda i=i: steps(i, fast, 20) for i in range(4)])
+    for i, results in enumerate(found):
+        (want,) = steps(i, net, 1)
+        for got in results:
+            assert_same(got, want)
+
+
+def test_gradient_that_is_a_part_of_what_onednn_has_laid_out() -> None:
+    fast = graphopt.optimize(Net(gate))
+    images, filters = noise(2, 16, 8, 8), noise(32, 16, 3, 3, seed=1)
+    slopes = mx.nd.Convolution(images, filters, kernel=(3, 3), num_filter=32, no_bias=True)
+    want = slopes.copy().asnumpy()
+    x, w = noise(1, 32, 6, 6, seed=2), noise(1, 32, 1, 1, seed=3)
+    fast(x, w)
+    mx.autograd.mark_variables([x], [slopes[1:2]], "add")
+    with mx.autograd.record():
+        y = fast(x, w)
+    y.backward()
+    plain = x.copy()
+    plain.attach_grad()
+    with mx.autograd.record():
+        z = Net(gate)(plain, w)
+    z.backward()
+    want[1] += plain.grad.asnumpy()[0]
+    np.testing.assert_allclose(slopes.asnumpy(), want, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_arrays() -> None:
+    net = Net(gate)
+    fast = graphopt.optimize(net)
+    x, w = noise(4, 8), noise(8)
+    sparse = x.tostype("row_sparse")
+    assert_same([fast(sparse, w).asnumpy()], [net(x, w).asnumpy()])
+    found = []
+    for one in (net, fast):
+        x = noise(4, 8)
+        x.attach_grad(stype="row_sparse")
+        for _ in range(2):
+            with mx.autograd.record():
+                y = one(x, w)
+            y.backward(noise(4, 8, seed=3))
+        assert x.grad.stype == "row_sparse"
+        found.append(x.grad.asnumpy())
+    np.testing.assert_allclose(*found, rtol=2e-5, atol=1e-5)
+
+
+def test_its_symbol_stays_what_executors_can_run() -> None:
+    lowered = lower(graph_of(gate, (4, 8), (8,)), frozen=False)
+    x, w = noise(4, 8), noise(8)
+    want = lowered(x, w)[0].asnumpy()
+    assert f'"{INLINE}"' in lowered._engine.symbol.tojson()
+    symbol = lowered.exported(kernels=True)
+    assert f'"{INLINE}"' not in symbol.tojson() + lowered.symbol.tojson()
+    executor = symbol.simple_bind(mx.cpu(), data0=(4, 8), data1=(8,), grad_req="null")
+    np.testing.assert_allclose(executor.forward(data0=x, data1=w)[0].asnumpy(), want, rtol=1e-5)
+
+
+def test_a_kernel_that_fails_is_told_of() -> None:
+    fast = graphopt.optimize(Net(gate))
+    x, w = noise(4, 8), noise(8)
+    fast(x, w).asnumpy()
+    wrong = mx.nd.random.normal(0, -1, shape=(4, 8))  # fails in MXNet's engine
+    with pytest.raises(mx.MXNetError, match="scale parameter"):
+        fast(wrong, w).asnumpy()
+    assert_same([fast(x, w).asnumpy()], [Net(gate)(x, w).asnumpy()])
+
+
+def test_a_forked_child_calls_it() -> None:
+    fast = graphopt.optimize(Net(gate))
+    x, w = noise(4, 8), noise(8)
+    want = learnt(fast, x, w)
+    child = os.fork()
+    if child == 0:
+        got = learnt(fast, x, w)
+        os._exit(0 if all(map(np.allclose, got, want)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_child_that_is_forked_during_a_first_call() -> None:
+    x = mx.nd.ones((4, 8))
+    engine = CachedOpEngine(mx.sym.tanh(mx.sym.var("x")), ["x"])
+    taken, over = threading.Event(), threading.Event()
+
+    def first_call() -> None:
+        with engine._first_call:  # where another thread was when the process was forked
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=first_call)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if np.allclose(engine([x])[0].asnumpy(), np.tanh(1)) else 1)
+    over.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_threads_call_it_first_with_different_shapes() -> None:
+    shapes = [(rows, 8) for rows in (1, 2, 3, 4)] * 2
+    want = [Net(normed)(noise(*shape), noise(8)).asnumpy() for shape in shapes]
+    for _ in range(5):
+        fast = graphopt.optimize(Net(normed))
+        calls = [lambda s=shape, f=fast: f(noise(*s), noise(8)).asnumpy() for shape in shapes]
+        assert_same(all_at_once(calls), want)
