@@ -174,7 +174,8 @@ class Worker {
     for (int64_t row = first_; row < last_; row += kBlock) {
       target.to = to_ + (row - first_);
       target.rows = std::min(kBlock, last_ - row);
-      MultiplyBlock(left_ + (row - first_) / kBlock * depth.Size(), right, depth, target, &pending_);
+      const Operands operands{left_ + (row - first_) / kBlock * depth.Size(), right, depth};
+      MultiplyBlock(&operands, 1, target, &pending_);
     }
   }
 

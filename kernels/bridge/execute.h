@@ -220,7 +220,8 @@ class Executor {
     segments_.resize(p_.steps.size());
   }
 
-  void Execute(const Step& step, size_t number) {
+  /* A step and, if it is a product, all in all `count` that are added to the same columns. */
+  void Execute(const Step& step, size_t number, int64_t count = 1) {
     if (step.code == kKernel) return Call(step);
     if (step.code == kOuter) return Note(step, number);
     Located<T> to = Find(step.spots[0]);
@@ -229,12 +230,8 @@ class Executor {
       for (int64_t r = 0; r < live_; ++r) std::memset(to.Row(r), 0, step.width * sizeof(T));
       return;
     }
+    if (step.code == kProduct) return Multiply(&step, count, to);
     Located<T> from = Find(step.spots[1]);
-    if (step.code == kProduct) {
-      Rows<T> rows{from.at, from.stride, to.at, to.stride, live_, from.index, to.index};
-      w_.products.multiply(&rows, 1, w_.packs[step.which], step.depth, step.width, step.adds);
-      return;
-    }
     for (int64_t r = 0; r < live_; ++r) {
       T* row = to.Row(r);
       const T* other = from.Row(r);
@@ -260,6 +257,17 @@ class Executor {
 
  private:
   Located<T> Find(const Spot& spot) { return static_cast<Where*>(this)->Locate(spot); }
+
+  void Multiply(const Step* steps, int64_t count, const Located<T>& to) {
+    Rows<T> rows[kMostFactors];
+    PackedMatrix<T> packed[kMostFactors];
+    for (int64_t i = 0; i < count; ++i) {
+      const Located<T> from = Find(steps[i].spots[1]);
+      rows[i] = {from.at, from.stride, to.at, to.stride, live_, from.index, to.index};
+      packed[i] = {w_.packs[steps[i].which], steps[i].depth};
+    }
+    w_.products.multiply(rows, 1, packed, count, steps->width, steps->adds);
+  }
 
   void Call(const Step& step) {
     const size_t count = step.spots.size();

@@ -70,7 +70,8 @@ void MultiplyAll(const Rows<T>& all, const T* packed, int64_t depth, int64_t wid
       block.to_index += begin;
     else
       block.to += begin * all.to_stride;
-    products.multiply(&block, 1, packed, depth, width, adds);
+    const PackedMatrix<T> matrix{packed, depth};
+    products.multiply(&block, 1, &matrix, 1, width, adds);
   }
 }
 

@@ -52,12 +52,19 @@ inline void Store(T* to, const Vector<T>& vector) {
 }
 
 /* What a tile multiplies: element (i, p) of the left operand is at left[i][p * step], the right one
- * is packed; and where its rows go. */
+ * is packed. */
 template <typename T>
-struct Tile {
+struct Factor {
   const T* left[kRows];
   const T* right;
   int64_t depth;
+};
+
+/* Products to be added up, and where their rows go. */
+template <typename T>
+struct Tile {
+  const Factor<T>* factors;
+  int64_t count;
   T* to[kRows];
   int64_t columns;
   bool adds;
@@ -75,21 +82,23 @@ template <typename T, int R, int V, int kStep>
 void Run(const Tile<T>& tile) {
   constexpr int kLanes = Shape<T>::kLanes;
   Vector<T> sum[R][V] = {};
-  const T* left[R];
+  for (const Factor<T>* factor = tile.factors; factor < tile.factors + tile.count; ++factor) {
+    const T* left[R];
 #pragma GCC unroll 8
-  for (int i = 0; i < R; ++i) left[i] = tile.left[i];
-  const T* right = tile.right;
-  const int64_t depth = tile.depth;
+    for (int i = 0; i < R; ++i) left[i] = factor->left[i];
+    const T* right = factor->right;
+    const int64_t depth = factor->depth;
 #pragma GCC unroll 4
-  for (int64_t p = 0; p < depth; ++p, right += V * kLanes) {
-    Vector<T> b[V];
+    for (int64_t p = 0; p < depth; ++p, right += V * kLanes) {
+      Vector<T> b[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) b[v] = Load(right + v * kLanes);
+      for (int v = 0; v < V; ++v) b[v] = Load(right + v * kLanes);
 #pragma GCC unroll 8
-    for (int i = 0; i < R; ++i) {
-      const T a = left[i][p * kStep];
+      for (int i = 0; i < R; ++i) {
+        const T a = left[i][p * kStep];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) sum[i][v] += a * b[v];
+        for (int v = 0; v < V; ++v) sum[i][v] += a * b[v];
+      }
     }
   }
   // All indices of `sum` are constants, or it would not stay in registers.
@@ -189,23 +198,29 @@ void Fetch(const Rows<T>& block, int64_t begin, int64_t k) {
 }
 
 template <typename T>
-void Multiply(const Rows<T>* blocks, int64_t count, const T* packed, int64_t k, int64_t n,
-              bool adds) {
+void Multiply(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed, int64_t n_factors,
+              int64_t n, bool adds) {
+  Factor<T> factors[kMostFactors];
+  for (int64_t f = 0; f < n_factors; ++f) factors[f] = {{}, packed[f].at, packed[f].depth};
   for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
     int64_t columns = std::min<int64_t>(n - j, Shape<T>::kWidth);
     int64_t vectors = Vectors<T>(columns);
-    for (const Rows<T>* block = blocks; block < blocks + count; ++block)
+    for (const Rows<T>* block = blocks; block < blocks + count * n_factors; block += n_factors)
       for (int64_t i = 0; i < block->rows; i += kRows) {
         int64_t rows = std::min<int64_t>(block->rows - i, kRows);
-        Tile<T> tile{{}, packed, k, {}, columns, adds};
-        for (int64_t r = 0; r < rows; ++r) {
-          tile.left[r] = block->from + RowOf(block->from_index, i + r) * block->from_stride;
+        Tile<T> tile{factors, n_factors, {}, columns, adds};
+        for (int64_t r = 0; r < rows; ++r)
           tile.to[r] = block->to + RowOf(block->to_index, i + r) * block->to_stride + j;
+        for (int64_t f = 0; f < n_factors; ++f) {
+          const Rows<T>& given = block[f];
+          for (int64_t r = 0; r < rows; ++r)
+            factors[f].left[r] = given.from + RowOf(given.from_index, i + r) * given.from_stride;
+          if (j == 0 && given.from_index) Fetch(given, i + kRows, packed[f].depth);
         }
-        if (j == 0 && block->from_index) Fetch(*block, i + kRows, k);
         Pick<T, 1>(rows, vectors)(tile);
       }
-    packed += k * vectors * Shape<T>::kLanes;
+    for (int64_t f = 0; f < n_factors; ++f)
+      factors[f].right += packed[f].depth * vectors * Shape<T>::kLanes;
   }
 }
 
@@ -259,9 +274,10 @@ void AddOuter(Copied<T>* copied, int64_t m, int64_t n, T* c, int64_t c_stride) {
     int64_t vectors = Vectors<T>(columns);
     for (int64_t i = 0; i < m; i += kRows) {
       int64_t rows = std::min<int64_t>(m - i, kRows);
-      Tile<T> tile{{}, right, depth, {}, columns, true};
+      Factor<T> factor{{}, right, depth};
+      Tile<T> tile{&factor, 1, {}, columns, true};
       for (int64_t r = 0; r < rows; ++r) {
-        tile.left[r] = copied->left.data() + i * depth + r;
+        factor.left[r] = copied->left.data() + i * depth + r;
         tile.to[r] = c + (i + r) * c_stride + j;
       }
       Pick<T, kRows>(rows, vectors)(tile);
@@ -294,8 +310,8 @@ void Outer(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c
 
 template <typename T>
 const Products<T>& ProductsOfFew() {
-  static const Products<T> all = {Shape<T>::kWidth, PackedSize<T>, PackedSize<T>,
-                                  Pack<T>,          Multiply<T>,   Outer<T>};
+  static const Products<T> all = {Shape<T>::kWidth, false,       PackedSize<T>, PackedSize<T>,
+                                  Pack<T>,          Multiply<T>, Outer<T>};
   return all;
 }
 
@@ -312,8 +328,9 @@ const Products<float>& ProductsFor<float>(int64_t rows, int64_t elements, bool k
     return vectors;
   const Products<float>& all = tiles::MakeProducts(vectors);
   if (rows >= kLeastRows) return all;
-  static const Products<float> few = {all.panel, all.packed_size,  vectors.read_size,
-                                      all.pack,  vectors.multiply, vectors.outer};
+  static const Products<float> few = {all.panel,         false,    all.packed_size,
+                                      vectors.read_size, all.pack, vectors.multiply,
+                                      vectors.outer};
   return few;
 }
 

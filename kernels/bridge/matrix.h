@@ -30,9 +30,20 @@ struct Rows {
   const int32_t *from_index = nullptr, *to_index = nullptr;
 };
 
+/* A packed matrix, and how many rows it had. */
+template <typename T>
+struct PackedMatrix {
+  const T* at;
+  int64_t depth;
+};
+
+/* Products that are added up without being written in between. */
+constexpr int64_t kMostFactors = 4;
+
 template <typename T>
 struct Products {
   int64_t panel;  // columns that are packed together
+  bool are_tiled;  // by the matrix unit, for which many rows at a time are better
   /* Elements that `pack` writes for k x n, and those of them that `multiply` reads. */
   int64_t (*packed_size)(int64_t k, int64_t n);
   int64_t (*read_size)(int64_t k, int64_t n);
@@ -40,9 +51,11 @@ struct Products {
    * `begin` to `end` of it, which are whole panels but for the last. */
   void (*pack)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
                int64_t begin, int64_t end, T* packed);
-  /* For all blocks: to = from times packed (k x n), added to `to` where `adds`. */
-  void (*multiply)(const Rows<T>* blocks, int64_t count, const T* packed, int64_t k, int64_t n,
-                   bool adds);
+  /* For all blocks: to = the sum over up to kMostFactors packed matrices of n columns of from times the
+   * matrix, added to `to` where `adds`. A block is as many Rows as there are matrices, one behind the
+   * other; where results go the first of them says. */
+  void (*multiply)(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed, int64_t factors,
+                   int64_t n, bool adds);
   /* c (m x n, adjacent rows) += the sum over all segments' rows of left^T right. */
   void (*outer)(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c,
                 int64_t c_stride);
@@ -51,7 +64,7 @@ struct Products {
 /* Rows of a call, and elements of the matrices that it multiplies them with, from which on a matrix unit
  * is worth the splitting, where there is one. What decides is the whole call's number, as results must
  * not depend on how rows are shared among threads. */
-constexpr int64_t kLeastRows = 16, kLeastElements = 128 << 10;
+constexpr int64_t kLeastRows = 16, kLeastElements = 32 << 10;
 
 /* By vectors, which is best for a few rows at a time. */
 template <typename T>

@@ -40,6 +40,20 @@ void FindFree(Program* program) {
   }
 }
 
+/* Counts products that are added to what the one before them wrote. */
+void FindTogether(Program* program) {
+  std::vector<Step>& steps = program->steps;
+  for (size_t n = steps.size(); n-- > 1;) {
+    const Step &one = steps[n], &before = steps[n - 1];
+    if (one.code != kProduct || before.code != kProduct || !one.adds || one.width != before.width)
+      continue;
+    const Spot &to = one.spots[0], &same = before.spots[0], &from = one.spots[1];
+    const bool is_read = from.place == to.place && from.index == to.index;
+    if (to.place == same.place && to.index == same.index && to.offset == same.offset && !is_read)
+      steps[n - 1].together = one.together < kMostFactors ? one.together + 1 : 1;
+  }
+}
+
 }  // namespace
 
 Program ReadProgram(const int64_t** numbers) {
@@ -79,6 +93,7 @@ Program ReadProgram(const int64_t** numbers) {
     program.steps.push_back(step);
   }
   FindFree(&program);
+  FindTogether(&program);
   return program;
 }
 
@@ -86,6 +101,7 @@ namespace {
 
 constexpr int64_t kCacheBytes = 512 << 10;  // weights below this stay in the level-2 cache
 constexpr int64_t kSmallChunk = 32;         // rows; enough for full register tiles
+constexpr int64_t kMiddleChunk = 64;        // rows; the matrix unit starts and stops less often
 constexpr int64_t kLargeChunk = 128;        // rows; enough for weights that come from far
 constexpr int64_t kMultiple = 8;
 constexpr int64_t kRingRows = 512;          // summed at once for the gradients of matrices
@@ -103,6 +119,7 @@ struct Shared {
   int64_t rows_per_chunk = 0, ring = 1;
   int64_t block = 1;      // steps whose early products are computed together
   bool is_large = false;  // weights do not stay near the processor
+  bool adds_up = false;   // products that are added to others are computed with them
   std::vector<bool> ring_is_whole;  // it has a row for each of the batch; see FindWhole
   std::vector<T*> whole_rings;
   std::vector<int64_t> order, lengths;  // of the sorted batch
@@ -179,9 +196,11 @@ class Walk : public Executor<T, Walk<T>> {
     for (size_t i = 0; i < rings_.size(); ++i)
       if (!s_.ring_is_whole[i]) buffers->Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
     late_.resize(p_.steps.size());
+    // The matrix unit's rows are split before anything is computed, which waits for them.
+    const bool asks = c_.index || (c_.lengths && s_.weights.products.are_tiled && !p_.backward);
     for (const Step& step : p_.steps)
       for (const Spot& spot : step.spots)
-        reads_by_number_ |= c_.index && spot.place == kSequence && spot.index == 0;
+        reads_by_number_ |= asks && spot.place == kSequence && spot.index == 0;
   }
 
   int64_t Live(int64_t step) const {
@@ -324,13 +343,14 @@ class Walk : public Executor<T, Walk<T>> {
   void One() {
     live_ = Live(step_);
     Ahead();
-    for (size_t n = 0; n < p_.steps.size(); ++n) {
+    for (size_t n = 0; n < p_.steps.size();) {
       const Step& step = p_.steps[n];
+      int64_t count = 1;
       if (step.late && s_.is_large && !c_.lengths)
         Postpone(step, n);
       else if (!step.early || s_.block == 1)
-        Base::Execute(step, n);
-      Fetch();
+        Base::Execute(step, n, count = s_.adds_up ? step.together : 1);
+      for (n += count; count > 0; --count) Fetch();
     }
   }
 
@@ -339,8 +359,9 @@ class Walk : public Executor<T, Walk<T>> {
     int64_t next = p_.backward ? step_ - 1 : step_ + 1;
     numbers_ = end_of_numbers_ = nullptr;
     if (reads_by_number_ && next >= 0 && next < s_.lengths[first_]) {
-      numbers_ = s_.index.data() + next * c_.batch + first_;
-      end_of_numbers_ = numbers_ + Live(next);
+      rows_ = SequenceAt(0, next, 0);
+      numbers_ = rows_.index;
+      end_of_numbers_ = numbers_ ? numbers_ + Live(next) : nullptr;
     }
     if (next < 0 || next >= s_.lengths[first_] || !c_.stash || !p_.stash_width) {
       ahead_ = end_ = nullptr;
@@ -365,19 +386,17 @@ class Walk : public Executor<T, Walk<T>> {
   void FetchRows() {
     if (numbers_ == end_of_numbers_) return;
     const int64_t steps = p_.steps.size(), part = (live_ + steps - 1) / steps;
-    const SequenceArray& array = c_.sequences[0];
+    const size_t bytes = p_.sequence_widths[0] * sizeof(T);
     const int32_t* end = std::min(end_of_numbers_, numbers_ + part);
     for (; numbers_ < end; ++numbers_) {
-      auto row = reinterpret_cast<const char*>(static_cast<const T*>(array.data) +
-                                               *numbers_ * array.row_stride);
-      for (size_t at = 0; at < array.row_stride * sizeof(T); at += kLine)
-        __builtin_prefetch(row + at, 0, 2);
+      auto row = reinterpret_cast<const char*>(rows_.at + *numbers_ * rows_.stride);
+      for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
     }
   }
 
   void Multiply(const std::vector<Rows<T>>& blocks, const Step& step, bool adds) {
-    s_.weights.products.multiply(blocks.data(), blocks.size(), s_.weights.packs[step.which],
-                                 step.depth, step.width, adds);
+    const PackedMatrix<T> packed{s_.weights.packs[step.which], step.depth};
+    s_.weights.products.multiply(blocks.data(), blocks.size(), &packed, 1, step.width, adds);
   }
 
   void Postpone(const Step& step, size_t number) {
@@ -406,6 +425,7 @@ class Walk : public Executor<T, Walk<T>> {
   char *ahead_ = nullptr, *end_ = nullptr;
   bool reads_by_number_ = false;
   const int32_t *numbers_ = nullptr, *end_of_numbers_ = nullptr;
+  Located<T> rows_{};
   int64_t part_ = 0;
 };
 
@@ -497,7 +517,14 @@ void Divide(Shared<T>* shared) {
   int64_t share = RoundUp((call.batch + call.threads - 1) / call.threads, kMultiple);
   bool are_far = shared->weights.read_bytes > kCacheBytes;
   shared->is_large = are_far && call.steps > 1;
-  int64_t most = are_far ? kLargeChunk : kSmallChunk;
+  // Early products are written in between, and how many steps have theirs early depends on threads,
+  // of which results must not.
+  shared->adds_up = !shared->is_large || call.lengths || shared->weights.program.backward;
+  // Chunks of different lengths are taken by whoever has time, so there have to be some.
+  const bool are_tiled = shared->weights.products.are_tiled;
+  const int64_t most = are_far || (are_tiled && !call.lengths) ? kLargeChunk
+                       : are_tiled                             ? kMiddleChunk
+                                                               : kSmallChunk;
   shared->rows_per_chunk = share;
   if (!shared->is_large && share > most)
     shared->rows_per_chunk = RoundUp(share / ((share + most - 1) / most), kMultiple);

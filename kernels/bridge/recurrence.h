@@ -42,6 +42,7 @@ struct Step {
   std::vector<Spot> spots;  // what is written first, then what is read; of kernels in their order
   // Products that need no state: they can be computed for many steps at once, before these or after.
   bool early = false, late = false;
+  int64_t together = 1;  // products from this one on that are added to the same columns, itself first
 };
 
 /* A part of a matrix, packed for products with it. */

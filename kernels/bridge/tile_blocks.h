@@ -114,24 +114,51 @@ inline void SplitStep(const float* from, const Depth& depth, int64_t step, Bits*
   for (int part = 0; part < kParts; ++part, to += kPair) _mm512_storeu_si512(to, parts[part]);
 }
 
+/* Which numbers of which parts a row of a turn is made of. */
+struct Turn {
+  alignas(64) Bits of_first_two[kStep], of_third[kStep];
+  uint32_t is_third, is_there;
+};
+
+constexpr int64_t kMostRest = (kProducts - 1) * kStep / kProducts, kMostTurns = kProducts - 1;
+
+/* The turns of a rest: the parts of each product one behind the other, as `order` has them. */
+struct Turns {
+  Turn of[kMostRest + 1][kMostTurns];
+
+  explicit Turns(const int (&order)[kProducts]) : of() {
+    for (int64_t rest = 1; rest <= kMostRest; ++rest)
+      for (int64_t at = 0; at < kProducts * rest; ++at) {
+        Turn& turn = of[rest][at / kStep];
+        const int64_t i = at % kStep, number = at % rest;
+        const int part = order[at / rest];
+        turn.is_there |= uint32_t{1} << i;
+        if (part == 2) turn.is_third |= uint32_t{1} << i;
+        (part == 2 ? turn.of_third : turn.of_first_two)[i] = number + (part == 1 ? kStep : 0);
+      }
+  }
+};
+
 /* The rest of a row. */
-inline void SplitRest(const float* from, const Depth& depth, const int (&order)[kProducts], Bits* to,
-                      __m512* fault) {
+template <const int (&kOrder)[kProducts]>
+inline void SplitRest(const float* from, const Depth& depth, Bits* to, __m512* fault) {
+  static const Turns turns(kOrder);
   __m512i parts[kParts];
   SplitAdjacent(from + depth.Rest(), depth.rest, parts, fault);
-  alignas(64) Bits row[kProducts * kStep + kStep];
-  for (int i = 0; i < kProducts; ++i)
-    _mm512_storeu_si512(row + i * depth.rest, parts[order[i]]);
-  _mm512_storeu_si512(row + kProducts * depth.rest, _mm512_setzero_si512());
-  for (int64_t turn = 0; turn < depth.turns; ++turn, to += kPair)
-    _mm512_storeu_si512(to, _mm512_load_si512(row + turn * kStep));
+  const Turn* turn = turns.of[depth.rest];
+  for (int64_t i = 0; i < depth.turns; ++i, ++turn, to += kPair) {
+    const __m512i two = _mm512_maskz_permutex2var_epi16(
+        turn->is_there, parts[0], _mm512_load_si512(turn->of_first_two), parts[1]);
+    _mm512_storeu_si512(to, _mm512_mask_permutexvar_epi16(
+                                two, turn->is_third, _mm512_load_si512(turn->of_third), parts[2]));
+  }
 }
 
 /* A row as the left operand; `to` is its place in the first tile. */
 inline void SplitRow(const float* from, const Depth& depth, Bits* to, __m512* fault) {
   for (int64_t step = 0; step < depth.steps; ++step)
     SplitStep(from, depth, step, to + step * kStepSize, fault);
-  if (depth.rest) SplitRest(from, depth, kLeftParts, to + depth.steps * kStepSize, fault);
+  if (depth.rest) SplitRest<kLeftParts>(from, depth, to + depth.steps * kStepSize, fault);
 }
 
 /* From tiles of pairs, whose columns are a panel's, to those whose rows they are, or back. */
@@ -159,7 +186,7 @@ inline void SplitRowsAsColumns(const float* from, int64_t stride, int64_t count,
   }
   if (depth.rest == 0) return;
   for (int64_t i = 0; i < count; ++i)
-    SplitRest(from + i * stride, depth, kRightParts, to + TileRow(i), fault);
+    SplitRest<kRightParts>(from + i * stride, depth, to + TileRow(i), fault);
   TurnTiles(to, depth.turns * kPair / kTile);
 }
 
@@ -323,36 +350,49 @@ class Pending {
   int turn_ = 0;
 };
 
-/* The next sums: R times 16 rows by C times 16 columns. In each step the small products come first. */
+/* A block of rows, one of columns, and how long both are. */
+struct Operands {
+  const Bits* left = nullptr;
+  const Bits* right = nullptr;
+  Depth depth{0};
+};
+
+/* The next sums, of products of `count` operands: R times 16 rows by C times 16 columns. In each step the
+ * small products come first. */
 template <int R, int C>
-void MultiplyTiles(const Bits* a, const Bits* b, const Depth& depth, Pending* pending) {
+void MultiplyTiles(const Operands* operands, int64_t count, Pending* pending) {
   constexpr int64_t kRowBytes = kStep * sizeof(Bits);
-  const int64_t each = kBlock / (depth.steps + 1) + 1;
+  int64_t steps = 1;
+  for (int64_t i = 0; i < count; ++i) steps += operands[i].depth.steps;
+  const int64_t each = kBlock / steps + 1;
   asm volatile("" ::: "memory");  // compilers do not see what tiles are loaded from
   _tile_zero(0);
   if constexpr (C > 1) _tile_zero(1);
   if constexpr (R > 1) _tile_zero(2);
   if constexpr (R > 1 && C > 1) _tile_zero(3);
-  for (int64_t step = 0; step < depth.steps; ++step, a += kStepSize, b += kStepSize) {
-    GRAPHOPT_LOAD_LEFT(a)
-    GRAPHOPT_LOAD_RIGHT(b + 2 * kPair)
-    GRAPHOPT_ADD_PRODUCTS()
-    GRAPHOPT_LOAD_RIGHT(b + kPair)
-    GRAPHOPT_ADD_PRODUCTS()
-    GRAPHOPT_LOAD_LEFT(a + kPair)
-    GRAPHOPT_ADD_PRODUCTS()
-    GRAPHOPT_LOAD_RIGHT(b)
-    GRAPHOPT_ADD_PRODUCTS()
-    GRAPHOPT_LOAD_LEFT(a + 2 * kPair)
-    GRAPHOPT_ADD_PRODUCTS()
-    GRAPHOPT_LOAD_LEFT(a)
-    GRAPHOPT_ADD_PRODUCTS()
-    pending->HandOut(each);
-  }
-  for (int64_t turn = 0; turn < depth.turns; ++turn, a += kPair, b += kPair) {
-    GRAPHOPT_LOAD_LEFT(a)
-    GRAPHOPT_LOAD_RIGHT(b)
-    GRAPHOPT_ADD_PRODUCTS()
+  for (const Operands* one = operands; one < operands + count; ++one) {
+    const Bits *a = one->left, *b = one->right;
+    for (int64_t step = 0; step < one->depth.steps; ++step, a += kStepSize, b += kStepSize) {
+      GRAPHOPT_LOAD_LEFT(a)
+      GRAPHOPT_LOAD_RIGHT(b + 2 * kPair)
+      GRAPHOPT_ADD_PRODUCTS()
+      GRAPHOPT_LOAD_RIGHT(b + kPair)
+      GRAPHOPT_ADD_PRODUCTS()
+      GRAPHOPT_LOAD_LEFT(a + kPair)
+      GRAPHOPT_ADD_PRODUCTS()
+      GRAPHOPT_LOAD_RIGHT(b)
+      GRAPHOPT_ADD_PRODUCTS()
+      GRAPHOPT_LOAD_LEFT(a + 2 * kPair)
+      GRAPHOPT_ADD_PRODUCTS()
+      GRAPHOPT_LOAD_LEFT(a)
+      GRAPHOPT_ADD_PRODUCTS()
+      pending->HandOut(each);
+    }
+    for (int64_t turn = 0; turn < one->depth.turns; ++turn, a += kPair, b += kPair) {
+      GRAPHOPT_LOAD_LEFT(a)
+      GRAPHOPT_LOAD_RIGHT(b)
+      GRAPHOPT_ADD_PRODUCTS()
+    }
   }
   pending->HandOut(kBlock);
   constexpr int64_t kSumBytes = kBlock * sizeof(float);
@@ -364,14 +404,14 @@ void MultiplyTiles(const Bits* a, const Bits* b, const Depth& depth, Pending* pe
 }
 
 /* A block of the result. */
-inline void MultiplyBlock(const Bits* left, const Bits* right, const Depth& depth,
-                          const Target& target, Pending* pending) {
+inline void MultiplyBlock(const Operands* operands, int64_t count, const Target& target,
+                          Pending* pending) {
   if (target.rows > kSide)
-    target.columns > kSide ? MultiplyTiles<2, 2>(left, right, depth, pending)
-                           : MultiplyTiles<2, 1>(left, right, depth, pending);
+    target.columns > kSide ? MultiplyTiles<2, 2>(operands, count, pending)
+                           : MultiplyTiles<2, 1>(operands, count, pending);
   else
-    target.columns > kSide ? MultiplyTiles<1, 2>(left, right, depth, pending)
-                           : MultiplyTiles<1, 1>(left, right, depth, pending);
+    target.columns > kSide ? MultiplyTiles<1, 2>(operands, count, pending)
+                           : MultiplyTiles<1, 1>(operands, count, pending);
   pending->Take(target);
 }
 

@@ -38,16 +38,17 @@ int64_t PackedSize(int64_t k, int64_t n) {
 }
 
 /* Where panels begin in a packed matrix: where a line does, or tiles would be loaded in halves. */
-uintptr_t PanelsAt(const float* packed, int64_t k, int64_t n) {
-  const auto at = reinterpret_cast<uintptr_t>(packed + VectorsSize(k, n) + FaultsSize(n));
-  return at + -at % kLineBytes;
+Bits* PanelsAt(const PackedMatrix<float>& packed, int64_t n) {
+  const int64_t k = packed.depth;
+  const auto at = reinterpret_cast<uintptr_t>(packed.at + VectorsSize(k, n) + FaultsSize(n));
+  return reinterpret_cast<Bits*>(at + -at % kLineBytes);
 }
 
 void Pack(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
           int64_t begin, int64_t end, float* packed) {
   plain->pack(b, row_stride, column_stride, k, n, begin, end, packed);
   float* faults = packed + VectorsSize(k, n);
-  auto tiles = reinterpret_cast<Bits*>(PanelsAt(packed, k, n));
+  Bits* tiles = PanelsAt({packed, k}, n);
   static thread_local std::vector<float> kept;
   const Depth depth(k);
   for (int64_t j = begin; j < end; j += kBlock) {
@@ -78,66 +79,102 @@ inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[r
 
 struct Scratch {
   std::vector<Bits> left, right;
-  std::vector<const float*> left_rows, right_rows;
+  std::vector<const float*> left_rows[kMostFactors], right_rows;
   std::vector<float*> to;
+
+  void Clear() {
+    for (auto& rows : left_rows) rows.clear();
+    right_rows.clear();
+    to.clear();
+  }
 };
 
 /* This thread's, without rows. */
 Scratch& EmptyScratch() {
   static thread_local Scratch scratch;
-  scratch.left_rows.clear();
-  scratch.right_rows.clear();
-  scratch.to.clear();
+  scratch.Clear();
   return scratch;
 }
 
-/* Some rows times a packed matrix; whether they could be split. */
-bool MultiplyRows(Scratch* scratch, const Bits* panels, int64_t k, int64_t n, bool adds) {
-  const float* const* rows = scratch->left_rows.data();
-  const int64_t count = scratch->left_rows.size();
-  const Depth depth(k);
-  const int64_t size = depth.Size();
-  Bits* left = Aligned(&scratch->left, kStrips * size);
+/* Rows as left operands of all factors; whether they could be split. Their blocks lie one behind the
+ * other, `size` numbers apart. */
+bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t size,
+               Bits* left) {
+  const int64_t count = scratch.to.size();
   __m512 fault = _mm512_setzero_ps();
-  for (int64_t r = 0; r < count; ++r) {
-    if (r + kAhead < count)
-      for (int64_t p = 0; p < k; p += kLineFloats) __builtin_prefetch(rows[r + kAhead] + p);
-    SplitRow(rows[r], depth, left + r / kBlock * size + TileRow(r % kBlock), &fault);
+  for (int64_t f = 0; f < factors; ++f) {
+    const float* const* rows = scratch.left_rows[f].data();
+    const Depth depth(packed[f].depth);
+    for (int64_t r = 0; r < count; ++r) {
+      if (r + kAhead < count)
+        for (int64_t p = 0; p < depth.numbers; p += kLineFloats)
+          __builtin_prefetch(rows[r + kAhead] + p);
+      SplitRow(rows[r], depth, left + r / kBlock * size + TileRow(r % kBlock), &fault);
+    }
+    left += depth.Size();
   }
-  if (IsFault(fault)) return false;
+  return !IsFault(fault);
+}
+
+/* Some rows times packed matrices; whether they could be split. */
+bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t n,
+                  bool adds) {
+  Operands operands[kMostFactors];
+  int64_t size = 0;
+  for (int64_t f = 0; f < factors; ++f) {
+    const Depth depth(packed[f].depth);
+    operands[f] = {nullptr, PanelsAt(packed[f], n), depth};
+    size += depth.Size();
+  }
+  const int64_t count = scratch->to.size();
+  Bits* left = Aligned(&scratch->left, kStrips * size);
+  if (!SplitRows(*scratch, packed, factors, size, left)) return false;
   Pending pending;
-  for (int64_t j = 0; j < n; j += kBlock, panels += size)
-    for (int64_t i = 0; i < count; i += kBlock)
-      MultiplyBlock(left + i / kBlock * size, panels, depth,
+  for (int64_t j = 0; j < n; j += kBlock) {
+    for (int64_t i = 0; i < count; i += kBlock) {
+      const Bits* at = left + i / kBlock * size;
+      for (int64_t f = 0; f < factors; at += operands[f++].depth.Size()) operands[f].left = at;
+      MultiplyBlock(operands, factors,
                     {scratch->to.data() + i, j, std::min(kBlock, count - i),
                      std::min(kBlock, n - j), adds},
                     &pending);
+    }
+    for (int64_t f = 0; f < factors; ++f) operands[f].right += operands[f].depth.Size();
+  }
   pending.HandOut(kBlock);
   return true;
 }
 
-void Multiply(const Rows<float>* blocks, int64_t count, const float* packed, int64_t k, int64_t n,
-              bool adds) {
-  const float* faults = packed + VectorsSize(k, n);
-  auto panels = reinterpret_cast<const Bits*>(PanelsAt(packed, k, n));
-  const bool is_fault = std::any_of(faults, faults + Ceil(n, kPanelColumns),
-                                    [](float found) { return found != 0; });
-  if (is_fault || k == 0) return plain->multiply(blocks, count, packed, k, n, adds);
+bool HasFault(const PackedMatrix<float>& packed, int64_t n) {
+  const float* faults = packed.at + VectorsSize(packed.depth, n);
+  return std::any_of(faults, faults + Ceil(n, kPanelColumns),
+                     [](float found) { return found != 0; });
+}
+
+void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float>* packed,
+              int64_t factors, int64_t n, bool adds) {
+  const bool is_fault = std::any_of(packed, packed + factors, [&](const PackedMatrix<float>& one) {
+    return one.depth == 0 || HasFault(one, n);
+  });
+  if (is_fault) return plain->multiply(blocks, count, packed, factors, n, adds);
   Scratch& scratch = EmptyScratch();
   const Configured configured;
   auto run = [&] {
     const size_t rows = scratch.to.size();
-    if (rows > 0 && !MultiplyRows(&scratch, panels, k, n, adds))
+    if (rows > 0 && !MultiplyRows(&scratch, packed, factors, n, adds))
       for (size_t r = 0; r < rows; ++r) {
-        const Rows<float> one{scratch.left_rows[r], 0, scratch.to[r], 0, 1};
-        plain->multiply(&one, 1, packed, k, n, adds);
+        Rows<float> one[kMostFactors];
+        for (int64_t f = 0; f < factors; ++f)
+          one[f] = {scratch.left_rows[f][r], 0, scratch.to[r], 0, 1};
+        plain->multiply(one, 1, packed, factors, n, adds);
       }
-    scratch.left_rows.clear();
-    scratch.to.clear();
+    scratch.Clear();
   };
-  for (const Rows<float>* block = blocks; block < blocks + count; ++block)
+  for (const Rows<float>* block = blocks; block < blocks + count * factors; block += factors)
     for (int64_t r = 0; r < block->rows; ++r) {
-      scratch.left_rows.push_back(block->from + RowOf(block->from_index, r) * block->from_stride);
+      for (int64_t f = 0; f < factors; ++f)
+        scratch.left_rows[f].push_back(block[f].from +
+                                       RowOf(block[f].from_index, r) * block[f].from_stride);
       scratch.to.push_back(block->to + RowOf(block->to_index, r) * block->to_stride);
       if (scratch.to.size() == kStrips * kBlock) run();
     }
@@ -146,7 +183,7 @@ void Multiply(const Rows<float>* blocks, int64_t count, const float* packed, int
 
 /* c += the outer products of some rows. */
 void AddOuter(Scratch* scratch, int64_t m, int64_t n, float* c, int64_t c_stride) {
-  const Depth depth(scratch->left_rows.size());
+  const Depth depth(scratch->left_rows[0].size());
   const int64_t size = depth.Size();
   Bits* left = Aligned(&scratch->left, Ceil(m, kBlock) * size);
   Bits* right = Aligned(&scratch->right, Ceil(n, kBlock) * size);
@@ -157,11 +194,11 @@ void AddOuter(Scratch* scratch, int64_t m, int64_t n, float* c, int64_t c_stride
       SplitPanel([&](int64_t p) { return rows[p] + j; }, depth, std::min(kBlock, columns - j), order,
                  to, &fault);
   };
-  split(scratch->left_rows, m, kLeftParts, left);
+  split(scratch->left_rows[0], m, kLeftParts, left);
   split(scratch->right_rows, n, kRightParts, right);
   if (IsFault(fault)) {
     for (int64_t p = 0; p < depth.numbers; ++p) {
-      const Segment<float> one{scratch->left_rows[p], scratch->right_rows[p], 0, 0, 1};
+      const Segment<float> one{scratch->left_rows[0][p], scratch->right_rows[p], 0, 0, 1};
       plain->outer(&one, 1, m, n, c, c_stride);
     }
   } else {
@@ -170,16 +207,16 @@ void AddOuter(Scratch* scratch, int64_t m, int64_t n, float* c, int64_t c_stride
     for (int64_t r = 0; r < m; ++r) scratch->to.push_back(c + r * c_stride);
     Pending pending;
     for (int64_t j = 0; j < n; j += kBlock)
-      for (int64_t i = 0; i < m; i += kBlock)
-        MultiplyBlock(left + i / kBlock * size, right + j / kBlock * size, depth,
+      for (int64_t i = 0; i < m; i += kBlock) {
+        const Operands operands{left + i / kBlock * size, right + j / kBlock * size, depth};
+        MultiplyBlock(&operands, 1,
                       {scratch->to.data() + i, j, std::min(kBlock, m - i), std::min(kBlock, n - j),
                        true},
                       &pending);
+      }
     pending.HandOut(kBlock);
-    scratch->to.clear();
   }
-  scratch->left_rows.clear();
-  scratch->right_rows.clear();
+  scratch->Clear();
 }
 
 void Outer(const Segment<float>* segments, int64_t count, int64_t m, int64_t n, float* c,
@@ -192,13 +229,13 @@ void Outer(const Segment<float>* segments, int64_t count, int64_t m, int64_t n, 
   const size_t part = Ceil(Ceil(total, parts), kStep) * kStep;
   for (const Segment<float>* segment = segments; segment < segments + count; ++segment)
     for (int64_t r = 0; r < segment->rows; ++r) {
-      scratch.left_rows.push_back(segment->left +
+      scratch.left_rows[0].push_back(segment->left +
                                   RowOf(segment->left_index, r) * segment->left_stride);
       scratch.right_rows.push_back(segment->right +
                                    RowOf(segment->right_index, r) * segment->right_stride);
-      if (scratch.left_rows.size() == part) AddOuter(&scratch, m, n, c, c_stride);
+      if (scratch.right_rows.size() == part) AddOuter(&scratch, m, n, c, c_stride);
     }
-  if (!scratch.left_rows.empty()) AddOuter(&scratch, m, n, c, c_stride);
+  if (!scratch.right_rows.empty()) AddOuter(&scratch, m, n, c, c_stride);
 }
 
 /* The system hands the unit out by process; see the kernel's documentation, Using XSTATE features. */
@@ -224,7 +261,7 @@ bool AreThere() {
 const Products<float>& MakeProducts(const Products<float>& vectors) {
   static const Products<float> all = [&] {
     plain = &vectors;
-    return Products<float>{kPanelColumns, PackedSize, ReadSize, Pack, Multiply, Outer};
+    return Products<float>{kPanelColumns, true, PackedSize, ReadSize, Pack, Multiply, Outer};
   }();
   return all;
 }

@@ -27,7 +27,24 @@ void MultiplyAs(const T* from, const int32_t* from_index, const T* right, int64_
   const int64_t first = from_index || to_index ? rows : rows / 3;
   const Rows<T> blocks[] = {{from, depth, to, stride, first, from_index, to_index},
                             {from + first * depth, depth, to + first * stride, stride, rows - first}};
-  all.multiply(blocks, first < rows ? 2 : 1, packed, depth, width, adds);
+  const PackedMatrix<T> matrix{packed, depth};
+  all.multiply(blocks, first < rows ? 2 : 1, &matrix, 1, width, adds);
+}
+
+/* The sum of `factors` products, whose depths are behind the other sizes. */
+template <typename T>
+void AddUpAs(const T** from, const int32_t** from_index, const T** right, int64_t factors,
+             T** packed, T* to, const int64_t* sizes, bool adds) {
+  const int64_t rows = sizes[0], width = sizes[1], stride = sizes[2], *depth = sizes + 3;
+  const Products<T>& all = Chosen<T>();
+  Rows<T> block[kMostFactors];
+  PackedMatrix<T> matrices[kMostFactors];
+  for (int64_t f = 0; f < factors; ++f) {
+    all.pack(right[f], width, 1, depth[f], width, 0, width, packed[f]);
+    block[f] = {from[f], depth[f], to, stride, rows, from_index[f]};
+    matrices[f] = {packed[f], depth[f]};
+  }
+  all.multiply(block, 1, matrices, factors, width, adds);
 }
 
 template <typename T>
@@ -54,6 +71,11 @@ extern "C" int choose(int tiles) {
                                int64_t by_depth, int64_t by_width, T* packed, T* to,               \
                                const int32_t* to_index, const int64_t* sizes, int64_t adds) {      \
     MultiplyAs<T>(from, from_index, right, by_depth, by_width, packed, to, to_index, sizes, adds); \
+  }                                                                                                \
+  extern "C" void add_up_##T(const T** from, const int32_t** from_index, const T** right,          \
+                             int64_t factors, T** packed, T* to, const int64_t* sizes,             \
+                             int64_t adds) {                                                       \
+    AddUpAs<T>(from, from_index, right, factors, packed, to, sizes, adds);                         \
   }                                                                                                \
   extern "C" void outer_##T(const T* left, const int32_t* left_index, const T* right,              \
                             const int32_t* right_index, T* to, const int64_t* sizes) {             \
