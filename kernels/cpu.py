@@ -20,7 +20,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from graphopt.errors import GraphoptError
-from graphopt.kernels.emit.cpu import TOGETHER, emit_cpu, storage
+from graphopt.kernels.emit.cpu import TOGETHER, emit_cpu, emit_piece, storage
 from graphopt.kernels.interleave import Interleaving, interleaved
 from graphopt.kernels.library import SYMBOL
 from graphopt.kernels.machine import processor, target_machine
@@ -88,18 +88,24 @@ _LIBM = {
 }
 
 
-def compile_object(spec: KernelSpec, *, index: bool = False) -> tuple[bytes, int]:
+def compile_object(
+    spec: KernelSpec, *, index: bool = False, piece: bool = False
+) -> tuple[bytes, int]:
     """The object file of an expanded, collapsed spec for this CPU, and its scratch rows.
 
     Args:
         spec: what is compiled.
         index: whether operands may have numbers of rows (:mod:`graphopt.kernels.emit.cpu`).
+        piece: whether it is called for a vector at a time.
     """
     # Rows with numbers are those of recurrences, a few vectors long: their ends matter.
     masks = index and "+avx512f" in processor()[1]
-    source, scratch = emit_cpu(spec, index=index, masks=masks)
-    text = _to_ir(source, spec, masks=masks)
-    if not index:  # else rows lie in the cache, or anywhere
+    if piece:
+        source, scratch = emit_piece(spec), 0
+    else:
+        source, scratch = emit_cpu(spec, index=index, masks=masks)
+    text = _to_ir(source, spec, masks=masks, at_once=1 if piece else _vectors_at_once(spec))
+    if not (index or piece):  # else rows lie in the cache, or anywhere
         text = with_prefetches(text, _streams(spec))
     machine = target_machine()
     return bytes(machine.emit_object(llvm.parse_assembly(text))), scratch
@@ -112,10 +118,10 @@ def _streams(spec: KernelSpec) -> set[int]:
     return {number for number, operand in enumerate(operands) if set(operand.covers) == every}
 
 
-def _to_ir(source: str, spec: KernelSpec, *, masks: bool) -> str:
+def _to_ir(source: str, spec: KernelSpec, *, masks: bool, at_once: int) -> str:
     """Optimised LLVM IR of the emitted function, under the name `SYMBOL`."""
     scope: dict[str, Any] = _functions(spec)
-    scope["interleaved"] = interleaved(_vectors_at_once(spec), masks=masks)
+    scope["interleaved"] = interleaved(at_once, masks=masks)
     exec(compile(source, "<kernel>", "exec"), scope)  # the source is ours: emit_cpu wrote it
     flags = compiler.Flags()
     flags.no_cpython_wrapper = True

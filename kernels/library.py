@@ -39,7 +39,7 @@ class Statistics:
 
 STATISTICS = Statistics()
 
-_kernels: dict[tuple[str, bool], Kernel] = {}
+_kernels: dict[tuple[str, bool, bool], Kernel] = {}
 _lock = threading.RLock()
 
 
@@ -52,8 +52,14 @@ def _unlock() -> None:
 os.register_at_fork(after_in_child=_unlock)
 
 
-def kernel(text: str, *, backward: bool, index: bool = False) -> Kernel:
-    """The compiled kernel of a spec, or of its gradients; ``index``: rows may have numbers.
+def kernel(text: str, *, backward: bool, index: bool = False, piece: bool = False) -> Kernel:
+    """The compiled kernel of a spec, or of its gradients.
+
+    Args:
+        text: the spec.
+        backward: whether it is the gradients' that is wanted.
+        index: whether rows may have numbers.
+        piece: whether it is called for a vector at a time.
 
     Raises:
         GraphoptError: the text is no spec, or what it says cannot be compiled.
@@ -64,7 +70,7 @@ def kernel(text: str, *, backward: bool, index: bool = False) -> Kernel:
         if gradient is None:
             raise ValueError("the kernel has no gradient")
         spec = gradient
-    return _kernel(prepared(spec), index=index)
+    return _kernel(prepared(spec), index=index, piece=piece)
 
 
 def prepare(texts: Iterable[str], *, gradients: bool) -> None:
@@ -78,21 +84,21 @@ def prepare(texts: Iterable[str], *, gradients: bool) -> None:
             kernel(text, backward=True)
 
 
-def _kernel(spec: KernelSpec, *, index: bool) -> Kernel:
-    key = str(spec), index
+def _kernel(spec: KernelSpec, *, index: bool, piece: bool) -> Kernel:
+    key = str(spec), index, piece
     with _lock:
         if key not in _kernels:
-            _kernels[key] = _make(spec, index=index)
+            _kernels[key] = _make(spec, index=index, piece=piece)
         return _kernels[key]
 
 
-def _make(spec: KernelSpec, *, index: bool) -> Kernel:
-    name = disk.key_of(str(spec), str(index), *_environment())
+def _make(spec: KernelSpec, *, index: bool, piece: bool) -> Kernel:
+    name = disk.key_of(str(spec), str(index), str(piece), *_environment())
     stored = disk.load(name)
     if stored is None:
         from graphopt.kernels.cpu import compile_object
 
-        code, scratch = compile_object(spec, index=index)
+        code, scratch = compile_object(spec, index=index, piece=piece)
         disk.store(name, struct.pack("<q", scratch) + code)
         STATISTICS.compiled += 1
     else:

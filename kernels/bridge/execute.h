@@ -252,8 +252,32 @@ class Executor {
 
   const Prepared<T>& w_;
   const Program& p_;
+  /* The kernel of a step, in pieces from now on. */
+  void Take(const Step& step, Meanwhile* meanwhile) {
+    Point(step);
+    meanwhile->Take(p_.kernels[step.which].piece, pointers_, strides_, live_, step.width);
+  }
+
+  /* The kernel of a step for the rows from `first` on. */
+  void Call(const Step& step, int64_t first = 0) {
+    Point(step);
+    const size_t count = step.spots.size();
+    for (size_t i = 0; i < count && first > 0; ++i) {
+      if (pointers_[count + i])
+        pointers_[count + i] += first * sizeof(int32_t);
+      else
+        pointers_[i] += first * strides_[i] * static_cast<int64_t>(sizeof(T));
+    }
+    void* exception = nullptr;
+    char result[16];
+    p_.kernels[step.which].function(result, &exception, pointers_.data(), strides_.data(),
+                                    live_ - first, step.width,
+                                    reinterpret_cast<int64_t>(kernel_scratch_));
+  }
+
   T* partial_ = nullptr;
   int64_t live_ = 0;
+  Meanwhile* meanwhile_ = nullptr;  // what products compute besides
 
  private:
   Located<T> Find(const Spot& spot) { return static_cast<Where*>(this)->Locate(spot); }
@@ -266,10 +290,11 @@ class Executor {
       rows[i] = {from.at, from.stride, to.at, to.stride, live_, from.index, to.index};
       packed[i] = {w_.packs[steps[i].which], steps[i].depth};
     }
-    w_.products.multiply(rows, 1, packed, count, steps->width, steps->adds);
+    w_.products.multiply(rows, 1, packed, count, steps->width, steps->adds, meanwhile_);
   }
 
-  void Call(const Step& step) {
+  /* Finds the operands of a kernel. */
+  void Point(const Step& step) {
     const size_t count = step.spots.size();
     pointers_.resize(2 * count);
     for (size_t i = 0; i < count; ++i) {
@@ -279,10 +304,6 @@ class Executor {
       pointers_[count + i] = reinterpret_cast<int64_t>(found.index);
       strides_[i] = found.stride;
     }
-    void* exception = nullptr;
-    char result[16];
-    p_.kernels[step.which].function(result, &exception, pointers_.data(), strides_.data(), live_,
-                                    step.width, reinterpret_cast<int64_t>(kernel_scratch_));
   }
 
   /* Operands of a matrix's gradient, to be multiplied when there are enough of them. */

@@ -71,7 +71,7 @@ void MultiplyAll(const Rows<T>& all, const T* packed, int64_t depth, int64_t wid
     else
       block.to += begin * all.to_stride;
     const PackedMatrix<T> matrix{packed, depth};
-    products.multiply(&block, 1, &matrix, 1, width, adds);
+    products.multiply(&block, 1, &matrix, 1, width, adds, nullptr);
   }
 }
 

@@ -199,7 +199,7 @@ void Fetch(const Rows<T>& block, int64_t begin, int64_t k) {
 
 template <typename T>
 void Multiply(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed, int64_t n_factors,
-              int64_t n, bool adds) {
+              int64_t n, bool adds, Meanwhile*) {
   Factor<T> factors[kMostFactors];
   for (int64_t f = 0; f < n_factors; ++f) factors[f] = {{}, packed[f].at, packed[f].depth};
   for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "meanwhile.h"
+
 namespace graphopt {
 
 /* Some rows of two matrices, for the sum of their outer products; with an index, row r is number
@@ -53,9 +55,9 @@ struct Products {
                int64_t begin, int64_t end, T* packed);
   /* For all blocks: to = the sum over up to kMostFactors packed matrices of n columns of from times the
    * matrix, added to `to` where `adds`. A block is as many Rows as there are matrices, one behind the
-   * other; where results go the first of them says. */
-  void (*multiply)(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed, int64_t factors,
-                   int64_t n, bool adds);
+   * other; where results go the first of them says. `meanwhile`, or null, may be computed in part. */
+  void (*multiply)(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed,
+                   int64_t factors, int64_t n, bool adds, Meanwhile* meanwhile);
   /* c (m x n, adjacent rows) += the sum over all segments' rows of left^T right. */
   void (*outer)(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c,
                 int64_t c_stride);

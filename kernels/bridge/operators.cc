@@ -263,6 +263,9 @@ int64_t graphopt_kept_bytes(const char* spec, int lengths, int bidirectional, in
 /* How many directions of recurrences have packed matrices by now. */
 int64_t graphopt_count_packs() { return graphopt::CountPacks(); }
 
+/* See recurrence.h. */
+int64_t graphopt_rows_beside_products() { return graphopt::rows_beside_products; }
+
 /* Nodes that trees had in all calls by now, of how many something was computed, and nanoseconds of
  * finding levels. */
 void graphopt_tree_counts(int64_t* counts) {

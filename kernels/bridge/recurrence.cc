@@ -10,6 +10,8 @@
 
 namespace graphopt {
 
+std::atomic<int64_t> rows_beside_products{0};
+
 namespace {
 
 bool Touches(const Step& step, const Spot& spot) {
@@ -82,8 +84,9 @@ Program ReadProgram(const int64_t** numbers) {
     at += 6;
   }
   for (int64_t n = *at++; n > 0; --n) {
-    program.kernels.push_back({reinterpret_cast<KernelFunction>(at[0]), at[1]});
-    at += 2;
+    program.kernels.push_back({reinterpret_cast<KernelFunction>(at[0]), at[1],
+                               reinterpret_cast<KernelFunction>(at[2])});
+    at += 3;
   }
   for (int64_t n = *at++; n > 0; --n) {
     Step step{at[0], at[1], at[2], at[3], at[4] != 0, at[5], at[6], {}};
@@ -120,6 +123,7 @@ struct Shared {
   int64_t block = 1;      // steps whose early products are computed together
   bool is_large = false;  // weights do not stay near the processor
   bool adds_up = false;   // products that are added to others are computed with them
+  bool in_turns = false;  // a thread computes one chunk's kernels during another's products
   std::vector<bool> ring_is_whole;  // it has a row for each of the batch; see FindWhole
   std::vector<T*> whole_rings;
   std::vector<int64_t> order, lengths;  // of the sorted batch
@@ -132,6 +136,15 @@ struct Shared {
     return array.step_stride == call.batch * array.row_stride;
   }
 };
+
+/* How many products a program begins with; all of its products, or 0 if there are others. */
+size_t LeadingProducts(const Program& program) {
+  size_t count = 0;
+  while (count < program.steps.size() && program.steps[count].code == kProduct) ++count;
+  for (size_t n = count; n < program.steps.size(); ++n)
+    if (program.steps[n].code == kProduct) return 0;
+  return count;
+}
 
 /* One chunk on its way through the steps. */
 template <typename T>
@@ -167,6 +180,51 @@ class Walk : public Executor<T, Walk<T>> {
       }
     }
     End();
+  }
+
+  /* The same of a forward program in turns with another walk: products and what follows them, step by
+   * step, until it is over. */
+  void Start(int64_t first, int64_t count) {
+    first_ = first;
+    count_ = count;
+    step_ = 0;
+    steps_ = s_.lengths[first];
+    is_waiting_ = false;
+    Begin();
+    if (IsOver()) End();
+  }
+
+  bool IsOver() const { return step_ == steps_; }
+
+  /* A step's products, while the other walk's kernel is computed, and its own kernel is taken down. */
+  void Multiply(Walk* other) {
+    live_ = Live(step_);
+    Ahead();
+    this->meanwhile_ = other->is_waiting_ ? &other->waiting_ : nullptr;
+    const size_t count = LeadingProducts(p_);
+    for (size_t n = 0; n < count; n += p_.steps[n].together) {
+      Base::Execute(p_.steps[n], n, p_.steps[n].together);
+      Fetch();
+    }
+    Base::Take(p_.steps[count], &waiting_);
+    is_waiting_ = true;
+  }
+
+  /* What is left of the step. */
+  void Settle() {
+    if (!is_waiting_) return;
+    is_waiting_ = false;
+    size_t n = LeadingProducts(p_);
+    const int64_t done = waiting_.Settle();
+    rows_beside_products += done;
+    if (done < live_) Base::Call(p_.steps[n], done);
+    while (++n < p_.steps.size()) {
+      Base::Execute(p_.steps[n], n);
+      Fetch();
+    }
+    Leave(step_);
+    ++step_;
+    if (IsOver()) End();
   }
 
  private:
@@ -396,7 +454,7 @@ class Walk : public Executor<T, Walk<T>> {
 
   void Multiply(const std::vector<Rows<T>>& blocks, const Step& step, bool adds) {
     const PackedMatrix<T> packed{s_.weights.packs[step.which], step.depth};
-    s_.weights.products.multiply(blocks.data(), blocks.size(), &packed, 1, step.width, adds);
+    s_.weights.products.multiply(blocks.data(), blocks.size(), &packed, 1, step.width, adds, nullptr);
   }
 
   void Postpone(const Step& step, size_t number) {
@@ -421,13 +479,27 @@ class Walk : public Executor<T, Walk<T>> {
   std::vector<T*> initial_, turns_[2], carry_[2], scratch_, rings_;
   std::vector<std::vector<Rows<T>>> late_;
   std::vector<Rows<T>> blocks_;
-  int64_t first_ = 0, count_ = 0, step_ = 0, kept_ = 0;
+  int64_t first_ = 0, count_ = 0, step_ = 0, steps_ = 0, kept_ = 0;
+  Meanwhile waiting_;
+  bool is_waiting_ = false;
   char *ahead_ = nullptr, *end_ = nullptr;
   bool reads_by_number_ = false;
   const int32_t *numbers_ = nullptr, *end_of_numbers_ = nullptr;
   Located<T> rows_{};
   int64_t part_ = 0;
 };
+
+/* Two walks in turns, as long as `next(walk)` starts another chunk. */
+template <typename T, typename Next>
+void RunInTurns(Walk<T>* one, Walk<T>* other, const Next& next) {
+  for (bool is_more = true; is_more; std::swap(one, other)) {
+    if (one->IsOver()) next(one);
+    const bool is_over = one->IsOver();
+    if (!is_over) one->Multiply(other);
+    other->Settle();
+    is_more = !is_over || !other->IsOver();
+  }
+}
 
 template <typename T>
 void Sort(Shared<T>* shared) {
@@ -511,6 +583,29 @@ int64_t Block(const Shared<T>& shared) {
   return std::max<int64_t>(1, std::min(kMaxBlock, most));
 }
 
+/* Whether no place is named twice: pieces of a kernel may overlap, so what it reads has to stay. */
+bool AreApart(const std::vector<Spot>& spots) {
+  for (size_t i = 0; i < spots.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (spots[i].place == spots[j].place && spots[i].index == spots[j].index &&
+          spots[i].offset == spots[j].offset)
+        return false;
+  return true;
+}
+
+/* Whether a thread gains from two chunks in turns: its matrix unit and its vectors are busy at once. */
+template <typename T>
+bool GainsFromTurns(const Shared<T>& shared, int64_t share) {
+  const Program& program = shared.weights.program;
+  const size_t count = LeadingProducts(program);
+  if (!shared.weights.products.are_tiled || program.backward || !shared.adds_up || count == 0)
+    return false;
+  if (count == program.steps.size() || share < 2 * kSmallChunk) return false;
+  const Step& next = program.steps[count];
+  if (next.code != kKernel || !program.kernels[next.which].piece) return false;
+  return next.width >= Meanwhile::kPiece && AreApart(next.spots);
+}
+
 template <typename T>
 void Divide(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
@@ -522,9 +617,12 @@ void Divide(Shared<T>* shared) {
   shared->adds_up = !shared->is_large || call.lengths || shared->weights.program.backward;
   // Chunks of different lengths are taken by whoever has time, so there have to be some.
   const bool are_tiled = shared->weights.products.are_tiled;
-  const int64_t most = are_far || (are_tiled && !call.lengths) ? kLargeChunk
-                       : are_tiled                             ? kMiddleChunk
-                                                               : kSmallChunk;
+  shared->in_turns = GainsFromTurns(*shared, share);
+  int64_t most = kSmallChunk;
+  if (are_far || (are_tiled && !call.lengths && !shared->in_turns))
+    most = kLargeChunk;
+  else if (are_tiled && !shared->in_turns)
+    most = kMiddleChunk;
   shared->rows_per_chunk = share;
   if (!shared->is_large && share > most)
     shared->rows_per_chunk = RoundUp(share / ((share + most - 1) / most), kMultiple);
@@ -676,6 +774,7 @@ struct Layout {
     Walk<T> walk(shared, &wanted);
     walk_bytes = wanted.Bytes();
     walks_at = call.packed ? 0 : RoundUp(weights.packed_bytes, kLine);
+    if (shared.in_turns) walk_bytes *= 2;
     partials_at = walks_at + threads * walk_bytes;
     int64_t partials = weights.program.backward ? units * weights.partial_size * sizeof(T) : 0;
     rings_at = partials_at + RoundUp(partials, kLine);
@@ -718,9 +817,20 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
     const Flushing flushing(program.backward);
     Buffers<T> wanted;
     Walk<T> walk(shared, &wanted);
-    wanted.Place(scratch + layout.walks_at + thread.fetch_add(1) * layout.walk_bytes);
+    const int64_t number = thread.fetch_add(1);
+    wanted.Place(scratch + layout.walks_at + number * layout.walk_bytes);
     for (int64_t part; (part = cleared.fetch_add(1)) < kClearParts;)
       ClearEnds(shared, part, kClearParts);
+    if (shared.in_turns) {
+      Buffers<T> more;
+      Walk<T> other(shared, &more);
+      more.Place(scratch + layout.walks_at + number * layout.walk_bytes + layout.walk_bytes / 2);
+      RunInTurns(&walk, &other, [&](Walk<T>* free) {
+        const int64_t chunk = next.fetch_add(1), first = chunk * shared.rows_per_chunk;
+        if (chunk < layout.chunks)
+          free->Start(first, std::min(shared.rows_per_chunk, call.batch - first));
+      });
+    }
     for (int64_t unit; (unit = next.fetch_add(1)) < layout.units;) {
       T* partial = program.backward ? partials + unit * weights.partial_size : nullptr;
       if (partial) std::memset(partial, 0, weights.partial_size * sizeof(T));

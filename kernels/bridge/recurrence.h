@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -66,6 +67,7 @@ using KernelFunction = int (*)(void* result, void** exception, const int64_t* po
 struct KernelOf {
   KernelFunction function;
   int64_t scratch_rows;
+  KernelFunction piece;  // the same for a vector at a time; or null
 };
 
 struct Program {
@@ -115,6 +117,9 @@ struct RecurrenceCall : Learned {
 };
 
 void RunRecurrence(const Program& program, const RecurrenceCall& call);
+
+/* Rows of kernels that were computed while a matrix unit was busy, in all calls by now. */
+extern std::atomic<int64_t> rows_beside_products;
 
 /* Whether every step of a forward program has read sequence `read` before it writes to sequence
  * `written`; then one array may be both, as long as rows have the same width. */

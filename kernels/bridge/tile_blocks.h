@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lanes_transpose.h"
+#include "meanwhile.h"
 #include "product.h"
 
 namespace graphopt::tiles {
@@ -261,7 +262,8 @@ class Configured {
   _tile_dpbf16ps(0, 4, 6);                                  \
   if constexpr (C > 1) _tile_dpbf16ps(1, 4, 7);             \
   if constexpr (R > 1) _tile_dpbf16ps(2, 5, 6);             \
-  if constexpr (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
+  if constexpr (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);   \
+  if constexpr (kFills) meanwhile->Do();
 
 /* Where a block of sums goes: row r to to[r] + column. */
 struct Target {
@@ -359,8 +361,9 @@ struct Operands {
 
 /* The next sums, of products of `count` operands: R times 16 rows by C times 16 columns. In each step the
  * small products come first. */
-template <int R, int C>
-void MultiplyTiles(const Operands* operands, int64_t count, Pending* pending) {
+template <int R, int C, bool kFills>
+void MultiplyTiles(const Operands* operands, int64_t count, Pending* pending,
+                   Meanwhile* meanwhile) {
   constexpr int64_t kRowBytes = kStep * sizeof(Bits);
   int64_t steps = 1;
   for (int64_t i = 0; i < count; ++i) steps += operands[i].depth.steps;
@@ -403,15 +406,22 @@ void MultiplyTiles(const Operands* operands, int64_t count, Pending* pending) {
   if constexpr (R > 1 && C > 1) _tile_stored(3, sums + kSide * kBlock + kSide, kSumBytes);
 }
 
-/* A block of the result. */
-inline void MultiplyBlock(const Operands* operands, int64_t count, const Target& target,
-                          Pending* pending) {
+template <bool kFills>
+inline void MultiplySums(const Operands* operands, int64_t count, const Target& target,
+                         Pending* pending, Meanwhile* meanwhile) {
   if (target.rows > kSide)
-    target.columns > kSide ? MultiplyTiles<2, 2>(operands, count, pending)
-                           : MultiplyTiles<2, 1>(operands, count, pending);
+    target.columns > kSide ? MultiplyTiles<2, 2, kFills>(operands, count, pending, meanwhile)
+                           : MultiplyTiles<2, 1, kFills>(operands, count, pending, meanwhile);
   else
-    target.columns > kSide ? MultiplyTiles<1, 2>(operands, count, pending)
-                           : MultiplyTiles<1, 1>(operands, count, pending);
+    target.columns > kSide ? MultiplyTiles<1, 2, kFills>(operands, count, pending, meanwhile)
+                           : MultiplyTiles<1, 1, kFills>(operands, count, pending, meanwhile);
+}
+
+/* A block of the result; `meanwhile` is null or computed in part. */
+inline void MultiplyBlock(const Operands* operands, int64_t count, const Target& target,
+                          Pending* pending, Meanwhile* meanwhile = nullptr) {
+  meanwhile ? MultiplySums<true>(operands, count, target, pending, meanwhile)
+            : MultiplySums<false>(operands, count, target, pending, nullptr);
   pending->Take(target);
 }
 

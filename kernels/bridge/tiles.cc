@@ -118,7 +118,7 @@ bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_
 
 /* Some rows times packed matrices; whether they could be split. */
 bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t n,
-                  bool adds) {
+                  bool adds, Meanwhile* meanwhile) {
   Operands operands[kMostFactors];
   int64_t size = 0;
   for (int64_t f = 0; f < factors; ++f) {
@@ -137,7 +137,7 @@ bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t f
       MultiplyBlock(operands, factors,
                     {scratch->to.data() + i, j, std::min(kBlock, count - i),
                      std::min(kBlock, n - j), adds},
-                    &pending);
+                    &pending, meanwhile);
     }
     for (int64_t f = 0; f < factors; ++f) operands[f].right += operands[f].depth.Size();
   }
@@ -152,21 +152,21 @@ bool HasFault(const PackedMatrix<float>& packed, int64_t n) {
 }
 
 void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float>* packed,
-              int64_t factors, int64_t n, bool adds) {
+              int64_t factors, int64_t n, bool adds, Meanwhile* meanwhile) {
   const bool is_fault = std::any_of(packed, packed + factors, [&](const PackedMatrix<float>& one) {
     return one.depth == 0 || HasFault(one, n);
   });
-  if (is_fault) return plain->multiply(blocks, count, packed, factors, n, adds);
+  if (is_fault) return plain->multiply(blocks, count, packed, factors, n, adds, nullptr);
   Scratch& scratch = EmptyScratch();
   const Configured configured;
   auto run = [&] {
     const size_t rows = scratch.to.size();
-    if (rows > 0 && !MultiplyRows(&scratch, packed, factors, n, adds))
+    if (rows > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, meanwhile))
       for (size_t r = 0; r < rows; ++r) {
         Rows<float> one[kMostFactors];
         for (int64_t f = 0; f < factors; ++f)
           one[f] = {scratch.left_rows[f][r], 0, scratch.to[r], 0, 1};
-        plain->multiply(one, 1, packed, factors, n, adds);
+        plain->multiply(one, 1, packed, factors, n, adds, nullptr);
       }
     scratch.Clear();
   };

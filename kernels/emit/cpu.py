@@ -54,6 +54,29 @@ def emit_cpu(spec: KernelSpec, *, index: bool = False, masks: bool = False) -> t
     return _Emitter(spec, plan, index=index, masks=masks).source(), len(plan.scratch)
 
 
+def emit_piece(spec: KernelSpec) -> str:
+    """Source of the function ``kernel`` for some columns of one row, of a spec that comes apart.
+
+    It computes TOGETHER columns from ``n`` on of the row whose parts ``pointers`` has, and has the
+    arguments of other kernels.
+    """
+    return _Emitter(spec, schedule(spec), index=False, masks=True).piece()
+
+
+def comes_apart(spec: KernelSpec) -> bool:
+    """Whether some columns of a row can be computed by themselves, float32 from float32."""
+    from graphopt.kernels.contract import prepared
+
+    spec = prepared(spec)
+    plan = schedule(spec)
+    operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
+    if any(place.dtype != "float32" or spec.rank - 1 not in place.covers for place in operands):
+        return False
+    if any(map(spec.summed, spec.outputs)) or any(plan.before) or plan.row_stores:
+        return False
+    return len(plan.loops) == 1 and _is_plain(plan.loops[0])
+
+
 def storage(spec: KernelSpec) -> list[str]:
     """The dtype in memory of each operand; sums are kept in what the kernel computes in."""
     inputs = [operand.dtype for operand in spec.inputs]
@@ -86,6 +109,19 @@ class _Emitter:
             head.append(f"    whole = n & {-TOGETHER}")
             head.append("    rest = room()")
         return "\n".join([*head, *body, ""])
+
+    def piece(self) -> str:
+        body = self._capture(self._columns)
+        head = ["def kernel(pointers, strides, m, n, scratch):"]
+        for number, dtype in enumerate(storage(self.spec)):
+            head.append(f"    at{number} = pointers[{number}] + n * {ITEM_SIZE[dtype]}")
+        head += [f"    {name} = number({value})" for value, name in self.literals.items()]
+        return "\n".join([*head, *body, ""])
+
+    def _columns(self) -> None:
+        self._line(1, f"for j in range({TOGETHER}):")
+        self._line(3, "interleaved()")
+        self._elements(self.plan.loops[0])
 
     def _capture(self, write: object) -> list[str]:
         before, self.lines = self.lines, []

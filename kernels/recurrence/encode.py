@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphopt.ir.types import DTYPES
+from graphopt.kernels.machine import has_tiles
 from graphopt.kernels.recurrence.lookup import project
 from graphopt.kernels.recurrence.program import Program, backward, forward, plan
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
@@ -51,18 +52,29 @@ def program(spec: RecurrenceSpec, kind: int, *, indexed: bool = False) -> list[i
         spec = project(spec).rest
     if kind == BACKWARD:
         return numbers(backward(spec))
-    return numbers(forward(spec, training=kind == TRAINING))
+    return numbers(forward(spec, training=kind == TRAINING), pieces=has_tiles())
 
 
-def numbers(found: Program) -> list[int]:
+def numbers(found: Program, *, pieces: bool = False) -> list[int]:
     """A program as the bridge reads it, its kernels compiled.
+
+    ``pieces``: those that can be are compiled to be called for a vector at a time, too.
 
     Raises:
         GraphoptError: a kernel cannot be compiled.
     """
+    from graphopt.kernels.emit.cpu import comes_apart
     from graphopt.kernels.library import kernel
 
     compiled = [kernel(str(spec), backward=False, index=True) for spec in found.kernels]
-    addresses = [n for made in compiled for n in (made.address, made.scratch_rows)]
+    apart = [
+        kernel(str(spec), backward=False, piece=True).address if pieces and comes_apart(spec) else 0
+        for spec in found.kernels
+    ]
+    addresses = [
+        n
+        for made, piece in zip(compiled, apart, strict=True)
+        for n in (made.address, made.scratch_rows, piece)
+    ]
     tables, codes = found.numbers()
     return [*tables, len(compiled), *addresses, *codes]

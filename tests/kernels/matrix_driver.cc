@@ -28,7 +28,7 @@ void MultiplyAs(const T* from, const int32_t* from_index, const T* right, int64_
   const Rows<T> blocks[] = {{from, depth, to, stride, first, from_index, to_index},
                             {from + first * depth, depth, to + first * stride, stride, rows - first}};
   const PackedMatrix<T> matrix{packed, depth};
-  all.multiply(blocks, first < rows ? 2 : 1, &matrix, 1, width, adds);
+  all.multiply(blocks, first < rows ? 2 : 1, &matrix, 1, width, adds, nullptr);
 }
 
 /* The sum of `factors` products, whose depths are behind the other sizes. */
@@ -44,7 +44,7 @@ void AddUpAs(const T** from, const int32_t** from_index, const T** right, int64_
     block[f] = {from[f], depth[f], to, stride, rows, from_index[f]};
     matrices[f] = {packed[f], depth[f]};
   }
-  all.multiply(block, 1, matrices, factors, width, adds);
+  all.multiply(block, 1, matrices, factors, width, adds, nullptr);
 }
 
 template <typename T>

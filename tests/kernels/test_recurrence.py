@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Node, Value
 from graphopt.ir.types import TensorType
+from graphopt.kernels import bridge
+from graphopt.kernels.products import has_matrix_unit
 from graphopt.kernels.recurrence import interpret
 from graphopt.kernels.recurrence.lookup import project
 from graphopt.kernels.recurrence.spec import RecurrenceSpec, parse
@@ -661,6 +664,23 @@ def test_weights_larger_than_the_cache(mode: str, lengths: bool, indexed: bool) 
         return float(sum((head * out).sum() for head, out in zip(heads, found, strict=True)))
 
     assert abs((loss(1) - loss(-1)) / 2 - slope) < 1e-7 * (1 + abs(slope))
+
+
+@pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
+@pytest.mark.parametrize("flags", [{}, {"lengths": True}, {"indexed": True}, {"reverse": True}])
+def test_many_rows_whose_kernels_run_beside_products(mode: str, flags: dict[str, bool]) -> None:
+    """With a matrix unit a thread has two chunks of rows; kernels of one fill the other's time."""
+    spec = in_single(cell(57, 210 if mode == "rnn_tanh" else 101, "float64", mode))
+    library = bridge.load(mx)
+    library.graphopt_rows_beside_products.restype = ctypes.c_int64
+    for batch in (150, 260):
+        call = Call(6, batch, **flags)
+        for stash in (False, True):
+            before = library.graphopt_rows_beside_products()
+            check_forward(spec, call, stash=stash)
+            beside = library.graphopt_rows_beside_products() - before
+            if library.graphopt_threads() <= 2:  # among more, each has too few rows
+                assert (beside > 0) == has_matrix_unit(mx)
 
 
 @pytest.mark.parametrize("lengths", [False, True])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphopt.kernels.emit.cpu import comes_apart
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.library import kernel
 from graphopt.kernels.spec import KernelSpec, parse
@@ -19,6 +20,12 @@ GATE = parse(
 )
 #: Two walks along a row, of which the second one is like GATE's.
 SOFTMAX = parse("f32[a|b] (f32[a,b]) { %1 = softmax %0; %2 = tanh %1; return %2:f32[a,b] }")
+#: An LSTM's, but for a gate.
+CELL = parse(
+    "f32[a,b] (f32[a,b], f32[b], f32[a,b], f32[a,b]) { %4 = add %0 %1; %5 = tanh %4;"
+    " %6 = sigmoid %2; %7 = mul %6 %3; %8 = add %7 %5; %9 = tanh %8;"
+    " return %8:f32[a,b], %9:f32[a,b] }"
+)
 KERNEL = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
@@ -53,8 +60,24 @@ def call(
     )
 
 
-def noise(*shape: int, dtype: str = "float32") -> Any:
-    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
+def call_piece(spec: KernelSpec, arrays: list[Any], row: int, first: int) -> None:
+    """Compute columns of a row of arrays (rows, length) or (length,)."""
+    made = kernel(str(spec), backward=False, piece=True)
+    parts = [array[row] if array.ndim == 2 else array for array in arrays]
+    result, exception = ctypes.create_string_buffer(16), ctypes.c_void_p()
+    KERNEL(made.address)(
+        ctypes.addressof(result),
+        ctypes.addressof(exception),
+        (ctypes.c_int64 * len(parts))(*(part.ctypes.data for part in parts)),
+        None,
+        1,
+        first,
+        0,
+    )
+
+
+def noise(*shape: int, dtype: str = "float32", seed: int = 0) -> Any:
+    return np.random.default_rng((*shape, seed)).normal(size=shape).astype(dtype)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -89,3 +112,47 @@ def test_rows_with_numbers(length: int) -> None:
     np.testing.assert_allclose(room[written], want[0], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(sums, want[1], rtol=1e-5, atol=1e-6)
     assert (np.delete(room, written, axis=0) == 7).all()
+
+
+def test_pieces_of_a_row() -> None:
+    assert comes_apart(CELL)
+    x, forget, bias, state = noise(3, 100), noise(3, 100), noise(100), noise(3, 100)
+    new, out = (np.full((3, 100), 7, "f") for _ in range(2))
+    arrays = [x, bias, forget, state, new, out]
+    want = evaluate(CELL, arrays[:4])
+    for first in (0, 16, 84):
+        call_piece(CELL, arrays, 1, first)
+    for got, right in zip((new, out), want, strict=True):
+        for computed in (slice(0, 32), slice(84, 100)):
+            np.testing.assert_allclose(got[1, computed], right[1, computed], rtol=1e-5, atol=1e-6)
+        assert (got[1, 32:84] == 7).all()
+        assert (got[[0, 2]] == 7).all()
+
+
+def test_pieces_have_the_bits_of_rows() -> None:
+    """What a recurrence computes is the same, however much of it a matrix unit left time for."""
+    arrays = [noise(3, 96), noise(96), *(noise(3, 96, seed=n) for n in (1, 2))]
+    found = []
+    for whole in (True, False):
+        results = [np.zeros((3, 96), "f") for _ in range(2)]
+        if whole:
+            call(CELL, [*arrays, *results], [None] * 6, 3, 96)
+        else:
+            for row in range(3):
+                for first in range(0, 96, 16):
+                    call_piece(CELL, [*arrays, *results], row, first)
+        found.append(results)
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str(GATE),  # a sum, and another dtype
+        str(SOFTMAX),
+        "f64[a,b] (f64[a,b]) { %1 = tanh %0; return %1:f64[a,b] }",
+        "f32[a,b] (f32[a,b], f32[a,1]) { %2 = add %0 %1; return %2:f32[a,b] }",
+    ],
+)
+def test_what_does_not_come_apart(text: str) -> None:
+    assert not comes_apart(parse(text))
