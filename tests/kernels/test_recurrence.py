@@ -670,7 +670,8 @@ def test_weights_larger_than_the_cache(mode: str, lengths: bool, indexed: bool) 
 @pytest.mark.parametrize("flags", [{}, {"lengths": True}, {"indexed": True}, {"reverse": True}])
 def test_many_rows_whose_kernels_run_beside_products(mode: str, flags: dict[str, bool]) -> None:
     """With a matrix unit a thread has two chunks of rows; kernels of one fill the other's time."""
-    spec = in_single(cell(57, 210 if mode == "rnn_tanh" else 101, "float64", mode))
+    units = {"lstm": 101, "gru": 113, "rnn_tanh": 210}[mode]
+    spec = in_single(cell(57, units, "float64", mode))
     library = bridge.load(mx)
     library.graphopt_rows_beside_products.restype = ctypes.c_int64
     for batch in (150, 260):
