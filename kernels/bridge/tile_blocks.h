@@ -240,12 +240,26 @@ struct alignas(64) Sizes {
   uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
-const Sizes sizes;  // in memory for good: compilers do not see that all of it is read
+
+/* Sizes for one block of so many rows, up to kBlock: the unit takes less time for fewer. */
+struct SizesOfRows {
+  Sizes of[kBlock + 1] = {};
+
+  constexpr SizesOfRows() {
+    for (int64_t rows = 1; rows < kBlock; ++rows) {
+      const bool is_one = rows <= kSide;
+      for (int tile : {0, 1, 4}) of[rows].rows[tile] = is_one ? rows : kSide;
+      for (int tile : {2, 3, 5}) of[rows].rows[tile] = is_one ? kSide : rows - kSide;
+    }
+  }
+};
+constexpr SizesOfRows sizes;  // compilers do not see that all of it is read
 
 /* The unit is this thread's as long as one of these is there. */
 class Configured {
  public:
-  Configured() { _tile_loadconfig(&sizes); }
+  /* For blocks of kBlock rows, or for one block of `rows`. */
+  explicit Configured(int64_t rows = kBlock) { _tile_loadconfig(&sizes.of[std::min(rows, kBlock)]); }
   ~Configured() { _tile_release(); }
   Configured(const Configured&) = delete;
   Configured& operator=(const Configured&) = delete;

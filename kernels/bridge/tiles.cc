@@ -157,8 +157,12 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
     return one.depth == 0 || HasFault(one, n);
   });
   if (is_fault) return plain->multiply(blocks, count, packed, factors, n, adds, nullptr);
+  int64_t every = 0;
+  for (const Rows<float>* block = blocks; block < blocks + count * factors; block += factors)
+    every += block->rows;
+  if (every == 0) return;
   Scratch& scratch = EmptyScratch();
-  const Configured configured;
+  const Configured configured(every);
   auto run = [&] {
     const size_t rows = scratch.to.size();
     if (rows > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, meanwhile))
