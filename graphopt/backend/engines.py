@@ -58,12 +58,14 @@ class CachedOpEngine:
         *,
         is_static: bool = True,
         counts_writes: bool = False,
+        is_run_by_caller: bool = False,
     ) -> None:
         """Plan ``symbol``; ``data`` names the inputs that change from call to call.
 
         ``counts_writes``: it may have operators that notice writes to parameters.
+        ``is_run_by_caller``: its operators are those of :mod:`graphopt.backend.inline`.
         """
-        self._counts_writes = counts_writes
+        self._counts_writes, self._is_run_by_caller = counts_writes, is_run_by_caller
         mx = import_mxnet()
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
@@ -80,8 +82,11 @@ class CachedOpEngine:
             ("param_indices", [i for i, yes in enumerate(is_data) if not yes]),
             ("static_alloc", is_static),
             ("static_shape", is_static),
-            ("inline_limit", 0),  # autograd records one operator, whose symbol nobody else can bind
         ]
+        if is_run_by_caller:
+            # Autograd records one operator, whose symbol nobody else can bind. MXNet's default
+            # records up to two by themselves, and is right where these gradients are not.
+            flags.append(("inline_limit", 0))
         self._op = mx.nd.CachedOp(symbol, flags)
         self._is_called = False
         self._first_call = threading.RLock()
@@ -99,6 +104,7 @@ class CachedOpEngine:
             self.name,
             is_static=self._is_static,
             counts_writes=self._counts_writes,
+            is_run_by_caller=self._is_run_by_caller,
         )
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:

@@ -420,7 +420,7 @@ class Lowered:
             name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
             if self.ctx.device_type == "cpu" and is_all_small(graph):
                 symbol = run_by_caller(self._symbol)
-                return {name: lambda: self._cached_op(symbol, name, is_static=False)}
+                return {name: lambda: self._cached_op(symbol, name, is_run_by_caller=True)}
             return {name: lambda: self._cached_op(self._symbol, name)}
         packed = self._with_products.graph if self._with_products else graph
         if not has_packed(packed):
@@ -464,12 +464,14 @@ class Lowered:
             EXECUTOR_ONEDNN: lambda: self._executor(graph, arrays, EXECUTOR_ONEDNN),
         }
 
-    def _cached_op(self, symbol: Any, name: str, *, is_static: bool = True) -> Engine:
+    def _cached_op(self, symbol: Any, name: str, *, is_run_by_caller: bool = False) -> Engine:
+        is_static = self._frozen or not hands_on_gradients(self._per_call)
         return CachedOpEngine(
             self._typed(symbol),
             self.data,
             name,
-            is_static=is_static and (self._frozen or not hands_on_gradients(self._per_call)),
+            is_static=is_static and not is_run_by_caller,
+            is_run_by_caller=is_run_by_caller,
             counts_writes=self._keeps,
         )
 

@@ -58,8 +58,7 @@ void RunInline(void*, void* given) {
   const InlineCall& made = *static_cast<InlineCall*>(given);
   std::vector<NDArray> in;  // copies live until the kernel has read them
   for (const NDArray& array : made.in) in.push_back(InPlainOrder(array));
-  for (size_t i = 0; i < made.out.size(); ++i)
-    if (made.requests[i] != mxnet::kNullOp) PutInPlainOrder(made.out[i]);
+  for (const NDArray& array : made.out) PutInPlainOrder(array);
   const std::vector<TBlob> from = BlobsOf(in), to = BlobsOf(made.out);
   Call call = made.is_backward
                   ? BackwardCall(made.plan, made.has_scratch, from, made.requests, to)

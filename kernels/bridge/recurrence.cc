@@ -598,7 +598,7 @@ template <typename T>
 bool GainsFromTurns(const Shared<T>& shared, int64_t share) {
   const Program& program = shared.weights.program;
   const size_t count = LeadingProducts(program);
-  if (!shared.weights.products.are_tiled || program.backward || !shared.adds_up || count == 0)
+  if (!shared.weights.products.are_tiled || program.backward || shared.is_large || count == 0)
     return false;
   if (count == program.steps.size() || share < 2 * kSmallChunk) return false;
   const Step& next = program.steps[count];

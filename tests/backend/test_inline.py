@@ -270,3 +270,23 @@ def test_threads_call_it_first_with_different_shapes() -> None:
         fast = graphopt.optimize(Net(normed))
         calls = [lambda s=shape, f=fast: f(noise(*s), noise(8)).asnumpy() for shape in shapes]
         assert_same(all_at_once(calls), want)
+
+
+@pytest.mark.parametrize("function", [lambda F, x, w: x + w, lambda F, x, w: F.broadcast_add(x, w)])
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_sums_that_hand_on_their_gradients(function: Any, request_: str) -> None:
+    """No kernels: MXNet gets these gradients wrong unless it records them by itself."""
+    found = []
+    for one in (Net(function), graphopt.optimize(Net(function))):
+        x, w = noise(4, 8), noise(4, 8, seed=1)
+        slopes = [mx.nd.ones_like(x), mx.nd.ones_like(w)]
+        mx.autograd.mark_variables([x, w], slopes, request_)
+        for _ in range(3):
+            with mx.autograd.record():
+                y = one(x, w)
+            y.backward(mx.nd.full((4, 8), 2.0))
+        with mx.autograd.record():
+            y = one(one(x, w), w)
+        y.backward()
+        found.append([array.asnumpy() for array in (y, *slopes)])
+    assert_same(*found)

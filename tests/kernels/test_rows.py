@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from graphopt.kernels.emit.cpu import comes_apart
+from graphopt.kernels import bridge
+from graphopt.kernels.emit.cpu import TOGETHER, comes_apart
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.library import kernel
 from graphopt.kernels.spec import KernelSpec, parse
@@ -156,3 +158,8 @@ def test_pieces_have_the_bits_of_rows() -> None:
 )
 def test_what_does_not_come_apart(text: str) -> None:
     assert not comes_apart(parse(text))
+
+
+def test_the_bridge_cuts_rows_into_pieces_of_the_same_size() -> None:
+    header = (Path(bridge.__file__).parent / "meanwhile.h").read_text()
+    assert f"kPiece = {TOGETHER};" in header
