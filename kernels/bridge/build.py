@@ -179,8 +179,12 @@ def run_compilers(commands: list[list[str]]) -> None:
         for command, process in zip(commands, running, strict=True):
             _, told = process.communicate(timeout=_SECONDS)
             if process.returncode != 0:
+                error = _first_error(told)
+                # Those of other compilers than GNU's come apart from them.
+                if "omp.h" in error:
+                    error += "; install OpenMP's headers (on Debian and Ubuntu: libomp-dev) or g++"
                 raise MissingDependencyError(
-                    f"{command[0]} cannot build graphopt's fused kernels: {_first_error(told)}"
+                    f"{command[0]} cannot build graphopt's fused kernels: {error}"
                 )
     finally:
         for process in running:

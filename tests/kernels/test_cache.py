@@ -388,3 +388,13 @@ def test_results_are_those_of_a_kernel_just_compiled(folder: Path) -> None:
     loaded = call(library.kernel(SPEC, backward=False).address)
     assert (library.STATISTICS.compiled, library.STATISTICS.loaded) == (1, 1)
     np.testing.assert_array_equal(loaded, compiled)
+
+
+def test_a_compiler_without_openmp_is_told_what_to_install(tmp_path: Path) -> None:
+    compiler = tmp_path / "cxx"
+    compiler.write_text(
+        "#!/bin/sh\necho \"a.h:1: fatal error: 'omp.h' file not found\" >&2; exit 1\n"
+    )
+    compiler.chmod(0o755)
+    with pytest.raises(MissingDependencyError, match="install OpenMP's headers"):
+        build.run_compilers([[str(compiler)]])
