@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Any
 
@@ -19,11 +18,6 @@ def target_machine() -> Any:
     return target.create_target_machine(
         cpu=name, features=features, opt=3, reloc="pic", codemodel="default"
     )
-
-
-def has_tiles() -> bool:
-    """Whether it has a matrix unit for bfloat16, and ``GRAPHOPT_AMX`` is not 0."""
-    return "+amx-bf16" in processor()[1] and os.environ.get("GRAPHOPT_AMX") != "0"
 
 
 def processor() -> tuple[str, str]:

@@ -250,8 +250,6 @@ class Executor {
     return {partial_ + w_.vector_at[spot.index] + spot.offset, 0};
   }
 
-  const Prepared<T>& w_;
-  const Program& p_;
   /* The kernel of a step, in pieces from now on. */
   void Take(const Step& step, Meanwhile* meanwhile) {
     Point(step);
@@ -275,6 +273,8 @@ class Executor {
                                     reinterpret_cast<int64_t>(kernel_scratch_));
   }
 
+  const Prepared<T>& w_;
+  const Program& p_;
   T* partial_ = nullptr;
   int64_t live_ = 0;
   Meanwhile* meanwhile_ = nullptr;  // what products compute besides

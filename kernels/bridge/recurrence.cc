@@ -150,7 +150,7 @@ size_t LeadingProducts(const Program& program) {
 template <typename T>
 class Walk : public Executor<T, Walk<T>> {
   using Base = Executor<T, Walk<T>>;
-  using Base::live_, Base::p_, Base::partial_;
+  using Base::live_, Base::meanwhile_, Base::p_, Base::partial_;
 
  public:
   /* Before it runs, `buffers` have to be given a place. */
@@ -197,16 +197,16 @@ class Walk : public Executor<T, Walk<T>> {
   bool IsOver() const { return step_ == steps_; }
 
   /* A step's products, while the other walk's kernel is computed, and its own kernel is taken down. */
-  void Multiply(Walk* other) {
+  void MultiplyBeside(Walk* other) {
     live_ = Live(step_);
     Ahead();
-    this->meanwhile_ = other->is_waiting_ ? &other->waiting_ : nullptr;
-    const size_t count = LeadingProducts(p_);
-    for (size_t n = 0; n < count; n += p_.steps[n].together) {
+    meanwhile_ = other->is_waiting_ ? &other->waiting_ : nullptr;
+    for (size_t n = 0; n < leading_; n += p_.steps[n].together) {
       Base::Execute(p_.steps[n], n, p_.steps[n].together);
       Fetch();
     }
-    Base::Take(p_.steps[count], &waiting_);
+    meanwhile_ = nullptr;
+    Base::Take(p_.steps[leading_], &waiting_);
     is_waiting_ = true;
   }
 
@@ -214,7 +214,7 @@ class Walk : public Executor<T, Walk<T>> {
   void Settle() {
     if (!is_waiting_) return;
     is_waiting_ = false;
-    size_t n = LeadingProducts(p_);
+    size_t n = leading_;
     const int64_t done = waiting_.Settle();
     rows_beside_products += done;
     if (done < live_) Base::Call(p_.steps[n], done);
@@ -480,6 +480,7 @@ class Walk : public Executor<T, Walk<T>> {
   std::vector<std::vector<Rows<T>>> late_;
   std::vector<Rows<T>> blocks_;
   int64_t first_ = 0, count_ = 0, step_ = 0, steps_ = 0, kept_ = 0;
+  const size_t leading_ = LeadingProducts(p_);
   Meanwhile waiting_;
   bool is_waiting_ = false;
   char *ahead_ = nullptr, *end_ = nullptr;
@@ -493,9 +494,10 @@ class Walk : public Executor<T, Walk<T>> {
 template <typename T, typename Next>
 void RunInTurns(Walk<T>* one, Walk<T>* other, const Next& next) {
   for (bool is_more = true; is_more; std::swap(one, other)) {
-    if (one->IsOver()) next(one);
+    while (one->IsOver() && next(one)) {
+    }
     const bool is_over = one->IsOver();
-    if (!is_over) one->Multiply(other);
+    if (!is_over) one->MultiplyBeside(other);
     other->Settle();
     is_more = !is_over || !other->IsOver();
   }
@@ -827,8 +829,9 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
       more.Place(scratch + layout.walks_at + number * layout.walk_bytes + layout.walk_bytes / 2);
       RunInTurns(&walk, &other, [&](Walk<T>* free) {
         const int64_t chunk = next.fetch_add(1), first = chunk * shared.rows_per_chunk;
-        if (chunk < layout.chunks)
-          free->Start(first, std::min(shared.rows_per_chunk, call.batch - first));
+        if (chunk >= layout.chunks) return false;
+        free->Start(first, std::min(shared.rows_per_chunk, call.batch - first));
+        return true;
       });
     }
     for (int64_t unit; (unit = next.fetch_add(1)) < layout.units;) {

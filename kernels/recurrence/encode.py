@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from graphopt.compat import import_mxnet
 from graphopt.ir.types import DTYPES
-from graphopt.kernels.machine import has_tiles
+from graphopt.kernels.products import has_matrix_unit
 from graphopt.kernels.recurrence.lookup import project
 from graphopt.kernels.recurrence.program import Program, backward, forward, plan
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
@@ -52,7 +53,7 @@ def program(spec: RecurrenceSpec, kind: int, *, indexed: bool = False) -> list[i
         spec = project(spec).rest
     if kind == BACKWARD:
         return numbers(backward(spec))
-    return numbers(forward(spec, training=kind == TRAINING), pieces=has_tiles())
+    return numbers(forward(spec, training=kind == TRAINING), pieces=has_matrix_unit(import_mxnet()))
 
 
 def numbers(found: Program, *, pieces: bool = False) -> list[int]:
