@@ -286,6 +286,7 @@ struct Target {
   bool adds;                                            // to what is there
   const float* bias = nullptr;                          // of each of its columns, or null
   product::Activation activation = product::kNone;
+  int64_t stride = 0;  // if whole tiles may be stored there: elements between rows
 };
 
 /* 16 sums, or as many as `mask` says. */
@@ -373,10 +374,10 @@ struct Operands {
   Depth depth{0};
 };
 
-/* The next sums, of products of `count` operands: R times 16 rows by C times 16 columns. In each step the
- * small products come first. */
+/* The sums of products of `count` operands: R times 16 rows by C times 16 columns. In each step the small
+ * products come first. */
 template <int R, int C, bool kFills>
-void MultiplyTiles(const Operands* operands, int64_t count, Pending* pending,
+void MultiplyTiles(const Operands* operands, int64_t count, const Target& target, Pending* pending,
                    Meanwhile* meanwhile) {
   constexpr int64_t kRowBytes = kStep * sizeof(Bits);
   int64_t steps = 1;
@@ -412,23 +413,27 @@ void MultiplyTiles(const Operands* operands, int64_t count, Pending* pending,
     }
   }
   pending->HandOut(kBlock);
-  constexpr int64_t kSumBytes = kBlock * sizeof(float);
-  float* sums = pending->Next();
-  _tile_stored(0, sums, kSumBytes);
-  if constexpr (C > 1) _tile_stored(1, sums + kSide, kSumBytes);
-  if constexpr (R > 1) _tile_stored(2, sums + kSide * kBlock, kSumBytes);
-  if constexpr (R > 1 && C > 1) _tile_stored(3, sums + kSide * kBlock + kSide, kSumBytes);
+  const bool is_whole = target.stride != 0 && target.columns == C * kSide;
+  float* sums = is_whole ? target.to[0] + target.column : pending->Next();
+  const int64_t stride = is_whole ? target.stride : kBlock;
+  const int64_t bytes = stride * sizeof(float);
+  _tile_stored(0, sums, bytes);
+  if constexpr (C > 1) _tile_stored(1, sums + kSide, bytes);
+  if constexpr (R > 1) _tile_stored(2, sums + kSide * stride, bytes);
+  if constexpr (R > 1 && C > 1) _tile_stored(3, sums + kSide * stride + kSide, bytes);
+  if (!is_whole) pending->Take(target);
 }
 
 template <bool kFills>
 inline void MultiplySums(const Operands* operands, int64_t count, const Target& target,
                          Pending* pending, Meanwhile* meanwhile) {
+  const bool is_wide = target.columns > kSide;
   if (target.rows > kSide)
-    target.columns > kSide ? MultiplyTiles<2, 2, kFills>(operands, count, pending, meanwhile)
-                           : MultiplyTiles<2, 1, kFills>(operands, count, pending, meanwhile);
+    is_wide ? MultiplyTiles<2, 2, kFills>(operands, count, target, pending, meanwhile)
+            : MultiplyTiles<2, 1, kFills>(operands, count, target, pending, meanwhile);
   else
-    target.columns > kSide ? MultiplyTiles<1, 2, kFills>(operands, count, pending, meanwhile)
-                           : MultiplyTiles<1, 1, kFills>(operands, count, pending, meanwhile);
+    is_wide ? MultiplyTiles<1, 2, kFills>(operands, count, target, pending, meanwhile)
+            : MultiplyTiles<1, 1, kFills>(operands, count, target, pending, meanwhile);
 }
 
 /* A block of the result; `meanwhile` is null or computed in part. */
@@ -436,7 +441,6 @@ inline void MultiplyBlock(const Operands* operands, int64_t count, const Target&
                           Pending* pending, Meanwhile* meanwhile = nullptr) {
   meanwhile ? MultiplySums<true>(operands, count, target, pending, meanwhile)
             : MultiplySums<false>(operands, count, target, pending, nullptr);
-  pending->Take(target);
 }
 
 inline int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }

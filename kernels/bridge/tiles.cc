@@ -116,9 +116,10 @@ bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_
   return !IsFault(fault);
 }
 
-/* Some rows times packed matrices; whether they could be split. */
+/* Some rows times packed matrices; whether they could be split. `stride` is that of the rows of the result
+ * if they lie side by side and nothing is added to what is there, else 0. */
 bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t n,
-                  bool adds, Meanwhile* meanwhile) {
+                  bool adds, int64_t stride, Meanwhile* meanwhile) {
   Operands operands[kMostFactors];
   int64_t size = 0;
   for (int64_t f = 0; f < factors; ++f) {
@@ -134,10 +135,9 @@ bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t f
     for (int64_t i = 0; i < count; i += kBlock) {
       const Bits* at = left + i / kBlock * size;
       for (int64_t f = 0; f < factors; at += operands[f++].depth.Size()) operands[f].left = at;
-      MultiplyBlock(operands, factors,
-                    {scratch->to.data() + i, j, std::min(kBlock, count - i),
-                     std::min(kBlock, n - j), adds},
-                    &pending, meanwhile);
+      Target target{scratch->to.data() + i, j, std::min(kBlock, count - i), std::min(kBlock, n - j), adds};
+      if (count <= kBlock || target.rows % kSide == 0) target.stride = stride;
+      MultiplyBlock(operands, factors, target, &pending, meanwhile);
     }
     for (int64_t f = 0; f < factors; ++f) operands[f].right += operands[f].depth.Size();
   }
@@ -163,9 +163,11 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
   if (every == 0) return;
   Scratch& scratch = EmptyScratch();
   const Configured configured(every);
+  const bool is_plain = count == 1 && !blocks->to_index && !adds;
+  const int64_t stride = is_plain ? blocks->to_stride : 0;
   auto run = [&] {
     const size_t rows = scratch.to.size();
-    if (rows > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, meanwhile))
+    if (rows > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, stride, meanwhile))
       for (size_t r = 0; r < rows; ++r) {
         Rows<float> one[kMostFactors];
         for (int64_t f = 0; f < factors; ++f)
