@@ -206,16 +206,18 @@ class Executor {
 
  protected:
   Executor(const Prepared<T>& prepared, Buffers<T>* buffers) : w_(prepared), p_(prepared.program) {
-    int64_t dummy = 0, kernel = 0;
+    int64_t dummy = 0, kernel = 0, waiting = 0;
     size_t operands = 1;
     for (const Step& step : p_.steps) {
       dummy = std::max(dummy, step.width);
       operands = std::max(operands, step.spots.size());
-      if (step.code == kKernel)
-        kernel = std::max(kernel, step.width * p_.kernels[step.which].scratch_rows);
+      if (step.code != kKernel) continue;
+      kernel = std::max(kernel, step.width * p_.kernels[step.which].scratch_rows);
+      waiting = std::max(waiting, step.width * p_.kernels[step.which].stages.rows);
     }
     buffers->Want(&nowhere_, dummy);
     buffers->Want(&kernel_scratch_, kernel);
+    buffers->Want(&waiting_values_, waiting);
     strides_.resize(operands);
     segments_.resize(p_.steps.size());
   }
@@ -253,7 +255,8 @@ class Executor {
   /* The kernel of a step, in pieces from now on. */
   void Take(const Step& step, Meanwhile* meanwhile) {
     Point(step);
-    meanwhile->Take(p_.kernels[step.which].piece, pointers_, strides_, live_, step.width);
+    meanwhile->Take(p_.kernels[step.which].stages, pointers_, strides_,
+                    reinterpret_cast<float*>(waiting_values_), live_, step.width);
   }
 
   /* The kernel of a step for the rows from `first` on. */
@@ -317,6 +320,7 @@ class Executor {
 
   T* nowhere_ = nullptr;
   T* kernel_scratch_ = nullptr;
+  T* waiting_values_ = nullptr;
   std::vector<int64_t> pointers_, strides_;
   std::vector<std::vector<Segment<T>>> segments_;
 };

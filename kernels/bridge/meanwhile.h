@@ -9,37 +9,55 @@
 
 namespace graphopt {
 
+using KernelFunction = int (*)(void* result, void** exception, const int64_t* pointers,
+                               const int64_t* strides, int64_t rows, int64_t length,
+                               int64_t scratch);
+
+/* A part of a kernel for some columns of a row, from `length` on; see graphopt/kernels/stages.py. */
+struct Stage {
+  KernelFunction function;
+  std::vector<int64_t> operands;  // which of the kernel's; behind these, rows that values wait in
+};
+
+struct Stages {
+  int64_t rows = 0;        // that values wait in
+  std::vector<Stage> all;  // one after the other; none: it does not come apart
+};
+
 /* One call of a kernel in pieces. A piece is kPiece columns of a row; the last one of a row begins where
  * it ends with the row, so columns may be computed twice. */
 class Meanwhile {
  public:
   static constexpr int64_t kPiece = 16;  // TOGETHER in graphopt/kernels/emit/cpu.py
 
-  /* Computes columns from `first` on of the row whose parts are at `pointers`. */
-  using Function = int (*)(void* result, void** exception, const int64_t* pointers,
-                           const int64_t* strides, int64_t rows, int64_t first, int64_t scratch);
-
   /* Operands as kernels over numbered rows have them, where they stay until it is settled: row r of
    * operand i is at pointers[i] + (index ? index[r] : r) * strides[i] * sizeof(float), the address of
-   * index at pointers[count + i]. `width` is at least kPiece. */
-  void Take(Function function, const std::vector<int64_t>& pointers,
-            const std::vector<int64_t>& strides, int64_t rows, int64_t width) {
-    function_ = function;
+   * index at pointers[count + i]. `width` is at least kPiece; `waiting` has room for rows of it. */
+  void Take(const Stages& stages, const std::vector<int64_t>& pointers,
+            const std::vector<int64_t>& strides, float* waiting, int64_t rows, int64_t width) {
+    stages_ = &stages;
     pointers_ = pointers.data();
     strides_ = strides.data();
-    at_.resize(pointers.size() / 2);
+    count_ = pointers.size() / 2;
     rows_ = rows;
     width_ = width;
     row_ = column_ = 0;
+    places_.resize(count_ + stages.rows);
+    for (int64_t i = 0; i < stages.rows; ++i)
+      places_[count_ + i] = reinterpret_cast<int64_t>(waiting + i * width);
+    Begin();
     if (rows_ > 0) Locate();
   }
 
-  /* The next piece, if there is one. */
+  /* The next stage of a piece, if there is one. */
   void Do() {
     if (row_ == rows_) return;
     char result[16];
     void* exception = nullptr;
-    function_(result, &exception, at_.data(), nullptr, 1, column_, 0);
+    stage_->function(result, &exception, at_, nullptr, 1, column_, 0);
+    at_ += stage_->operands.size();
+    if (++stage_ != end_) return;
+    Begin();
     if (column_ + kPiece < width_) {
       column_ = std::min(column_ + kPiece, width_ - kPiece);
       return;
@@ -50,25 +68,38 @@ class Meanwhile {
 
   /* Ends the row that was begun, and with it the pieces; how many rows are done. */
   int64_t Settle() {
-    while (column_ > 0) Do();
+    while (row_ < rows_ && (column_ > 0 || stage_ != stages_->all.data())) Do();
     const int64_t done = row_;
     row_ = rows_;
     return done;
   }
 
  private:
-  void Locate() {
-    const size_t count = at_.size();
-    for (size_t i = 0; i < count; ++i) {
-      auto index = reinterpret_cast<const int32_t*>(pointers_[count + i]);
-      const int64_t row = index ? index[row_] : row_;
-      at_[i] = pointers_[i] + row * strides_[i] * static_cast<int64_t>(sizeof(float));
-    }
+  /* The first stage is next. */
+  void Begin() {
+    stage_ = stages_->all.data();
+    end_ = stage_ + stages_->all.size();
+    at_ = operands_.data();
   }
 
-  Function function_ = nullptr;
-  const int64_t *pointers_ = nullptr, *strides_ = nullptr;
-  std::vector<int64_t> at_;
+  /* Finds the parts of a row, as each stage wants them. */
+  void Locate() {
+    for (size_t i = 0; i < count_; ++i) {
+      auto index = reinterpret_cast<const int32_t*>(pointers_[count_ + i]);
+      const int64_t row = index ? index[row_] : row_;
+      places_[i] = pointers_[i] + row * strides_[i] * static_cast<int64_t>(sizeof(float));
+    }
+    operands_.clear();
+    for (const Stage& stage : stages_->all)
+      for (int64_t operand : stage.operands) operands_.push_back(places_[operand]);
+    at_ = operands_.data();
+  }
+
+  const Stages* stages_ = nullptr;
+  const Stage *stage_ = nullptr, *end_ = nullptr;
+  const int64_t *pointers_ = nullptr, *strides_ = nullptr, *at_ = nullptr;
+  size_t count_ = 0;
+  std::vector<int64_t> places_, operands_;  // of the kernel; of all stages
   int64_t rows_ = 0, width_ = 0, row_ = 0, column_ = 0;
 };
 

@@ -84,9 +84,12 @@ Program ReadProgram(const int64_t** numbers) {
     at += 6;
   }
   for (int64_t n = *at++; n > 0; --n) {
-    program.kernels.push_back({reinterpret_cast<KernelFunction>(at[0]), at[1],
-                               reinterpret_cast<KernelFunction>(at[2])});
-    at += 3;
+    KernelOf kernel{reinterpret_cast<KernelFunction>(at[0]), at[1], {at[2], {}}};
+    int64_t stages = at[3];
+    for (at += 4; stages > 0; --stages, at += 2 + at[1])
+      kernel.stages.all.push_back(
+          {reinterpret_cast<KernelFunction>(at[0]), {at + 2, at + 2 + at[1]}});
+    program.kernels.push_back(std::move(kernel));
   }
   for (int64_t n = *at++; n > 0; --n) {
     Step step{at[0], at[1], at[2], at[3], at[4] != 0, at[5], at[6], {}};
@@ -604,7 +607,7 @@ bool GainsFromTurns(const Shared<T>& shared, int64_t share) {
     return false;
   if (count == program.steps.size() || share < 2 * kSmallChunk) return false;
   const Step& next = program.steps[count];
-  if (next.code != kKernel || !program.kernels[next.which].piece) return false;
+  if (next.code != kKernel || program.kernels[next.which].stages.all.empty()) return false;
   return next.width >= Meanwhile::kPiece && AreApart(next.spots);
 }
 

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "meanwhile.h"
+
 namespace graphopt {
 
 /* Where an operand of an instruction lies; see graphopt/kernels/recurrence/program.py. */
@@ -60,14 +62,10 @@ struct StateOf {
   int64_t width, home, index, offset;
 };
 
-using KernelFunction = int (*)(void* result, void** exception, const int64_t* pointers,
-                               const int64_t* strides, int64_t rows, int64_t length,
-                               int64_t scratch);
-
 struct KernelOf {
   KernelFunction function;
   int64_t scratch_rows;
-  KernelFunction piece;  // the same for a vector at a time; or null
+  Stages stages;  // the same for a vector at a time
 };
 
 struct Program {

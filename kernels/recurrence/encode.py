@@ -59,23 +59,22 @@ def program(spec: RecurrenceSpec, kind: int, *, indexed: bool = False) -> list[i
 def numbers(found: Program, *, pieces: bool = False) -> list[int]:
     """A program as the bridge reads it, its kernels compiled.
 
-    ``pieces``: those that can be are compiled to be called for a vector at a time, too.
+    ``pieces``: those that can be are compiled to be called for a vector at a time, too, in stages.
 
     Raises:
         GraphoptError: a kernel cannot be compiled.
     """
     from graphopt.kernels.emit.cpu import comes_apart
     from graphopt.kernels.library import kernel
+    from graphopt.kernels.stages import stages
 
-    compiled = [kernel(str(spec), backward=False, index=True) for spec in found.kernels]
-    apart = [
-        kernel(str(spec), backward=False, piece=True).address if pieces and comes_apart(spec) else 0
-        for spec in found.kernels
-    ]
-    addresses = [
-        n
-        for made, piece in zip(compiled, apart, strict=True)
-        for n in (made.address, made.scratch_rows, piece)
-    ]
+    addresses: list[int] = []
+    for spec in found.kernels:
+        whole = kernel(str(spec), backward=False, index=True)
+        parts, rows = stages(spec) if pieces and comes_apart(spec) else ([], 0)
+        addresses += [whole.address, whole.scratch_rows, rows, len(parts)]
+        for part in parts:
+            made = kernel(str(part.spec), backward=False, piece=True)
+            addresses += [made.address, len(part.operands), *part.operands]
     tables, codes = found.numbers()
-    return [*tables, len(compiled), *addresses, *codes]
+    return [*tables, len(found.kernels), *addresses, *codes]
