@@ -41,7 +41,7 @@ struct Parts {
 bool SplitRight(const Matrix& right, const Parts& parts, int64_t units, int64_t panel, Bits* packed) {
   const int64_t panels = Ceil(units, kBlock), column = panel * kBlock;
   const int64_t columns = std::min(kBlock, units - column);
-  __m512 fault = _mm512_setzero_ps();
+  Fault fault;
   for (int64_t part = 0; part < parts.count; ++part) {
     const Depth depth = parts.Of(part);
     const int64_t first = parts.At(part);
@@ -53,7 +53,7 @@ bool SplitRight(const Matrix& right, const Parts& parts, int64_t units, int64_t 
       SplitPanel([&](int64_t p) { return right.at + (first + p) * right.stride + column; }, depth,
                  columns, kRightParts, to, &fault);
   }
-  return !IsFault(fault);
+  return !fault.IsThere();
 }
 
 /* A panel's numbers, put together again: (depth, 32). */
@@ -142,14 +142,14 @@ class Worker {
     part_ = part;
     const Depth depth = parts_.Of(part);
     const int64_t p = parts_.At(part);
-    __m512 fault = _mm512_setzero_ps();
+    Fault fault;
     for (int64_t row = first_; row < last_; row += kBlock)
       SplitLeft(row, p, depth, left_ + (row - first_) / kBlock * depth.Size(), &fault);
-    is_split_ = !IsFault(fault);
+    is_split_ = !fault.IsThere();
   }
 
   /* A block of rows from `row`, of the depth from `first`. */
-  void SplitLeft(int64_t row, int64_t first, const Depth& depth, Bits* to, __m512* fault) {
+  void SplitLeft(int64_t row, int64_t first, const Depth& depth, Bits* to, Fault* fault) {
     const Matrix& left = product_.left;
     const int64_t count = std::min(kBlock, last_ - row);
     if (left.is_transposed) {

@@ -253,10 +253,10 @@ class Executor {
   }
 
   /* The kernel of a step, in pieces from now on. */
-  void Take(const Step& step, Meanwhile* meanwhile) {
+  void Take(const Step& step, Errand* errand, Meanwhile* meanwhile) {
     Point(step);
     meanwhile->Take(p_.kernels[step.which].stages, pointers_, strides_,
-                    reinterpret_cast<float*>(waiting_values_), live_, step.width);
+                    reinterpret_cast<float*>(waiting_values_), live_, step.width, errand);
   }
 
   /* The kernel of a step for the rows from `first` on. */

@@ -115,7 +115,6 @@ constexpr int64_t kMaxRing = 32;
 constexpr int64_t kMaxBlock = 16;
 constexpr int64_t kEarlyRows = 256;         // of products that are computed early
 constexpr int64_t kEarlyShare = 4;          // what these take is this part of the weights at most
-constexpr int64_t kClearParts = 16;         // of arrays, for whoever has time
 
 /* What all chunks of a call share. */
 template <typename T>
@@ -200,7 +199,7 @@ class Walk : public Executor<T, Walk<T>> {
   bool IsOver() const { return step_ == steps_; }
 
   /* A step's products, while the other walk's kernel is computed, and its own kernel is taken down. */
-  void MultiplyBeside(Walk* other) {
+  void MultiplyBeside(Walk* other, Errand* errand) {
     live_ = Live(step_);
     Ahead();
     meanwhile_ = other->is_waiting_ ? &other->waiting_ : nullptr;
@@ -209,7 +208,7 @@ class Walk : public Executor<T, Walk<T>> {
       Fetch();
     }
     meanwhile_ = nullptr;
-    Base::Take(p_.steps[leading_], &waiting_);
+    Base::Take(p_.steps[leading_], errand, &waiting_);
     is_waiting_ = true;
   }
 
@@ -493,14 +492,14 @@ class Walk : public Executor<T, Walk<T>> {
   int64_t part_ = 0;
 };
 
-/* Two walks in turns, as long as `next(walk)` starts another chunk. */
+/* Two walks in turns, as long as `next(walk)` starts another chunk, with an errand besides. */
 template <typename T, typename Next>
-void RunInTurns(Walk<T>* one, Walk<T>* other, const Next& next) {
+void RunInTurns(Walk<T>* one, Walk<T>* other, Errand* errand, const Next& next) {
   for (bool is_more = true; is_more; std::swap(one, other)) {
     while (one->IsOver() && next(one)) {
     }
     const bool is_over = one->IsOver();
-    if (!is_over) one->MultiplyBeside(other);
+    if (!is_over) one->MultiplyBeside(other, errand);
     other->Settle();
     is_more = !is_over || !other->IsOver();
   }
@@ -554,27 +553,69 @@ void NumberRows(Shared<T>* shared) {
   }
 }
 
-/* Zeros behind the ends of sequences, `part` of `parts` of each array, in the order of memory: rows that
- * have ended lie side by side in the end, but not those of a chunk. */
+/* Zeros behind the ends of sequences. Rows are cleared in the order of memory: those that have ended lie
+ * side by side in the end, but not those of a chunk. Threads take parts of the arrays. */
 template <typename T>
-void ClearEnds(const Shared<T>& shared, int64_t part, int64_t parts) {
-  const RecurrenceCall& call = shared.call;
-  const Program& program = shared.weights.program;
-  for (size_t i = 0; i < call.sequences.size() && call.lengths; ++i) {
-    const SequenceArray& array = call.sequences[i];
-    if (!array.data || !program.sequence_is_written[i]) continue;
-    auto clear = [&](int64_t time, int64_t row) {
-      if (time >= call.lengths[row])
-        std::memset(static_cast<T*>(array.data) + time * array.step_stride + row * array.row_stride,
-                    0, program.sequence_widths[i] * sizeof(T));
-    };
-    const bool steps_first = shared.HasStepsFirst(array);
-    const int64_t outer = steps_first ? call.steps : call.batch;
-    const int64_t inner = steps_first ? call.batch : call.steps;
-    for (int64_t a = outer * part / parts; a < outer * (part + 1) / parts; ++a)
-      for (int64_t b = 0; b < inner; ++b) steps_first ? clear(a, b) : clear(b, a);
+class Ends : public Errand {
+ public:
+  Ends(const Shared<T>& shared, std::atomic<int64_t>* parts) : s_(shared), c_(shared.call), parts_(parts) {
+    if (c_.lengths && c_.steps > 0) array_ = c_.sequences.size();
   }
-}
+
+  /* Clears a row, if one is near and there is one. */
+  void Do() override {
+    for (int64_t looked_at = 0; array_ >= 0 && looked_at < kLook; ++looked_at)
+      if (Look()) return;
+  }
+
+  /* All that are left. */
+  void Finish() {
+    while (array_ >= 0) Look();
+  }
+
+ private:
+  static constexpr int64_t kParts = 128;  // of each array
+  static constexpr int64_t kLook = 32;    // rows
+
+  /* Goes on to the next row; whether it was cleared. */
+  bool Look() {
+    if (outer_ == end_ && !Take()) return false;
+    const SequenceArray& array = c_.sequences[array_];
+    const int64_t time = steps_first_ ? outer_ : inner_, row = steps_first_ ? inner_ : outer_;
+    if (++inner_ == (steps_first_ ? c_.batch : c_.steps)) {
+      inner_ = 0;
+      ++outer_;
+    }
+    if (time < c_.lengths[row]) return false;
+    std::memset(static_cast<T*>(array.data) + time * array.step_stride + row * array.row_stride, 0,
+                s_.weights.program.sequence_widths[array_] * sizeof(T));
+    return true;
+  }
+
+  /* The next part; none of what is not written. */
+  bool Take() {
+    const int64_t arrays = c_.sequences.size(), part = parts_->fetch_add(1);
+    array_ = part / kParts;
+    if (array_ >= arrays) {
+      array_ = -1;
+      return false;
+    }
+    const SequenceArray& array = c_.sequences[array_];
+    if (!array.data || !s_.weights.program.sequence_is_written[array_]) return false;
+    steps_first_ = s_.HasStepsFirst(array);
+    const int64_t all = steps_first_ ? c_.steps : c_.batch, number = part % kParts;
+    outer_ = all * number / kParts;
+    end_ = all * (number + 1) / kParts;
+    return outer_ < end_;
+  }
+
+  const Shared<T>& s_;
+  const RecurrenceCall& c_;
+  std::atomic<int64_t>* parts_;
+  int64_t array_ = -1;  // that it is at; none: it is done
+  int64_t outer_ = 0, end_ = 0, inner_ = 0;
+  bool steps_first_ = false;
+};
 
 /* Steps whose early products are computed together. What they take is bounded by the weights: those
  * come from far, and a step's part of them is what is saved. */
@@ -824,18 +865,19 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
     Walk<T> walk(shared, &wanted);
     const int64_t number = thread.fetch_add(1);
     wanted.Place(scratch + layout.walks_at + number * layout.walk_bytes);
-    for (int64_t part; (part = cleared.fetch_add(1)) < kClearParts;)
-      ClearEnds(shared, part, kClearParts);
+    Ends<T> ends(shared, &cleared);
+    if (!shared.in_turns) ends.Finish();
     if (shared.in_turns) {
       Buffers<T> more;
       Walk<T> other(shared, &more);
       more.Place(scratch + layout.walks_at + number * layout.walk_bytes + layout.walk_bytes / 2);
-      RunInTurns(&walk, &other, [&](Walk<T>* free) {
+      RunInTurns(&walk, &other, &ends, [&](Walk<T>* free) {
         const int64_t chunk = next.fetch_add(1), first = chunk * shared.rows_per_chunk;
         if (chunk >= layout.chunks) return false;
         free->Start(first, std::min(shared.rows_per_chunk, call.batch - first));
         return true;
       });
+      ends.Finish();
     }
     for (int64_t unit; (unit = next.fetch_add(1)) < layout.units;) {
       T* partial = program.backward ? partials + unit * weights.partial_size : nullptr;

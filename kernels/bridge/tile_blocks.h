@@ -38,8 +38,24 @@ struct Split {
   __m512i part[kParts];
 };
 
-/* `fault` becomes no number where one cannot be split. */
-inline Split SplitOf(__m512 x, __m512* fault) {
+/* Whether all numbers could be split. Two sums take turns, as each waits for what it was before. */
+class Fault {
+ public:
+  template <int kTurn>
+  void Note(__m512 last) {
+    sums_[kTurn] = _mm512_fmadd_ps(last, _mm512_setzero_ps(), sums_[kTurn]);
+  }
+  bool IsThere() const {
+    const __m512 sum = _mm512_add_ps(sums_[0], sums_[1]);
+    return _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q) != 0;
+  }
+
+ private:
+  __m512 sums_[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};  // zero, or no number
+};
+
+template <int kTurn>
+inline Split SplitOf(__m512 x, Fault* fault) {
   const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(0xffff0000);
   auto rounded = [&](__m512 y) {
     return _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(y), half), upper);
@@ -50,12 +66,8 @@ inline Split SplitOf(__m512 x, __m512* fault) {
   split.part[1] = rounded(rest);
   const __m512 last = _mm512_sub_ps(rest, _mm512_castsi512_ps(split.part[1]));
   split.part[2] = _mm512_castps_si512(last);
-  *fault = _mm512_fmadd_ps(last, _mm512_setzero_ps(), *fault);
+  fault->Note<kTurn>(last);
   return split;
-}
-
-inline bool IsFault(__m512 fault) {
-  return _mm512_cmp_ps_mask(fault, fault, _CMP_UNORD_Q) != 0;
 }
 
 inline __mmask16 FirstOf(int64_t count) {
@@ -101,15 +113,15 @@ inline __m512i Pairs(__m512i even, __m512i odd) {
 
 /* Up to 32 numbers of a row, a vector for each part. */
 inline void SplitAdjacent(const float* from, int64_t count, __m512i (&parts)[kParts],
-                          __m512* fault) {
-  const Split low = SplitOf(_mm512_maskz_loadu_ps(FirstOf(count), from), fault);
-  const Split high = SplitOf(_mm512_maskz_loadu_ps(FirstOf(count - kSide), from + kSide), fault);
+                          Fault* fault) {
+  const Split low = SplitOf<0>(_mm512_maskz_loadu_ps(FirstOf(count), from), fault);
+  const Split high = SplitOf<1>(_mm512_maskz_loadu_ps(FirstOf(count - kSide), from + kSide), fault);
   for (int part = 0; part < kParts; ++part)
     parts[part] = UpperHalves(low.part[part], high.part[part]);
 }
 
 /* A step of a row, as a row of its tiles. */
-inline void SplitStep(const float* from, const Depth& depth, int64_t step, Bits* to, __m512* fault) {
+inline void SplitStep(const float* from, const Depth& depth, int64_t step, Bits* to, Fault* fault) {
   __m512i parts[kParts];
   SplitAdjacent(from + step * kStep, std::min(kStep, depth.numbers - step * kStep), parts, fault);
   for (int part = 0; part < kParts; ++part, to += kPair) _mm512_storeu_si512(to, parts[part]);
@@ -142,7 +154,7 @@ struct Turns {
 
 /* The rest of a row. */
 template <const int (&kOrder)[kProducts]>
-inline void SplitRest(const float* from, const Depth& depth, Bits* to, __m512* fault) {
+inline void SplitRest(const float* from, const Depth& depth, Bits* to, Fault* fault) {
   static const Turns turns(kOrder);
   __m512i parts[kParts];
   SplitAdjacent(from + depth.Rest(), depth.rest, parts, fault);
@@ -156,7 +168,7 @@ inline void SplitRest(const float* from, const Depth& depth, Bits* to, __m512* f
 }
 
 /* A row as the left operand; `to` is its place in the first tile. */
-inline void SplitRow(const float* from, const Depth& depth, Bits* to, __m512* fault) {
+inline void SplitRow(const float* from, const Depth& depth, Bits* to, Fault* fault) {
   for (int64_t step = 0; step < depth.steps; ++step)
     SplitStep(from, depth, step, to + step * kStepSize, fault);
   if (depth.rest) SplitRest<kLeftParts>(from, depth, to + depth.steps * kStepSize, fault);
@@ -179,7 +191,7 @@ inline void TurnTiles(Bits* at, int64_t tiles) {
 /* Rows of a matrix as columns of the right operand; row i is at from + i * stride. Step by step, so that
  * tiles are near when they are turned. */
 inline void SplitRowsAsColumns(const float* from, int64_t stride, int64_t count, const Depth& depth,
-                               Bits* to, __m512* fault) {
+                               Bits* to, Fault* fault) {
   for (int64_t step = 0; step < depth.steps; ++step, to += kStepSize) {
     for (int64_t i = 0; i < count; ++i)
       SplitStep(from + i * stride, depth, step, to + TileRow(i), fault);
@@ -195,24 +207,22 @@ inline void SplitRowsAsColumns(const float* from, int64_t stride, int64_t count,
  * at row_at(p). */
 template <typename RowAt>
 inline void SplitColumns(const RowAt& row_at, const Depth& depth, __mmask16 mask,
-                         const int (&order)[kProducts], Bits* to, __m512* fault) {
-  auto split = [&](int64_t p) {
-    return SplitOf(_mm512_maskz_loadu_ps(mask, row_at(p)), fault);
-  };
+                         const int (&order)[kProducts], Bits* to, Fault* fault) {
+  auto row = [&](int64_t p) { return _mm512_maskz_loadu_ps(mask, row_at(p)); };
   const int64_t whole = depth.Rest() / kStep;
   for (int64_t step = 0; step < depth.steps; ++step, to += kStepSize)
     for (int64_t pair = 0; pair < kSide; ++pair) {
       const int64_t p = step * kStep + 2 * pair;
       const bool is_whole = step < whole;
-      const Split a = is_whole || p < depth.numbers ? split(p) : Split{};
-      const Split b = is_whole || p + 1 < depth.numbers ? split(p + 1) : Split{};
+      const Split a = is_whole || p < depth.numbers ? SplitOf<0>(row(p), fault) : Split{};
+      const Split b = is_whole || p + 1 < depth.numbers ? SplitOf<1>(row(p + 1), fault) : Split{};
       for (int part = 0; part < kParts; ++part)
         _mm512_storeu_si512(to + part * kPair + pair * kStep, Pairs(a.part[part], b.part[part]));
     }
   if (depth.rest == 0) return;
   __m512i all[kProducts * kStep + kStep];
   for (int64_t p = 0; p < depth.rest; ++p) {
-    const Split found = split(depth.Rest() + p);
+    const Split found = SplitOf<0>(row(depth.Rest() + p), fault);
     for (int i = 0; i < kProducts; ++i) all[i * depth.rest + p] = found.part[order[i]];
   }
   for (int64_t at = kProducts * depth.rest; at < depth.turns * kStep; ++at)
@@ -227,7 +237,7 @@ inline void SplitColumns(const RowAt& row_at, const Depth& depth, __mmask16 mask
 /* A block's columns, tile beside tile. */
 template <typename RowAt>
 inline void SplitPanel(const RowAt& row_at, const Depth& depth, int64_t columns,
-                       const int (&order)[kProducts], Bits* to, __m512* fault) {
+                       const int (&order)[kProducts], Bits* to, Fault* fault) {
   SplitColumns(row_at, depth, FirstOf(columns), order, to, fault);
   if (columns > kSide)
     SplitColumns([&](int64_t p) { return row_at(p) + kSide; }, depth, FirstOf(columns - kSide), order,

@@ -16,8 +16,7 @@
 namespace graphopt::tiles {
 namespace {
 
-constexpr int64_t kStrips = 8;      // of rows that are split at a time
-constexpr int64_t kOuterSteps = 8;  // of rows of outer products that are split at a time
+constexpr int64_t kMostRows = 256;  // that are split at a time
 constexpr int64_t kAhead = 8;       // rows that are asked for before they are split
 
 const Products<float>* plain = nullptr;  // without tiles
@@ -52,7 +51,7 @@ void Pack(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, 
   static thread_local std::vector<float> kept;
   const Depth depth(k);
   for (int64_t j = begin; j < end; j += kBlock) {
-    __m512 fault = _mm512_setzero_ps();
+    Fault fault;
     const int64_t columns = std::min(kBlock, n - j);
     Bits* to = tiles + j / kBlock * depth.Size();
     const float* from = b + j * column_stride;
@@ -71,28 +70,25 @@ void Pack(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, 
     }
     float& found = faults[j / kPanelColumns];
     if (j % kPanelColumns == 0) found = 0;
-    if (IsFault(fault)) found = 1;
+    if (fault.IsThere()) found = 1;
   }
 }
 
 inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[row] : row; }
 
+/* Where the first `count` rows of operands are. */
 struct Scratch {
   std::vector<Bits> left, right;
-  std::vector<const float*> left_rows[kMostFactors], right_rows;
-  std::vector<float*> to;
-
-  void Clear() {
-    for (auto& rows : left_rows) rows.clear();
-    right_rows.clear();
-    to.clear();
-  }
+  int64_t count = 0;
+  const float *left_rows[kMostFactors][kMostRows], *right_rows[kMostRows];
+  float* to[kMostRows];
+  std::vector<float*> to_outer;
 };
 
 /* This thread's, without rows. */
 Scratch& EmptyScratch() {
   static thread_local Scratch scratch;
-  scratch.Clear();
+  scratch.count = 0;
   return scratch;
 }
 
@@ -100,20 +96,19 @@ Scratch& EmptyScratch() {
  * other, `size` numbers apart. */
 bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t size,
                Bits* left) {
-  const int64_t count = scratch.to.size();
-  __m512 fault = _mm512_setzero_ps();
+  Fault fault;
   for (int64_t f = 0; f < factors; ++f) {
-    const float* const* rows = scratch.left_rows[f].data();
+    const float* const* rows = scratch.left_rows[f];
     const Depth depth(packed[f].depth);
-    for (int64_t r = 0; r < count; ++r) {
-      if (r + kAhead < count)
+    for (int64_t r = 0; r < scratch.count; ++r) {
+      if (r + kAhead < scratch.count)
         for (int64_t p = 0; p < depth.numbers; p += kLineFloats)
           __builtin_prefetch(rows[r + kAhead] + p);
       SplitRow(rows[r], depth, left + r / kBlock * size + TileRow(r % kBlock), &fault);
     }
     left += depth.Size();
   }
-  return !IsFault(fault);
+  return !fault.IsThere();
 }
 
 /* Some rows times packed matrices; whether they could be split. `stride` is that of the rows of the result
@@ -127,15 +122,15 @@ bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t f
     operands[f] = {nullptr, PanelsAt(packed[f], n), depth};
     size += depth.Size();
   }
-  const int64_t count = scratch->to.size();
-  Bits* left = Aligned(&scratch->left, kStrips * size);
+  const int64_t count = scratch->count;
+  Bits* left = Aligned(&scratch->left, kMostRows / kBlock * size);
   if (!SplitRows(*scratch, packed, factors, size, left)) return false;
   Pending pending;
   for (int64_t j = 0; j < n; j += kBlock) {
     for (int64_t i = 0; i < count; i += kBlock) {
       const Bits* at = left + i / kBlock * size;
       for (int64_t f = 0; f < factors; at += operands[f++].depth.Size()) operands[f].left = at;
-      Target target{scratch->to.data() + i, j, std::min(kBlock, count - i), std::min(kBlock, n - j), adds};
+      Target target{scratch->to + i, j, std::min(kBlock, count - i), std::min(kBlock, n - j), adds};
       if (count <= kBlock || target.rows % kSide == 0) target.stride = stride;
       MultiplyBlock(operands, factors, target, &pending, meanwhile);
     }
@@ -166,35 +161,34 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
   const bool is_plain = count == 1 && !blocks->to_index && !adds;
   const int64_t stride = is_plain ? blocks->to_stride : 0;
   auto run = [&] {
-    const size_t rows = scratch.to.size();
-    if (rows > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, stride, meanwhile))
-      for (size_t r = 0; r < rows; ++r) {
+    if (scratch.count > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, stride, meanwhile))
+      for (int64_t r = 0; r < scratch.count; ++r) {
         Rows<float> one[kMostFactors];
         for (int64_t f = 0; f < factors; ++f)
           one[f] = {scratch.left_rows[f][r], 0, scratch.to[r], 0, 1};
         plain->multiply(one, 1, packed, factors, n, adds, nullptr);
       }
-    scratch.Clear();
+    scratch.count = 0;
   };
   for (const Rows<float>* block = blocks; block < blocks + count * factors; block += factors)
     for (int64_t r = 0; r < block->rows; ++r) {
       for (int64_t f = 0; f < factors; ++f)
-        scratch.left_rows[f].push_back(block[f].from +
-                                       RowOf(block[f].from_index, r) * block[f].from_stride);
-      scratch.to.push_back(block->to + RowOf(block->to_index, r) * block->to_stride);
-      if (scratch.to.size() == kStrips * kBlock) run();
+        scratch.left_rows[f][scratch.count] =
+            block[f].from + RowOf(block[f].from_index, r) * block[f].from_stride;
+      scratch.to[scratch.count] = block->to + RowOf(block->to_index, r) * block->to_stride;
+      if (++scratch.count == kMostRows) run();
     }
   run();
 }
 
 /* c += the outer products of some rows. */
 void AddOuter(Scratch* scratch, int64_t m, int64_t n, float* c, int64_t c_stride) {
-  const Depth depth(scratch->left_rows[0].size());
+  const Depth depth(scratch->count);
   const int64_t size = depth.Size();
   Bits* left = Aligned(&scratch->left, Ceil(m, kBlock) * size);
   Bits* right = Aligned(&scratch->right, Ceil(n, kBlock) * size);
-  __m512 fault = _mm512_setzero_ps();
-  auto split = [&](const std::vector<const float*>& rows, int64_t columns,
+  Fault fault;
+  auto split = [&](const float* const* rows, int64_t columns,
                    const int (&order)[kProducts], Bits* to) {
     for (int64_t j = 0; j < columns; j += kBlock, to += size)
       SplitPanel([&](int64_t p) { return rows[p] + j; }, depth, std::min(kBlock, columns - j), order,
@@ -202,27 +196,27 @@ void AddOuter(Scratch* scratch, int64_t m, int64_t n, float* c, int64_t c_stride
   };
   split(scratch->left_rows[0], m, kLeftParts, left);
   split(scratch->right_rows, n, kRightParts, right);
-  if (IsFault(fault)) {
+  if (fault.IsThere()) {
     for (int64_t p = 0; p < depth.numbers; ++p) {
       const Segment<float> one{scratch->left_rows[0][p], scratch->right_rows[p], 0, 0, 1};
       plain->outer(&one, 1, m, n, c, c_stride);
     }
   } else {
     TurnTiles(left, Ceil(m, kBlock) * size / kTile);
-    scratch->to.clear();
-    for (int64_t r = 0; r < m; ++r) scratch->to.push_back(c + r * c_stride);
+    scratch->to_outer.clear();
+    for (int64_t r = 0; r < m; ++r) scratch->to_outer.push_back(c + r * c_stride);
     Pending pending;
     for (int64_t j = 0; j < n; j += kBlock)
       for (int64_t i = 0; i < m; i += kBlock) {
         const Operands operands{left + i / kBlock * size, right + j / kBlock * size, depth};
         MultiplyBlock(&operands, 1,
-                      {scratch->to.data() + i, j, std::min(kBlock, m - i), std::min(kBlock, n - j),
+                      {scratch->to_outer.data() + i, j, std::min(kBlock, m - i), std::min(kBlock, n - j),
                        true},
                       &pending);
       }
     pending.HandOut(kBlock);
   }
-  scratch->Clear();
+  scratch->count = 0;
 }
 
 void Outer(const Segment<float>* segments, int64_t count, int64_t m, int64_t n, float* c,
@@ -231,17 +225,17 @@ void Outer(const Segment<float>* segments, int64_t count, int64_t m, int64_t n, 
   const Configured configured;
   int64_t total = 0;
   for (int64_t at = 0; at < count; ++at) total += segments[at].rows;
-  const int64_t parts = std::max<int64_t>(Ceil(total, kOuterSteps * kStep), 1);
-  const size_t part = Ceil(Ceil(total, parts), kStep) * kStep;
+  const int64_t parts = std::max<int64_t>(Ceil(total, kMostRows), 1);
+  const int64_t part = Ceil(Ceil(total, parts), kStep) * kStep;
   for (const Segment<float>* segment = segments; segment < segments + count; ++segment)
     for (int64_t r = 0; r < segment->rows; ++r) {
-      scratch.left_rows[0].push_back(segment->left +
-                                  RowOf(segment->left_index, r) * segment->left_stride);
-      scratch.right_rows.push_back(segment->right +
-                                   RowOf(segment->right_index, r) * segment->right_stride);
-      if (scratch.right_rows.size() == part) AddOuter(&scratch, m, n, c, c_stride);
+      scratch.left_rows[0][scratch.count] =
+          segment->left + RowOf(segment->left_index, r) * segment->left_stride;
+      scratch.right_rows[scratch.count] =
+          segment->right + RowOf(segment->right_index, r) * segment->right_stride;
+      if (++scratch.count == part) AddOuter(&scratch, m, n, c, c_stride);
     }
-  if (!scratch.right_rows.empty()) AddOuter(&scratch, m, n, c, c_stride);
+  if (scratch.count > 0) AddOuter(&scratch, m, n, c, c_stride);
 }
 
 /* The system hands the unit out by process; see the kernel's documentation, Using XSTATE features. */
