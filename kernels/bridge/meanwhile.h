@@ -104,11 +104,19 @@ class Meanwhile {
     next_ = parts_.data();
     if (column_ + kPiece < width_) {
       column_ = std::min(column_ + kPiece, width_ - kPiece);
+      Ask();
       return;
     }
     column_ = 0;
     errand_->Do();
     if (++row_ < rows_) Locate();
+  }
+
+  /* For the columns behind the piece: while the unit reads matrices, a load from the level-2 cache takes
+   * long. */
+  void Ask() {
+    const int64_t next = (column_ + kPiece) * static_cast<int64_t>(sizeof(float));
+    for (int64_t at : operands_) __builtin_prefetch(reinterpret_cast<const char*>(at + next), 0, 3);
   }
 
   /* Finds the parts of a row, as each stage wants them. */

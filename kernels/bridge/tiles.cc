@@ -93,10 +93,12 @@ Scratch& EmptyScratch() {
 }
 
 /* Rows as left operands of all factors; whether they could be split. Their blocks lie one behind the
- * other, `size` numbers apart. */
+ * other, `size` numbers apart. The unit multiplies zeros meanwhile: once it has been idle for a few
+ * microseconds it is slow to begin. */
 bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t size,
                Bits* left) {
   Fault fault;
+  _tile_zero(4);
   for (int64_t f = 0; f < factors; ++f) {
     const float* const* rows = scratch.left_rows[f];
     const Depth depth(packed[f].depth);
@@ -105,6 +107,7 @@ bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_
         for (int64_t p = 0; p < depth.numbers; p += kLineFloats)
           __builtin_prefetch(rows[r + kAhead] + p);
       SplitRow(rows[r], depth, left + r / kBlock * size + TileRow(r % kBlock), &fault);
+      _tile_dpbf16ps(0, 4, 6);
     }
     left += depth.Size();
   }
