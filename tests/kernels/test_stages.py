@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 
 from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.interpret import evaluate
-from graphopt.kernels.library import kernel
 from graphopt.kernels.spec import KernelSpec, parse
-from graphopt.kernels.stages import WANTED_COST, Stage, stages
-from tests.kernels.test_rows import KERNEL, call, noise
+from graphopt.kernels.stages import WANTED_COST, stages
+from tests.kernels.test_rows import call, call_piece, noise
 
 WIDTH = 100
 #: Of an LSTM, whose state is an output that the second stage reads.
@@ -52,23 +50,6 @@ def arrays_of(spec: KernelSpec) -> list[Any]:
     return inputs + [np.full((3, WIDTH), 7, "f") for _ in spec.outputs]
 
 
-def run(stage: Stage, arrays: list[Any], row: int, first: int) -> None:
-    """Compute 16 columns of a row of a stage's operands."""
-    made = kernel(str(stage.spec), backward=False, piece=True)
-    parts = [arrays[number] for number in stage.operands]
-    parts = [part[row] if part.ndim == 2 else part for part in parts]
-    result, exception = ctypes.create_string_buffer(16), ctypes.c_void_p()
-    KERNEL(made.address)(
-        ctypes.addressof(result),
-        ctypes.addressof(exception),
-        (ctypes.c_int64 * len(parts))(*(part.ctypes.data for part in parts)),
-        None,
-        1,
-        first,
-        0,
-    )
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_stages_have_the_bits_of_the_whole(name: str) -> None:
     spec = parse(ALL[name])
@@ -79,7 +60,8 @@ def test_stages_have_the_bits_of_the_whole(name: str) -> None:
     for row in range(3):
         for first in (0, 16, 32, 48, 64, 80, 84):
             for stage in found:
-                run(stage, [*parts, *waiting], row, first)
+                operands = [[*parts, *waiting][number] for number in stage.operands]
+                call_piece(stage.spec, operands, row, first)
     want = evaluate(spec, whole[: len(spec.inputs)])
     for place, right in enumerate(want, len(spec.inputs)):
         np.testing.assert_allclose(parts[place], right, rtol=1e-5, atol=1e-6)
