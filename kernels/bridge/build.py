@@ -22,6 +22,7 @@ SOURCES = (
     "operators.cc",
     "cuda.cc",
     "convolution.cc",
+    "program.cc",
     "recurrence.cc",
     "lookup.cc",
     "matrix.cc",

@@ -83,7 +83,7 @@ class Program:
     def numbers(self) -> tuple[list[int], list[int]]:
         """As the bridge reads it, what comes before the kernels' addresses and what comes after.
 
-        See ``ReadProgram`` in kernels/bridge/recurrence.cc.
+        See ``ReadProgram`` in kernels/bridge/program.cc.
         """
         tables: list[list[tuple[int, ...]]] = [
             [(width, int(written)) for _, _, width, written in self.sequences],
