@@ -1,7 +1,7 @@
 """A kernel in stages: parts of a spec that are computed one after the other, each less work.
 
 A recurrence computes kernels between multiplications of a matrix unit, which leaves vectors some
-time each; what is more than that keeps the unit waiting (docs/adr/0020-float32-by-a-matrix-unit.md).
+time each; what is more than that keeps the unit waiting (ADR 0020).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
 WANTED_COST = 45.0
 #: Of writing a value and reading it in another stage.
 _WAITING_COST = 4.0
-#: Compilers make one instruction of these and a sum, if both are in one stage.
-_FUSED = {"mul", "square", "neg", "scale_gradient"}
+#: Compilers make one instruction of a product and a sum, if both are in one stage; also where some
+#: instructions let the product through.
+_PRODUCTS = {"mul", "square"}
+_LET_THROUGH = {"neg", "stop", "scale_gradient", "where"}
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class Stage:
 
     Attributes:
         spec: what it computes.
-        operands: for each of its own operands, inputs first, the number of the kernel's operand that
-            it is; numbers behind those are of rows in which values wait for a later stage.
+        operands: for each of its own operands, inputs first, the number of the kernel's operand
+            that it is; numbers behind those are of rows in which values wait for a later stage.
     """
 
     spec: KernelSpec
@@ -52,9 +54,14 @@ class _Cutting:
         self.end = self.first + len(spec.body)
         self.written = {r.value: self.first + place for place, r in enumerate(spec.outputs)}
         self.rows: dict[int, int] = {}  # where other values wait
+        self.products: set[int] = set()
         self.last_use = dict.fromkeys(range(self.end), 0)
         for number, step in enumerate(spec.body, self.first):
-            self.last_use.update({arg: number for arg in step.args if isinstance(arg, int)})
+            args = [arg for arg in step.args if isinstance(arg, int)]
+            self.last_use.update(dict.fromkeys(args, number))
+            lets_through = step.op in _LET_THROUGH and self.products.intersection(args)
+            if step.op in _PRODUCTS or lets_through:
+                self.products.add(number)
 
     def bounds(self) -> list[int]:
         """With which value each stage begins, and where the last one ends."""
@@ -78,7 +85,7 @@ class _Cutting:
         return [number for number in range(self.first, place) if self.last_use[number] >= place]
 
     def _can_end(self, place: int) -> bool:
-        return not any(self.spec.body[n - self.first].op in _FUSED for n in self._crossing(place))
+        return not self.products.intersection(self._crossing(place))
 
     def _waiting_cost(self, place: int) -> float:
         return _WAITING_COST * sum(n not in self.written for n in self._crossing(place))

@@ -65,7 +65,7 @@ struct StateOf {
 struct KernelOf {
   KernelFunction function;
   int64_t scratch_rows;
-  Stages stages;  // the same for a vector at a time
+  Stages stages;  // which compute the same for some columns of a row
 };
 
 struct Program {

@@ -296,7 +296,8 @@ struct Target {
   bool adds;                                            // to what is there
   const float* bias = nullptr;                          // of each of its columns, or null
   product::Activation activation = product::kNone;
-  int64_t stride = 0;  // if whole tiles may be stored there: elements between rows
+  // Elements between rows, if tiles may be stored there; then these have exactly as many rows. Else 0.
+  int64_t stride = 0;
 };
 
 /* 16 sums, or as many as `mask` says. */
@@ -384,8 +385,8 @@ struct Operands {
   Depth depth{0};
 };
 
-/* The sums of products of `count` operands: R times 16 rows by C times 16 columns. In each step the small
- * products come first. */
+/* The sums of products of `count` operands: R times 16 rows by C times 16 columns, stored where they belong
+ * or kept by `pending`. In each step the small products come first. */
 template <int R, int C, bool kFills>
 void MultiplyTiles(const Operands* operands, int64_t count, const Target& target, Pending* pending,
                    Meanwhile* meanwhile) {

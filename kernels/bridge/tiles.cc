@@ -115,9 +115,10 @@ bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_
 }
 
 /* Some rows times packed matrices; whether they could be split. `stride` is that of the rows of the result
- * if they lie side by side and nothing is added to what is there, else 0. */
+ * if they lie side by side and nothing is added to what is there, else 0. `is_exact`: tiles were configured
+ * for as many rows as there are, not for whole blocks. */
 bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t n,
-                  bool adds, int64_t stride, Meanwhile* meanwhile) {
+                  bool adds, int64_t stride, bool is_exact, Meanwhile* meanwhile) {
   Operands operands[kMostFactors];
   int64_t size = 0;
   for (int64_t f = 0; f < factors; ++f) {
@@ -134,7 +135,7 @@ bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t f
       const Bits* at = left + i / kBlock * size;
       for (int64_t f = 0; f < factors; at += operands[f++].depth.Size()) operands[f].left = at;
       Target target{scratch->to + i, j, std::min(kBlock, count - i), std::min(kBlock, n - j), adds};
-      if (count <= kBlock || target.rows % kSide == 0) target.stride = stride;
+      if (is_exact || target.rows % kSide == 0) target.stride = stride;
       MultiplyBlock(operands, factors, target, &pending, meanwhile);
     }
     for (int64_t f = 0; f < factors; ++f) operands[f].right += operands[f].depth.Size();
@@ -163,8 +164,9 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
   const Configured configured(every);
   const bool is_plain = count == 1 && !blocks->to_index && !adds;
   const int64_t stride = is_plain ? blocks->to_stride : 0;
+  const bool is_exact = every <= kBlock;
   auto run = [&] {
-    if (scratch.count > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, stride, meanwhile))
+    if (scratch.count > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, stride, is_exact, meanwhile))
       for (int64_t r = 0; r < scratch.count; ++r) {
         Rows<float> one[kMostFactors];
         for (int64_t f = 0; f < factors; ++f)

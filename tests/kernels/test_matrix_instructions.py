@@ -79,20 +79,22 @@ def test_products_that_are_added_up(library: ctypes.CDLL, dtype: str, odd: str |
     near = 1e-5 if dtype == "float32" else 1e-13
     kind = NAMES[dtype]
     depths = [(32, 100), (100, 32), (7, 64, 1), (33, 58, 3, 27), (5, 0)]
-    for number, depth in enumerate(depths * 2):
-        rows, width, adds = (1, 17, 40, 70, 9)[number % 5], (48, 100, 33)[number % 3], number % 2
+    counts = (1, 17, 40, 70, 9, 257, 260, 280, 15)
+    for number, depth in enumerate(depths * 4):
+        rows, width, adds = counts[number % 9], (48, 100, 33)[number % 3], number % 2
         x = [rng.normal(size=(rows + 2, d)).astype(dtype) for d in depth]
         right = [rng.normal(size=(d, width)).astype(dtype) for d in depth]
         if odd:
             x[0][0, 0] = np.inf  # what the matrix unit cannot split
         index = [rng.integers(0, rows + 2, rows).astype(np.int32) if f % 2 else None
                  for f in range(len(depth))]  # fmt: skip
-        to = np.full((rows, width + 5), 7.25, dtype)
+        # Nothing may be written behind the rows.
+        to = np.full((rows + 32, width + 5), 7.25, dtype)
         want = to.astype(float)
         taken = [a[:rows] if i is None else a[i] for a, i in zip(x, index, strict=True)]
         with np.errstate(all="ignore"):
             total = sum(a.astype(float) @ b for a, b in zip(taken, right, strict=True))
-        want[:, :width] = total + (7.25 if adds else 0)
+        want[:rows, :width] = total + (7.25 if adds else 0)
         sizes = [getattr(library, f"packed_{kind}")(ctypes.c_int64(d), ctypes.c_int64(width))
                  for d in depth]  # fmt: skip
         packed = [np.zeros(size + 16, dtype) for size in sizes]

@@ -39,7 +39,25 @@ LONG = (
     " %11 = add %10 %0; %12 = sin %11; return %12:f32[a,b], %1:f32[a,b], %5:f32[a,b] }"
 )
 SHORT = "f32[a,b] (f32[a,b]) { %1 = tanh %0; return %1:f32[a,b] }"
-ALL = {"lstm": LSTM, "gru": GRU, "products": PRODUCTS, "long": LONG, "short": SHORT}
+#: Instructions that leave products to be fused with the sums behind them.
+STOPPED = (
+    "f32[a,b] (f32[a,b], f32[a,b]) { %2 = tanh %0; %3 = erf %1; %4 = mul %2 %3; %5 = stop %4;"
+    " %6 = tanh %1; %7 = exp %6; %8 = add %7 %5; return %8:f32[a,b] }"
+)
+CHOSEN = (
+    "f32[a,b] (f32[a,b], f32[a,b]) { %2 = tanh %0; %3 = erf %1; %4 = mul %2 %3;"
+    " %5 = where %0 %4 0.0; %6 = tanh %1; %7 = exp %6; %8 = add %5 1.0; %9 = mul %8 %7;"
+    " return %9:f32[a,b] }"
+)
+ALL = {
+    "stopped": STOPPED,
+    "chosen": CHOSEN,
+    "lstm": LSTM,
+    "gru": GRU,
+    "products": PRODUCTS,
+    "long": LONG,
+    "short": SHORT,
+}
 
 
 def arrays_of(spec: KernelSpec) -> list[Any]:
