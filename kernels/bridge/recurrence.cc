@@ -82,7 +82,6 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
     const int64_t number = thread.fetch_add(1);
     wanted.Place(scratch + layout.walks_at + number * layout.walk_bytes);
     Ends<T> ends(shared, &cleared);
-    if (!shared.in_turns) ends.Finish();
     if (shared.in_turns) {
       Buffers<T> more;
       Walk<T> other(shared, &more);
@@ -93,8 +92,8 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
         free->Start(first, std::min(shared.rows_per_chunk, call.batch - first));
         return true;
       });
-      ends.Finish();
     }
+    ends.Finish();
     for (int64_t unit; (unit = next.fetch_add(1)) < layout.units;) {
       T* partial = program.backward ? partials + unit * weights.partial_size : nullptr;
       if (partial) std::memset(partial, 0, weights.partial_size * sizeof(T));
