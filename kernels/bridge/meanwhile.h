@@ -34,111 +34,110 @@ class Errand {
 };
 
 /* One call of a kernel in pieces. A piece is kPiece columns of a row; the last one of a row begins where
- * it ends with the row, so columns may be computed twice. */
+ * it ends with the row, so columns may be computed twice.
+ *
+ * What is to be called is written down before. Between multiplications each branch that is foreseen wrongly
+ * and each instruction that is not theirs delays the next of them. */
 class Meanwhile {
  public:
   static constexpr int64_t kPiece = 16;  // TOGETHER in graphopt/kernels/emit/cpu.py
 
-  /* Operands as kernels over numbered rows have them, where they stay until it is settled: row r of
-   * operand i is at pointers[i] + (index ? index[r] : r) * strides[i] * sizeof(float), the address of
-   * index at pointers[count + i]. `width` is at least kPiece; `waiting` has room for rows of it. The
-   * errand has a turn with every row. */
+  /* Operands as kernels over numbered rows have them: row r of operand i is at pointers[i] +
+   * (index ? index[r] : r) * strides[i] * sizeof(float), the address of index at pointers[count + i].
+   * `width` is at least kPiece; `waiting` has room for rows of it. */
   void Take(const Stages& stages, const std::vector<int64_t>& pointers,
             const std::vector<int64_t>& strides, float* waiting, int64_t rows, int64_t width,
             Errand* errand) {
-    stages_ = &stages;
     errand_ = errand;
-    pointers_ = pointers.data();
-    strides_ = strides.data();
-    count_ = pointers.size() / 2;
-    rows_ = rows;
-    width_ = width;
-    row_ = column_ = 0;
-    places_.resize(count_ + stages.rows);
-    for (int64_t i = 0; i < stages.rows; ++i)
-      places_[count_ + i] = reinterpret_cast<int64_t>(waiting + i * width);
-    Arrange();
-    if (rows_ > 0) Locate();
+    if (&stages != stages_ || width != width_ || rows > rows_) Write(stages, rows, width);
+    Locate(pointers, strides, waiting, rows);
+    next_ = script_.data();
+    end_ = next_ + rows * calls_per_row_;
   }
 
   /* The next stage of a piece, if there is one. */
   void Do() {
-    if (row_ == rows_) return;
+    if (next_ == end_) return;
     char result[16];
     void* exception = nullptr;
-    next_->function(result, &exception, next_->operands, nullptr, 1, column_, 0);
-    if (++next_ == end_) Advance();
+    next_->function(result, &exception, operands_.data() + next_->operands, nullptr, 1, next_->column,
+                    0);
+    ++next_;
   }
+
+  /* Between blocks of products. */
+  void RunErrand() { errand_->Do(); }
 
   /* Ends the row that was begun, and with it the pieces; how many rows are done. */
   int64_t Settle() {
-    while (row_ < rows_ && (column_ > 0 || next_ != parts_.data())) Do();
-    const int64_t done = row_;
-    row_ = rows_;
+    while ((next_ - script_.data()) % calls_per_row_ != 0) Do();
+    const int64_t done = (next_ - script_.data()) / calls_per_row_;
+    next_ = end_;
     return done;
   }
 
  private:
-  /* A stage of the row that is computed. */
-  struct Part {
+  /* A stage of a piece: where its operands begin among all, and its first column. */
+  struct Call {
     KernelFunction function;
-    const int64_t* operands;
+    int32_t operands, column;
   };
 
-  void Arrange() {
-    size_t size = 0;
-    for (const Stage& stage : stages_->all) size += stage.operands.size();
-    operands_.resize(size);
-    parts_.clear();
-    const int64_t* at = operands_.data();
-    for (const Stage& stage : stages_->all) {
-      parts_.push_back({stage.function, at});
-      at += stage.operands.size();
-    }
-    next_ = parts_.data();
-    end_ = next_ + parts_.size();
+  void Write(const Stages& stages, int64_t rows, int64_t width) {
+    stages_ = &stages;
+    rows_ = rows;
+    width_ = width;
+    script_.clear();
+    places_.clear();
+    for (const Stage& stage : stages.all)
+      places_.insert(places_.end(), stage.operands.begin(), stage.operands.end());
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t piece = 0; piece < width; piece += kPiece) {
+        int64_t operands = row * places_.size();
+        for (const Stage& stage : stages.all) {
+          script_.push_back({stage.function, static_cast<int32_t>(operands),
+                             static_cast<int32_t>(std::min(piece, width - kPiece))});
+          operands += stage.operands.size();
+        }
+      }
+    calls_per_row_ = (width + kPiece - 1) / kPiece * stages.all.size();
   }
 
-  /* To the next piece. */
-  __attribute__((noinline)) void Advance() {
-    next_ = parts_.data();
-    if (column_ + kPiece < width_) {
-      column_ = std::min(column_ + kPiece, width_ - kPiece);
-      Ask();
-      return;
-    }
-    column_ = 0;
-    errand_->Do();
-    if (++row_ < rows_) Locate();
-  }
-
-  /* For the columns behind the piece: while the unit reads matrices, a load from the level-2 cache takes
-   * long. */
-  void Ask() {
-    const int64_t next = (column_ + kPiece) * static_cast<int64_t>(sizeof(float));
-    for (int64_t at : operands_) __builtin_prefetch(reinterpret_cast<const char*>(at + next), 0, 3);
-  }
-
-  /* Finds the parts of a row, as each stage wants them. */
-  void Locate() {
-    for (size_t i = 0; i < count_; ++i) {
-      auto index = reinterpret_cast<const int32_t*>(pointers_[count_ + i]);
-      const int64_t row = index ? index[row_] : row_;
-      places_[i] = pointers_[i] + row * strides_[i] * static_cast<int64_t>(sizeof(float));
+  /* Finds the parts of all rows, as each stage wants them. */
+  void Locate(const std::vector<int64_t>& pointers, const std::vector<int64_t>& strides,
+              float* waiting, int64_t rows) {
+    const int64_t count = pointers.size() / 2, size = places_.size();
+    auto bytes = [&](int64_t place) { return strides[place] * static_cast<int64_t>(sizeof(float)); };
+    auto index = [&](int64_t place) {
+      return reinterpret_cast<const int32_t*>(pointers[count + place]);
+    };
+    operands_.resize(std::max<int64_t>(rows, 1) * size);
+    steps_.resize(size);
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t place = places_[i];
+      const bool is_kept = place >= count;
+      steps_[i] = is_kept ? 0 : bytes(place);
+      operands_[i] = is_kept ? reinterpret_cast<int64_t>(waiting + (place - count) * width_)
+                             : pointers[place];
     }
     int64_t* to = operands_.data();
-    for (const Stage& stage : stages_->all)
-      for (int64_t operand : stage.operands) *to++ = places_[operand];
+    for (int64_t row = 1; row < rows; ++row, to += size)
+      for (int64_t i = 0; i < size; ++i) to[size + i] = to[i] + steps_[i];
+    for (int64_t i = 0; i < size; ++i) {
+      const int64_t place = places_[i];
+      if (place >= count || !index(place)) continue;
+      for (int64_t row = 0; row < rows; ++row)
+        operands_[row * size + i] = pointers[place] + index(place)[row] * steps_[i];
+    }
   }
 
   const Stages* stages_ = nullptr;
   Errand* errand_ = nullptr;
-  const int64_t *pointers_ = nullptr, *strides_ = nullptr;
-  size_t count_ = 0;
-  std::vector<int64_t> places_, operands_;  // of the kernel; of all stages
-  std::vector<Part> parts_;
-  const Part *next_ = nullptr, *end_ = nullptr;
-  int64_t rows_ = 0, width_ = 0, row_ = 0, column_ = 0;
+  int64_t rows_ = 0, width_ = 0, calls_per_row_ = 1;
+  std::vector<Call> script_;
+  // Of all stages: which of the kernel's; bytes between their rows. Of all rows: where they are.
+  std::vector<int64_t> places_, steps_, operands_;
+  const Call *next_ = nullptr, *end_ = nullptr;
 };
 
 }  // namespace graphopt

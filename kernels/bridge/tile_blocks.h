@@ -416,6 +416,7 @@ void MultiplyTiles(const Operands* operands, int64_t count, const Target& target
       GRAPHOPT_LOAD_LEFT(a)
       GRAPHOPT_ADD_PRODUCTS()
       pending->HandOut(each);
+      if constexpr (kFills) meanwhile->RunErrand();
     }
     for (int64_t turn = 0; turn < one->depth.turns; ++turn, a += kPair, b += kPair) {
       GRAPHOPT_LOAD_LEFT(a)

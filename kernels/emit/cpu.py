@@ -115,6 +115,8 @@ class _Emitter:
         head = ["def kernel(pointers, strides, m, n, scratch):"]
         for number, dtype in enumerate(storage(self.spec)):
             head.append(f"    at{number} = pointers[{number}] + n * {ITEM_SIZE[dtype]}")
+            # The columns behind these: a matrix unit that reads memory meanwhile delays loads.
+            head.append(f"    prefetch(at{number}, {2 * TOGETHER * ITEM_SIZE[dtype] - 1})")
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         return "\n".join([*head, *body, ""])
 
