@@ -193,14 +193,10 @@ class Executor {
  public:
   /* Adds the gradients of matrices that were noted down. */
   void Flush() {
-    for (size_t n = 0; n < p_.steps.size(); ++n) {
-      const Step& step = p_.steps[n];
-      if (step.code != kOuter || segments_[n].empty()) continue;
-      int64_t columns = p_.matrix_columns[step.which];
-      w_.products.outer(segments_[n].data(), segments_[n].size(), step.width, step.depth,
-                        partial_ + w_.matrix_at[step.which] + step.row * columns + step.column,
-                        columns);
-      segments_[n].clear();
+    for (size_t n = 0; n < p_.steps.size();) {
+      const size_t end = n + p_.steps[n].alike;
+      if (p_.steps[n].code == kOuter) AddOuter(n, end);
+      n = end;
     }
   }
 
@@ -220,6 +216,12 @@ class Executor {
     buffers->Want(&waiting_values_, waiting);
     strides_.resize(operands);
     segments_.resize(p_.steps.size());
+  }
+
+  /* Some steps that are alike. */
+  void ExecuteAlike(size_t number, int64_t count) {
+    if (p_.steps[number].code == kProduct) return MultiplyAlike(number, count);
+    for (size_t n = number; n < number + count; ++n) Execute(p_.steps[n], n);
   }
 
   /* A step and, if it is a product, all in all `count` that are added to the same columns. */
@@ -294,6 +296,55 @@ class Executor {
       packed[i] = {w_.packs[steps[i].which], steps[i].depth};
     }
     w_.products.multiply(rows, 1, packed, count, steps->width, steps->adds, meanwhile_);
+  }
+
+  /* Products of the same rows, from step `number` on. */
+  void MultiplyAlike(size_t number, int64_t count) {
+    Rows<T> rows[kMostFactors];
+    PackedMatrix<T> packed[kMostFactors];
+    int64_t columns[kMostFactors], found = 0;
+    bool adds[kMostFactors];
+    const Located<T> from = Find(p_.steps[number].spots[1]);
+    for (const Step* step = &p_.steps[number]; step < &p_.steps[number] + count; ++step) {
+      const Located<T> to = Find(step->spots[0]);
+      if (!to.at) continue;
+      rows[found] = {from.at, from.stride, to.at, to.stride, live_, from.index, to.index};
+      packed[found] = {w_.packs[step->which], step->depth};
+      columns[found] = step->width;
+      adds[found++] = step->adds;
+    }
+    if (found > 0) w_.products.multiply_alike(rows, packed, columns, adds, found);
+  }
+
+  /* Adds the gradients of matrices that were noted down for some steps with the same left operand. */
+  void AddOuter(size_t begin, size_t end) {
+    OuterSum<T> sums[kMostFactors];
+    int64_t count = 0;
+    const std::vector<Segment<T>>* first = nullptr;
+    auto add = [&] {
+      if (count > 0) w_.products.outer(sums, count, first->size(), p_.steps[begin].width);
+      count = 0;
+    };
+    for (size_t n = begin; n < end; ++n) {
+      if (segments_[n].empty()) continue;
+      if (count > 0 && !HaveSameLeft(*first, segments_[n])) add();
+      if (count == 0) first = &segments_[n];
+      const Step& step = p_.steps[n];
+      const int64_t columns = p_.matrix_columns[step.which];
+      T* const to = partial_ + w_.matrix_at[step.which] + step.row * columns + step.column;
+      sums[count++] = {segments_[n].data(), step.depth, to, columns};
+    }
+    add();
+    for (size_t n = begin; n < end; ++n) segments_[n].clear();
+  }
+
+  /* Trees leave out products with rows of zeros, so one step may have noted down fewer than another. */
+  static bool HaveSameLeft(const std::vector<Segment<T>>& a, const std::vector<Segment<T>>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const Segment<T>& one, const Segment<T>& other) {
+                        return one.left == other.left && one.left_stride == other.left_stride &&
+                               one.rows == other.rows && one.left_index == other.left_index;
+                      });
   }
 
   /* Finds the operands of a kernel. */

@@ -132,8 +132,8 @@ void AddSlice(const Table& table, const RowsInUse& rows, const Factor& factor, c
   const int64_t columns = table.matrix_columns[factor.matrix];
   auto to = static_cast<T*>(table.learned.matrix_gradients[factor.matrix]) +
             (factor.row + begin) * columns + factor.matrix_column;
-  ProductsFor<T>(rows.count(), factor.depth * factor.width).outer(&all, 1, end - begin, factor.transposed ? factor.depth : factor.width, to,
-                         columns);
+  const OuterSum<T> sum{&all, factor.transposed ? factor.depth : factor.width, to, columns};
+  ProductsFor<T>(rows.count(), factor.depth * factor.width).outer(&sum, 1, 1, end - begin);
 }
 
 template <typename T>

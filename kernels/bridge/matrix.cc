@@ -226,22 +226,30 @@ void Multiply(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packe
 
 constexpr int64_t kDepth = 128;  // rows of outer products that are copied at a time, at most
 
-/* Rows of both operands of an outer product, as tiles want them: the left ones in strips of kRows
- * columns, the right ones in panels. */
+/* Rows of both operands of outer products, as tiles want them: the left ones in strips of kRows columns,
+ * the right ones in panels. */
 template <typename T>
 struct Copied {
-  std::vector<const T*> left_rows, right_rows;
+  std::vector<const T*> left_rows, right_rows[kMostFactors];
   std::vector<T> left, right;
 
   int64_t depth() const { return left_rows.size(); }
 
-  void Copy(int64_t m, int64_t n) {
-    const int64_t count = depth();
-    left.resize(count * ((m + kRows - 1) / kRows * kRows));
-    right.resize(PackedSize<T>(count, n));
-    const int64_t last = n % Shape<T>::kWidth;
+  void CopyLeft(int64_t m) {
+    left.resize(depth() * ((m + kRows - 1) / kRows * kRows));
     Cut<kRows>(left_rows, m, kRows, left.data());
-    Cut<Shape<T>::kWidth>(right_rows, n, Vectors<T>(last) * Shape<T>::kLanes, right.data());
+  }
+
+  /* Those of one of the sums. */
+  void CopyRight(int64_t sum, int64_t n) {
+    right.resize(PackedSize<T>(depth(), n));
+    const int64_t last = n % Shape<T>::kWidth;
+    Cut<Shape<T>::kWidth>(right_rows[sum], n, Vectors<T>(last) * Shape<T>::kLanes, right.data());
+  }
+
+  void Clear() {
+    left_rows.clear();
+    for (std::vector<const T*>& rows : right_rows) rows.clear();
   }
 
  private:
@@ -265,53 +273,76 @@ struct Copied {
 };
 
 template <typename T>
-void AddOuter(Copied<T>* copied, int64_t m, int64_t n, T* c, int64_t c_stride) {
-  copied->Copy(m, n);
-  const int64_t depth = copied->depth();
-  const T* right = copied->right.data();
-  for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
-    int64_t columns = std::min<int64_t>(n - j, Shape<T>::kWidth);
+void AddOuter(const Copied<T>& copied, const OuterSum<T>& sum, int64_t m) {
+  const int64_t depth = copied.depth();
+  const T* right = copied.right.data();
+  for (int64_t j = 0; j < sum.n; j += Shape<T>::kWidth) {
+    int64_t columns = std::min<int64_t>(sum.n - j, Shape<T>::kWidth);
     int64_t vectors = Vectors<T>(columns);
     for (int64_t i = 0; i < m; i += kRows) {
       int64_t rows = std::min<int64_t>(m - i, kRows);
       Factor<T> factor{{}, right, depth};
       Tile<T> tile{&factor, 1, {}, columns, true};
       for (int64_t r = 0; r < rows; ++r) {
-        factor.left[r] = copied->left.data() + i * depth + r;
-        tile.to[r] = c + (i + r) * c_stride + j;
+        factor.left[r] = copied.left.data() + i * depth + r;
+        tile.to[r] = sum.c + (i + r) * sum.c_stride + j;
       }
       Pick<T, kRows>(rows, vectors)(tile);
     }
     right += depth * vectors * Shape<T>::kLanes;
   }
-  copied->left_rows.clear();
-  copied->right_rows.clear();
 }
 
 template <typename T>
-void Outer(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c, int64_t c_stride) {
+void Outer(const OuterSum<T>* sums, int64_t count, int64_t segments, int64_t m) {
   static thread_local Copied<T> copied;
+  auto add = [&] {
+    if (copied.depth() == 0) return;
+    copied.CopyLeft(m);
+    for (int64_t i = 0; i < count; ++i) {
+      copied.CopyRight(i, sums[i].n);
+      AddOuter(copied, sums[i], m);
+    }
+    copied.Clear();
+  };
   int64_t total = 0;
-  for (int64_t at = 0; at < count; ++at) total += segments[at].rows;
+  for (int64_t at = 0; at < segments; ++at) total += sums->segments[at].rows;
   const int64_t parts = std::max<int64_t>((total + kDepth - 1) / kDepth, 1);
   const int64_t part = (total + parts - 1) / parts;
-  for (const Segment<T>* segment = segments; segment < segments + count; ++segment)
-    for (int64_t r = 0; r < segment->rows; ++r) {
-      copied.left_rows.push_back(segment->left +
-                                 RowOf(segment->left_index, r) * segment->left_stride);
-      copied.right_rows.push_back(segment->right +
-                                  RowOf(segment->right_index, r) * segment->right_stride);
-      if (copied.depth() == part) AddOuter(&copied, m, n, c, c_stride);
+  for (int64_t at = 0; at < segments; ++at) {
+    const Segment<T>& first = sums->segments[at];
+    for (int64_t r = 0; r < first.rows; ++r) {
+      copied.left_rows.push_back(first.left + RowOf(first.left_index, r) * first.left_stride);
+      for (int64_t i = 0; i < count; ++i) {
+        const Segment<T>& segment = sums[i].segments[at];
+        copied.right_rows[i].push_back(segment.right +
+                                       RowOf(segment.right_index, r) * segment.right_stride);
+      }
+      if (copied.depth() == part) add();
     }
-  if (copied.depth() > 0) AddOuter(&copied, m, n, c, c_stride);
+  }
+  add();
+}
+
+template <typename T>
+void MultiplyAlike(const Rows<T>* rows, const PackedMatrix<T>* packed, const int64_t* columns,
+                   const bool* adds, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    Rows<T> one = rows[i];
+    one.from = rows->from;
+    one.from_stride = rows->from_stride;
+    one.from_index = rows->from_index;
+    one.rows = rows->rows;
+    Multiply<T>(&one, 1, packed + i, 1, columns[i], adds[i], nullptr);
+  }
 }
 
 }  // namespace
 
 template <typename T>
 const Products<T>& ProductsOfFew() {
-  static const Products<T> all = {Shape<T>::kWidth, false,       PackedSize<T>, PackedSize<T>,
-                                  Pack<T>,          Multiply<T>, Outer<T>};
+  static const Products<T> all = {Shape<T>::kWidth, false,       PackedSize<T>,    PackedSize<T>,
+                                  Pack<T>,          Multiply<T>, MultiplyAlike<T>, Outer<T>};
   return all;
 }
 
@@ -330,7 +361,7 @@ const Products<float>& ProductsFor<float>(int64_t rows, int64_t elements, bool k
   if (rows >= kLeastRows) return all;
   static const Products<float> few = {all.panel,         false,    all.packed_size,
                                       vectors.read_size, all.pack, vectors.multiply,
-                                      vectors.outer};
+                                      vectors.multiply_alike,      vectors.outer};
   return few;
 }
 

@@ -39,8 +39,17 @@ struct PackedMatrix {
   int64_t depth;
 };
 
-/* Products that are added up without being written in between. */
+/* Products that are added up without being written in between, or that have an operand in common. */
 constexpr int64_t kMostFactors = 4;
+
+/* A sum of outer products, to be added to an n columns wide matrix of adjacent rows. */
+template <typename T>
+struct OuterSum {
+  const Segment<T>* segments;
+  int64_t n;
+  T* c;
+  int64_t c_stride;
+};
 
 template <typename T>
 struct Products {
@@ -58,9 +67,13 @@ struct Products {
    * other; where results go the first of them says. `meanwhile`, or null, may be computed in part. */
   void (*multiply)(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed,
                    int64_t factors, int64_t n, bool adds, Meanwhile* meanwhile);
-  /* c (m x n, adjacent rows) += the sum over all segments' rows of left^T right. */
-  void (*outer)(const Segment<T>* segments, int64_t count, int64_t m, int64_t n, T* c,
-                int64_t c_stride);
+  /* The same of up to kMostFactors matrices by themselves, of one depth, whose left operands are the first
+   * one's rows: the result of matrix i has columns[i] and goes where rows[i] says. */
+  void (*multiply_alike)(const Rows<T>* rows, const PackedMatrix<T>* packed, const int64_t* columns,
+                         const bool* adds, int64_t count);
+  /* For up to kMostFactors sums, c (m x n, adjacent rows) += the sum over all of `segments` segments' rows
+   * of left^T right; the left operands are those of the first sum. */
+  void (*outer)(const OuterSum<T>* sums, int64_t count, int64_t segments, int64_t m);
 };
 
 /* Rows of a call, and elements of the matrices that it multiplies them with, from which on a matrix unit

@@ -53,6 +53,23 @@ void FindTogether(Program* program) {
   }
 }
 
+/* Counts products, or outer products, whose left operand is that of the one before them. */
+void FindAlike(Program* program) {
+  std::vector<Step>& steps = program->steps;
+  for (size_t n = steps.size(); n-- > 1;) {
+    const Step &one = steps[n], &before = steps[n - 1];
+    const bool are_products = one.code == kProduct && one.depth == before.depth &&
+                              one.together == 1 && before.together == 1;
+    const bool are_outer = one.code == kOuter && one.width == before.width;
+    if (one.code != before.code || !(are_products || are_outer)) continue;
+    const size_t left = are_products ? 1 : 0;
+    const Spot &spot = one.spots[left], &same = before.spots[left], &to = before.spots[0];
+    const bool is_written = are_products && to.place == spot.place && to.index == spot.index;
+    if (spot.place == same.place && spot.index == same.index && spot.offset == same.offset && !is_written)
+      steps[n - 1].alike = one.alike < kMostFactors ? one.alike + 1 : 1;
+  }
+}
+
 }  // namespace
 
 Program ReadProgram(const int64_t** numbers) {
@@ -97,6 +114,7 @@ Program ReadProgram(const int64_t** numbers) {
   }
   FindFree(&program);
   FindTogether(&program);
+  FindAlike(&program);
   return program;
 }
 

@@ -46,6 +46,7 @@ struct Step {
   // Products that need no state: they can be computed for many steps at once, before these or after.
   bool early = false, late = false;
   int64_t together = 1;  // products from this one on that are added to the same columns, itself first
+  int64_t alike = 1;  // products, or outer products, from this one on with the same left operand
 };
 
 /* A part of a matrix, packed for products with it. */

@@ -80,7 +80,7 @@ inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[r
 struct Scratch {
   std::vector<Bits> left, right;
   int64_t count = 0;
-  const float *left_rows[kMostFactors][kMostRows], *right_rows[kMostRows];
+  const float *left_rows[kMostFactors][kMostRows], *right_rows[kMostFactors][kMostRows];
   float* to[kMostRows];
   std::vector<float*> to_outer;
 };
@@ -114,11 +114,25 @@ bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_
   return !fault.IsThere();
 }
 
-/* Some rows times packed matrices; whether they could be split. `stride` is that of the rows of the result
- * if they lie side by side and nothing is added to what is there, else 0. `is_exact`: tiles were configured
- * for as many rows as there are, not for whole blocks. */
-bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t n,
-                  bool adds, int64_t stride, bool is_exact, Meanwhile* meanwhile) {
+/* The rows as left operands, or null if they could not be split. */
+const Bits* SplitLeft(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors) {
+  int64_t size = 0;
+  for (int64_t f = 0; f < factors; ++f) size += Depth(packed[f].depth).Size();
+  Bits* left = Aligned(&scratch->left, kMostRows / kBlock * size);
+  return SplitRows(*scratch, packed, factors, size, left) ? left : nullptr;
+}
+
+/* Where and how results are stored. */
+struct Storing {
+  bool adds;
+  // That of the rows of the result if they lie side by side and nothing is added to what is there, else 0.
+  int64_t stride;
+  bool is_exact;  // tiles were configured for as many rows as there are, not for whole blocks
+};
+
+/* Split rows times packed matrices. */
+void MultiplySplit(const Scratch& scratch, const Bits* left, const PackedMatrix<float>* packed,
+                   int64_t factors, int64_t n, const Storing& storing, Meanwhile* meanwhile) {
   Operands operands[kMostFactors];
   int64_t size = 0;
   for (int64_t f = 0; f < factors; ++f) {
@@ -126,22 +140,29 @@ bool MultiplyRows(Scratch* scratch, const PackedMatrix<float>* packed, int64_t f
     operands[f] = {nullptr, PanelsAt(packed[f], n), depth};
     size += depth.Size();
   }
-  const int64_t count = scratch->count;
-  Bits* left = Aligned(&scratch->left, kMostRows / kBlock * size);
-  if (!SplitRows(*scratch, packed, factors, size, left)) return false;
   Pending pending;
   for (int64_t j = 0; j < n; j += kBlock) {
-    for (int64_t i = 0; i < count; i += kBlock) {
+    for (int64_t i = 0; i < scratch.count; i += kBlock) {
       const Bits* at = left + i / kBlock * size;
       for (int64_t f = 0; f < factors; at += operands[f++].depth.Size()) operands[f].left = at;
-      Target target{scratch->to + i, j, std::min(kBlock, count - i), std::min(kBlock, n - j), adds};
-      if (is_exact || target.rows % kSide == 0) target.stride = stride;
+      Target target{scratch.to + i, j, std::min(kBlock, scratch.count - i), std::min(kBlock, n - j),
+                    storing.adds};
+      if (storing.is_exact || target.rows % kSide == 0) target.stride = storing.stride;
       MultiplyBlock(operands, factors, target, &pending, meanwhile);
     }
     for (int64_t f = 0; f < factors; ++f) operands[f].right += operands[f].depth.Size();
   }
   pending.HandOut(kBlock);
-  return true;
+}
+
+/* The same of rows that could not be split. */
+void MultiplyByVectors(const Scratch& scratch, const PackedMatrix<float>* packed, int64_t factors,
+                       int64_t n, bool adds) {
+  for (int64_t r = 0; r < scratch.count; ++r) {
+    Rows<float> one[kMostFactors];
+    for (int64_t f = 0; f < factors; ++f) one[f] = {scratch.left_rows[f][r], 0, scratch.to[r], 0, 1};
+    plain->multiply(one, 1, packed, factors, n, adds, nullptr);
+  }
 }
 
 bool HasFault(const PackedMatrix<float>& packed, int64_t n) {
@@ -163,16 +184,13 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
   Scratch& scratch = EmptyScratch();
   const Configured configured(every);
   const bool is_plain = count == 1 && !blocks->to_index && !adds;
-  const int64_t stride = is_plain ? blocks->to_stride : 0;
-  const bool is_exact = every <= kBlock;
+  const Storing storing{adds, is_plain ? blocks->to_stride : 0, every <= kBlock};
   auto run = [&] {
-    if (scratch.count > 0 && !MultiplyRows(&scratch, packed, factors, n, adds, stride, is_exact, meanwhile))
-      for (int64_t r = 0; r < scratch.count; ++r) {
-        Rows<float> one[kMostFactors];
-        for (int64_t f = 0; f < factors; ++f)
-          one[f] = {scratch.left_rows[f][r], 0, scratch.to[r], 0, 1};
-        plain->multiply(one, 1, packed, factors, n, adds, nullptr);
-      }
+    if (scratch.count == 0) return;
+    if (const Bits* left = SplitLeft(&scratch, packed, factors))
+      MultiplySplit(scratch, left, packed, factors, n, storing, meanwhile);
+    else
+      MultiplyByVectors(scratch, packed, factors, n, adds);
     scratch.count = 0;
   };
   for (const Rows<float>* block = blocks; block < blocks + count * factors; block += factors)
@@ -186,28 +204,58 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
   run();
 }
 
-/* c += the outer products of some rows. */
-void AddOuter(Scratch* scratch, int64_t m, int64_t n, float* c, int64_t c_stride) {
+/* Splits rows once for all results. */
+void MultiplyAlike(const Rows<float>* rows, const PackedMatrix<float>* packed, const int64_t* columns,
+                   const bool* adds, int64_t count) {
+  if (rows->rows == 0) return;
+  for (int64_t i = 0; i < count; ++i)
+    if (packed[i].depth == 0 || HasFault(packed[i], columns[i]))
+      return plain->multiply_alike(rows, packed, columns, adds, count);
+  Scratch& scratch = EmptyScratch();
+  const Configured configured(rows->rows);
+  for (int64_t begin = 0; begin < rows->rows; begin += kMostRows) {
+    scratch.count = std::min(kMostRows, rows->rows - begin);
+    for (int64_t r = 0; r < scratch.count; ++r)
+      scratch.left_rows[0][r] = rows->from + RowOf(rows->from_index, begin + r) * rows->from_stride;
+    const Bits* left = SplitLeft(&scratch, packed, 1);
+    for (int64_t i = 0; i < count; ++i) {
+      for (int64_t r = 0; r < scratch.count; ++r)
+        scratch.to[r] = rows[i].to + RowOf(rows[i].to_index, begin + r) * rows[i].to_stride;
+      const bool is_plain = !rows[i].to_index && !adds[i];
+      const Storing storing{adds[i], is_plain ? rows[i].to_stride : 0, rows->rows <= kBlock};
+      if (left)
+        MultiplySplit(scratch, left, packed + i, 1, columns[i], storing, nullptr);
+      else
+        MultiplyByVectors(scratch, packed + i, 1, columns[i], adds[i]);
+    }
+  }
+}
+
+/* Adds the outer products of some rows; left operands are split once for all sums. */
+void AddOuter(Scratch* scratch, const OuterSum<float>* sums, int64_t count, int64_t m) {
   const Depth depth(scratch->count);
-  const int64_t size = depth.Size();
-  Bits* left = Aligned(&scratch->left, Ceil(m, kBlock) * size);
-  Bits* right = Aligned(&scratch->right, Ceil(n, kBlock) * size);
-  Fault fault;
-  auto split = [&](const float* const* rows, int64_t columns,
-                   const int (&order)[kProducts], Bits* to) {
+  const int64_t size = depth.Size(), left_size = Ceil(m, kBlock) * size;
+  auto split = [&](const float* const* rows, int64_t columns, const int (&order)[kProducts], Bits* to) {
+    Fault fault;
     for (int64_t j = 0; j < columns; j += kBlock, to += size)
       SplitPanel([&](int64_t p) { return rows[p] + j; }, depth, std::min(kBlock, columns - j), order,
                  to, &fault);
+    return !fault.IsThere();
   };
-  split(scratch->left_rows[0], m, kLeftParts, left);
-  split(scratch->right_rows, n, kRightParts, right);
-  if (fault.IsThere()) {
-    for (int64_t p = 0; p < depth.numbers; ++p) {
-      const Segment<float> one{scratch->left_rows[0][p], scratch->right_rows[p], 0, 0, 1};
-      plain->outer(&one, 1, m, n, c, c_stride);
+  Bits* left = Aligned(&scratch->left, left_size);
+  const bool is_split = split(scratch->left_rows[0], m, kLeftParts, left);
+  if (is_split) TurnTiles(left, left_size / kTile);
+  for (int64_t sum = 0; sum < count; ++sum) {
+    const auto [segments, n, c, c_stride] = sums[sum];
+    Bits* right = Aligned(&scratch->right, Ceil(n, kBlock) * size);
+    if (!is_split || !split(scratch->right_rows[sum], n, kRightParts, right)) {
+      for (int64_t p = 0; p < depth.numbers; ++p) {
+        const Segment<float> one{scratch->left_rows[0][p], scratch->right_rows[sum][p], 0, 0, 1};
+        const OuterSum<float> alone{&one, n, c, c_stride};
+        plain->outer(&alone, 1, 1, m);
+      }
+      continue;
     }
-  } else {
-    TurnTiles(left, Ceil(m, kBlock) * size / kTile);
     scratch->to_outer.clear();
     for (int64_t r = 0; r < m; ++r) scratch->to_outer.push_back(c + r * c_stride);
     Pending pending;
@@ -224,23 +272,27 @@ void AddOuter(Scratch* scratch, int64_t m, int64_t n, float* c, int64_t c_stride
   scratch->count = 0;
 }
 
-void Outer(const Segment<float>* segments, int64_t count, int64_t m, int64_t n, float* c,
-           int64_t c_stride) {
+void Outer(const OuterSum<float>* sums, int64_t count, int64_t segments, int64_t m) {
   Scratch& scratch = EmptyScratch();
   const Configured configured;
   int64_t total = 0;
-  for (int64_t at = 0; at < count; ++at) total += segments[at].rows;
+  for (int64_t at = 0; at < segments; ++at) total += sums->segments[at].rows;
   const int64_t parts = std::max<int64_t>(Ceil(total, kMostRows), 1);
   const int64_t part = Ceil(Ceil(total, parts), kStep) * kStep;
-  for (const Segment<float>* segment = segments; segment < segments + count; ++segment)
-    for (int64_t r = 0; r < segment->rows; ++r) {
+  for (int64_t at = 0; at < segments; ++at) {
+    const Segment<float>& first = sums->segments[at];
+    for (int64_t r = 0; r < first.rows; ++r) {
       scratch.left_rows[0][scratch.count] =
-          segment->left + RowOf(segment->left_index, r) * segment->left_stride;
-      scratch.right_rows[scratch.count] =
-          segment->right + RowOf(segment->right_index, r) * segment->right_stride;
-      if (++scratch.count == part) AddOuter(&scratch, m, n, c, c_stride);
+          first.left + RowOf(first.left_index, r) * first.left_stride;
+      for (int64_t sum = 0; sum < count; ++sum) {
+        const Segment<float>& segment = sums[sum].segments[at];
+        scratch.right_rows[sum][scratch.count] =
+            segment.right + RowOf(segment.right_index, r) * segment.right_stride;
+      }
+      if (++scratch.count == part) AddOuter(&scratch, sums, count, m);
     }
-  if (scratch.count > 0) AddOuter(&scratch, m, n, c, c_stride);
+  }
+  if (scratch.count > 0) AddOuter(&scratch, sums, count, m);
 }
 
 /* The system hands the unit out by process; see the kernel's documentation, Using XSTATE features. */
@@ -266,7 +318,8 @@ bool AreThere() {
 const Products<float>& MakeProducts(const Products<float>& vectors) {
   static const Products<float> all = [&] {
     plain = &vectors;
-    return Products<float>{kPanelColumns, true, PackedSize, ReadSize, Pack, Multiply, Outer};
+    return Products<float>{kPanelColumns, true,     PackedSize,    ReadSize,
+                           Pack,          Multiply, MultiplyAlike, Outer};
   }();
   return all;
 }

@@ -98,10 +98,10 @@ void AddSlice(const Slice& slice, const Shared<T>& shared) {
   const int64_t columns = weights.program.matrix_columns[step.which];
   const Segment<T> all{left.at + slice.begin, right.at,   left.stride, right.stride,
                        call.batch,            left.index, right.index};
-  weights.products.outer(&all, 1, slice.end - slice.begin, step.depth,
-                         static_cast<T*>(call.matrix_gradients[step.which]) +
-                             (step.row + slice.begin) * columns + step.column,
-                         columns);
+  T* const to = static_cast<T*>(call.matrix_gradients[step.which]) +
+                (step.row + slice.begin) * columns + step.column;
+  const OuterSum<T> sum{&all, step.depth, to, columns};
+  weights.products.outer(&sum, 1, 1, slice.end - slice.begin);
 }
 
 /* Gradients of matrices that FindWhole found; the numbers do not depend on the number of threads. */

@@ -532,12 +532,15 @@ class _Backward:
         sink = self.sinks.get(("t", first))
         if sink is None:
             return  # nothing depends on it
+        # The bridge executes products of the same gradient that follow each other as one.
+        targets = [self._target(term.source, adds=False) for term in step.terms]
+        for term, (target, adds) in zip(step.terms, targets, strict=True):
+            self._term(term, sink.view, target, adds=adds)
         for term in step.terms:
-            self._term(term, sink.view)
+            self._outer(term, sink.view)
 
-    def _term(self, term: Term, gradient: View) -> None:
+    def _term(self, term: Term, gradient: View, target: View, *, adds: bool) -> None:
         part, source = term.part, term.source
-        target, adds = self._target(source, adds=False)
         self.program.add(
             PRODUCT,
             [target, gradient],
@@ -546,7 +549,10 @@ class _Backward:
             depth=term.width,
             adds=adds,
         )
-        pair = [gradient, self._forward_view(source)]
+
+    def _outer(self, term: Term, gradient: View) -> None:
+        part = term.part
+        pair = [gradient, self._forward_view(term.source)]
         self.program.add(
             OUTER,
             pair if term.transposed else pair[::-1],

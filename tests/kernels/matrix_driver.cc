@@ -47,12 +47,38 @@ void AddUpAs(const T** from, const int32_t** from_index, const T** right, int64_
   all.multiply(block, 1, matrices, factors, width, adds, nullptr);
 }
 
+/* Products of the same rows with the first `cut` columns of a matrix and with the others. */
+template <typename T>
+void AlikeAs(const T* from, const int32_t* from_index, const T* right, T** packed, T* to,
+             const int32_t* to_index, const int64_t* sizes, const int64_t* adds) {
+  const int64_t rows = sizes[0], depth = sizes[1], width = sizes[2], stride = sizes[3], cut = sizes[4];
+  const Products<T>& all = Chosen<T>();
+  Rows<T> each[2];
+  PackedMatrix<T> matrices[2];
+  const int64_t columns[] = {cut, width - cut};
+  const bool are_added[] = {adds[0] != 0, adds[1] != 0};
+  for (int i = 0; i < 2; ++i) {
+    const int64_t first = i * cut;
+    all.pack(right + first, width, 1, depth, columns[i], 0, columns[i], packed[i]);
+    each[i] = {from, depth, to + first, stride, rows, from_index, to_index};
+    matrices[i] = {packed[i], depth};
+  }
+  all.multiply_alike(each, matrices, columns, are_added, 2);
+}
+
+/* Two segments; the columns of the right operands are shared among two sums. */
 template <typename T>
 void OuterAs(const T* left, const int32_t* left_index, const T* right, const int32_t* right_index,
              T* to, const int64_t* sizes) {
-  const Segment<T> segment{left, right, sizes[1], sizes[2], sizes[0], left_index, right_index};
-  const Segment<T> segments[] = {segment, segment};
-  Chosen<T>().outer(segments, 2, sizes[1], sizes[2], to, sizes[3]);
+  const int64_t n = sizes[2], cut = (n + 1) / 2;
+  Segment<T> segments[2][2];
+  OuterSum<T> sums[2];
+  for (int i = 0; i < 2; ++i) {
+    const T* from = right + i * cut;
+    segments[i][0] = segments[i][1] = {left, from, sizes[1], n, sizes[0], left_index, right_index};
+    sums[i] = {segments[i], i ? n - cut : cut, to + i * cut, sizes[3]};
+  }
+  Chosen<T>().outer(sums, 2, 2, sizes[1]);
 }
 
 }  // namespace
@@ -76,6 +102,11 @@ extern "C" int choose(int tiles) {
                              int64_t factors, T** packed, T* to, const int64_t* sizes,             \
                              int64_t adds) {                                                       \
     AddUpAs<T>(from, from_index, right, factors, packed, to, sizes, adds);                         \
+  }                                                                                                \
+  extern "C" void alike_##T(const T* from, const int32_t* from_index, const T* right, T** packed,  \
+                            T* to, const int32_t* to_index, const int64_t* sizes,                  \
+                            const int64_t* adds) {                                                 \
+    AlikeAs<T>(from, from_index, right, packed, to, to_index, sizes, adds);                        \
   }                                                                                                \
   extern "C" void outer_##T(const T* left, const int32_t* left_index, const T* right,              \
                             const int32_t* right_index, T* to, const int64_t* sizes) {             \

@@ -107,6 +107,51 @@ def test_products_that_are_added_up(library: ctypes.CDLL, dtype: str, odd: str |
         np.testing.assert_allclose(to, want, rtol=near, atol=near * 30, err_msg=str(depth))
 
 
+@pytest.mark.parametrize("odd", [None, "rows", "matrix"])
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("dtype", NAMES)
+def test_products_of_the_same_rows(
+    library: ctypes.CDLL, dtype: str, indexed: bool, odd: str | None
+) -> None:
+    rng = np.random.default_rng(5)
+    near = 1e-5 if dtype == "float32" else 1e-13
+    for number, (rows, depth, width) in enumerate([*SIZES, (280, 40, 132)]):
+        cut, adds = width // 3, [number % 2, number // 2 % 2]
+        if not (rows and cut):
+            continue
+        read = rng.integers(0, rows, rows).astype(np.int32) if indexed else None
+        written = rng.permutation(rows).astype(np.int32) if indexed else None
+        x = rng.normal(size=(rows, depth)).astype(dtype)
+        right = (rng.normal(size=(depth, width)) / depth**0.5).astype(dtype)
+        if odd:  # what the matrix unit cannot split
+            (x if odd == "rows" else right)[-1, -1] = np.inf
+        # Nothing may be written behind the rows, or behind their ends.
+        to = np.full((rows + 32, width + 5), 7.25, dtype)
+        want = to.astype(float)
+        with np.errstate(all="ignore"):
+            product = (x if read is None else x[read]).astype(float) @ right.astype(float)
+        product[:, :cut] += 7.25 * adds[0]
+        product[:, cut:] += 7.25 * adds[1]
+        want[np.arange(rows) if written is None else written, :width] = product
+        packed = [
+            np.zeros(
+                getattr(library, f"packed_{NAMES[dtype]}")(
+                    ctypes.c_int64(depth), ctypes.c_int64(columns)
+                )
+                + 16,
+                dtype,
+            )
+            for columns in (cut, width - cut)
+        ]
+        getattr(library, f"alike_{NAMES[dtype]}")(
+            at(x), at(read), at(right), (ctypes.c_void_p * 2)(*map(at, packed)), at(to),
+            at(written), sizes_of(rows, depth, width, width + 5, cut), sizes_of(*adds),
+        )  # fmt: skip
+        np.testing.assert_allclose(
+            to, want, rtol=near, atol=near, err_msg=str((rows, depth, width))
+        )
+
+
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("dtype", NAMES)
 def test_sums_of_outer_products(library: ctypes.CDLL, dtype: str, indexed: bool) -> None:
