@@ -203,45 +203,65 @@ inline void SplitRowsAsColumns(const float* from, int64_t stride, int64_t count,
   TurnTiles(to, depth.turns * kPair / kTile);
 }
 
-/* 16 columns as the right operand, or as the left one before its tiles are turned, by `order`; row p is
- * at row_at(p). */
-template <typename RowAt>
-inline void SplitColumns(const RowAt& row_at, const Depth& depth, __mmask16 mask,
+constexpr int64_t kRowsAhead = 16;  // that are asked for; their columns are in no stream
+
+/* 16 columns for each of `masks`, tile beside tile, as the right operand, or as the left one before its
+ * tiles are turned, by `order`; row p is at row_at(p). */
+template <int kTiles, typename RowAt>
+inline void SplitColumns(const RowAt& row_at, const Depth& depth, const __mmask16 (&masks)[kTiles],
                          const int (&order)[kProducts], Bits* to, Fault* fault) {
-  auto row = [&](int64_t p) { return _mm512_maskz_loadu_ps(mask, row_at(p)); };
   const int64_t whole = depth.Rest() / kStep;
+  Fault found = *fault;  // in registers
   for (int64_t step = 0; step < depth.steps; ++step, to += kStepSize)
     for (int64_t pair = 0; pair < kSide; ++pair) {
       const int64_t p = step * kStep + 2 * pair;
-      const bool is_whole = step < whole;
-      const Split a = is_whole || p < depth.numbers ? SplitOf<0>(row(p), fault) : Split{};
-      const Split b = is_whole || p + 1 < depth.numbers ? SplitOf<1>(row(p + 1), fault) : Split{};
-      for (int part = 0; part < kParts; ++part)
-        _mm512_storeu_si512(to + part * kPair + pair * kStep, Pairs(a.part[part], b.part[part]));
+      const bool is_whole = step < whole, is_first = is_whole || p < depth.numbers,
+                 is_second = is_whole || p + 1 < depth.numbers;
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i)
+        if (p + kRowsAhead + i < depth.numbers)
+#pragma GCC unroll 2
+          for (int tile = 0; tile < kTiles; ++tile)
+            __builtin_prefetch(row_at(p + kRowsAhead + i) + tile * kSide);
+#pragma GCC unroll 2
+      for (int tile = 0; tile < kTiles; ++tile) {
+        auto row = [&](int64_t at) {
+          return _mm512_maskz_loadu_ps(masks[tile], row_at(at) + tile * kSide);
+        };
+        const Split a = is_first ? SplitOf<0>(row(p), &found) : Split{};
+        const Split b = is_second ? SplitOf<1>(row(p + 1), &found) : Split{};
+#pragma GCC unroll 3
+        for (int part = 0; part < kParts; ++part)
+          _mm512_storeu_si512(to + tile * kTile + part * kPair + pair * kStep,
+                              Pairs(a.part[part], b.part[part]));
+      }
     }
-  if (depth.rest == 0) return;
-  __m512i all[kProducts * kStep + kStep];
-  for (int64_t p = 0; p < depth.rest; ++p) {
-    const Split found = SplitOf<0>(row(depth.Rest() + p), fault);
-    for (int i = 0; i < kProducts; ++i) all[i * depth.rest + p] = found.part[order[i]];
+  for (int tile = 0; depth.rest > 0 && tile < kTiles; ++tile) {
+    __m512i all[kProducts * kStep + kStep];
+    for (int64_t p = 0; p < depth.rest; ++p) {
+      const float* row = row_at(depth.Rest() + p) + tile * kSide;
+      const Split split = SplitOf<0>(_mm512_maskz_loadu_ps(masks[tile], row), &found);
+      for (int i = 0; i < kProducts; ++i) all[i * depth.rest + p] = split.part[order[i]];
+    }
+    for (int64_t at = kProducts * depth.rest; at < depth.turns * kStep; ++at)
+      all[at] = _mm512_setzero_si512();
+    for (int64_t turn = 0; turn < depth.turns; ++turn)
+      for (int64_t pair = 0; pair < kSide; ++pair) {
+        const __m512i* at = all + turn * kStep + 2 * pair;
+        _mm512_storeu_si512(to + tile * kTile + turn * kPair + pair * kStep, Pairs(at[0], at[1]));
+      }
   }
-  for (int64_t at = kProducts * depth.rest; at < depth.turns * kStep; ++at)
-    all[at] = _mm512_setzero_si512();
-  for (int64_t turn = 0; turn < depth.turns; ++turn, to += kPair)
-    for (int64_t pair = 0; pair < kSide; ++pair) {
-      const __m512i* at = all + turn * kStep + 2 * pair;
-      _mm512_storeu_si512(to + pair * kStep, Pairs(at[0], at[1]));
-    }
+  *fault = found;
 }
 
-/* A block's columns, tile beside tile. */
+/* A block's columns. */
 template <typename RowAt>
 inline void SplitPanel(const RowAt& row_at, const Depth& depth, int64_t columns,
                        const int (&order)[kProducts], Bits* to, Fault* fault) {
-  SplitColumns(row_at, depth, FirstOf(columns), order, to, fault);
   if (columns > kSide)
-    SplitColumns([&](int64_t p) { return row_at(p) + kSide; }, depth, FirstOf(columns - kSide), order,
-                 to + kTile, fault);
+    SplitColumns<2>(row_at, depth, {0xffff, FirstOf(columns - kSide)}, order, to, fault);
+  else
+    SplitColumns<1>(row_at, depth, {FirstOf(columns)}, order, to, fault);
 }
 
 /* Sizes of tiles: 0 to 3 are sums, 4 and 5 of the left operand, 6 and 7 of the right one. */
