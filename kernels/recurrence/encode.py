@@ -5,8 +5,11 @@ from __future__ import annotations
 from graphopt.compat import import_mxnet
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.products import has_matrix_unit
+from graphopt.kernels.recurrence.backward import backward
+from graphopt.kernels.recurrence.forward import forward
 from graphopt.kernels.recurrence.lookup import project
-from graphopt.kernels.recurrence.program import Program, backward, forward, plan
+from graphopt.kernels.recurrence.plan import plan
+from graphopt.kernels.recurrence.program import Program
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 
 #: What is asked for; kernels/bridge/recurrence_operator.h has the same list.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from graphopt.ir.types import DTYPES
+from graphopt.kernels.recurrence.backward import backward
 from graphopt.kernels.recurrence.encode import BACKWARD, TRAINING, numbers
-from graphopt.kernels.recurrence.program import SEQUENCE, backward, forward, plan
+from graphopt.kernels.recurrence.forward import forward
+from graphopt.kernels.recurrence.plan import plan
+from graphopt.kernels.recurrence.program import SEQUENCE
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 from graphopt.kernels.tree.spec import REDUCTIONS, TreeSpec, reduction
 

@@ -14,7 +14,7 @@ import pytest
 
 from graphopt.compat import import_mxnet
 from graphopt.kernels.gradient import Gradient, differentiate
-from graphopt.kernels.recurrence.program import plan
+from graphopt.kernels.recurrence.plan import plan
 from graphopt.kernels.recurrence.spec import Map, RecurrenceSpec
 from graphopt.kernels.spec import KernelSpec, parse
 from graphopt.kernels.tree.spec import parse as parse_tree

@@ -14,7 +14,7 @@ from graphopt.compat import import_mxnet
 from graphopt.ir.node import RECURRENCE
 from graphopt.kernels import bridge, stages
 from graphopt.kernels.products import has_matrix_unit
-from graphopt.kernels.recurrence.program import forward
+from graphopt.kernels.recurrence.forward import forward
 from graphopt.kernels.recurrence.spec import parse
 from tests.kernels.test_recurrence import (
     Call,

@@ -29,7 +29,7 @@ from graphopt.batching.runs import Ints
 from graphopt.batching.signature import Signature
 from graphopt.compat import import_mxnet
 from graphopt.ir.types import DTYPES
-from graphopt.kernels.recurrence.program import plan as plan_program
+from graphopt.kernels.recurrence.plan import plan as plan_program
 from graphopt.kernels.recurrence.spec import parse
 
 #: Kinds of steps; kernels/bridge/schedule.h has the same list.
