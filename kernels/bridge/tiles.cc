@@ -208,9 +208,7 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
 void MultiplyAlike(const Rows<float>* rows, const PackedMatrix<float>* packed, const int64_t* columns,
                    const bool* adds, int64_t count) {
   if (rows->rows == 0) return;
-  for (int64_t i = 0; i < count; ++i)
-    if (packed[i].depth == 0 || HasFault(packed[i], columns[i]))
-      return plain->multiply_alike(rows, packed, columns, adds, count);
+  if (packed->depth == 0) return plain->multiply_alike(rows, packed, columns, adds, count);
   Scratch& scratch = EmptyScratch();
   const Configured configured(rows->rows);
   for (int64_t begin = 0; begin < rows->rows; begin += kMostRows) {
@@ -223,7 +221,8 @@ void MultiplyAlike(const Rows<float>* rows, const PackedMatrix<float>* packed, c
         scratch.to[r] = rows[i].to + RowOf(rows[i].to_index, begin + r) * rows[i].to_stride;
       const bool is_plain = !rows[i].to_index && !adds[i];
       const Storing storing{adds[i], is_plain ? rows[i].to_stride : 0, rows->rows <= kBlock};
-      if (left)
+      // Each by itself, as in a call of its own: which of them are joined depends on the number of threads.
+      if (left && !HasFault(packed[i], columns[i]))
         MultiplySplit(scratch, left, packed + i, 1, columns[i], storing, nullptr);
       else
         MultiplyByVectors(scratch, packed + i, 1, columns[i], adds[i]);

@@ -150,6 +150,17 @@ def test_products_of_the_same_rows(
         np.testing.assert_allclose(
             to, want, rtol=near, atol=near, err_msg=str((rows, depth, width))
         )
+        # Alone they have the same bits, whether or not others could be split.
+        for first, columns in ((0, cut), (cut, width - cut)):
+            alone = np.full((rows + 32, width + 5), 7.25, dtype)
+            part = np.ascontiguousarray(right[:, first : first + columns])
+            getattr(library, f"multiply_{NAMES[dtype]}")(
+                at(x), at(read), at(part),
+                ctypes.c_int64(columns), ctypes.c_int64(1), at(packed[first > 0]), at(alone),
+                at(written), sizes_of(rows, depth, columns, width + 5),
+                ctypes.c_int64(adds[first > 0]),
+            )  # fmt: skip
+            np.testing.assert_array_equal(alone[:, :columns], to[:, first : first + columns])
 
 
 @pytest.mark.parametrize("indexed", [False, True])
