@@ -6,8 +6,9 @@ import dataclasses
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,9 +83,22 @@ def settings_for(cls: type[Pass]) -> Settings:
     return Settings(mode, frozen=mode == "inference", strict=True)
 
 
-def run(name: str, graph: Graph) -> Graph:
+class Remembering(MXNetTarget):
+    """Measures once, as where files are kept: what is near a bound differs each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[tuple[str, ...], Any] = {}
+
+    def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
+        if tuple(parts) not in self.found:
+            self.found[tuple(parts)] = measure()
+        return self.found[tuple(parts)]
+
+
+def run(name: str, graph: Graph, target: MXNetTarget | None = None) -> Graph:
     cls = pass_class(name)
-    return run_passes(graph, [cls()], settings_for(cls), MXNetTarget()).graph
+    return run_passes(graph, [cls()], settings_for(cls), target or MXNetTarget()).graph
 
 
 # -- the class ----------------------------------------------------------------------------------
@@ -180,9 +194,10 @@ def test_nothing_to_do_gives_back_the_graph(name: str) -> None:
 def test_a_second_run_changes_nothing(name: str, text: str) -> None:
     graph = parse(textwrap.dedent(text))
     verify(graph)
-    once = run(name, graph)
+    target = Remembering()
+    once = run(name, graph, target)
     if pass_class(name).idempotent:
-        assert run(name, once).is_unchanged_from(once)
+        assert run(name, once, target).is_unchanged_from(once)
 
 
 @pytest.mark.parametrize("name", NAMES)
