@@ -218,10 +218,22 @@ class Executor {
     segments_.resize(p_.steps.size());
   }
 
-  /* Some steps that are alike. */
-  void ExecuteAlike(size_t number, int64_t count) {
-    if (p_.steps[number].code == kProduct) return MultiplyAlike(number, count);
-    for (size_t n = number; n < number + count; ++n) Execute(p_.steps[n], n);
+  /* Products of the same rows, from step `number` on. */
+  void MultiplyAlike(size_t number, int64_t count) {
+    Rows<T> rows[kMostFactors];
+    PackedMatrix<T> packed[kMostFactors];
+    int64_t columns[kMostFactors], found = 0;
+    bool adds[kMostFactors];
+    const Located<T> from = Find(p_.steps[number].spots[1]);
+    for (const Step* step = &p_.steps[number]; step < &p_.steps[number] + count; ++step) {
+      const Located<T> to = Find(step->spots[0]);
+      if (!to.at) continue;
+      rows[found] = {from.at, from.stride, to.at, to.stride, live_, from.index, to.index};
+      packed[found] = {w_.packs[step->which], step->depth};
+      columns[found] = step->width;
+      adds[found++] = step->adds;
+    }
+    if (found > 0) w_.products.multiply_alike(rows, packed, columns, adds, found);
   }
 
   /* A step and, if it is a product, all in all `count` that are added to the same columns. */
@@ -296,24 +308,6 @@ class Executor {
       packed[i] = {w_.packs[steps[i].which], steps[i].depth};
     }
     w_.products.multiply(rows, 1, packed, count, steps->width, steps->adds, meanwhile_);
-  }
-
-  /* Products of the same rows, from step `number` on. */
-  void MultiplyAlike(size_t number, int64_t count) {
-    Rows<T> rows[kMostFactors];
-    PackedMatrix<T> packed[kMostFactors];
-    int64_t columns[kMostFactors], found = 0;
-    bool adds[kMostFactors];
-    const Located<T> from = Find(p_.steps[number].spots[1]);
-    for (const Step* step = &p_.steps[number]; step < &p_.steps[number] + count; ++step) {
-      const Located<T> to = Find(step->spots[0]);
-      if (!to.at) continue;
-      rows[found] = {from.at, from.stride, to.at, to.stride, live_, from.index, to.index};
-      packed[found] = {w_.packs[step->which], step->depth};
-      columns[found] = step->width;
-      adds[found++] = step->adds;
-    }
-    if (found > 0) w_.products.multiply_alike(rows, packed, columns, adds, found);
   }
 
   /* Adds the gradients of matrices that were noted down for some steps with the same left operand. */

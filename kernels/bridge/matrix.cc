@@ -327,14 +327,8 @@ void Outer(const OuterSum<T>* sums, int64_t count, int64_t segments, int64_t m) 
 template <typename T>
 void MultiplyAlike(const Rows<T>* rows, const PackedMatrix<T>* packed, const int64_t* columns,
                    const bool* adds, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    Rows<T> one = rows[i];
-    one.from = rows->from;
-    one.from_stride = rows->from_stride;
-    one.from_index = rows->from_index;
-    one.rows = rows->rows;
-    Multiply<T>(&one, 1, packed + i, 1, columns[i], adds[i], nullptr);
-  }
+  for (int64_t i = 0; i < count; ++i)
+    Multiply<T>(rows + i, 1, packed + i, 1, columns[i], adds[i], nullptr);
 }
 
 }  // namespace

@@ -67,8 +67,8 @@ struct Products {
    * other; where results go the first of them says. `meanwhile`, or null, may be computed in part. */
   void (*multiply)(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed,
                    int64_t factors, int64_t n, bool adds, Meanwhile* meanwhile);
-  /* The same of up to kMostFactors matrices by themselves, of one depth, whose left operands are the first
-   * one's rows: the result of matrix i has columns[i] and goes where rows[i] says. */
+  /* The same of up to kMostFactors matrices by themselves, of one depth: all `rows` are the same, but the
+   * result of matrix i has columns[i] and goes where rows[i] says. */
   void (*multiply_alike)(const Rows<T>* rows, const PackedMatrix<T>* packed, const int64_t* columns,
                          const bool* adds, int64_t count);
   /* For up to kMostFactors sums, c (m x n, adjacent rows) += the sum over all of `segments` segments' rows

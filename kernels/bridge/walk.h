@@ -274,8 +274,8 @@ class Walk : public Executor<T, Walk<T>> {
       int64_t count = 1;
       if (step.late && s_.is_large && !c_.lengths)
         Postpone(step, n);
-      else if (step.alike > 1 && (!s_.is_large || c_.lengths))
-        Base::ExecuteAlike(n, count = step.alike);
+      else if (step.code == kProduct && step.alike > 1 && (!s_.is_large || c_.lengths))
+        Base::MultiplyAlike(n, count = step.alike);
       else if (!step.early || s_.block == 1)
         Base::Execute(step, n, count = s_.adds_up ? step.together : 1);
       for (n += count; count > 0; --count) Fetch();
