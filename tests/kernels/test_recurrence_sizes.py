@@ -16,7 +16,7 @@ from graphopt.kernels import bridge, stages
 from graphopt.kernels.products import has_matrix_unit
 from graphopt.kernels.recurrence.forward import forward
 from graphopt.kernels.recurrence.spec import parse
-from tests.kernels.test_recurrence import (
+from tests.kernels.recurrence_support import (
     Call,
     cell,
     check,
