@@ -34,6 +34,7 @@ struct Shared {
   bool is_large = false;  // weights do not stay near the processor
   bool adds_up = false;   // products that are added to others are computed with them
   bool in_turns = false;  // a thread computes one chunk's kernels during another's products
+  bool in_slots = false;  // a sequence that has ended makes room for another; see slots.h
   std::vector<bool> ring_is_whole;  // it has a row for each of the batch; see FindWhole
   std::vector<T*> whole_rings;
   std::vector<int64_t> order, lengths;  // of the sorted batch
@@ -103,6 +104,7 @@ void Divide(Shared<T>* shared) {
   // Chunks of different lengths are taken by whoever has time, so there have to be some.
   const bool are_tiled = shared->weights.products.are_tiled;
   shared->in_turns = GainsFromTurns(*shared, share);
+  shared->in_slots = call.lengths && !shared->weights.program.backward;
   int64_t most = kSmallChunk;
   if (are_far || (are_tiled && !call.lengths && !shared->in_turns))
     most = kLargeChunk;
@@ -147,10 +149,12 @@ std::vector<int32_t> Walked(const Shared<T>& shared, const Number& number) {
   return found;
 }
 
-/* Numbers of the rows that are read by number, and of all rows of sequences of different lengths. */
+/* Numbers of the rows that are read by number, and of all rows of sequences of different lengths. Slots
+ * count theirs themselves. */
 template <typename T>
 void NumberRows(Shared<T>* shared) {
   const RecurrenceCall& call = shared->call;
+  if (shared->in_slots) return;
   if (call.index)
     shared->index = Walked(*shared, [&](int64_t time, int64_t row) {
       return call.index[time * call.batch + row];

@@ -1,5 +1,7 @@
 #include "recurrence.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -7,6 +9,7 @@
 
 #include "ends.h"
 #include "execute.h"
+#include "slots.h"
 #include "walk.h"
 #include "whole.h"
 
@@ -32,8 +35,13 @@ struct Layout {
     if (weights.program.backward)
       units = std::max<int64_t>(1, std::min(chunks, std::max<int64_t>(call.threads, kUnits)));
     threads = std::max<int64_t>(1, std::min<int64_t>(call.threads, units));
+    if (shared.in_slots)  // as many for each thread; other sequences wait until there is room
+      chunks = std::min<int64_t>(RoundUp(chunks, threads), threads * (shared.in_turns ? 2 : 1));
     Buffers<T> wanted;
-    Walk<T> walk(shared, &wanted);
+    if (shared.in_slots)
+      Slots<T>(shared, nullptr, &wanted);
+    else
+      Walk<T>(shared, &wanted);
     walk_bytes = wanted.Bytes();
     walks_at = call.packed ? 0 : RoundUp(weights.packed_bytes, kLine);
     if (shared.in_turns) walk_bytes *= 2;
@@ -54,6 +62,72 @@ Shared<T> Share(const std::vector<bool>& whole, const RecurrenceCall& call,
   return shared;
 }
 
+/* What the threads of a call have in common. */
+struct Progress {
+  std::atomic<int64_t> thread{0}, chunk{0}, sequence{0}, cleared{0};
+};
+
+/* Thread `number`'s part of sequences of different lengths, forward. */
+template <typename T>
+void RunSlots(const Shared<T>& shared, const Layout<T>& layout, int64_t number, char* scratch,
+              Progress* progress) {
+  Ends<T> ends(shared, &progress->cleared);
+  Buffers<T> wanted, more;
+  Slots<T> one(shared, &progress->sequence, &wanted);
+  wanted.Place(scratch);
+  int64_t chunk = number;
+  auto start = [&](Slots<T>* free) {
+    if (chunk >= layout.chunks) return false;
+    free->Start(chunk, layout.threads);
+    chunk += omp_get_num_threads();
+    return true;
+  };
+  if (shared.in_turns) {
+    Slots<T> other(shared, &progress->sequence, &more);
+    more.Place(scratch + layout.walk_bytes / 2);
+    RunInTurns(&one, &other, &ends, start);
+  } else {
+    while (start(&one)) one.Run();
+  }
+  ends.Finish();
+}
+
+/* A thread's part of a forward program over equally long sequences, in turns. */
+template <typename T>
+void RunWalksInTurns(const Shared<T>& shared, const Layout<T>& layout, char* scratch, Progress* progress) {
+  Ends<T> none(shared, &progress->cleared);
+  Buffers<T> wanted, more;
+  Walk<T> one(shared, &wanted), other(shared, &more);
+  wanted.Place(scratch);
+  more.Place(scratch + layout.walk_bytes / 2);
+  RunInTurns(&one, &other, &none, [&](Walk<T>* free) {
+    const int64_t chunk = progress->chunk.fetch_add(1), first = chunk * shared.rows_per_chunk;
+    if (chunk >= layout.chunks) return false;
+    free->Start(first, std::min(shared.rows_per_chunk, shared.call.batch - first));
+    return true;
+  });
+}
+
+/* A thread's part of anything else. */
+template <typename T>
+void RunWalks(const Shared<T>& shared, const Layout<T>& layout, char* scratch, T* partials,
+              Progress* progress) {
+  const Prepared<T>& weights = shared.weights;
+  const bool is_backward = weights.program.backward;
+  Buffers<T> wanted;
+  Walk<T> walk(shared, &wanted);
+  wanted.Place(scratch);
+  Ends<T>(shared, &progress->cleared).Finish();
+  for (int64_t unit; (unit = progress->chunk.fetch_add(1)) < layout.units;) {
+    T* partial = is_backward ? partials + unit * weights.partial_size : nullptr;
+    if (partial) std::memset(partial, 0, weights.partial_size * sizeof(T));
+    for (int64_t chunk = unit; chunk < layout.chunks; chunk += layout.units) {
+      int64_t first = chunk * shared.rows_per_chunk;
+      walk.Run(first, std::min(shared.rows_per_chunk, shared.call.batch - first), partial);
+    }
+  }
+}
+
 template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
   const std::vector<bool> whole = FindWhole(program, call);
@@ -72,36 +146,20 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
     weights.Pack(call.threads, reinterpret_cast<T*>(scratch));
   T* partials = reinterpret_cast<T*>(scratch + layout.partials_at);
   WholeRings(&shared).Place(scratch + layout.rings_at);
-  std::atomic<int64_t> next{0}, thread{0}, cleared{0};
+  Progress progress;
+  progress.sequence = layout.chunks * shared.rows_per_chunk;
   int threads = static_cast<int>(layout.threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const Flushing flushing(program.backward);
-    Buffers<T> wanted;
-    Walk<T> walk(shared, &wanted);
-    const int64_t number = thread.fetch_add(1);
-    wanted.Place(scratch + layout.walks_at + number * layout.walk_bytes);
-    Ends<T> ends(shared, &cleared);
-    if (shared.in_turns) {
-      Buffers<T> more;
-      Walk<T> other(shared, &more);
-      more.Place(scratch + layout.walks_at + number * layout.walk_bytes + layout.walk_bytes / 2);
-      RunInTurns(&walk, &other, &ends, [&](Walk<T>* free) {
-        const int64_t chunk = next.fetch_add(1), first = chunk * shared.rows_per_chunk;
-        if (chunk >= layout.chunks) return false;
-        free->Start(first, std::min(shared.rows_per_chunk, call.batch - first));
-        return true;
-      });
-    }
-    ends.Finish();
-    for (int64_t unit; (unit = next.fetch_add(1)) < layout.units;) {
-      T* partial = program.backward ? partials + unit * weights.partial_size : nullptr;
-      if (partial) std::memset(partial, 0, weights.partial_size * sizeof(T));
-      for (int64_t chunk = unit; chunk < layout.chunks; chunk += layout.units) {
-        int64_t first = chunk * shared.rows_per_chunk;
-        walk.Run(first, std::min(shared.rows_per_chunk, call.batch - first), partial);
-      }
-    }
+    const int64_t number = progress.thread.fetch_add(1);
+    char* own_scratch = scratch + layout.walks_at + number * layout.walk_bytes;
+    if (shared.in_slots)
+      RunSlots(shared, layout, number, own_scratch, &progress);
+    else if (shared.in_turns)
+      RunWalksInTurns(shared, layout, own_scratch, &progress);
+    else
+      RunWalks(shared, layout, own_scratch, partials, &progress);
   }
   if (program.backward)
     weights.Collect(partials, weights.partial_size, layout.chunks ? layout.units : 0,

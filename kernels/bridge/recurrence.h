@@ -3,8 +3,9 @@
  *
  * Rows do not depend on each other. A few of them, a chunk, go through all steps before the next few
  * do: what a step needs stays in the cache, and threads that take different chunks never wait for
- * each other. Sequences of different lengths are sorted, longest first, so that those that have ended
- * are at the end of a chunk and cost nothing.
+ * each other. Sequences of different lengths are sorted, longest first. Forward, one that has ended makes
+ * room for the next (slots.h); backward, those that have ended are at the end of a chunk and cost
+ * nothing.
  */
 #pragma once
 

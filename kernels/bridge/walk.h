@@ -4,26 +4,26 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #include <vector>
 
-#include "chunks.h"
+#include "turns.h"
 
 namespace graphopt::walks {
 
-/* One chunk on its way through the steps. */
+/* One chunk on its way through the steps; forward, all of its sequences are equally long (else see slots.h). */
 template <typename T>
-class Walk : public Executor<T, Walk<T>> {
+class Walk : public InTurns<T, Walk<T>> {
   using Base = Executor<T, Walk<T>>;
-  using Base::live_, Base::meanwhile_, Base::p_, Base::partial_;
+  using Turns = InTurns<T, Walk<T>>;
+  using Turns::live_, Turns::p_, Base::partial_;
+  friend Base;
 
  public:
   /* Before it runs, `buffers` have to be given a place. */
   Walk(const Shared<T>& shared, Buffers<T>* buffers)
-      : Base(shared.weights, buffers), s_(shared), c_(shared.call) {
+      : Turns(shared.weights, buffers), s_(shared), c_(shared.call) {
     Want(buffers);
   }
 
@@ -43,61 +43,45 @@ class Walk : public Executor<T, Walk<T>> {
       for (step_ = 0; step_ < steps; ++step_) {
         if (s_.block > 1 && step_ % s_.block == 0) Early(std::min(step_ + s_.block, steps));
         One();
-        Leave(step_);
         if (++kept_ == s_.ring) kept_ = 0;
       }
     }
     End();
   }
 
-  /* The same of a forward program in turns with another walk: products and what follows them, step by
-   * step, until it is over. */
+  /* The same of a forward program in turns with another walk; see turns.h. */
   void Start(int64_t first, int64_t count) {
     first_ = first;
     count_ = count;
     step_ = 0;
     steps_ = s_.lengths[first];
-    is_waiting_ = false;
     Begin();
     if (IsOver()) End();
   }
 
   bool IsOver() const { return step_ == steps_; }
 
-  /* A step's products, while the other walk's kernel is computed, and its own kernel is taken down. */
-  void MultiplyBeside(Walk* other, Errand* errand) {
+  void BeginStep() {
     live_ = Live(step_);
     Ahead();
-    meanwhile_ = other->is_waiting_ ? &other->waiting_ : nullptr;
-    for (size_t n = 0; n < leading_; n += p_.steps[n].together) {
-      Base::Execute(p_.steps[n], n, p_.steps[n].together);
-      Fetch();
-    }
-    meanwhile_ = nullptr;
-    Base::Take(p_.steps[leading_], errand, &waiting_);
-    is_waiting_ = true;
   }
 
-  /* What is left of the step. */
-  void Settle() {
-    if (!is_waiting_) return;
-    is_waiting_ = false;
-    size_t n = leading_;
-    const int64_t done = waiting_.Settle();
-    rows_beside_products += done;
-    if (done < live_) Base::Call(p_.steps[n], done);
-    while (++n < p_.steps.size()) {
-      Base::Execute(p_.steps[n], n);
-      Fetch();
-    }
-    Leave(step_);
+  /* Brings a part of what the next step reads or writes near while products keep the processor busy. */
+  void Fetch() {
+    FetchRows();
+    char* end = std::min(end_, ahead_ + part_);
+    if (p_.backward)
+      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 0, 2);
+    else
+      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 1, 2);
+  }
+
+  void EndStep() {
     ++step_;
     if (IsOver()) End();
   }
 
  private:
-  friend Base;
-
   void Want(Buffers<T>* buffers) {
     int64_t rows = s_.rows_per_chunk;
     auto want = [&](std::vector<T*>* group, size_t count) { group->assign(count, nullptr); };
@@ -122,11 +106,9 @@ class Walk : public Executor<T, Walk<T>> {
     for (size_t i = 0; i < rings_.size(); ++i)
       if (!s_.ring_is_whole[i]) buffers->Want(&rings_[i], s_.ring * rows * p_.ring_widths[i]);
     late_.resize(p_.steps.size());
-    // The matrix unit's rows are split before anything is computed, which waits for them.
-    const bool asks = c_.index || (c_.lengths && s_.weights.products.are_tiled && !p_.backward);
     for (const Step& step : p_.steps)
       for (const Spot& spot : step.spots)
-        reads_by_number_ |= asks && spot.place == kSequence && spot.index == 0;
+        reads_by_number_ |= c_.index && spot.place == kSequence && spot.index == 0;
   }
 
   int64_t Live(int64_t step) const {
@@ -162,29 +144,18 @@ class Walk : public Executor<T, Walk<T>> {
     }
   }
 
-  /* Rows whose last step was `step` hand over their states. */
-  void Leave(int64_t step) {
-    int64_t before = Live(step), after = Live(step + 1);
-    for (size_t i = 0; i < p_.states.size() && after < before; ++i) {
-      if (!c_.last[i]) continue;
-      Located<T> from = NextState(i, 0);
-      int64_t width = p_.states[i].width;
-      for (int64_t r = after; r < before; ++r)
-        std::memcpy(static_cast<T*>(c_.last[i]) + s_.order[first_ + r] * width, from.Row(r),
-                    width * sizeof(T));
-    }
-  }
-
   void End() {
     for (size_t i = 0; i < p_.states.size(); ++i) {
       if (!c_.last[i]) continue;
-      int64_t width = p_.states[i].width;
-      for (int64_t r = 0; r < count_; ++r) {
-        if (!p_.backward && s_.lengths[first_ + r] > 0) continue;
-        const T* from = p_.backward ? carry_[0][i] : initial_[i];
-        std::memcpy(static_cast<T*>(c_.last[i]) + s_.order[first_ + r] * width, from + r * width,
+      const int64_t width = p_.states[i].width;
+      Located<T> from{initial_[i], width};
+      if (p_.backward)
+        from.at = carry_[0][i];
+      else if (c_.steps > 0)
+        from = StateAfter(i, c_.steps - 1, 0);
+      for (int64_t r = 0; r < count_; ++r)
+        std::memcpy(static_cast<T*>(c_.last[i]) + s_.order[first_ + r] * width, from.Row(r),
                     width * sizeof(T));
-      }
     }
   }
 
@@ -300,17 +271,7 @@ class Walk : public Executor<T, Walk<T>> {
     part_ = (end_ - ahead_) / p_.steps.size() + kLine;
   }
 
-  /* Brings a part of it near while products keep the processor busy. */
-  void Fetch() {
-    FetchRows();
-    char* end = std::min(end_, ahead_ + part_);
-    if (p_.backward)
-      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 0, 2);
-    else
-      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 1, 2);
-  }
-
-  /* The same of rows by number, which are in no stream. */
+  /* Rows by number, which are in no stream. */
   void FetchRows() {
     if (numbers_ == end_of_numbers_) return;
     const int64_t steps = p_.steps.size(), part = (live_ + steps - 1) / steps;
@@ -350,27 +311,11 @@ class Walk : public Executor<T, Walk<T>> {
   std::vector<std::vector<Rows<T>>> late_;
   std::vector<Rows<T>> blocks_;
   int64_t first_ = 0, count_ = 0, step_ = 0, steps_ = 0, kept_ = 0;
-  const size_t leading_ = LeadingProducts(p_);
-  Meanwhile waiting_;
-  bool is_waiting_ = false;
   char *ahead_ = nullptr, *end_ = nullptr;
   bool reads_by_number_ = false;
   const int32_t *numbers_ = nullptr, *end_of_numbers_ = nullptr;
   Located<T> rows_{};
   int64_t part_ = 0;
 };
-
-/* Two walks in turns, as long as `next(walk)` starts another chunk, with an errand besides. */
-template <typename T, typename Next>
-void RunInTurns(Walk<T>* one, Walk<T>* other, Errand* errand, const Next& next) {
-  for (bool is_more = true; is_more; std::swap(one, other)) {
-    while (one->IsOver() && next(one)) {
-    }
-    const bool is_over = one->IsOver();
-    if (!is_over) one->MultiplyBeside(other, errand);
-    other->Settle();
-    is_more = !is_over || !other->IsOver();
-  }
-}
 
 }  // namespace graphopt::walks

@@ -45,6 +45,7 @@ class Call:
     bidirectional: bool = False
     zero_states: bool = False
     indexed: bool = False
+    chosen: tuple[int, ...] = ()
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -52,7 +53,9 @@ class Call:
         return {name: getattr(self, name) for name in names}
 
     def ends(self) -> Any:
-        """All lengths from the number of steps down to zero, in no order."""
+        """The chosen lengths, or all from the number of steps down to zero, in no order."""
+        if self.chosen:
+            return np.array(self.chosen, "int32")
         ends = np.arange(self.batch) % (self.steps + 1)
         return np.random.default_rng(5).permutation(ends[::-1]).astype("int32")
 
