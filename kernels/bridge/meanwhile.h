@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace graphopt {
@@ -65,6 +66,14 @@ class Meanwhile {
     ++next_;
   }
 
+  /* How often Do will be called until this is settled. */
+  void Expect(int64_t times) { are_many_ = end_ - next_ > times; }
+
+  /* One more, where that is less than there are. */
+  void DoMore() {
+    if (are_many_) Do();
+  }
+
   /* Between blocks of products. */
   void RunErrand() { errand_->Do(); }
 
@@ -91,9 +100,10 @@ class Meanwhile {
     places_.clear();
     for (const Stage& stage : stages.all)
       places_.insert(places_.end(), stage.operands.begin(), stage.operands.end());
+    const int64_t size = RowSize();
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t piece = 0; piece < width; piece += kPiece) {
-        int64_t operands = row * places_.size();
+        int64_t operands = row * size;
         for (const Stage& stage : stages.all) {
           script_.push_back({stage.function, static_cast<int32_t>(operands),
                              static_cast<int32_t>(std::min(piece, width - kPiece))});
@@ -103,31 +113,37 @@ class Meanwhile {
     calls_per_row_ = (width + kPiece - 1) / kPiece * stages.all.size();
   }
 
+  using Four = int64_t __attribute__((vector_size(32), aligned(8)));
+
+  /* Operands of a row; a few more than there are, to be written four at a time. */
+  int64_t RowSize() const { return (static_cast<int64_t>(places_.size()) + 3) / 4 * 4; }
+
   /* Finds the parts of all rows, as each stage wants them. */
   void Locate(const std::vector<int64_t>& pointers, const std::vector<int64_t>& strides,
               float* waiting, int64_t rows) {
-    const int64_t count = pointers.size() / 2, size = places_.size();
-    auto bytes = [&](int64_t place) { return strides[place] * static_cast<int64_t>(sizeof(float)); };
-    auto index = [&](int64_t place) {
-      return reinterpret_cast<const int32_t*>(pointers[count + place]);
-    };
+    const int64_t count = pointers.size() / 2, size = RowSize();
     operands_.resize(std::max<int64_t>(rows, 1) * size);
-    steps_.resize(size);
-    for (int64_t i = 0; i < size; ++i) {
+    first_.assign(size, 0);
+    steps_.assign(size, 0);
+    for (size_t i = 0; i < places_.size(); ++i) {
       const int64_t place = places_[i];
       const bool is_kept = place >= count;
-      steps_[i] = is_kept ? 0 : bytes(place);
-      operands_[i] = is_kept ? reinterpret_cast<int64_t>(waiting + (place - count) * width_)
-                             : pointers[place];
+      steps_[i] = is_kept ? 0 : strides[place] * static_cast<int64_t>(sizeof(float));
+      first_[i] = is_kept ? reinterpret_cast<int64_t>(waiting + (place - count) * width_)
+                          : pointers[place];
     }
-    int64_t* to = operands_.data();
-    for (int64_t row = 1; row < rows; ++row, to += size)
-      for (int64_t i = 0; i < size; ++i) to[size + i] = to[i] + steps_[i];
-    for (int64_t i = 0; i < size; ++i) {
-      const int64_t place = places_[i];
-      if (place >= count || !index(place)) continue;
+    for (int64_t i = 0; i < size; i += 4) {
+      Four at, step;
+      std::memcpy(&at, &first_[i], sizeof(at));
+      std::memcpy(&step, &steps_[i], sizeof(step));
+      for (int64_t row = 0; row < rows; ++row, at += step)
+        std::memcpy(&operands_[row * size + i], &at, sizeof(at));
+    }
+    for (size_t i = 0; i < places_.size(); ++i) {
+      if (places_[i] >= count || !pointers[count + places_[i]]) continue;
+      const auto index = reinterpret_cast<const int32_t*>(pointers[count + places_[i]]);
       for (int64_t row = 0; row < rows; ++row)
-        operands_[row * size + i] = pointers[place] + index(place)[row] * steps_[i];
+        operands_[row * size + i] = first_[i] + index[row] * steps_[i];
     }
   }
 
@@ -135,9 +151,11 @@ class Meanwhile {
   Errand* errand_ = nullptr;
   int64_t rows_ = 0, width_ = 0, calls_per_row_ = 1;
   std::vector<Call> script_;
-  // Of all stages: which of the kernel's; bytes between their rows. Of all rows: where they are.
-  std::vector<int64_t> places_, steps_, operands_;
+  // Of all stages: which of the kernel's, where their first rows are, bytes between rows. Of all rows:
+  // where they are.
+  std::vector<int64_t> places_, first_, steps_, operands_;
   const Call *next_ = nullptr, *end_ = nullptr;
+  bool are_many_ = false;
 };
 
 }  // namespace graphopt

@@ -86,6 +86,8 @@ struct Depth {
     rest = turns = 0;
   }
   int64_t Size() const { return steps * kStepSize + turns * kPair; }
+  /* How often all sums of a block are multiplied for. */
+  int64_t Rounds() const { return steps * kProducts + turns; }
   /* Where the rest begins. */
   int64_t Rest() const { return numbers - rest; }
 };
@@ -429,6 +431,7 @@ void MultiplyTiles(const Operands* operands, int64_t count, const Target& target
       GRAPHOPT_ADD_PRODUCTS()
       GRAPHOPT_LOAD_LEFT(a + kPair)
       GRAPHOPT_ADD_PRODUCTS()
+      if constexpr (kFills) meanwhile->DoMore();
       GRAPHOPT_LOAD_RIGHT(b)
       GRAPHOPT_ADD_PRODUCTS()
       GRAPHOPT_LOAD_LEFT(a + 2 * kPair)

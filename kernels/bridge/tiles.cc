@@ -134,12 +134,14 @@ struct Storing {
 void MultiplySplit(const Scratch& scratch, const Bits* left, const PackedMatrix<float>* packed,
                    int64_t factors, int64_t n, const Storing& storing, Meanwhile* meanwhile) {
   Operands operands[kMostFactors];
-  int64_t size = 0;
+  int64_t size = 0, rounds = 0;
   for (int64_t f = 0; f < factors; ++f) {
     const Depth depth(packed[f].depth);
     operands[f] = {nullptr, PanelsAt(packed[f], n), depth};
     size += depth.Size();
+    rounds += depth.Rounds();
   }
+  if (meanwhile) meanwhile->Expect(rounds * Ceil(n, kBlock) * Ceil(scratch.count, kBlock));
   Pending pending;
   for (int64_t j = 0; j < n; j += kBlock) {
     for (int64_t i = 0; i < scratch.count; i += kBlock) {
