@@ -103,42 +103,43 @@ class Format:
         return copysign(top / bottom, x)
 
     def _tanh_ratio(self, x: Value) -> tuple[Value, Value]:
-        """Two numbers whose quotient is tanh(x) but for its sign."""
+        """Two numbers whose quotient is tanh(|x|)."""
+        # (t - e**-2r) / (t + e**-2r) with t = 2**n and 2|x| = n * log(2) + 2r: both round little.
+        # What log(2) is more than its first part does not matter, as n is below 60. `half` is
+        # (1 - e**-2r) / 2.
         a = fabs(x)
         a = select(a > self.saturation, self.saturation, a)
-        # By expm1(-2a) / (expm1(-2a) + 2): both are near 1 where tanh is, and round little.
-        n, p = self.reduce(-(a + a), self.bias)
-        scale = self.power_of_two(n)
-        return fma(scale, p, scale - 1.0), fma(scale, p, scale + 1.0)
+        magic = self.magic + self.bias
+        shifted = fma(a, 2.0 * self.log2_e[0], magic)
+        r = fma(shifted - magic, -0.5 * self.ln2[0], a)
+        tail = tuple(-2.0 * c * (-2.0) ** k for k, c in enumerate(self.exp_tail))
+        half = fma(r * r, horner(r, tail), r)
+        t = self.power_of_two(shifted.bits())
+        return fma(half, 2.0, t - 1.0), fma(half, -2.0, t + 1.0)
 
     def sigmoid(self, x: Value) -> Value:
         """1 / (1 + e**-x)."""
         top, bottom = self._sigmoid_ratio(x)
-        return top / bottom * 2.0**-self._lift
-
-    @property
-    def _lift(self) -> int:
-        return self.fraction + 2
+        return top / bottom
 
     def _sigmoid_ratio(self, x: Value) -> tuple[Value, Value]:
-        """Two numbers whose quotient is 1 / (1 + e**-x), lifted by a power of two."""
-        # t / (t + e**r) with t = 2**n and x = n * log(2) - r, for a normal t: it is lifted, and the
-        # last product rounds where the result is subnormal. At the lower end its bits are zero's.
-        lift = self._lift
+        """Two numbers whose quotient is 1 / (1 + e**-x)."""
+        # t / (t + e**r) with t = 2**n and x = n * log(2) - r. All are lifted by a power of two, so
+        # that t is normal where the quotient is subnormal. At the lower end its bits are zero's.
+        lift = self.fraction + 2
         x = clamp(x, -(self.bias + lift) * math.log(2), 2 * self.saturation)
         magic = self.magic + (self.bias + lift)
         shifted = fma(x, self.log2_e[0], magic)
         n = shifted - magic
         r = fma(n, self.ln2[1], fma(n, self.ln2[0], -x))
-        p = fma(r * r, horner(r, self.exp_tail), r)
-        lifted = self.power_of_two(shifted.bits())
-        return lifted, fma(lifted, 2.0**-lift, p + 1.0)
+        t = self.power_of_two(shifted.bits())
+        return t, t + horner(r, tuple(c * 2.0**lift for c in (1.0, 1.0, *self.exp_tail)))
 
     def sigmoid_times_tanh(self, x: Value, y: Value) -> Value:
         """sigmoid(x) * tanh(y) by one division, which takes as long as thirty sums."""
         above, below = self._sigmoid_ratio(x)
         top, bottom = self._tanh_ratio(y)
-        return copysign(above * top / (below * bottom), y) * 2.0**-self._lift
+        return copysign(above * top / (below * bottom), y)
 
     def log_rest(self, f: Value) -> Value:
         """log(1 + f) - f for f between sqrt(1/2) - 1 and sqrt(2) - 1."""
