@@ -76,10 +76,11 @@ void Pack(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, 
 
 inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[row] : row; }
 
-/* Where the first `count` rows of operands are. */
+/* Where the first `count` rows of operands are, and which of the left ones cannot be split. */
 struct Scratch {
   std::vector<Bits> left, right;
   int64_t count = 0;
+  std::vector<int64_t> faulty;
   const float *left_rows[kMostFactors][kMostRows], *right_rows[kMostFactors][kMostRows];
   float* to[kMostRows];
   std::vector<float*> to_outer;
@@ -114,12 +115,31 @@ bool SplitRows(const Scratch& scratch, const PackedMatrix<float>* packed, int64_
   return !fault.IsThere();
 }
 
-/* The rows as left operands, or null if they could not be split. */
+/* Finds the rows among them that cannot be, and puts zeros in their place: each by itself, as which rows are
+ * split together may depend on the number of threads. */
+void PutAside(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors, int64_t size,
+              Bits* left) {
+  for (int64_t r = 0; r < scratch->count; ++r) {
+    Fault fault;
+    Bits* to = left + r / kBlock * size + TileRow(r % kBlock);
+    Bits* at = to;
+    for (int64_t f = 0; f < factors; at += Depth(packed[f++].depth).Size())
+      SplitRow(scratch->left_rows[f][r], Depth(packed[f].depth), at, &fault);
+    if (!fault.IsThere()) continue;
+    scratch->faulty.push_back(r);
+    for (at = to; at < to + size; at += kPair) _mm512_storeu_si512(at, _mm512_setzero_si512());
+  }
+}
+
+/* The rows as left operands; those that cannot be split are zeros, and noted down. */
 const Bits* SplitLeft(Scratch* scratch, const PackedMatrix<float>* packed, int64_t factors) {
   int64_t size = 0;
   for (int64_t f = 0; f < factors; ++f) size += Depth(packed[f].depth).Size();
   Bits* left = Aligned(&scratch->left, kMostRows / kBlock * size);
-  return SplitRows(*scratch, packed, factors, size, left) ? left : nullptr;
+  scratch->faulty.clear();
+  if (!SplitRows(*scratch, packed, factors, size, left))
+    PutAside(scratch, packed, factors, size, left);
+  return left;
 }
 
 /* Where and how results are stored. */
@@ -157,14 +177,12 @@ void MultiplySplit(const Scratch& scratch, const Bits* left, const PackedMatrix<
   pending.HandOut(kBlock);
 }
 
-/* The same of rows that could not be split. */
-void MultiplyByVectors(const Scratch& scratch, const PackedMatrix<float>* packed, int64_t factors,
-                       int64_t n, bool adds) {
-  for (int64_t r = 0; r < scratch.count; ++r) {
-    Rows<float> one[kMostFactors];
-    for (int64_t f = 0; f < factors; ++f) one[f] = {scratch.left_rows[f][r], 0, scratch.to[r], 0, 1};
-    plain->multiply(one, 1, packed, factors, n, adds, nullptr);
-  }
+/* The same of a row, as it is. */
+void MultiplyByVectors(const Scratch& scratch, int64_t row, const PackedMatrix<float>* packed,
+                       int64_t factors, int64_t n, bool adds) {
+  Rows<float> one[kMostFactors];
+  for (int64_t f = 0; f < factors; ++f) one[f] = {scratch.left_rows[f][row], 0, scratch.to[row], 0, 1};
+  plain->multiply(one, 1, packed, factors, n, adds, nullptr);
 }
 
 bool HasFault(const PackedMatrix<float>& packed, int64_t n) {
@@ -189,10 +207,9 @@ void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float
   const Storing storing{adds, is_plain ? blocks->to_stride : 0, every <= kBlock};
   auto run = [&] {
     if (scratch.count == 0) return;
-    if (const Bits* left = SplitLeft(&scratch, packed, factors))
-      MultiplySplit(scratch, left, packed, factors, n, storing, meanwhile);
-    else
-      MultiplyByVectors(scratch, packed, factors, n, adds);
+    const Bits* left = SplitLeft(&scratch, packed, factors);
+    MultiplySplit(scratch, left, packed, factors, n, storing, meanwhile);
+    for (int64_t row : scratch.faulty) MultiplyByVectors(scratch, row, packed, factors, n, adds);
     scratch.count = 0;
   };
   for (const Rows<float>* block = blocks; block < blocks + count * factors; block += factors)
@@ -224,10 +241,14 @@ void MultiplyAlike(const Rows<float>* rows, const PackedMatrix<float>* packed, c
       const bool is_plain = !rows[i].to_index && !adds[i];
       const Storing storing{adds[i], is_plain ? rows[i].to_stride : 0, rows->rows <= kBlock};
       // Each by itself, as in a call of its own: which of them are joined depends on the number of threads.
-      if (left && !HasFault(packed[i], columns[i]))
-        MultiplySplit(scratch, left, packed + i, 1, columns[i], storing, nullptr);
-      else
-        MultiplyByVectors(scratch, packed + i, 1, columns[i], adds[i]);
+      if (HasFault(packed[i], columns[i])) {
+        for (int64_t r = 0; r < scratch.count; ++r)
+          MultiplyByVectors(scratch, r, packed + i, 1, columns[i], adds[i]);
+        continue;
+      }
+      MultiplySplit(scratch, left, packed + i, 1, columns[i], storing, nullptr);
+      for (int64_t r : scratch.faulty)
+        MultiplyByVectors(scratch, r, packed + i, 1, columns[i], adds[i]);
     }
   }
 }
