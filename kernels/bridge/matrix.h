@@ -64,7 +64,8 @@ struct Products {
                int64_t begin, int64_t end, T* packed);
   /* For all blocks: to = the sum over up to kMostFactors packed matrices of n columns of from times the
    * matrix, added to `to` where `adds`. A block is as many Rows as there are matrices, one behind the
-   * other; where results go the first of them says. `meanwhile`, or null, may be computed in part. */
+   * other; where results go the first of them says, and nothing is read there. `meanwhile`, or null, may
+   * be computed in part. */
   void (*multiply)(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed,
                    int64_t factors, int64_t n, bool adds, Meanwhile* meanwhile);
   /* The same of up to kMostFactors matrices by themselves, of one depth: all `rows` are the same, but the

@@ -104,7 +104,8 @@ class Slots : public InTurns<T, Slots<T>> {
     for (Numbers& numbers : numbers_)
       for (int64_t row = 0; row < count_; ++row) {
         numbers.before[row] = numbers.now[row];
-        numbers.now[row] += numbers.stride;
+        // Behind an end it may be none; nobody reads it then.
+        numbers.now[row] = static_cast<int32_t>(numbers.now[row] + int64_t{numbers.stride});
       }
     for (int64_t row = count_; row-- > 0;)
       if (left_[row] == 0 && !EnterNext(row)) MoveLast(row);
