@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,12 @@ def test_recurrence(
         record(Record(f"{table}: {name}", line, shown, ratios(medians), targets, tuple(notes)))
 
 
+def ends_of(size: Size) -> np.ndarray:
+    """Lengths of 4 to 100 % of the steps, 52 % on average, in no order."""
+    ends = np.linspace(max(1, size.steps // 25), size.steps, size.batch)
+    return np.random.default_rng(2).permutation(ends.round().astype("i4"))
+
+
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "step"])
 def test_lengths(
     backward: bool,
@@ -103,13 +109,9 @@ def test_lengths(
     quick: bool,
     rounds: int,
 ) -> None:
-    """Sequences of 4 to 100 % of the steps, 52 % on average."""
     size = SMALL if quick else SIZES["sentiment"]
     x = inputs(size)
-    shortest = max(1, size.steps // 25)
-    ends = np.random.default_rng(2).permutation(
-        np.linspace(shortest, size.steps, size.batch).round().astype("i4")
-    )
+    ends = ends_of(size)
     lengths = mx.nd.array(ends, dtype="int32")
     one, both = layer(size), layer(size, bidirectional=True)
     cases = {
@@ -134,6 +136,32 @@ def test_lengths(
         limits = {"share of padded": 0.65, "both ways over one": 2.2, "pytorch packed": 10.0}
         line = f"{size}, {ends.mean() / size.steps:.0%} of it"
         record(Record(table, line, shown, ratios(medians), limits, tuple(notes)))
+
+
+@pytest.mark.parametrize("batch", [32, 64, 96, 128])
+def test_lengths_of_few(
+    batch: int,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    quick: bool,
+    rounds: int,
+) -> None:
+    """So few sequences that no thread may wait long for the one that has the longest."""
+    size = replace(SMALL if quick else SIZES["sentiment"], batch=batch)
+    x = inputs(size)
+    ends = ends_of(size)
+    net = graphopt.optimize(layer(size))
+    contenders = {
+        "graphopt": Case(net, x, None, mx.nd.array(ends, dtype="int32")).forward,
+        "padded": Case(net, x).forward,
+    }
+    medians = race(benchmark, contenders, max(3, rounds // 2), quick)
+    if medians:
+        shown = figures(medians) | {"share of padded": medians["graphopt"] / medians["padded"]}
+        line = f"{size}, {ends.mean() / size.steps:.0%} of it"
+        record(
+            Record("Few sequences of different lengths, forward", line, shown, ratios(medians), {})
+        )
 
 
 def test_rerolling(benchmark: Any, record: Callable[[Record], None], quick: bool) -> None:

@@ -66,10 +66,10 @@ class Meanwhile {
     ++next_;
   }
 
-  /* How often Do will be called until this is settled. */
+  /* How often the product that begins will call Do. */
   void Expect(int64_t times) { are_many_ = end_ - next_ > times; }
 
-  /* One more, where that is less than there are. */
+  /* The same, where that is less than there are stages. */
   void DoMore() {
     if (are_many_) Do();
   }

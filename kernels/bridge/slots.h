@@ -126,15 +126,6 @@ class Slots : public InTurns<T, Slots<T>> {
     return s_.HasStepsFirst(c_.sequences[i]) ? kStepsFirst : kBatchFirst;
   }
 
-  bool ReadsFirst() const {
-    if (c_.sequences.empty() || !c_.sequences[0].data) return false;
-    return std::any_of(p_.steps.begin(), p_.steps.end(), [](const Step& step) {
-      return std::any_of(step.spots.begin(), step.spots.end(), [](const Spot& spot) {
-        return spot.place == kSequence && spot.index == 0;
-      });
-    });
-  }
-
   int32_t NumberAt(int kind, int64_t sequence, int64_t step) const {
     const int64_t row = s_.order[sequence], time = c_.reverse ? s_.lengths[sequence] - 1 - step : step;
     switch (kind) {
@@ -275,7 +266,7 @@ class Slots : public InTurns<T, Slots<T>> {
   /* Asks for what a row reads or writes so many steps from now that is in no stream. */
   void Ask(int64_t row, int64_t steps) const {
     auto number = [&](const Numbers& numbers) { return numbers.now[row] + steps * numbers.stride; };
-    if (reads_first_) {
+    if (!c_.sequences.empty() && c_.sequences[0].data) {
       const SequenceArray& array = c_.sequences[0];
       const Kind kind = KindOf(0);
       const int64_t at = c_.index ? c_.index[number(numbers_[kStepsFirst])] : number(numbers_[kind]);
@@ -300,7 +291,6 @@ class Slots : public InTurns<T, Slots<T>> {
   std::vector<T*> initial_, turns_[2], scratch_;
   int64_t count_ = 0, step_ = 0;
   bool is_entered_ = false;  // a sequence, since the last step
-  const bool reads_first_ = ReadsFirst();
   int64_t asked_ = 0, part_ = 0;
 };
 
