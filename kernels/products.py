@@ -22,12 +22,25 @@ _LEAST_WEIGHTS: Final = 1 << 16
 def has_matrix_unit(mxnet: Any) -> bool:
     """Whether the processor has a matrix unit (AMX) that this process may use.
 
-    Not with ``GRAPHOPT_AMX=0`` in the environment when that was first asked.
+    Not with ``GRAPHOPT_AMX=0`` in the environment when that was first asked. With ``bf16`` it
+    multiplies bfloat16 only, with ``fp16`` float16 even where the processor does not say that it can,
+    as in a virtual machine that hides it; that is tried once.
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.
     """
     return bool(bridge.load(mxnet).graphopt_has_matrix_unit())
+
+
+def usual_factor(mxnet: Any) -> int:
+    """The power of two by which sums of products of recurrences are best multiplied.
+
+    1 but where the matrix unit multiplies float16.
+
+    Raises:
+        MissingDependencyError: the bridge cannot be built or loaded.
+    """
+    return int(bridge.load(mxnet).graphopt_usual_factor())
 
 
 def is_tiled(mxnet: Any, rows: int, depth: int, units: int) -> bool:

@@ -5,8 +5,10 @@
 
 #include <atomic>
 #include <memory>
+#include <type_traits>
 
 #include "tile_blocks.h"
+#include "tiles.h"
 
 #if GRAPHOPT_TILES
 
@@ -20,7 +22,9 @@ constexpr int64_t kChunk = 256;       // rows of a task at most
 constexpr int64_t kTasksEach = 4;     // that a thread should find
 constexpr int64_t kMostKept = 16 << 20;  // bfloat16 of a thread's buffer, unless a call needs more
 
-/* The depth, cut into parts of whole steps; panels of a part lie side by side. */
+/* The depth, cut into parts of whole steps; panels of a part lie side by side. Behind the last one is what
+ * products with each of their columns have to be multiplied by. */
+template <typename F>
 struct Parts {
   int64_t depth, count;
 
@@ -28,60 +32,67 @@ struct Parts {
   int64_t At(int64_t part) const {
     return part == count ? depth : depth / kStep * part / count * kStep;
   }
-  Depth Of(int64_t part) const { return Depth(At(part + 1) - At(part)); }
+  Depth<F> Of(int64_t part) const { return Depth<F>(At(part + 1) - At(part)); }
   /* Where panels of a part begin, if there are so many of each. */
   int64_t Place(int64_t part, int64_t panels) const {
     int64_t place = 0;
     for (int64_t before = 0; before < part; ++before) place += Of(before).Size() * panels;
     return place;
   }
+  int64_t Size(int64_t panels) const {
+    return Place(count, panels) + 2 * count * panels * kBlock;
+  }
+  template <typename Packed>  // Bits, or const Bits
+  auto FactorsAt(Packed* packed, int64_t part, int64_t panel, int64_t panels) const {
+    using Factor = std::conditional_t<std::is_const_v<Packed>, const float, float>;
+    return reinterpret_cast<Factor*>(packed + Place(count, panels)) + (part * panels + panel) * kBlock;
+  }
 };
 
 /* Panel `panel` of the right operand, in all parts; whether it could be split. */
-bool SplitRight(const Matrix& right, const Parts& parts, int64_t units, int64_t panel, Bits* packed) {
+template <typename F>
+bool SplitRight(const Matrix& right, const Parts<F>& parts, int64_t units, int64_t panel, Bits* packed) {
   const int64_t panels = Ceil(units, kBlock), column = panel * kBlock;
   const int64_t columns = std::min(kBlock, units - column);
-  Fault fault;
+  bool is_split = true;
   for (int64_t part = 0; part < parts.count; ++part) {
-    const Depth depth = parts.Of(part);
+    const Depth<F> depth = parts.Of(part);
     const int64_t first = parts.At(part);
     Bits* to = packed + parts.Place(part, panels) + panel * depth.Size();
-    if (right.is_transposed)
-      SplitRowsAsColumns(right.at + column * right.stride + first, right.stride, columns, depth, to,
-                         &fault);
-    else
-      SplitPanel([&](int64_t p) { return right.at + (first + p) * right.stride + column; }, depth,
-                 columns, kRightParts, to, &fault);
+    auto row_at = [&](int64_t p) { return right.at + (first + p) * right.stride + column; };
+    const Scales scales =
+        right.is_transposed
+            ? SplitTransposed<F>(right.at + column * right.stride + first, right.stride, columns, depth, to)
+            : SplitPanel<F, false>(row_at, depth, columns, to);
+    is_split = is_split && !scales.is_fault;
+    float* factors = parts.FactorsAt(packed, part, panel, panels);
+    for (int64_t i = 0; i < kBlock; ++i) factors[i] = kUnscale<F> * scales.factors[i];
   }
-  return !fault.IsThere();
+  return is_split;
 }
 
-/* A panel's numbers, put together again: (depth, 32). */
-void Join(const Bits* panel, const Depth& depth, float* to) {
-  auto number = [](Bits bits) {
-    const uint32_t word = static_cast<uint32_t>(bits) << 16;
-    float found;
-    __builtin_memcpy(&found, &word, sizeof(found));
-    return found;
-  };
+/* A panel's numbers, put together again and multiplied by factors of their columns: (depth, 32). */
+template <typename F>
+void Join(const Bits* panel, const Depth<F>& depth, const float* factors, float* to) {
+  constexpr float kEvery = 1 << F::kUsualOfRows;  // that rows would have been multiplied by
   // Of a number in a row of pairs.
   auto place = [](int64_t p, int64_t column) {
     return column / kSide * kTile + p % kStep / 2 * kStep + column % kSide * 2 + p % 2;
   };
   for (int64_t p = 0; p < depth.numbers; ++p)
     for (int64_t column = 0; column < kBlock; ++column) {
-      float parts[kParts];
-      for (int part = 0; part < kParts; ++part) {
-        const Bits* at = panel + p / kStep * kStepSize + part * kPair + place(p, column);
+      float sum = 0;
+      for (int part = F::kParts; part-- > 0;) {
+        const Bits* at = panel + p / kStep * depth.kStepSize + part * kPair + place(p, column);
         if (p / kStep >= depth.steps) {
           int turn = 0;
-          while (kRightParts[turn] != part) ++turn;
+          while (F::kRight[turn] != part) ++turn;
           const int64_t t = turn * depth.rest + p - depth.Rest();
-          at = panel + depth.steps * kStepSize + t / kStep * kPair + place(t, column);
+          at = panel + depth.steps * depth.kStepSize + t / kStep * kPair + place(t, column);
         }
-        parts[part] = number(*at);
+        sum += F::NumberOf(*at);
       }
-      to[p * kBlock + column] = parts[0] + (parts[1] + parts[2]);
+      to[p * kBlock + column] = sum * (kEvery * factors[column]);
     }
 }
 
@@ -109,6 +120,7 @@ struct Plan {
 };
 
 /* Computes tasks of a product; one for each thread. */
+template <typename F>
 class Worker {
  public:
   Worker(const Product& product, const Plan& plan, const Bits* packed)
@@ -140,29 +152,44 @@ class Worker {
     if (chunk_ == chunk && part_ == part) return;
     chunk_ = chunk;
     part_ = part;
-    const Depth depth = parts_.Of(part);
+    const Depth<F> depth = parts_.Of(part);
     const int64_t p = parts_.At(part);
-    Fault fault;
-    for (int64_t row = first_; row < last_; row += kBlock)
-      SplitLeft(row, p, depth, left_ + (row - first_) / kBlock * depth.Size(), &fault);
-    is_split_ = !fault.IsThere();
+    is_split_ = true;
+    for (int64_t row = first_; row < last_; row += kBlock) {
+      bool& is_scaled = is_scaled_[(row - first_) / kBlock];
+      is_scaled = false;
+      SplitLeft(row, p, depth, left_ + (row - first_) / kBlock * depth.Size());
+      for (int64_t r = row - first_; r < std::min(row + kBlock, last_) - first_; ++r) {
+        is_scaled = is_scaled || factors_[r] != 1;
+        is_split_ = is_split_ && factors_[r] == factors_[r];
+      }
+    }
   }
 
   /* A block of rows from `row`, of the depth from `first`. */
-  void SplitLeft(int64_t row, int64_t first, const Depth& depth, Bits* to, Fault* fault) {
+  void SplitLeft(int64_t row, int64_t first, const Depth<F>& depth, Bits* to) {
     const Matrix& left = product_.left;
     const int64_t count = std::min(kBlock, last_ - row);
+    float* factors = factors_ + (row - first_);
     if (left.is_transposed) {
-      SplitPanel([&](int64_t p) { return left.at + (first + p) * left.stride + row; }, depth, count,
-                 kLeftParts, to, fault);
+      auto row_at = [&](int64_t p) { return left.at + (first + p) * left.stride + row; };
+      const Scales scales = SplitPanel<F, true>(row_at, depth, count, to);
+      std::copy(scales.factors, scales.factors + count, factors);
+      if (scales.is_fault) *factors = std::numeric_limits<float>::quiet_NaN();
       return TurnTiles(to, depth.Size() / kTile);
     }
-    for (int64_t i = 0; i < count; ++i)
-      SplitRow(left.at + (row + i) * left.stride + first, depth, to + TileRow(i), fault);
+    for (int64_t i = 0; i < count; ++i) {
+      const float* from = left.at + (row + i) * left.stride + first;
+      factors[i] = SplitScaled<F>(
+          [&](float scale, typename F::Fault* fault) {
+            SplitRow<F>(from, depth, scale, to + TileRow(i), fault);
+          },
+          [&](Extent* extent) { extent->NoteRow(from, depth.numbers); });
+    }
   }
 
   void Multiply(int64_t part, int64_t panel) {
-    const Depth depth = parts_.Of(part);
+    const Depth<F> depth = parts_.Of(part);
     const int64_t column = panel * kBlock;
     const Bits* right = packed_ + parts_.Place(part, plan_.panels) + panel * depth.Size();
     const bool ends = part + 1 == parts_.count;
@@ -170,23 +197,27 @@ class Worker {
                   part > 0 || product_.adds};
     if (ends && product_.bias) target.bias = product_.bias + column;
     if (ends) target.activation = product_.activation;
+    if constexpr (F::kScales) target.of_columns = parts_.FactorsAt(packed_, part, panel, plan_.panels);
     if (!is_split_) return MultiplyJoined(part, right, target);
     for (int64_t row = first_; row < last_; row += kBlock) {
       target.to = to_ + (row - first_);
       target.rows = std::min(kBlock, last_ - row);
-      const Operands operands{left_ + (row - first_) / kBlock * depth.Size(), right, depth};
+      target.of_rows = is_scaled_[(row - first_) / kBlock] ? factors_ + (row - first_) : nullptr;
+      const Operands<F> operands{left_ + (row - first_) / kBlock * depth.Size(), right, depth};
       MultiplyBlock(&operands, 1, target, &pending_);
     }
   }
 
   /* Without the unit, number by number. */
   void MultiplyJoined(int64_t part, const Bits* right, Target target) {
+    const int64_t column = target.column;
     pending_.HandOut(kBlock);
-    const Depth depth = parts_.Of(part);
+    const Depth<F> depth = parts_.Of(part);
     const Matrix& left = product_.left;
     const int64_t first = parts_.At(part);
     std::unique_ptr<float[]> joined(new float[depth.numbers * kBlock]);
-    Join(right, depth, joined.get());
+    Join(right, depth, parts_.FactorsAt(packed_, part, column / kBlock, plan_.panels), joined.get());
+    target.of_columns = nullptr;
     for (int64_t row = first_; row < last_; ++row) {
       alignas(64) float sums[kBlock] = {};
       for (int64_t p = 0; p < depth.numbers; ++p) {
@@ -201,37 +232,26 @@ class Worker {
 
   const Product& product_;
   const Plan& plan_;
-  const Parts parts_;
+  const Parts<F> parts_;
   const Bits* packed_;
   const Configured configured_;
   Bits* left_;
   float* to_[kChunk + kBlock];
+  // What results of each row have to be multiplied by, and of which blocks not all are one.
+  float factors_[kChunk + kBlock];
+  bool is_scaled_[kChunk / kBlock + 1];
   int64_t first_ = 0, last_ = 0, chunk_ = -1, part_ = -1;
   bool is_split_ = true;
   Pending pending_;
 };
 
-}  // namespace
-
-int64_t PackedSize(int64_t depth, int64_t units) {
-  const Parts parts(depth);
-  return parts.Place(parts.count, Ceil(units, kBlock)) / 2;
-}
-
-bool Pack(const Matrix& right, int64_t depth, int64_t units, float* packed) {
-  const Parts parts(depth);
-  bool is_split = true;
-  for (int64_t panel = 0; panel < Ceil(units, kBlock); ++panel)
-    is_split = SplitRight(right, parts, units, panel, reinterpret_cast<Bits*>(packed)) && is_split;
-  return is_split;
-}
-
-bool Multiply(const Product& product, int threads) {
+template <typename F>
+bool MultiplyIn(const Product& product, int threads) {
   static thread_local std::vector<Bits> kept;
   const Plan plan(product, threads);
-  const Parts parts(product.depth);
+  const Parts<F> parts(product.depth);
   auto packed = reinterpret_cast<const Bits*>(product.packed);
-  Bits* own = packed ? nullptr : Kept(&kept, 2 * PackedSize(product.depth, product.units));
+  Bits* own = packed ? nullptr : Kept(&kept, parts.Size(plan.panels));
   std::atomic<int64_t> panel{0}, task{0};
   std::atomic<bool> is_split{true};
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -242,11 +262,36 @@ bool Multiply(const Product& product, int threads) {
 #pragma omp barrier
     }
     if (is_split) {
-      Worker worker(product, plan, own ? own : packed);
+      Worker<F> worker(product, plan, own ? own : packed);
       for (int64_t next; (next = task.fetch_add(1)) < plan.tasks();) worker.Run(next);
     }
   }
   return is_split;
+}
+
+template <typename F>
+bool PackIn(const Matrix& right, int64_t depth, int64_t units, float* packed) {
+  const Parts<F> parts(depth);
+  bool is_split = true;
+  for (int64_t panel = 0; panel < Ceil(units, kBlock); ++panel)
+    is_split = SplitRight(right, parts, units, panel, reinterpret_cast<Bits*>(packed)) && is_split;
+  return is_split;
+}
+
+}  // namespace
+
+int64_t PackedSize(int64_t depth, int64_t units) {
+  const int64_t panels = Ceil(units, kBlock);
+  return (HaveHalves() ? Parts<Halves>(depth).Size(panels) : Parts<Thirds>(depth).Size(panels)) / 2;
+}
+
+bool Pack(const Matrix& right, int64_t depth, int64_t units, float* packed) {
+  return HaveHalves() ? PackIn<Halves>(right, depth, units, packed)
+                      : PackIn<Thirds>(right, depth, units, packed);
+}
+
+bool Multiply(const Product& product, int threads) {
+  return HaveHalves() ? MultiplyIn<Halves>(product, threads) : MultiplyIn<Thirds>(product, threads);
 }
 
 void SumRows(const float* from, int64_t rows, int64_t columns, float* to, bool adds, int threads) {

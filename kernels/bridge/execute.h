@@ -132,7 +132,7 @@ struct Prepared {
 #pragma omp parallel for num_threads(threads) if (is_long && threads > 1)
       for (int64_t j = 0; j < pack.width; j += panel)
         products.pack(from, by_depth, by_width, pack.depth, pack.width, j,
-                      std::min(j + panel, pack.width), to);
+                      std::min(j + panel, pack.width), T(pack.times), to);
     }
     Use(to_all);
   }

@@ -177,11 +177,14 @@ void PackPanel(const T* b, int64_t row_stride, int64_t column_stride, int64_t k,
 
 template <typename T>
 void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, int64_t begin,
-          int64_t end, T* packed) {
+          int64_t end, T times, T* packed) {
   for (int64_t j = begin; j < end; j += Shape<T>::kWidth) {
     int64_t columns = std::min<int64_t>(n - j, Shape<T>::kWidth);
     int64_t width = Vectors<T>(columns) * Shape<T>::kLanes;
-    PackPanel(b + j * column_stride, row_stride, column_stride, k, columns, packed + k * j, width);
+    T* panel = packed + k * j;
+    PackPanel(b + j * column_stride, row_stride, column_stride, k, columns, panel, width);
+    if (times != 1)
+      for (int64_t i = 0; i < k * width; ++i) panel[i] *= times;
   }
 }
 

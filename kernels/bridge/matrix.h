@@ -58,10 +58,10 @@ struct Products {
   /* Elements that `pack` writes for k x n, and those of them that `multiply` reads. */
   int64_t (*packed_size)(int64_t k, int64_t n);
   int64_t (*read_size)(int64_t k, int64_t n);
-  /* packed = the k x n matrix whose element (p, j) is at b[p * row_stride + j * column_stride]; columns
-   * `begin` to `end` of it, which are whole panels but for the last. */
+  /* packed = `times`, a power of two, times the k x n matrix whose element (p, j) is at b[p * row_stride +
+   * j * column_stride]; columns `begin` to `end` of it, which are whole panels but for the last. */
   void (*pack)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
-               int64_t begin, int64_t end, T* packed);
+               int64_t begin, int64_t end, T times, T* packed);
   /* For all blocks: to = the sum over up to kMostFactors packed matrices of n columns of from times the
    * matrix, added to `to` where `adds`. A block is as many Rows as there are matrices, one behind the
    * other; where results go the first of them says, and nothing is read there. `meanwhile`, or null, may

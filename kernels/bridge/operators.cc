@@ -236,6 +236,9 @@ int graphopt_run_convolutions(const char* spec, const float** inputs, float** ou
 /* Whether there is a matrix unit that this process may use. */
 int graphopt_has_matrix_unit() { return graphopt::tiles::AreThere(); }
 
+/* What sums of products are best multiplied by; see tiles.h. */
+int graphopt_usual_factor() { return graphopt::tiles::UsualFactor(); }
+
 /* Floats of a dense layer's weights once packed, for the matrix unit if `tiled`, and packing them from
  * (units, depth); 0 if they cannot be packed. */
 int64_t graphopt_packed_product(int64_t depth, int64_t units, int tiled) {

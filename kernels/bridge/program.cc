@@ -94,8 +94,8 @@ Program ReadProgram(const int64_t** numbers) {
   for (int64_t n = *at++; n > 0; --n) program.scratch_widths.push_back(*at++);
   for (int64_t n = *at++; n > 0; --n) program.ring_widths.push_back(*at++);
   for (int64_t n = *at++; n > 0; --n) {
-    program.packs.push_back({at[0], at[1] != 0, at[2], at[3], at[4], at[5]});
-    at += 6;
+    program.packs.push_back({at[0], at[1] != 0, at[2], at[3], at[4], at[5], at[6]});
+    at += 7;
   }
   for (int64_t n = *at++; n > 0; --n) {
     KernelOf kernel{reinterpret_cast<KernelFunction>(at[0]), at[1], {at[2], {}}};

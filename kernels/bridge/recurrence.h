@@ -55,6 +55,7 @@ struct PackOf {
   int64_t matrix;
   bool transposed;  // rows of the part are summed over, not columns
   int64_t row, column, depth, width;
+  int64_t times;  // a power of two that its products are to be multiplied by
 };
 
 /* Where a state lies after a step. */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphopt.compat import import_mxnet
 from graphopt.ir.types import DTYPES
-from graphopt.kernels.products import has_matrix_unit
+from graphopt.kernels.products import has_matrix_unit, usual_factor
 from graphopt.kernels.recurrence.backward import backward
 from graphopt.kernels.recurrence.forward import forward
 from graphopt.kernels.recurrence.lookup import project
@@ -56,7 +56,10 @@ def program(spec: RecurrenceSpec, kind: int, *, indexed: bool = False) -> list[i
         spec = project(spec).rest
     if kind == BACKWARD:
         return numbers(backward(spec))
-    return numbers(forward(spec, training=kind == TRAINING), pieces=has_matrix_unit(import_mxnet()))
+    mxnet = import_mxnet()
+    times = usual_factor(mxnet) if spec.dtype == "float32" else 1
+    found = forward(spec, training=kind == TRAINING, times=times)
+    return numbers(found, pieces=has_matrix_unit(mxnet))
 
 
 def numbers(found: Program, *, pieces: bool = False) -> list[int]:

@@ -22,17 +22,24 @@ from graphopt.kernels.recurrence.program import (
     outputs_of,
     shifted,
 )
+from graphopt.kernels.recurrence.scaled import divided, read_by_kernels
 from graphopt.kernels.recurrence.spec import Map, Product, RecurrenceSpec, Ref
 
 
 @lru_cache(maxsize=256)
-def forward(spec: RecurrenceSpec, *, training: bool) -> Program:
-    """The program of a forward step."""
+def forward(spec: RecurrenceSpec, *, training: bool, times: int = 1) -> Program:
+    """The program of a forward step.
+
+    Args:
+        spec: the recurrence.
+        training: there will be a backward.
+        times: a power of two that products come multiplied by where kernels can divide by it.
+    """
     agreed = plan(spec, training=training)
     program = Program(
         spec, False, agreed.stash_width, inputs_of(spec) + outputs_of(spec), list(agreed.homes)
     )
-    where = _Forward(program, agreed)
+    where = _Forward(program, agreed, times)
     for first, step in spec.numbered():
         if isinstance(step, Product):
             where.product(first, step)
@@ -43,8 +50,10 @@ def forward(spec: RecurrenceSpec, *, training: bool) -> Program:
 
 
 class _Forward:
-    def __init__(self, program: Program, agreed: Plan) -> None:
+    def __init__(self, program: Program, agreed: Plan, times: int) -> None:
         self.program, self.spec, self.agreed = program, program.spec, agreed
+        self.times = times
+        self.scaled = read_by_kernels(self.spec, agreed.value_at.keys())
         self.at: dict[int, View] = dict(agreed.value_at)
 
     def value(self, number: int) -> View:
@@ -62,7 +71,8 @@ class _Forward:
         # Those with sequences come first: they may be computed for many steps at once.
         terms = sorted(step.terms, key=lambda term: term.source.kind != "x")
         for n, term in enumerate(terms):
-            pack = self.program.pack(term.part, transposed=not term.transposed)
+            times = self.times if first in self.scaled else 1
+            pack = self.program.pack(term.part, transposed=not term.transposed, times=times)
             self.program.add(
                 PRODUCT,
                 [self.value(first), self.view(term.source)],
@@ -73,7 +83,7 @@ class _Forward:
             )
 
     def map(self, first: int, step: Map) -> None:
-        kernel = self.agreed.maps[first][0]
+        kernel = divided(step, self.scaled, self.agreed.maps[first][0], self.times)
         views = [self.view(ref) for ref in step.sources]
         views += [self.value(first + n) for n in range(len(step.widths))]
         views += [(STASH, 0, column) for column in self.agreed.extra_at[first]]

@@ -61,7 +61,7 @@ class Program:
     sequences: list[tuple[str, int, int, bool]]
     homes: list[tuple[int, int, int, int]]
     kernels: list[KernelSpec] = field(default_factory=list)
-    packs: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    packs: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
     scratch: list[int] = field(default_factory=list)
     rings: list[int] = field(default_factory=list)
     codes: list[Code] = field(default_factory=list)
@@ -99,10 +99,10 @@ class Program:
             self.kernels.append(spec)
         return self.kernels.index(spec)
 
-    def pack(self, part: Part, *, transposed: bool) -> int:
-        """The packed part; ``transposed``: its rows are summed over."""
+    def pack(self, part: Part, *, transposed: bool, times: int = 1) -> int:
+        """The packed part, multiplied by ``times``; ``transposed``: its rows are summed over."""
         depth, width = (part.rows, part.columns) if transposed else (part.columns, part.rows)
-        made = (part.matrix, int(transposed), part.row, part.column, depth, width)
+        made = (part.matrix, int(transposed), part.row, part.column, depth, width, times)
         if made not in self.packs:
             self.packs.append(made)
         return self.packs.index(made)

@@ -1,5 +1,6 @@
 /* Products of matrix.h by themselves, for tests to call. */
 #include "matrix.h"
+#include "probe.h"
 #include "tiles.h"
 
 using namespace graphopt;
@@ -7,6 +8,7 @@ using namespace graphopt;
 namespace {
 
 bool use_tiles = false;
+int times = 1;  // that products are multiplied by
 
 /* Those for a call that is worth the matrix unit, or for one that is not. */
 template <typename T>
@@ -22,7 +24,7 @@ void MultiplyAs(const T* from, const int32_t* from_index, const T* right, int64_
   const Products<T>& all = Chosen<T>();
   for (int64_t j = 0; j < width; j += all.panel)
     all.pack(right, by_depth, by_width, depth, width, j, j + all.panel < width ? j + all.panel : width,
-             packed);
+             T(times), packed);
   // Rows that come one after the other are given as two blocks.
   const int64_t first = from_index || to_index ? rows : rows / 3;
   const Rows<T> blocks[] = {{from, depth, to, stride, first, from_index, to_index},
@@ -40,7 +42,7 @@ void AddUpAs(const T** from, const int32_t** from_index, const T** right, int64_
   Rows<T> block[kMostFactors];
   PackedMatrix<T> matrices[kMostFactors];
   for (int64_t f = 0; f < factors; ++f) {
-    all.pack(right[f], width, 1, depth[f], width, 0, width, packed[f]);
+    all.pack(right[f], width, 1, depth[f], width, 0, width, T(1), packed[f]);
     block[f] = {from[f], depth[f], to, stride, rows, from_index[f]};
     matrices[f] = {packed[f], depth[f]};
   }
@@ -59,7 +61,7 @@ void AlikeAs(const T* from, const int32_t* from_index, const T* right, T** packe
   const bool are_added[] = {adds[0] != 0, adds[1] != 0};
   for (int i = 0; i < 2; ++i) {
     const int64_t first = i * cut;
-    all.pack(right + first, width, 1, depth, columns[i], 0, columns[i], packed[i]);
+    all.pack(right + first, width, 1, depth, columns[i], 0, columns[i], T(1), packed[i]);
     each[i] = {from, depth, to + first, stride, rows, from_index, to_index};
     matrices[i] = {packed[i], depth};
   }
@@ -88,6 +90,16 @@ extern "C" int choose(int tiles) {
   use_tiles = tiles && tiles::AreThere();
   return use_tiles;
 }
+
+/* What recurrences have products multiplied by. */
+extern "C" int usual_factor() { return tiles::UsualFactor(); }
+
+/* What becomes of an illegal instruction: 0 if it does no harm. */
+extern "C" int run_an_illegal_one() {
+  return Probe::Run([]() -> bool { __builtin_trap(); });
+}
+
+extern "C" void multiply_by(int factor) { times = factor; }
 
 #define FOR(T)                                                                                     \
   extern "C" int64_t packed_##T(int64_t depth, int64_t width) {                                    \

@@ -19,16 +19,27 @@ SIZES = [
 NAMES = {"float32": "float", "float64": "double"}
 
 
-@pytest.fixture(scope="module", params=[*ORDER, "tiles"])
+#: What the matrix unit multiplies, and what it is asked for.
+UNITS = {"thirds": "bf16", "halves": "fp16"}
+
+
+@pytest.fixture(scope="module", params=[*ORDER, *UNITS])
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
-    name = "avx512" if request.param == "tiles" else request.param
+    unit = UNITS.get(request.param)
+    name = "avx512" if unit else request.param
     if request.param == build.instructions() != "base":
         pytest.skip("recurrences run with these, and compiling takes long")
     library = compiled(name, "matrix.cc", tmp_path_factory.mktemp(name))
-    if library.choose(request.param == "tiles") != (request.param == "tiles"):
-        pytest.skip("there is no matrix unit here")
+    with pytest.MonkeyPatch.context() as patch:
+        if unit:
+            patch.setenv("GRAPHOPT_AMX", unit)
+        if library.choose(unit is not None) != (unit is not None):
+            pytest.skip("there is no matrix unit here")
+        if (library.usual_factor() > 1) != (unit == "fp16"):
+            pytest.skip("it multiplies no float16")
+    library.unit = unit
     for kind in NAMES.values():
         getattr(library, f"packed_{kind}").restype = ctypes.c_int64
     return library
@@ -218,6 +229,70 @@ def test_what_cannot_be_split_is_multiplied_all_the_same(library: ctypes.CDLL, p
     np.testing.assert_array_equal(sums[np.isinf(want)], want[np.isinf(want)])
 
 
+def test_an_illegal_instruction_is_survived(library: ctypes.CDLL) -> None:
+    """As one for float16 is, where the unit has none."""
+    assert library.run_an_illegal_one() == 0
+
+
+def multiplied(library: ctypes.CDLL, x: np.ndarray, right: np.ndarray) -> np.ndarray:
+    (rows, depth), width = x.shape, right.shape[1]
+    to = np.zeros((rows, width), np.float32)
+    count = library.packed_float(ctypes.c_int64(depth), ctypes.c_int64(width))
+    packed = np.zeros(count + 16, np.float32)
+    library.multiply_float(
+        at(x), None, at(right), ctypes.c_int64(width), ctypes.c_int64(1), at(packed), at(to),
+        None, sizes_of(rows, depth, width, width), ctypes.c_int64(0),
+    )  # fmt: skip
+    return to
+
+
+@pytest.mark.parametrize("times", [1, 8, 1 << 22])
+def test_products_multiplied_by_a_power_of_two(library: ctypes.CDLL, times: int) -> None:
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(70, 100)).astype(np.float32)
+    right = (rng.normal(size=(100, 130)) / 10).astype(np.float32)
+    x[5], x[6], x[7, 3] = 0, x[6] * 1e-9, np.inf
+    library.multiply_by(times)
+    found = multiplied(library, x, right)
+    library.multiply_by(1)
+    np.testing.assert_array_equal(found, multiplied(library, x, right) * np.float32(times))
+
+
+@pytest.mark.parametrize("side", ["rows", "columns"])
+@pytest.mark.parametrize("power", [-30, -20, -12, -6, -2, 2, 4, 6, 12, 20, 36])
+def test_rows_and_columns_of_any_size(library: ctypes.CDLL, side: str, power: int) -> None:
+    """Each is as exact as if all others were of its size, and has the same bits."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(70, 100)).astype(np.float32)
+    right = (rng.normal(size=(100, 130)) / 10).astype(np.float32)
+    size = np.where(rng.uniform(size=70 if side == "rows" else 130) < 0.5, 1, 10.0**power)
+    plain = multiplied(library, x, right)
+    by = np.exp2(np.round(np.log2(size))).astype(np.float32)
+    if side == "rows":
+        found = multiplied(library, x * by[:, None], right) / by[:, None]
+    else:
+        found = multiplied(library, x, right * by) / by
+    exact = x.astype(float) @ right.astype(float)
+    np.testing.assert_allclose(found, exact, atol=1e-6 * np.abs(exact).max())
+    np.testing.assert_allclose(found, plain, atol=3e-7 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("power", [0, -2, -4, -7, -10])
+def test_numbers_of_different_sizes_in_a_row(library: ctypes.CDLL, power: int) -> None:
+    """Small ones are as exact as the largest beside them lets a float32 sum be."""
+    rng = np.random.default_rng(8)
+    sizes = np.where(rng.uniform(size=100) < 0.1, 1, 10.0**power)
+    x = (rng.normal(size=(70, 100)) * sizes).astype(np.float32)
+    right = (rng.normal(size=(100, 130)) * sizes[rng.permutation(100), None]).astype(np.float32)
+    exact = x.astype(float) @ right.astype(float)
+    # Of halves of the smallest, what is below 2^-28 of the largest is cut off.
+    most = np.abs(x).max(1, keepdims=True) * np.abs(right).astype(float).sum(0)
+    most += np.abs(x).astype(float).sum(1, keepdims=True) * np.abs(right).max(0)
+    size = np.abs(x).astype(float) @ np.abs(right).astype(float)
+    error = np.abs(multiplied(library, x, right) - exact)
+    assert (error <= 6e-7 * size + 2.0**-28 * most * (library.unit == "fp16")).all()
+
+
 @pytest.mark.parametrize("draw", ["normal", "uniform", "positive", "lognormal"])
 def test_the_unit_rounds_less_than_vectors(library: ctypes.CDLL, draw: str) -> None:
     """The root mean square of errors, as shares of the sum of all products' sizes."""
@@ -240,12 +315,6 @@ def test_the_unit_rounds_less_than_vectors(library: ctypes.CDLL, draw: str) -> N
     found = {}
     for tiles in (0, 1):
         library.choose(tiles)
-        to = np.zeros((rows, width), np.float32)
-        count = library.packed_float(ctypes.c_int64(depth), ctypes.c_int64(width))
-        packed = np.zeros(count + 16, np.float32)
-        library.multiply_float(
-            at(x), None, at(right), ctypes.c_int64(width), ctypes.c_int64(1), at(packed), at(to),
-            None, sizes_of(rows, depth, width, width), ctypes.c_int64(0),
-        )  # fmt: skip
+        to = multiplied(library, x, right)
         found[tiles] = float(np.sqrt(np.mean(((to - exact) / size) ** 2)))
     assert 0 < found[1] < 0.8 * found[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graphopt.compat import import_mxnet
-from graphopt.kernels.products import has_matrix_unit, packed, packed_size
+from graphopt.kernels.products import has_matrix_unit, packed, packed_size, usual_factor
 from tests.symbols import one_operator
 
 ERF = np.vectorize(math.erf)
@@ -117,8 +117,10 @@ def test_gelu_is_as_accurate_as_float32_allows() -> None:
         found = compute(
             x, np.ones((1, 1), np.float32), None, "gelu", is_packed=is_packed, tiled=tiled
         )
-        # 1 + erf is rounded to units of 6e-8 where erf is near -1, in MXNet too.
-        assert np.abs(found - expected).max() < 5e-7
+        # 1 + erf is rounded to units of 6e-8 where erf is near -1, in MXNet too; and where the unit
+        # multiplies float16, 1 times x may differ from x by its last digit.
+        near = 5e-7 + (np.spacing(np.abs(x)) if tiled and usual_factor(mx) > 1 else 0)
+        assert (np.abs(found - expected) < near).all()
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
