@@ -23,8 +23,8 @@ def has_matrix_unit(mxnet: Any) -> bool:
     """Whether the processor has a matrix unit (AMX) that this process may use.
 
     Not with ``GRAPHOPT_AMX=0`` in the environment when that was first asked. With ``bf16`` it
-    multiplies bfloat16 only, with ``fp16`` float16 even where the processor does not say that it can,
-    as in a virtual machine that hides it; that is tried once.
+    multiplies bfloat16 only, with ``fp16`` float16 even where the processor does not say that it
+    can, as in a virtual machine that hides it; that is tried once.
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.

@@ -1,5 +1,6 @@
 /*
- * Finding out whether a processor has an instruction by trying it: an illegal one is a signal, which is caught.
+ * Finding out whether a processor has an instruction by trying it: an illegal one is a signal, which is
+ * caught.
  */
 #pragma once
 

@@ -3,6 +3,8 @@
  */
 #pragma once
 
+#include <vector>
+
 #include "meanwhile.h"
 #include "product.h"
 #include "tile_parts.h"

@@ -1,8 +1,8 @@
 """Products that are handed to kernels multiplied by a power of two.
 
 A matrix unit that multiplies float16 wants numbers multiplied before they are split (see
-kernels/bridge/tile_parts.h), and its sums divided again. Kernels that read sums do that for nothing: a
-multiplication and the addition of a bias are one instruction.
+kernels/bridge/tile_formats.h), and its sums divided again. Kernels that read sums do that for
+nothing: a multiplication and the addition of a bias are one instruction.
 """
 
 from __future__ import annotations

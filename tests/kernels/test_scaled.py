@@ -23,7 +23,8 @@ from tests.kernels.recurrence_support import Call, cell, check_forward, in_singl
 #: A product that a kernel reads, and one that leaves the step as well.
 TWO = (
     "recurrence f32 (3) (4) (3x4, 4x4) () ;; 4 = x0 @ m0 ;; 4 = s0 @ m1 ;; "
-    "4 = t0 t1 -> f32[a,b] (f32[a,b], f32[a,b]) { %2 = tanh %0; %3 = add %2 %1; return %3:f32[a,b] } "
+    "4 = t0 t1 -> f32[a,b] (f32[a,b], f32[a,b]) "
+    "{ %2 = tanh %0; %3 = add %2 %1; return %3:f32[a,b] } "
     ";; next t2 ;; emit t1"
 )
 
