@@ -22,9 +22,8 @@ _LEAST_WEIGHTS: Final = 1 << 16
 def has_matrix_unit(mxnet: Any) -> bool:
     """Whether the processor has a matrix unit (AMX) that this process may use.
 
-    Not with ``GRAPHOPT_AMX=0`` in the environment when that was first asked. With ``bf16`` it
-    multiplies bfloat16 only, with ``fp16`` float16 even where the processor does not say that it
-    can, as in a virtual machine that hides it; that is tried once.
+    Not with ``GRAPHOPT_AMX=0`` in the environment when that was first asked. With ``fp16`` it
+    multiplies float16 if it can, which is tried; else bfloat16.
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.

@@ -24,10 +24,10 @@ class UseMatrixUnit(Pass):
     Some processors multiply small bfloat16 matrices sixteen times as fast as vectors multiply
     float32 (AMX). A float32 is the sum of three bfloat16, and six products of those are a product
     of float32 to its last digit, with less error than the usual sum; what is left of the speed is
-    one and a half times MXNet's. Where the unit multiplies float16, two parts and three products
-    do, at twice MXNet's speed and more. Each distinct shape is timed once on a machine, forward
-    and backward, and replaced where that is ``min_gain`` times as fast. Only float32 of static
-    shape on the CPU.
+    one and a half times MXNet's. With ``GRAPHOPT_AMX=fp16`` and a unit that multiplies float16
+    two parts and three products do, at twice MXNet's speed and more. Each distinct shape is timed
+    once on a machine, forward and backward, and replaced where that is ``min_gain`` times as fast.
+    Only float32 of static shape on the CPU.
 
     In no named pipeline, since its result depends on the machine: lowering runs it on graphs that
     are not frozen, and ``explain()`` tells what it chose. ``GRAPHOPT_AMX=0`` in the environment

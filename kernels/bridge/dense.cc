@@ -20,7 +20,7 @@ using namespace tiles;
 constexpr int64_t kMostDepth = 768;   // of a part; rows of as many panels have to stay near
 constexpr int64_t kChunk = 256;       // rows of a task at most
 constexpr int64_t kTasksEach = 4;     // that a thread should find
-constexpr int64_t kMostKept = 16 << 20;  // bfloat16 of a thread's buffer, unless a call needs more
+constexpr int64_t kMostKept = 16 << 20;  // small numbers of a thread's buffer, unless a call needs more
 
 /* The depth, cut into parts of whole steps; panels of a part lie side by side. Behind the last one is what
  * products with each of their columns have to be multiplied by. */
@@ -150,6 +150,7 @@ class Worker {
   /* The chunk's rows in a part of the depth, unless they are there already. */
   void Split(int64_t chunk, int64_t part) {
     if (chunk_ == chunk && part_ == part) return;
+    pending_.HandOut(kBlock);  // by the factors of the rows that were there
     chunk_ = chunk;
     part_ = part;
     const Depth<F> depth = parts_.Of(part);

@@ -67,14 +67,17 @@ struct Target {
   product::Activation activation = product::kNone;
   // Elements between rows, if tiles may be stored there; then these have exactly as many rows. Else 0.
   int64_t stride = 0;
-  // What sums of each row and of each column are multiplied by; null: by one.
+  // What sums of each row and of each column are multiplied by, until they are handed out; null: by one.
   const float *of_rows = nullptr, *of_columns = nullptr;
 
   bool IsScaled() const { return of_rows || of_columns; }
   /* A row's sums as they should be. */
   __m512 Scaled(__m512 sums, int64_t row, __m512 by) const {
-    sums = _mm512_mul_ps(sums, by);
-    return of_rows ? _mm512_mul_ps(sums, _mm512_set1_ps(of_rows[row])) : sums;
+    if (!of_rows) return _mm512_mul_ps(sums, by);
+    const __m512 of_row = _mm512_set1_ps(of_rows[row]);
+    // What makes them smaller comes first, or they might be infinite in between.
+    return of_rows[row] < 1 ? _mm512_mul_ps(_mm512_mul_ps(sums, of_row), by)
+                            : _mm512_mul_ps(_mm512_mul_ps(sums, by), of_row);
   }
   /* What those of columns from `j` on are. */
   __m512 ColumnsFrom(int64_t j) const {

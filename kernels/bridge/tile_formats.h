@@ -7,7 +7,7 @@
  */
 #pragma once
 
-#if defined(__AMX_BF16__) && defined(__AVX512BW__)
+#if defined(__AMX_BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define GRAPHOPT_TILES 1
 
 #include <immintrin.h>
@@ -60,6 +60,7 @@ struct Thirds {
     void Note(__m512 last) {
       sums_[kTurn] = _mm512_fmadd_ps(last, _mm512_setzero_ps(), sums_[kTurn]);
     }
+    /* Any are large enough. */
     bool IsSeen() const { return true; }
     /* Whether one could not be. */
     bool IsThere() const {
@@ -119,7 +120,8 @@ struct Thirds {
  * They reach from 2^-24 to 2^16 only: each row of the left operand and each column of the right one is
  * multiplied by a power of two before it is split, the usual one if its largest number then is between 2^3
  * and 2^16, or one that brings that to 2^14. So what is rounded away is below 2^-24 of a number, or below
- * 2^-28 of the largest one in its row or column.
+ * 2^-28 of the largest one in its row or column (where that is above 1e-30), whichever is more: a sum in
+ * which the largest number meets a zero may be less exact than float32's.
  */
 struct Halves {
   static constexpr int kParts = 2, kProducts = 3;
@@ -132,8 +134,8 @@ struct Halves {
     Words part[kParts];
   };
 
-  /* The largest of numbers that are split. What is no number is not seen: the unit makes of it what it
-   * should be, as it has rows and columns of its own. */
+  /* The largest of numbers that are split. What is no number may not be seen; then the unit makes of it
+   * what it should be, as it has rows and columns of its own. */
   class Fault {
    public:
     template <int kTurn>

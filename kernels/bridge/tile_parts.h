@@ -221,14 +221,14 @@ class Extent {
 };
 
 /* The power of two that rows or columns with such a largest number are multiplied by: 2^kUsual if that
- * brings it to between 2^3 and 2^16, else what brings it to between 2^14 and 2^15, up to 2^100; no number
+ * brings it to between 2^3 and 2^16, else what brings it to between 2^14 and 2^15, up to 2^115; no number
  * if they are not finite. */
 template <int kUsual>
 inline float ScaleOf(uint32_t most) {
   constexpr uint32_t kLeast = (127 + 3 - kUsual) << 24, kMost = ((127 + 16 - kUsual) << 24) - (1 << 18);
   if (most == 0 || (most >= kLeast && most < kMost)) return 1 << kUsual;
   if (most >= 0xff000000) return std::numeric_limits<float>::quiet_NaN();
-  return std::ldexp(1.0f, std::min(14 + 127 - static_cast<int>(most >> 24), 100));
+  return std::ldexp(1.0f, std::min(14 + 127 - static_cast<int>(most >> 24), 115));
 }
 
 /* A row as left operands by `split(scale, &fault)`, a second time if its numbers, which `note(&extent)`

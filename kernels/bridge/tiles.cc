@@ -184,7 +184,7 @@ bool AreThere() {
 
 bool HaveHalves() {
   static const bool found =
-      AreThere() && !IsWanted("bf16") && (Features().has_halves || (IsWanted("fp16") && TryHalves()));
+      IsWanted("fp16") && AreThere() && (Features().has_halves || TryHalves());
   return found;
 }
 

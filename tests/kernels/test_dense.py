@@ -73,6 +73,23 @@ def test_as_float64(size: tuple[int, int, int], bias: bool) -> None:
             )
 
 
+@pytest.mark.parametrize("size", [(64, 1536, 128), (900, 1700, 70)], ids=str)
+def test_parts_of_rows_that_differ_in_size(size: tuple[int, int, int]) -> None:
+    """A depth is cut into parts; a row's largest number may be another in each."""
+    rng = np.random.default_rng(2)
+    given = arrays(size, bias=False)
+    half = size[1] // 2
+    given["x"] *= 255
+    given["x"][:, half:] *= 10 ** rng.uniform(-6, 0, (size[0], 1)).astype(np.float32)
+    head = rng.standard_normal((size[0], size[2]), np.float32)
+    head *= 10 ** rng.uniform(-8, 4, (size[0], 1)).astype(np.float32)
+    output, found = compute(given, head, dict.fromkeys(given, "write"))
+    pairs = [(output, given["x"], given["w"].T), (found["x"], head, given["w"])]
+    for one, left, right in [*pairs, (found["w"], head.T, given["x"])]:
+        left, right = left.astype(float), right.astype(float)
+        assert (np.abs(one - left @ right) <= 1e-6 * (np.abs(left) @ np.abs(right))).all()
+
+
 @pytest.mark.parametrize("name", ["x", "w", "b"])
 def test_gradients_that_nobody_wants_are_left_alone(name: str) -> None:
     given = arrays((40, 50, 60))

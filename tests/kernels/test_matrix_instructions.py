@@ -277,6 +277,17 @@ def test_rows_and_columns_of_any_size(library: ctypes.CDLL, side: str, power: in
     np.testing.assert_allclose(found, plain, atol=3e-7 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize("powers", [(-25, 35), (-3, 35), (25, -33), (35, -25), (-14, -14)])
+def test_small_rows_and_large_columns(library: ctypes.CDLL, powers: tuple[int, int]) -> None:
+    """Nothing in between is infinite, or zero, where the result is not."""
+    rng = np.random.default_rng(9)
+    x = (rng.normal(size=(70, 100)) * 10.0 ** powers[0]).astype(np.float32)
+    right = (rng.normal(size=(100, 130)) * 10.0 ** powers[1]).astype(np.float32)
+    size = np.abs(x).astype(float) @ np.abs(right).astype(float)
+    error = np.abs(multiplied(library, x, right) - x.astype(float) @ right.astype(float))
+    assert (error <= 1e-6 * size if min(powers) > -30 else error <= 1e-4 * size).all()
+
+
 @pytest.mark.parametrize("power", [0, -2, -4, -7, -10])
 def test_numbers_of_different_sizes_in_a_row(library: ctypes.CDLL, power: int) -> None:
     """Small ones are as exact as the largest beside them lets a float32 sum be."""
