@@ -199,13 +199,10 @@ void MultiplyTiles(const Operands<F>* operands, int64_t count, const Target& tar
         GRAPHOPT_LOAD_LEFT(a + kPair)
         GRAPHOPT_LOAD_RIGHT(b)
         GRAPHOPT_ADD_PRODUCTS()
-        if constexpr (kFills) meanwhile->DoMore();
         GRAPHOPT_LOAD_LEFT(a)
         GRAPHOPT_ADD_PRODUCTS()
-        if constexpr (kFills) meanwhile->DoMore();
         GRAPHOPT_LOAD_RIGHT(b + kPair)
         GRAPHOPT_ADD_PRODUCTS()
-        if constexpr (kFills) meanwhile->DoMore();
       } else {
         GRAPHOPT_LOAD_LEFT(a)
         GRAPHOPT_LOAD_RIGHT(b + 2 * kPair)
