@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import warnings
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Array = npt.NDArray[np.float32]
+
+#: What the environment variable ``GRAPHOPT_AMX`` may be.
+SETTINGS: Final = ("0", "bf16", "fp16")
 
 #: Rows and weights of a layer from which on splitting them for the matrix unit is worth it.
 _LEAST_ROWS: Final = 32
@@ -28,7 +34,22 @@ def has_matrix_unit(mxnet: Any) -> bool:
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.
     """
-    return bool(bridge.load(mxnet).graphopt_has_matrix_unit())
+    found = bool(bridge.load(mxnet).graphopt_has_matrix_unit())
+    _tell_of_setting(os.environ.get("GRAPHOPT_AMX", ""), has_float16=usual_factor(mxnet) > 1)
+    return found
+
+
+@cache
+def _tell_of_setting(wanted: str, *, has_float16: bool) -> None:
+    """Warn once of what was asked for and is not done."""
+    if wanted not in ("", *SETTINGS):
+        text = f"GRAPHOPT_AMX={wanted} is ignored: it is none of {', '.join(SETTINGS)}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    elif wanted == "fp16" and not has_float16:
+        text = (
+            "GRAPHOPT_AMX=fp16 is ignored: this process has no matrix unit that multiplies float16"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def usual_factor(mxnet: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from graphopt.kernels import products
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.products import usual_factor
 from graphopt.kernels.recurrence import encode
@@ -61,6 +63,23 @@ def test_recurrences_without_such_a_unit(
     for batch in (5, 70):
         for stash in (False, True):
             check_forward(spec, Call(4, batch, **flags), stash=stash)
+
+
+@pytest.mark.parametrize(("wanted", "said"), [("off", "none of 0"), ("fp16", "no matrix unit")])
+def test_settings_that_are_not_followed_are_told_once(wanted: str, said: str) -> None:
+    products._tell_of_setting.cache_clear()
+    with pytest.warns(RuntimeWarning, match=said):
+        products._tell_of_setting(wanted, has_float16=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        products._tell_of_setting(wanted, has_float16=False)
+
+
+@pytest.mark.parametrize("wanted", ["", "0", "bf16"])
+@pytest.mark.filterwarnings("error")
+def test_settings_that_are_followed(wanted: str) -> None:
+    products._tell_of_setting(wanted, has_float16=False)
+    products._tell_of_setting("fp16", has_float16=True)
 
 
 #: What uses the unit.
