@@ -13,7 +13,7 @@ namespace graphopt::tiles {
 
 inline const Products<float>* plain = nullptr;  // without tiles
 
-/* Where the vectors' form of a packed matrix ends; a panel's faults come first there. */
+/* Where the vectors' form of a packed matrix ends; what was found in blocks of columns comes first there. */
 inline int64_t VectorsSize(int64_t k, int64_t n) {
   return Ceil(plain->packed_size(k, n), kLineFloats) * kLineFloats;
 }
