@@ -33,6 +33,7 @@ SOURCES = (
     "levels.cc",
     "equal.cc",
     "schedule.cc",
+    "schedule_plan.cc",
     "blocked.cc",
     "product.cc",
 )

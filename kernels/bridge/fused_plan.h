@@ -1,0 +1,160 @@
+/*
+ * Plans and kernels of fused operators, as Python describes them.
+ */
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "legacy.h"
+
+namespace graphopt {
+
+using Function = int (*)(void* result, void** exception, const int64_t* pointers,
+                         const int64_t* strides, int64_t rows, int64_t length, int64_t scratch);
+
+/* What is filled in by Python; see graphopt/kernels/plan.py for the order of the numbers. */
+using DescribeCallback = int64_t (*)(const char* spec, int backward, int64_t* out, int64_t capacity);
+/* Compiles; returns the address of the kernel, or 0. */
+using CompileCallback = int64_t (*)(const char* spec, int backward);
+
+enum Source { kHead = 0, kInput = 1, kOutput = 2 };
+
+struct Operand {
+  int dtype;
+  bool adds;       // summed over some axes: the kernel adds to it
+  int source;      // of backward inputs: a Source
+  int index;       // which of them; of outputs: which output, or which input it is the gradient of
+  std::vector<int> axes;
+};
+
+struct Plan {
+  int rank = 0, groups = 0;
+  bool whole_rows = false;  // rows must not be cut: they hold reductions
+  int item_size = 4;        // of what it computes in
+  double cost = 1;          // nanoseconds an element
+  int64_t scratch_rows = 0;
+  std::vector<int> group;   // of each axis
+  std::vector<Operand> inputs, outputs;
+  std::vector<std::pair<int, int>> pairs;  // an input and an output that may be one array
+  bool has_scratch = false;  // what it computes in is an output more, which MXNet plans
+  std::atomic<Function> function{nullptr};
+  std::string spec;
+  bool backward = false;
+  std::mutex compiling;
+};
+
+DescribeCallback describe = nullptr;
+CompileCallback compile = nullptr;
+thread_local std::string python_error;
+
+std::mutex plans_mutex;
+std::unordered_map<std::string, Plan*> plans[2];
+
+bool NeedsScratch(const Plan& plan) {
+  return plan.scratch_rows > 0 || std::any_of(plan.outputs.begin(), plan.outputs.end(),
+                                              [](const Operand& output) { return output.adds; });
+}
+
+/* Whether the inputs tell all extents. Of backward, head gradients do not count: an executor learns
+ * their shapes from the operators that read them. */
+bool KnowsShapes(const Plan& plan) {
+  std::vector<bool> known(plan.rank, false);
+  for (const Operand& input : plan.inputs)
+    for (int axis : input.axes)
+      if (axis >= 0 && input.source != kHead) known[axis] = true;
+  return std::all_of(known.begin(), known.end(), [](bool axis) { return axis; });
+}
+
+Plan* MakePlan(const std::string& spec, bool backward) {
+  std::vector<int64_t> numbers(1 << 14);
+  int64_t count = describe(spec.c_str(), backward, numbers.data(), numbers.size());
+  if (count <= 0) Fail(python_error);
+  const int64_t* at = numbers.data();
+  auto plan = new Plan();
+  plan->spec = spec;
+  plan->backward = backward;
+  int n_inputs = *at++, n_outputs = *at++;
+  plan->rank = *at++;
+  plan->groups = *at++;
+  plan->whole_rows = *at++;
+  plan->item_size = *at++;
+  plan->cost = *at++ * 1e-3;
+  plan->scratch_rows = *at++;
+  for (int i = 0; i < plan->rank; ++i) plan->group.push_back(*at++);
+  for (int i = 0; i < n_inputs + n_outputs; ++i) {
+    Operand operand;
+    operand.dtype = *at++;
+    operand.adds = *at++;
+    operand.source = *at++;
+    operand.index = *at++;
+    int ndim = *at++;
+    for (int d = 0; d < ndim; ++d) operand.axes.push_back(*at++);
+    (i < n_inputs ? plan->inputs : plan->outputs).push_back(operand);
+  }
+  for (int64_t n = *at++; n > 0; --n, at += 2) plan->pairs.emplace_back(at[0], at[1]);
+  plan->has_scratch = NeedsScratch(*plan) && KnowsShapes(*plan);
+  return plan;
+}
+
+/* Where Python tells the extents of axes: head gradients cannot be asked for theirs. */
+constexpr const char* kExtents = "extents";
+
+/* Extents of axes as the node states them, -1 where it does not. */
+std::vector<int64_t> StatedExtents(const NodeAttrs& attrs, const Plan& plan) {
+  std::vector<int64_t> axes(plan.rank, -1);
+  auto stated = attrs.dict.find(kExtents);
+  if (stated == attrs.dict.end()) return axes;
+  const char* at = stated->second.c_str();
+  for (int64_t& extent : axes) {
+    char* end = nullptr;
+    extent = std::strtoll(at, &end, 10);
+    if (end == at || extent < 0)
+      Fail("node " + attrs.name + " states extents " + stated->second + ", where its kernel has " +
+           std::to_string(plan.rank) + " axes");
+    at = *end == ',' ? end + 1 : end;
+  }
+  return axes;
+}
+
+/* Whether a backward node has the output more. */
+bool HasBackwardScratch(const NodeAttrs& attrs, const Plan& plan) {
+  return plan.has_scratch || (NeedsScratch(plan) && attrs.dict.count(kExtents));
+}
+
+Plan* FindPlan(const NodeAttrs& attrs, bool backward) {
+  auto found = attrs.dict.find("spec");
+  if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute 'spec'");
+  {
+    std::lock_guard<std::mutex> lock(plans_mutex);
+    auto known = plans[backward].find(found->second);
+    if (known != plans[backward].end()) return known->second;
+  }
+  // Not under the lock: Python may run other threads, which may get here too.
+  Plan* made = MakePlan(found->second, backward);
+  std::lock_guard<std::mutex> lock(plans_mutex);
+  auto [place, is_new] = plans[backward].emplace(found->second, made);
+  if (!is_new) delete made;
+  return place->second;
+}
+
+Function Ready(Plan* plan) {
+  Function function = plan->function.load(std::memory_order_acquire);
+  if (function) return function;
+  // Nobody holds Python's lock here, so whoever compiles can get it.
+  std::lock_guard<std::mutex> lock(plan->compiling);
+  function = plan->function.load(std::memory_order_acquire);
+  if (function) return function;
+  int64_t address = compile(plan->spec.c_str(), plan->backward);
+  if (!address) Fail(python_error);
+  function = reinterpret_cast<Function>(address);
+  plan->function.store(function, std::memory_order_release);
+  return function;
+}
+
+}  // namespace graphopt
