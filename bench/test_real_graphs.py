@@ -15,7 +15,8 @@ from bench import workloads
 from bench.report import Record
 from graphopt.analysis.metrics import measure
 from graphopt.backend.calibrate import calibrated_feeds
-from graphopt.backend.lower import CACHED_OP, lower
+from graphopt.backend.choice import CACHED_OP
+from graphopt.backend.lower import lower
 from graphopt.compat import import_mxnet
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.frontend.symbol_json import read_symbol

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from graphopt.backend.lower import Choice
+from graphopt.backend.choice import Choice
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
 from graphopt.pipeline.manager import Result

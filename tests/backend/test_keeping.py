@@ -18,10 +18,10 @@ import pytest
 
 import graphopt
 import graphopt.nn
-from graphopt.backend import keeping, reference
-from graphopt.backend import lower as lowering
+from graphopt.backend import choosing, keeping, reference
+from graphopt.backend.choice import CACHED_OP, KERNELS
 from graphopt.backend.infer import with_types
-from graphopt.backend.lower import CACHED_OP, KERNELS, lower
+from graphopt.backend.lower import lower
 from graphopt.backend.random_feeds import random_feeds
 from graphopt.backend.symbol import to_symbol
 from graphopt.compat import import_mxnet
@@ -61,9 +61,9 @@ def _kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def race(engines: Mapping[str, Any], _feeds: Any) -> dict[str, float]:
         return {name: 1.0 if name == CACHED_OP + KERNELS else 9.0 for name in engines}
 
-    monkeypatch.setattr(lowering, "race", race)
-    monkeypatch.setattr(lowering, "remembered", lambda _: None)
-    monkeypatch.setattr(lowering, "remember", lambda *_: None)
+    monkeypatch.setattr(choosing, "race", race)
+    monkeypatch.setattr(choosing, "remembered", lambda _: None)
+    monkeypatch.setattr(choosing, "remember", lambda *_: None)
 
 
 def noise(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:

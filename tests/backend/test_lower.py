@@ -3,19 +3,18 @@
 import numpy as np
 import pytest
 
-from graphopt.backend import lower as lowering
-from graphopt.backend import reference
-from graphopt.backend.engines import CachedOpEngine
-from graphopt.backend.freeze import freeze
-from graphopt.backend.infer import with_types
-from graphopt.backend.lower import (
+from graphopt.backend import choosing, reference
+from graphopt.backend.choice import (
     CACHED_OP,
     CACHED_OP_ONEDNN,
     CONVOLUTION_KERNELS,
     EXECUTOR_ONEDNN,
     PRODUCT_KERNELS,
-    lower,
 )
+from graphopt.backend.engines import CachedOpEngine
+from graphopt.backend.freeze import freeze
+from graphopt.backend.infer import with_types
+from graphopt.backend.lower import lower
 from graphopt.backend.random_feeds import random_feeds
 from graphopt.backend.target import MXNetTarget
 from graphopt.compat import import_mxnet
@@ -138,7 +137,7 @@ def test_what_was_packed_for_slower_engines_is_freed(monkeypatch):
     )
     times = {CACHED_OP: 1.0, CONVOLUTION_KERNELS: 2.0}
     monkeypatch.setattr(
-        lowering, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
+        choosing, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
     )
     data, params = arrays(graph)
     region = run_pass(graph, "fuse-convolutions", target=MXNetTarget(), frozen=True).graph
@@ -159,7 +158,7 @@ def test_products_run_where_they_are_faster(monkeypatch, is_fast):
     )
     times = {CACHED_OP: 2.0, PRODUCT_KERNELS: 1.0 if is_fast else 9.0}
     monkeypatch.setattr(
-        lowering, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
+        choosing, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
     )
     data, params = arrays(graph)
     packed = run_pass(graph, "pack-products", frozen=True).graph

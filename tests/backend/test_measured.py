@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from graphopt.backend import measured
+from graphopt.backend.candidates import Candidates
+from graphopt.backend.choice import CACHED_OP
+from graphopt.backend.choosing import key_of
 from graphopt.backend.infer import with_types
-from graphopt.backend.lower import CACHED_OP, lower
+from graphopt.backend.lower import lower
 from graphopt.ir.parser import parse
 from graphopt.kernels import cache
 
@@ -69,7 +72,9 @@ def test_engines_are_measured_once(kept: Path) -> None:
 def test_an_engine_that_is_gone_is_measured_anew(kept: Path) -> None:
     graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) return %a }"))
     lowered = lower(graph)
-    measured.remember(lowered._key(lowered._candidates({})), {"engine": "steam", "measured_ms": {}})
+    form = lowered._form
+    names = Candidates(form, {}, lowered.choice).by_name({})
+    measured.remember(key_of(form, names), {"engine": "steam", "measured_ms": {}})
     lowered(np.ones((8, 4), "float32"))
     assert not lowered.choice.is_remembered
     assert CACHED_OP in lowered.choice.measured_ms

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import graphopt
 from graphopt.backend import order as ordering
+from graphopt.backend.choice import CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN
 from graphopt.backend.engines import bind_as_is
-from graphopt.backend.lower import CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN, lower
+from graphopt.backend.lower import lower
 from graphopt.backend.order import in_order, other_orders
 from graphopt.backend.symbol import to_json, to_symbol
 from graphopt.compat import import_mxnet

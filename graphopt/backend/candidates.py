@@ -1,0 +1,201 @@
+"""The engines that can run what was lowered, each made when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from graphopt.backend.choice import (
+    CACHED_OP,
+    CACHED_OP_ONEDNN,
+    CONVOLUTION_KERNELS,
+    EXECUTOR_ONEDNN,
+    KERNELS,
+    PRODUCT_KERNELS,
+    STEP,
+    Choice,
+)
+from graphopt.backend.convolutions import has_convolutions, with_packed
+from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
+from graphopt.backend.inline import is_all_small, run_by_caller
+from graphopt.backend.keeping import keeps
+from graphopt.backend.onednn import guard, rewritten_symbol
+from graphopt.backend.passing import hands_on_gradients
+from graphopt.backend.pools import Pools
+from graphopt.backend.products import Packed, has_products, with_packed_products
+from graphopt.backend.recompute import StepMemory, with_distinct_outputs
+from graphopt.backend.step import StepEngine
+from graphopt.backend.symbol import to_symbol
+from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONVOLUTIONS, PRODUCT, Node
+
+#: Makes an engine.
+Make = Callable[[], Engine]
+
+
+def is_packed(_graph: Graph, node: Node) -> bool:
+    """Whether a node reads parameters that are packed for it; for :func:`unfuse`."""
+    return node.op in (CONVOLUTIONS, PRODUCT)
+
+
+def has_packed(graph: Graph) -> bool:
+    """Whether a graph has nodes that read packed parameters."""
+    return has_convolutions(graph) or has_products(graph)
+
+
+@dataclass(frozen=True)
+class Form:
+    """What engines are made of.
+
+    Attributes:
+        graph: what a call computes.
+        symbol: the same for MXNet.
+        with_products: the same with packed products, if there is such a form.
+        data: names of the data inputs.
+        ctx: MXNet context.
+        frozen: parameters stay as they are.
+        training: gradients are wanted.
+        numpy: outputs are to be ``mx.np`` arrays.
+        memory: bytes that a training step may take; with ``pools`` only.
+        pools: memory of training steps on MXNet's executors.
+    """
+
+    graph: Graph
+    symbol: Any
+    with_products: Graph | None
+    data: tuple[str, ...]
+    ctx: Any
+    frozen: bool
+    training: bool
+    numpy: bool
+    memory: int | None
+    pools: Pools | None
+
+    @property
+    def packed(self) -> Graph:
+        """What reads packed parameters, if anything does."""
+        return self.graph if self.with_products is None else self.with_products
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether it is bound to a CPU."""
+        return bool(self.ctx.device_type == "cpu")
+
+    @cached_property
+    def keeps(self) -> bool:
+        """Whether recurrences keep packed weights from call to call."""
+        return any(map(keeps, self.graph))
+
+    def typed(self, symbol: Any) -> Any:
+        """The symbol as MXNet's numpy kind, where the outputs are to be ``mx.np`` arrays."""
+        return symbol.as_np_ndarray() if self.numpy else symbol
+
+
+class Candidates:
+    """Makes engines.
+
+    What they pack is noted in ``fixed`` and ``keepers``, what a step takes in ``choice``.
+    """
+
+    def __init__(self, form: Form, fixed: dict[str, Any], choice: Choice) -> None:
+        """``fixed``: arrays that no call gives, by name."""
+        self._form, self._fixed, self._choice = form, fixed, choice
+        self.keepers: list[Packed] = []
+
+    def by_name(self, arrays: Mapping[str, Any]) -> dict[str, Make]:
+        """All that may run, on arrays as one call has them."""
+        form, graph = self._form, self._form.graph
+        has_kernels = is_fused(graph)
+        if form.pools is not None:
+            name = STEP + KERNELS if has_kernels else STEP
+            return {name: lambda: self._step(arrays, name)}
+        if not form.frozen or not form.is_on_cpu:
+            name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
+            if form.is_on_cpu and is_all_small(graph):
+                symbol = run_by_caller(form.symbol)
+                return {name: lambda: self._cached_op(symbol, name, is_run_by_caller=True)}
+            return {name: lambda: self._cached_op(form.symbol, name)}
+        packed = form.packed
+        if not has_packed(packed):
+            return self._without_packed(graph, arrays)
+        plain = unfuse(graph, is_packed) if has_packed(graph) else graph
+        name = CONVOLUTION_KERNELS if has_convolutions(packed) else PRODUCT_KERNELS
+        return self._without_packed(plain, arrays) | {
+            name: lambda: self._packed(packed, arrays, name)
+        }
+
+    def _without_packed(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
+        if not is_fused(graph):
+            return self._plain(graph, arrays)
+        symbol, name = self._symbol_of(graph), CACHED_OP + KERNELS
+        if not has_plain_form(graph):
+            # Unrolled it would take longer to plan than it is worth, and lengths have no form.
+            return {name: lambda: self._cached_op(symbol, name)}
+        # Kernels for all but activations that oneDNN computes with the product before them.
+        mixed, plain = unfuse(graph, follows_anchor), unfuse(graph)
+        others = self._plain(plain, arrays)
+        if not any(node.op == "Convolution" for node in plain):
+            # Then activations are all that oneDNN's subgraphs fuse, and `mixed` has those.
+            others = {CACHED_OP: others[CACHED_OP]}
+        return others | {
+            name: lambda: self._cached_op(symbol, name),
+            EXECUTOR_ONEDNN + KERNELS: lambda: self._executor(
+                mixed, arrays, EXECUTOR_ONEDNN + KERNELS
+            ),
+        }
+
+    def _plain(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
+        symbol = self._symbol_of(graph)
+        return {
+            CACHED_OP: lambda: self._cached_op(symbol, CACHED_OP),
+            CACHED_OP_ONEDNN: lambda: self._cached_op(rewritten_symbol(graph), CACHED_OP_ONEDNN),
+            EXECUTOR_ONEDNN: lambda: self._executor(graph, arrays, EXECUTOR_ONEDNN),
+        }
+
+    def _symbol_of(self, graph: Graph) -> Any:
+        return self._form.symbol if graph is self._form.graph else to_symbol(graph)
+
+    def _cached_op(self, symbol: Any, name: str, *, is_run_by_caller: bool = False) -> Engine:
+        form = self._form
+        is_static = form.frozen or not hands_on_gradients(form.graph)
+        return CachedOpEngine(
+            form.typed(symbol),
+            form.data,
+            name,
+            is_static=is_static and not is_run_by_caller,
+            is_run_by_caller=is_run_by_caller,
+            counts_writes=form.keeps,
+        )
+
+    def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
+        form = self._form
+        assert form.pools is not None
+        symbol = with_distinct_outputs(form.symbol)
+
+        def planner(known: Mapping[str, Any], gradients: Mapping[str, Any]) -> tuple[Any, int]:
+            memory = StepMemory(form.graph, symbol, known, gradients, form.ctx)
+            fitted = memory.fit(form.memory)
+            self._choice.memory = str(fitted)
+            return fitted.symbol, fitted.setting.match
+
+        engine = StepEngine(
+            symbol, form.data, form.ctx, form.pools, name, planner=planner, numpy=form.numpy
+        )
+        engine.plan([arrays[name] for name in engine.inputs])
+        return engine
+
+    def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
+        symbol = self._form.typed(to_symbol(guard(graph)))
+        values = [arrays[name] for name in symbol.list_inputs()]
+        return ExecutorEngine(symbol, values, self._form.data, self._form.ctx, name)
+
+    def _packed(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
+        ctx = self._form.ctx
+        packed, params = with_packed(graph, arrays, ctx)
+        packed, weights, self.keepers = with_packed_products(packed, arrays, ctx)
+        params |= weights
+        self._fixed.update(params)
+        return self._executor(packed, {**arrays, **params}, name)

@@ -1,0 +1,110 @@
+"""Chooses an engine: candidates have to agree, and the fastest is taken and remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from graphopt.backend.candidates import Form, Make, is_packed
+from graphopt.backend.choice import CONVOLUTION_KERNELS, PRODUCT_KERNELS, Choice
+from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
+from graphopt.backend.measured import remember, remembered
+from graphopt.backend.order import in_less_memory
+from graphopt.backend.race import race
+from graphopt.backend.symbol import first_line
+from graphopt.backend.unfuse import unfuse
+from graphopt.compat import import_mxnet
+from graphopt.errors import BudgetError, GraphoptError
+from graphopt.ir.fingerprint import fingerprint
+from graphopt.pipeline.instruments import compare
+
+
+def choose(
+    form: Form, candidates: Mapping[str, Make], value: Callable[[str], Any], choice: Choice
+) -> Engine:
+    """The fastest of the candidates that compute what the first one does.
+
+    Args:
+        form: what they run.
+        candidates: what makes them, by name.
+        value: the array that an input of theirs has in the call at hand, by its name.
+        choice: what was found is noted there.
+
+    Raises:
+        BudgetError: no training step takes as little as was asked for.
+        GraphoptError: none of them runs; the message says why not.
+    """
+    key = key_of(form, candidates)
+    known = remembered(key) if len(candidates) > 1 else None
+    if known is not None and known["engine"] in candidates:
+        choice.measured_ms = dict(known["measured_ms"])
+        choice.is_remembered = True
+        candidates = {known["engine"]: candidates[known["engine"]]}
+    engines = _made(candidates, value, choice)
+    if not engines:
+        reasons = "; ".join(f"{name}: {why}" for name, why in choice.failed.items())
+        raise GraphoptError(f"MXNet cannot run graph {form.graph.name!r}: {reasons}")
+    times = choice.measured_ms
+    choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
+    if len(candidates) > 1:
+        remember(key, {"engine": choice.engine, "measured_ms": times})
+    return engines[choice.engine]
+
+
+def key_of(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
+    """What the choice of an engine depends on, besides the machine."""
+    packed = "" if form.with_products is None else fingerprint(form.with_products)
+    return ("engine", fingerprint(form.graph), packed, str(form.ctx), *candidates)
+
+
+def _made(
+    candidates: Mapping[str, Make], value: Callable[[str], Any], choice: Choice
+) -> dict[str, Engine]:
+    """The candidates that can be made and agree, timed if there are several."""
+    engines: dict[str, Engine] = {}
+    feeds: dict[str, dict[str, Any]] = {}
+    expected: dict[str, np.ndarray[Any, Any]] = {}
+    for name, make in candidates.items():
+        try:
+            engine = make()
+            if len(candidates) > 1:
+                known = {n: value(n) for n in engine.inputs}
+                found = _run_once(engine, known)
+                expected = expected or found
+                # MXNet's oneDNN rewrites compute wrong values for some graphs.
+                compare(expected, found, where=name)
+                feeds[name] = known
+            engines[name] = engine
+        except BudgetError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
+            choice.failed[name] = first_line(error)
+    if feeds:
+        choice.measured_ms = race(engines, feeds)
+    return engines
+
+
+def _run_once(engine: Engine, known: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    with import_mxnet().autograd.pause(train_mode=False):
+        outputs = engine([known[name] for name in engine.inputs])
+    return {f"output {i}": output.asnumpy() for i, output in enumerate(outputs)}
+
+
+def ordered(form: Form, engine: Engine, arrays: Mapping[str, Any], choice: Choice) -> Engine:
+    """The engine, with its operators in an order that takes less memory if one is found."""
+    if form.training or not isinstance(engine, CachedOpEngine | ExecutorEngine):
+        return engine
+    if engine.name in (CONVOLUTION_KERNELS, PRODUCT_KERNELS):
+        return engine  # regions share their memory already; packed nodes have no plain order
+    parts = ("order", engine.name, *key_of(form, ()))
+    known = remembered(parts)
+    if known is None:
+        found = in_less_memory(engine, unfuse(form.graph, is_packed), arrays, form.ctx)
+        known = {"told": str(found or ""), "json": found.symbol.tojson() if found else ""}
+        remember(parts, known)
+    if not known["json"]:
+        return engine
+    choice.memory = known["told"]
+    return engine.on(form.typed(import_mxnet().sym.load_json(known["json"])))
