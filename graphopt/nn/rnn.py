@@ -50,7 +50,8 @@ class _AnyLength:
         if isinstance(inputs, mx.nd.NDArray):
             batch = inputs.shape[self._layout.find("N")]  # type: ignore[attr-defined]
             if skips:
-                states = self.begin_state(batch, ctx=inputs.context, dtype=inputs.dtype)  # type: ignore[attr-defined]
+                # Kernels read no zeros, so none are made, but a CachedOp has states as inputs.
+                states = self._zero_states(inputs) if self._active else []  # type: ignore[attr-defined]
             if sequence_length is not None:
                 _check_lengths(sequence_length, batch)
         elif skips:
@@ -74,7 +75,7 @@ class _AnyLength:
         **params: Any,
     ) -> tuple[Any, list[Any]]:
         """The outputs and the final states."""
-        if F is mx.nd:
+        if F is mx.nd and (states or not _call.starts_from_zero):
             batch = inputs.shape[self._layout.find("N")]  # type: ignore[attr-defined]
             _check_states(states, self.state_info(batch))  # type: ignore[attr-defined]
         found: tuple[Any, list[Any]] = self._forward_kernel(
@@ -98,8 +99,13 @@ class _AnyLength:
     ) -> Any:
         if self._stays_with_mxnet(sequence_length):
             self._use_sequence_length = sequence_length is not None
+            states = states or self._zero_states(inputs)
             return super()._forward_kernel(F, inputs, states, sequence_length, **params)  # type: ignore[misc]
         return _Forward(self, F, params, sequence_length).run(inputs, states)
+
+    def _zero_states(self, inputs: Any) -> Any:
+        batch = inputs.shape[self._layout.find("N")]  # type: ignore[attr-defined]
+        return self.begin_state(batch, ctx=inputs.context, dtype=inputs.dtype)  # type: ignore[attr-defined]
 
     def _stays_with_mxnet(self, sequence_length: Any) -> bool:
         """Whether MXNet's operator has to do: on GPUs, for other dtypes, clipped states."""
@@ -118,11 +124,12 @@ class _AnyLength:
 
 
 class _Forward:
-    """One run of a layer, on arrays or on symbols."""
+    """One run of a layer, on arrays or on symbols; there are no ``states`` where they are zeros."""
 
     def __init__(self, layer: Any, F: Any, params: dict[str, Any], lengths: Any) -> None:
         self.layer, self.F, self.params, self.lengths = layer, F, params, lengths
         self.is_symbolic = F is not mx.nd
+        self.n_states = len(layer.state_info())
 
     def run(self, x: Any, states: Sequence[Any]) -> tuple[Any, list[Any]]:
         layer, F = self.layer, self.F
@@ -131,7 +138,10 @@ class _Forward:
             if level and layer._dropout:
                 x = F.Dropout(x, p=layer._dropout)
             x, *final = self._layer(x, states, level)
-            finals += [final[d * len(states) : (d + 1) * len(states)] for d in range(layer._dir)]
+            count = self.n_states
+            finals += [final[d * count : (d + 1) * count] for d in range(layer._dir)]
+        if not states:
+            return x, []  # nobody asks for the final ones either
         stacked = [
             [F.expand_dims(final[n], axis=0) for final in finals] for n in range(len(states))
         ]
@@ -156,7 +166,7 @@ class _Forward:
             [self.params[f"{'lr'[d]}{level}_{name}"] for name in cell.parameters]
             for d in directions
         ]
-        first = 1 + len(states)
+        first = 1 + self.n_states
         reads += [own[n - first] for own in learned for n in body.matrices]
         reads += [self._sum([own[n - first] for n in g]) for own in learned for g in body.vectors]
         if self.lengths is not None:
@@ -170,7 +180,7 @@ class _Forward:
             "stash": mx.autograd.is_recording(),
         }
         run = compose if self.is_symbolic else invoke
-        return list(run(RECURRENCE, reads, attrs))[: 1 + len(states) * layer._dir]
+        return list(run(RECURRENCE, reads, attrs))[: 1 + self.n_states * layer._dir]
 
     def _starts_from_zero(self, states: Sequence[Any]) -> bool:
         # A hybridized layer is given zeros as inputs, which MXNet wants to see used.

@@ -12,7 +12,7 @@ from graphopt.kernels.recurrence.plan import plan
 from graphopt.kernels.recurrence.program import Program
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 
-#: What is asked for; kernels/bridge/recurrence_operator.h has the same list.
+#: What is asked for; kernels/bridge/recurrence_signature.h has the same list.
 SIGNATURE, INFERENCE, TRAINING, BACKWARD = range(4)
 
 

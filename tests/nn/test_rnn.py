@@ -494,6 +494,25 @@ def test_states_that_do_not_fit(hybridize: bool) -> None:
             flat(mine(x, states))[0].asnumpy()
 
 
+def test_no_states_are_not_zero_states() -> None:
+    _, mine = pair("LSTM")
+    with pytest.raises(InputError, match="has 2 states, 0 were given"):
+        mine(data(mine), [])
+
+
+def test_zeros_are_made_where_they_are_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, mine = pair("LSTM")
+    x = data(mine)
+    expected, made = theirs(x), []
+    begin = mine.begin_state
+    monkeypatch.setattr(mine, "begin_state", lambda *a, **k: made.append(a) or begin(*a, **k))
+    near(mine(x), expected)
+    assert not made
+    mine.hybridize()
+    near(mine(x), expected)
+    assert made
+
+
 def test_inputs_that_do_not_fit() -> None:
     _, mine = pair("GRU")
     with pytest.raises(mx.MXNetError, match=r"has shape .*4.*not .*3"):
