@@ -202,7 +202,7 @@ void Fetch(const Rows<T>& block, int64_t begin, int64_t k) {
 
 template <typename T>
 void Multiply(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packed, int64_t n_factors,
-              int64_t n, bool adds, Meanwhile*) {
+              int64_t n, bool adds, Meanwhile* meanwhile) {
   Factor<T> factors[kMostFactors];
   for (int64_t f = 0; f < n_factors; ++f) factors[f] = {{}, packed[f].at, packed[f].depth};
   for (int64_t j = 0; j < n; j += Shape<T>::kWidth) {
@@ -221,6 +221,7 @@ void Multiply(const Rows<T>* blocks, int64_t count, const PackedMatrix<T>* packe
           if (j == 0 && given.from_index) Fetch(given, i + kRows, packed[f].depth);
         }
         Pick<T, 1>(rows, vectors)(tile);
+        if (meanwhile) meanwhile->RunErrand();
       }
     for (int64_t f = 0; f < n_factors; ++f)
       factors[f].right += packed[f].depth * vectors * Shape<T>::kLanes;

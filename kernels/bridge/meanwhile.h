@@ -1,5 +1,6 @@
 /*
- * What a thread computes while its matrix unit is busy: the kernel of other rows, some columns at a time.
+ * What a thread computes while its matrix unit is busy, the kernel of other rows, some columns at a time;
+ * or while its vectors are, an errand that wants memory.
  */
 #pragma once
 
@@ -55,6 +56,9 @@ class Meanwhile {
     next_ = script_.data();
     end_ = next_ + rows * calls_per_row_;
   }
+
+  /* No kernel, but an errand. */
+  void TakeNone(Errand* errand) { errand_ = errand; }
 
   /* The next stage of a piece, if there is one. */
   void Do() {

@@ -87,7 +87,7 @@ void RunSlots(const Shared<T>& shared, const Layout<T>& layout, int64_t number, 
     more.Place(scratch + layout.walk_bytes / 2);
     RunInTurns(&one, &other, &ends, start);
   } else {
-    while (start(&one)) one.Run();
+    while (start(&one)) one.Run(&ends);
   }
   ends.Finish();
 }

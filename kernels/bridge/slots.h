@@ -59,8 +59,12 @@ class Slots : public InTurns<T, Slots<T>> {
     if (count_ == 0 && EnterNext(0)) ++count_;  // none, as those that wait are not longer
   }
 
-  /* Through all steps of its sequences and of those that take their places. */
-  void Run() {
+  /* Through all steps of its sequences and of those that take their places, with an errand besides. */
+  void Run(Errand* errand) {
+    Meanwhile besides;
+    besides.TakeNone(errand);
+    // A matrix unit does its errands in turns only, with pieces of a kernel.
+    if (!s_.weights.products.are_tiled) this->meanwhile_ = &besides;
     while (!IsOver()) {
       BeginStep();
       for (size_t n = 0; n < p_.steps.size();) {
@@ -75,6 +79,7 @@ class Slots : public InTurns<T, Slots<T>> {
       }
       EndStep();
     }
+    this->meanwhile_ = nullptr;
   }
 
   bool IsOver() const { return count_ == 0; }
