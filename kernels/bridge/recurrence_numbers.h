@@ -13,10 +13,21 @@
 
 namespace graphopt {
 
+/* Calls `read` with the elements of an array of whole numbers, whatever their type. */
+template <typename Read>
+void WithNumbers(const TBlob& blob, const std::string& node, const char* what, const Read& read) {
+  switch (blob.type_flag_) {
+    case mshadow::kFloat32: return read(static_cast<const float*>(blob.dptr_));
+    case mshadow::kFloat64: return read(static_cast<const double*>(blob.dptr_));
+    case mshadow::kInt32: return read(static_cast<const int32_t*>(blob.dptr_));
+    case mshadow::kInt64: return read(static_cast<const int64_t*>(blob.dptr_));
+    default: Fail("node " + node + ": " + what + " are float32, float64, int32 or int64");
+  }
+}
+
 template <typename T>
-void ReadLengths(const TBlob& blob, const std::string& node, int64_t steps,
+void ReadLengths(const T* data, const std::string& node, int64_t steps,
                  std::vector<int64_t>* lengths) {
-  auto data = static_cast<const T*>(blob.dptr_);
   for (size_t i = 0; i < lengths->size(); ++i) {
     double length = static_cast<double>(data[i]);
     if (!(length >= 0 && length <= steps) || length != std::floor(length))
@@ -31,21 +42,15 @@ std::vector<int64_t> Lengths(const TBlob& blob, const std::string& node, const E
   if (extents.steps * extents.batch > std::numeric_limits<int32_t>::max())
     Fail("node " + node + ": steps times sequences of different lengths are at most 2^31 - 1");
   std::vector<int64_t> lengths(extents.batch);
-  switch (blob.type_flag_) {
-    case mshadow::kFloat32: ReadLengths<float>(blob, node, extents.steps, &lengths); break;
-    case mshadow::kFloat64: ReadLengths<double>(blob, node, extents.steps, &lengths); break;
-    case mshadow::kInt32: ReadLengths<int32_t>(blob, node, extents.steps, &lengths); break;
-    case mshadow::kInt64: ReadLengths<int64_t>(blob, node, extents.steps, &lengths); break;
-    default: Fail("node " + node + ": lengths are float32, float64, int32 or int64");
-  }
+  WithNumbers(blob, node, "lengths",
+              [&](auto data) { ReadLengths(data, node, extents.steps, &lengths); });
   return lengths;
 }
 
 /* Numbers of rows, (steps, batch), clipped to the table; -1 behind the end of a sequence. */
 template <typename T>
-void ReadNumbers(const TBlob& blob, bool batch_major, const Extents& extents,
+void ReadNumbers(const T* data, bool batch_major, const Extents& extents,
                  const std::vector<int64_t>& lengths, std::vector<int32_t>* numbers) {
-  auto data = static_cast<const T*>(blob.dptr_);
   for (int64_t t = 0; t < extents.steps; ++t)
     for (int64_t b = 0; b < extents.batch; ++b) {
       // As a double, which has every number of a row: float32 has none of some beyond 2^24.
@@ -67,22 +72,9 @@ RowsInUse ReadRows(const NodeAttrs& attrs, const TBlob& blob, const Extents& ext
   const bool batch_major = Flag(attrs, "batch_major");
   std::vector<int32_t> numbers;
   numbers.reserve(extents.steps * extents.batch);
-  switch (blob.type_flag_) {
-    case mshadow::kFloat32:
-      ReadNumbers<float>(blob, batch_major, extents, lengths, &numbers);
-      break;
-    case mshadow::kFloat64:
-      ReadNumbers<double>(blob, batch_major, extents, lengths, &numbers);
-      break;
-    case mshadow::kInt32:
-      ReadNumbers<int32_t>(blob, batch_major, extents, lengths, &numbers);
-      break;
-    case mshadow::kInt64:
-      ReadNumbers<int64_t>(blob, batch_major, extents, lengths, &numbers);
-      break;
-    default:
-      Fail("node " + attrs.name + ": numbers of rows are float32, float64, int32 or int64");
-  }
+  WithNumbers(blob, attrs.name, "numbers of rows", [&](auto data) {
+    ReadNumbers(data, batch_major, extents, lengths, &numbers);
+  });
   return FindRows(numbers, extents.table_rows);
 }
 

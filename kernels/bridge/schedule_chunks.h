@@ -36,6 +36,17 @@ struct Chunks {
   }
 };
 
+/* Calls `each` with the row of the step that reads it, for all entries of an argument. */
+template <typename Each>
+void ForEntries(const PlannedStep& step, const PlannedArg& arg, const Each& each) {
+  int64_t row = 0, left = step.lengths ? step.lengths[0] : 1;
+  for (int64_t e = 0; e < arg.entries; ++e) {
+    while (left == 0) left = step.lengths ? step.lengths[++row] : (++row, 1);
+    --left;
+    each(row, e);
+  }
+}
+
 /* The first row of what every row hangs together with. */
 inline std::vector<int32_t> Parts(const SchedulePlan& plan) {
   std::vector<int32_t> first(plan.step_rows);
@@ -45,18 +56,14 @@ inline std::vector<int32_t> Parts(const SchedulePlan& plan) {
     return row;
   };
   for (const PlannedStep& step : plan.steps)
-    for (const PlannedArg& arg : step.args) {
-      int64_t row = 0, left = step.lengths ? step.lengths[0] : 1;
-      for (int64_t e = 0; e < arg.entries; ++e) {
-        while (left == 0) left = step.lengths ? step.lengths[++row] : (++row, 1);
-        --left;
+    for (const PlannedArg& arg : step.args)
+      ForEntries(step, arg, [&](int64_t row, int64_t e) {
         const PlannedValue& source = plan.values[plan.value_of[arg.ids[e]]];
-        if (source.step < 0) continue;
+        if (source.step < 0) return;
         int32_t a = find(step.first + row);
         int32_t b = find(plan.steps[source.step].first + arg.ids[e] - source.base);
         if (a != b) first[std::max(a, b)] = std::min(a, b);
-      }
-    }
+      });
   for (int64_t row = 0; row < plan.step_rows; ++row) first[row] = find(row);
   return first;
 }
@@ -142,20 +149,16 @@ inline SharedRows FindShared(const SchedulePlan& plan, const Chunks& chunks, con
   found.at.assign(count, -1);
   found.is_once = FindOnce(plan);
   for (const PlannedStep& step : plan.steps)
-    for (const PlannedArg& arg : step.args) {
-      int64_t row = 0, left = step.lengths ? step.lengths[0] : 1;
-      for (int64_t e = 0; e < arg.entries; ++e) {
-        while (left == 0) left = step.lengths ? step.lengths[++row] : (++row, 1);
-        --left;
+    for (const PlannedArg& arg : step.args)
+      ForEntries(step, arg, [&](int64_t row, int64_t e) {
         int64_t id = arg.ids[e];
-        if (id >= count || !call.external_gradients[plan.value_of[id]]) continue;
+        if (id >= count || !call.external_gradients[plan.value_of[id]]) return;
         int32_t chunk = chunks.chunk_of[step.first + row];
         if (owner[id] == -1) owner[id] = chunk;
-        if (owner[id] == chunk || found.at[id] >= 0) continue;
+        if (owner[id] == chunk || found.at[id] >= 0) return;
         found.at[id] = found.size;
         found.size += plan.values[plan.value_of[id]].width;
-      }
-    }
+      });
   return found;
 }
 
