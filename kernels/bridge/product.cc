@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "ask.h"
 #include "lanes.h"
 #include "lanes_math.h"
 #include "lanes_transpose.h"
@@ -188,7 +189,7 @@ void TurnPanel(const Matrix& matrix, int64_t units, int64_t at, int64_t next, in
 
 /* Asks for a row that does not adjoin the one before, so that the processor does not see it coming. */
 void Fetch(const float* row, int64_t floats) {
-  for (int64_t j = 0; j < floats; j += kLineFloats) __builtin_prefetch(row + j);
+  for (int64_t j = 0; j < floats; j += kLineFloats) AskFor(row + j);
 }
 
 /* A row of a panel, with zeros behind it. */

@@ -1,6 +1,7 @@
 /* Programs without states on rows that lie one behind the other. */
 #pragma once
 
+#include "ask.h"
 #include "execute.h"
 
 namespace graphopt {
@@ -134,7 +135,7 @@ void CopyRow(T* to, const T* from, int64_t width) {
 /* Asks for a row that is in no stream. */
 template <typename T>
 void FetchRow(const T* row, int64_t width) {
-  for (int64_t j = 0; j < width; j += kLine / sizeof(T)) __builtin_prefetch(row + j);
+  for (int64_t j = 0; j < width; j += kLine / sizeof(T)) AskFor(row + j);
 }
 
 template <typename T>

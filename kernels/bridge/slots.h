@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ask.h"
 #include "turns.h"
 
 namespace graphopt::walks {
@@ -275,17 +276,17 @@ class Slots : public InTurns<T, Slots<T>> {
       const SequenceArray& array = c_.sequences[0];
       const Kind kind = KindOf(0);
       const int64_t at = c_.index ? c_.index[number(numbers_[kStepsFirst])] : number(numbers_[kind]);
-      AskFor<0>(static_cast<T*>(array.data) + at * StrideOf(kind, array), p_.sequence_widths[0]);
+      AskForRow<0>(static_cast<T*>(array.data) + at * StrideOf(kind, array), p_.sequence_widths[0]);
     }
     if (c_.stash && p_.stash_width)
-      AskFor<1>(static_cast<T*>(c_.stash) + number(numbers_[kStashed]) * p_.stash_width, p_.stash_width);
+      AskForRow<1>(static_cast<T*>(c_.stash) + number(numbers_[kStashed]) * p_.stash_width, p_.stash_width);
   }
 
   template <int kWrites>
-  static void AskFor(const T* row, int64_t width) {
+  static void AskForRow(const T* row, int64_t width) {
     const int64_t bytes = std::min<int64_t>(width * sizeof(T), kAskedBytes);
     for (int64_t at = 0; at < bytes; at += kLine)
-      __builtin_prefetch(reinterpret_cast<const char*>(row) + at, kWrites, 2);
+      AskFor<kWrites, 2>(reinterpret_cast<const char*>(row) + at);
   }
 
   const Shared<T>& s_;

@@ -71,9 +71,9 @@ class Walk : public InTurns<T, Walk<T>> {
     FetchRows();
     char* end = std::min(end_, ahead_ + part_);
     if (p_.backward)
-      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 0, 2);
+      for (; ahead_ < end; ahead_ += kLine) AskFor<0, 2>(ahead_);
     else
-      for (; ahead_ < end; ahead_ += kLine) __builtin_prefetch(ahead_, 1, 2);
+      for (; ahead_ < end; ahead_ += kLine) AskFor<1, 2>(ahead_);
   }
 
   void EndStep() {
@@ -279,7 +279,7 @@ class Walk : public InTurns<T, Walk<T>> {
     const int32_t* end = std::min(end_of_numbers_, numbers_ + part);
     for (; numbers_ < end; ++numbers_) {
       auto row = reinterpret_cast<const char*>(rows_.at + *numbers_ * rows_.stride);
-      for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row + at, 0, 2);
+      for (size_t at = 0; at < bytes; at += kLine) AskFor<0, 2>(row + at);
     }
   }
 
