@@ -16,6 +16,8 @@ from graphopt.compat import import_mxnet
 from graphopt.kernels import cache as disk
 
 #: Off where every measurement is to be made anew.
+#: Of the environment, what changes how fast something is.
+_SETTINGS = ("OMP_NUM_THREADS", "GRAPHOPT_AMX", "GRAPHOPT_PAIRED")
 ENABLED = os.environ.get("GRAPHOPT_REMEMBER", "1") != "0"
 
 
@@ -43,7 +45,7 @@ def once(parts: Sequence[str], measure: Callable[[], Any]) -> Any:
 
 
 def _key(parts: Sequence[str]) -> str:
-    told = (os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "GRAPHOPT_AMX"))
+    told = (os.environ.get(name, "") for name in _SETTINGS)
     return disk.key_of(*_machine(), *told, *parts)
 
 

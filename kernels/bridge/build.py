@@ -26,6 +26,7 @@ SOURCES = (
     "recurrence.cc",
     "lookup.cc",
     "matrix.cc",
+    "paired.cc",
     "tiles.cc",
     "dense.cc",
     "tree.cc",
@@ -40,6 +41,7 @@ SOURCES = (
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
 _VECTORS = {
     "matrix.cc": ["-O3"],
+    "paired.cc": ["-O3"],
     "tiles.cc": ["-O2"],
     "dense.cc": ["-O2"],
     "recurrence.cc": ["-O2", "-ftree-vectorize"],

@@ -9,11 +9,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "lanes_transpose.h"
+#include "ask.h"
+#include "paired.h"
+#include "panels.h"
 #include "tiles.h"
 
 namespace graphopt {
@@ -149,32 +150,6 @@ int64_t PackedSize(int64_t k, int64_t n) {
   return k * (width + Vectors<T>(n - width) * Shape<T>::kLanes);
 }
 
-/* Columns of a matrix whose rows are b's columns, as rows of a panel: whole squares are transposed in
- * registers, since numbers that lie rows apart would be read one by one. */
-template <typename T>
-void TurnPanel(const T* b, int64_t stride, int64_t k, int64_t columns, T* packed, int64_t width) {
-  if constexpr (std::is_same_v<T, float>) {
-    blocked::Transpose(b, stride, columns, k, packed, width);
-  } else {
-    for (int64_t p = 0; p < k; ++p)
-      for (int64_t i = 0; i < columns; ++i) packed[p * width + i] = b[i * stride + p];
-  }
-}
-
-/* One panel of `columns` columns, with zeros behind them up to `width`. */
-template <typename T>
-void PackPanel(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t columns,
-               T* packed, int64_t width) {
-  if (columns < width) std::memset(packed, 0, k * width * sizeof(T));
-  if (row_stride == 1) return TurnPanel(b, column_stride, k, columns, packed, width);
-  for (int64_t p = 0; p < k; ++p, packed += width, b += row_stride) {
-    if (column_stride == 1)
-      std::memcpy(packed, b, columns * sizeof(T));
-    else
-      for (int64_t i = 0; i < columns; ++i) packed[i] = b[i * column_stride];
-  }
-}
-
 template <typename T>
 void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, int64_t begin,
           int64_t end, T times, T* packed) {
@@ -196,7 +171,7 @@ void Fetch(const Rows<T>& block, int64_t begin, int64_t k) {
   const int64_t end = std::min<int64_t>(begin + kRows, block.rows);
   for (int64_t r = begin; r < end; ++r) {
     const T* row = block.from + block.from_index[r] * block.from_stride;
-    for (int64_t p = 0; p < k; p += 64 / sizeof(T)) __builtin_prefetch(row + p);
+    for (int64_t p = 0; p < k; p += 64 / sizeof(T)) AskFor(row + p);
   }
 }
 
@@ -353,8 +328,8 @@ const Products<double>& ProductsFor<double>(int64_t, int64_t, bool) { return Pro
 template <>
 const Products<float>& ProductsFor<float>(int64_t rows, int64_t elements, bool kept) {
   const Products<float>& vectors = ProductsOfFew<float>();
-  if (elements < kLeastElements || (!kept && rows < kLeastRows) || !tiles::AreThere())
-    return vectors;
+  if (elements < kLeastElements || (!kept && rows < kLeastRows)) return vectors;
+  if (!tiles::AreThere()) return paired::ArePaired() ? paired::MakeProducts(vectors) : vectors;
   const Products<float>& all = tiles::MakeProducts(vectors);
   if (rows >= kLeastRows) return all;
   static const Products<float> few = {all.panel,         false,    all.packed_size,

@@ -75,6 +75,9 @@ struct Products {
   /* For up to kMostFactors sums, c (m x n, adjacent rows) += the sum over all of `segments` segments' rows
    * of left^T right; the left operands are those of the first sum. */
   void (*outer)(const OuterSum<T>* sums, int64_t count, int64_t segments, int64_t m);
+  /* What has to be known of the whole matrix before the first panel is packed, or null. */
+  void (*prepare)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
+                  T* packed) = nullptr;
 };
 
 /* Rows of a call, and elements of the matrices that it multiplies them with, from which on a matrix unit

@@ -12,7 +12,7 @@ from graphopt.kernels.bridge import build
 
 ORDER = ("base", "avx2", "avx512")
 #: What files call besides.
-_BESIDE = {"matrix.cc": ("tiles.cc",)}
+_BESIDE = {"matrix.cc": ("tiles.cc", "paired.cc")}
 
 
 def compiled(name: str, file: str, folder: Path) -> ctypes.CDLL:

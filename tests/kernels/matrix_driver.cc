@@ -1,5 +1,6 @@
 /* Products of matrix.h by themselves, for tests to call. */
 #include "matrix.h"
+#include "paired.h"
 #include "probe.h"
 #include "tiles.h"
 
@@ -7,13 +8,16 @@ using namespace graphopt;
 
 namespace {
 
-bool use_tiles = false;
+enum Kind { kVectors, kTiles, kPaired };
+int kind = kVectors;
 int times = 1;  // that products are multiplied by
 
-/* Those for a call that is worth the matrix unit, or for one that is not. */
+/* Those for a call that is worth the matrix unit or pairs, or for one that is not. */
 template <typename T>
 const Products<T>& Chosen() {
-  return use_tiles ? ProductsFor<T>(kLeastRows, kLeastElements) : ProductsFor<T>(0, 0);
+  if constexpr (std::is_same_v<T, float>)
+    if (kind == kPaired) return paired::MakeProducts(ProductsOfFew<float>());
+  return kind == kTiles ? ProductsFor<T>(kLeastRows, kLeastElements) : ProductsFor<T>(0, 0);
 }
 
 template <typename T>
@@ -22,6 +26,7 @@ void MultiplyAs(const T* from, const int32_t* from_index, const T* right, int64_
                 bool adds) {
   const int64_t rows = sizes[0], depth = sizes[1], width = sizes[2], stride = sizes[3];
   const Products<T>& all = Chosen<T>();
+  if (all.prepare) all.prepare(right, by_depth, by_width, depth, width, packed);
   for (int64_t j = 0; j < width; j += all.panel)
     all.pack(right, by_depth, by_width, depth, width, j, j + all.panel < width ? j + all.panel : width,
              T(times), packed);
@@ -42,6 +47,7 @@ void AddUpAs(const T** from, const int32_t** from_index, const T** right, int64_
   Rows<T> block[kMostFactors];
   PackedMatrix<T> matrices[kMostFactors];
   for (int64_t f = 0; f < factors; ++f) {
+    if (all.prepare) all.prepare(right[f], width, 1, depth[f], width, packed[f]);
     all.pack(right[f], width, 1, depth[f], width, 0, width, T(1), packed[f]);
     block[f] = {from[f], depth[f], to, stride, rows, from_index[f]};
     matrices[f] = {packed[f], depth[f]};
@@ -61,6 +67,7 @@ void AlikeAs(const T* from, const int32_t* from_index, const T* right, T** packe
   const bool are_added[] = {adds[0] != 0, adds[1] != 0};
   for (int i = 0; i < 2; ++i) {
     const int64_t first = i * cut;
+    if (all.prepare) all.prepare(right + first, width, 1, depth, columns[i], packed[i]);
     all.pack(right + first, width, 1, depth, columns[i], 0, columns[i], T(1), packed[i]);
     each[i] = {from, depth, to + first, stride, rows, from_index, to_index};
     matrices[i] = {packed[i], depth};
@@ -85,10 +92,10 @@ void OuterAs(const T* left, const int32_t* left_index, const T* right, const int
 
 }  // namespace
 
-/* Whether products are the matrix unit's from now on: if it is there. */
-extern "C" int choose(int tiles) {
-  use_tiles = tiles && tiles::AreThere();
-  return use_tiles;
+/* What multiplies from now on: vectors, the matrix unit if it is there, or pairs. */
+extern "C" int choose(int wanted) {
+  if (wanted != kTiles || tiles::AreThere()) kind = wanted;
+  return kind;
 }
 
 /* What recurrences have products multiplied by. */

@@ -1,0 +1,27 @@
+/*
+ * Products of float32 matrices with half of the multiplications of most of their numbers, for processors
+ * that add while they multiply.
+ *
+ * Two terms of an inner product take one multiplication: x1 y1 + x2 y2 = (x1 + y2) (x2 + y1) - x1 x2 -
+ * y1 y2, and what is subtracted is the same for a row and for a column. See Winograd, A new algorithm for
+ * inner product, 1968. AMD's Zen has two ports for multiplications, or multiplications and sums, and two
+ * more for sums, so two thirds of the terms are paired, which keeps all four busy: three terms take two
+ * multiplications and two sums.
+ *
+ * Digits are lost where rows and columns differ in size. So columns are multiplied by a power of two when
+ * they are packed, which makes the largest of a panel half to one; rows that are smaller than 2^-4 or
+ * larger than 2^4 in their largest, and what is infinite or no number, are multiplied as usual.
+ */
+#pragma once
+
+#include "matrix.h"
+
+namespace graphopt::paired {
+
+/* Whether this processor has ports for sums besides those for multiplications; GRAPHOPT_PAIRED=0 says no. */
+bool ArePaired();
+
+/* Products of rows with packed matrices in this way; outer products as by `vectors`. */
+const Products<float>& MakeProducts(const Products<float>& vectors);
+
+}  // namespace graphopt::paired

@@ -1,0 +1,272 @@
+/*
+ * Tiles of paired products (paired.h), for files that are compiled for the processor at hand.
+ */
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "lanes.h"
+#include "matrix.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace graphopt::paired {
+namespace {  // each file that includes this may be compiled for other instructions
+
+using blocked::kLanes;
+using blocked::Lanes;
+using blocked::LoadLanes;
+using blocked::StoreLanes;
+
+#if defined(__AVX512F__)
+constexpr int kRows = 8, kVectors = 2;
+#else
+constexpr int kRows = 4, kVectors = 2;  // sums and what is multiplied fill sixteen registers
+#endif
+constexpr int64_t kWidth = kVectors * kLanes;
+// Binary digits that numbers of a row of either operand, and of a column, are moved by at most.
+constexpr int kMostShift = 30, kMostOfColumn = 50;
+
+/* Numbers of a depth come in threes, of which the first two are a pair and the last one is multiplied by
+ * itself; there are zeros where it ends before that. */
+constexpr int64_t ThreesOf(int64_t depth) { return (depth + 2) / 3; }
+constexpr int64_t Padded(int64_t depth) { return 3 * ThreesOf(depth); }
+
+/* Binary digits by which numbers are moved to have a root mean square of about a half. */
+inline int ShiftFor(float squares, int64_t count) {
+  int32_t bits;
+  std::memcpy(&bits, &squares, sizeof(bits));
+  const int digits = 63 - __builtin_clzll(count | 1);
+  return -(((bits >> 23) - 127 - digits + 2) >> 1);
+}
+
+/* Whether they may be: not if they are no numbers, or too large or small. */
+inline bool IsWithin(int shift, int most) { return shift >= -most && shift <= most; }
+
+inline float PowerOfTwo(int exponent) {
+  const int32_t bits = (exponent + 127) << 23;
+  float found;
+  std::memcpy(&found, &bits, sizeof(found));
+  return found;
+}
+
+/* A row to be multiplied: numbers of all factors, one behind the other. */
+struct Row {
+  const float *left, *from[kMostFactors];  // copied; as they are
+  float* to;
+  float sums[kMostFactors];  // of the products of its pairs in each factor, negative
+  float inverse;             // one over what its numbers were multiplied by
+};
+
+/* A factor's columns of a tile: numbers, what products of their pairs add up to, negative, what each column
+ * was multiplied by, and one over that. */
+struct Panel {
+  const float *right, *sums, *scales, *inverses;
+  int64_t depth, threes;
+};
+
+struct Tile {
+  const Row* rows;
+  const Panel* panels;
+  int64_t count, column, columns;
+  bool adds;
+};
+
+/* Subtracting zero changes nothing, so nothing is subtracted; adding it would turn -0 into 0, and takes a
+ * place among the sums. */
+inline Lanes Everywhere(float x) { return x - Lanes{}; }
+
+template <int R, int V>
+using Sums = Lanes[R][V];
+
+/* Adds products of three numbers of each row from `left` and three rows of a panel, and so on. */
+template <int R, int V>
+inline void AddThrees(const float* const (&left)[R], const float* right, int64_t threes,
+                      Sums<R, V>& sums) {
+#pragma GCC unroll 2
+  for (int64_t p = 0; p < 3 * threes; p += 3, right += 3 * V * kLanes) {
+    Lanes a[V], b[V], c[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      a[v] = LoadLanes(right + v * kLanes);
+      b[v] = LoadLanes(right + (V + v) * kLanes);
+      c[v] = LoadLanes(right + (2 * V + v) * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      const float* row = left[i] + p;
+      const Lanes x = Everywhere(row[0]), y = Everywhere(row[1]);
+      const float z = row[2];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sums[i][v] += (x + b[v]) * (y + a[v]);
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sums[i][v] += z * c[v];
+    }
+  }
+}
+
+/* Where something is there, or no room for whole vectors. */
+inline void HandOut(const Row& row, const Tile& tile, const float* sums) {
+  float* to = row.to + tile.column;
+  for (int64_t j = 0; j < tile.columns; ++j) to[j] = tile.adds ? to[j] + sums[j] : sums[j];
+}
+
+/* What a factor's sums are multiplied by where those of the one before it were by other powers of two. */
+inline Lanes Change(const Panel* from, const Panel* to, int v) {
+  return LoadLanes(from->inverses + v * kLanes) * LoadLanes(to->scales + v * kLanes);
+}
+
+template <int R, int V>
+void Run(const Tile& tile) {
+  Sums<R, V> sums = {};
+  const Row* rows = tile.rows;
+  const float* left[R];
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) left[i] = rows[i].left;
+  const Panel* const end = tile.panels + tile.count;
+  for (const Panel* panel = tile.panels; panel < end; ++panel) {
+    const int64_t f = panel - tile.panels;
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      const Lanes of_column = LoadLanes(panel->sums + v * kLanes);
+      if (f > 0) {
+        const Lanes change = Change(panel - 1, panel, v);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i) sums[i][v] = sums[i][v] * change + (of_column + rows[i].sums[f]);
+      } else {
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i) sums[i][v] = of_column + rows[i].sums[f];
+      }
+    }
+    AddThrees<R, V>(left, panel->right, panel->threes, sums);
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) left[i] += 3 * panel->threes;
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < V; ++v) {
+    const Lanes inverses = LoadLanes(end[-1].inverses + v * kLanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) sums[i][v] *= inverses * rows[i].inverse;
+  }
+  if (tile.adds || tile.columns < V * kLanes) {
+    float all[R * V * kLanes];  // sums are in registers as long as their places are constants
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) StoreLanes(all + (i * V + v) * kLanes, sums[i][v]);
+    for (int i = 0; i < R; ++i) HandOut(rows[i], tile, all + i * V * kLanes);
+    return;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) StoreLanes(rows[i].to + tile.column + v * kLanes, sums[i][v]);
+}
+
+using Runner = void (*)(const Tile&);
+
+template <int V, int... R>
+Runner OfRows(int64_t rows, std::integer_sequence<int, R...>) {
+  static constexpr Runner table[] = {Run<R + 1, V>...};
+  return table[rows - 1];
+}
+
+inline Runner Pick(int64_t rows, int64_t vectors) {
+  constexpr std::make_integer_sequence<int, kRows> all{};
+  return vectors == 1 ? OfRows<1>(rows, all) : OfRows<2>(rows, all);
+}
+
+#if defined(__AVX512F__)
+inline Lanes FirstOf(const float* from, int64_t count) {
+  return (Lanes)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+}
+inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)lanes);
+}
+inline float SumOf(Lanes lanes) { return _mm512_reduce_add_ps((__m512)lanes); }
+#else
+/* The first numbers there, and zeros. */
+inline Lanes FirstOf(const float* from, int64_t count) {
+  Lanes found = {};
+  for (int64_t i = 0; i < count; ++i) found[i] = from[i];
+  return found;
+}
+inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
+  for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
+}
+inline float SumOf(Lanes lanes) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+#endif
+
+/* Numbers of a factor, and what they are multiplied by. */
+struct Part {
+  const float *from, *scales;
+  int64_t depth;
+};
+
+/* A vector of numbers from `p` on: where a three begins there is a one, else a zero. */
+inline Lanes Begins(int64_t p) {
+  constexpr int64_t kMost = 2 + kLanes;
+  static constexpr auto ones = [] {
+    std::array<float, kMost> found{};
+    for (int64_t i = 0; i < kMost; ++i) found[i] = i % 3 == 0;
+    return found;
+  }();
+  return LoadLanes(ones.data() + p % 3);
+}
+
+/* Adds a part to the sums of squares; the sum of the products of its pairs. */
+inline float Look(const Part& part, Lanes* squares) {
+  Lanes products = {};
+  auto add = [&](int64_t p, const Lanes& numbers, const Lanes& next) {
+    *squares += numbers * numbers;
+    products += numbers * Begins(p) * next;
+  };
+  const float *from = part.from, *scales = part.scales;
+  int64_t p = 0;
+  for (; p + kLanes < part.depth; p += kLanes)
+    add(p, LoadLanes(from + p) * LoadLanes(scales + p), LoadLanes(from + p + 1) * LoadLanes(scales + p + 1));
+  const int64_t rest = part.depth - p;
+  if (rest > 0)
+    add(p, FirstOf(from + p, rest) * FirstOf(scales + p, rest),
+        FirstOf(from + p + 1, rest - 1) * FirstOf(scales + p + 1, rest - 1));
+  return SumOf(products);
+}
+
+/* Copies a row, multiplied by powers of two, with a vector of zeros behind each part; whether it may be
+ * paired. */
+inline bool CopyRow(const Part* parts, int64_t count, int64_t depth, float* to, Row* row) {
+  Lanes squares = {};
+  for (int64_t f = 0; f < count; ++f) {
+    row->from[f] = parts[f].from;
+    row->sums[f] = Look(parts[f], &squares);
+  }
+  const int shift = ShiftFor(SumOf(squares), depth);
+  if (!IsWithin(shift, kMostShift)) return false;
+  const float scale = PowerOfTwo(shift);
+  row->left = to;
+  row->inverse = PowerOfTwo(-shift);
+  for (int64_t f = 0; f < count; ++f) row->sums[f] *= -(scale * scale);
+  for (const Part* part = parts; part < parts + count; to += Padded(part++->depth)) {
+    const int64_t rest = part->depth % kLanes, whole = part->depth - rest;
+    const float *from = part->from, *scales = part->scales;
+    StoreLanes(to + part->depth, Lanes{});
+    for (int64_t i = 0; i < whole; i += kLanes)
+      StoreLanes(to + i, LoadLanes(from + i) * (LoadLanes(scales + i) * scale));
+    if (rest)
+      StoreFirst(to + whole, rest, FirstOf(from + whole, rest) * (FirstOf(scales + whole, rest) * scale));
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace graphopt::paired
