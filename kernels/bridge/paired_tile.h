@@ -190,6 +190,9 @@ inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
   _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)lanes);
 }
 inline float SumOf(Lanes lanes) { return _mm512_reduce_add_ps((__m512)lanes); }
+inline Lanes NextOf(Lanes lanes, Lanes behind) {
+  return (Lanes)_mm512_alignr_epi32((__m512i)behind, (__m512i)lanes, 1);
+}
 #else
 /* The first numbers there, and zeros. */
 inline Lanes FirstOf(const float* from, int64_t count) {
@@ -199,6 +202,13 @@ inline Lanes FirstOf(const float* from, int64_t count) {
 }
 inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
   for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
+}
+/* Each number's neighbour to the right. */
+inline Lanes NextOf(Lanes lanes, Lanes behind) {
+  Lanes found;
+  for (int i = 0; i < kLanes - 1; ++i) found[i] = lanes[i + 1];
+  found[kLanes - 1] = behind[0];
+  return found;
 }
 inline float SumOf(Lanes lanes) {
   float sum = 0;
@@ -224,21 +234,23 @@ inline Lanes Begins(int64_t p) {
   return LoadLanes(ones.data() + p % 3);
 }
 
-/* Adds a part to the sums of squares; the sum of the products of its pairs. */
-inline float Look(const Part& part, Lanes* squares) {
-  Lanes products = {};
-  auto add = [&](int64_t p, const Lanes& numbers, const Lanes& next) {
-    *squares += numbers * numbers;
-    products += numbers * Begins(p) * next;
-  };
-  const float *from = part.from, *scales = part.scales;
-  int64_t p = 0;
-  for (; p + kLanes < part.depth; p += kLanes)
-    add(p, LoadLanes(from + p) * LoadLanes(scales + p), LoadLanes(from + p + 1) * LoadLanes(scales + p + 1));
+/* Numbers of a part from `p` on, as they are multiplied, with zeros behind its end. */
+inline Lanes NumbersOf(const Part& part, int64_t p) {
   const int64_t rest = part.depth - p;
-  if (rest > 0)
-    add(p, FirstOf(from + p, rest) * FirstOf(scales + p, rest),
-        FirstOf(from + p + 1, rest - 1) * FirstOf(scales + p + 1, rest - 1));
+  if (rest >= kLanes) return LoadLanes(part.from + p) * LoadLanes(part.scales + p);
+  return FirstOf(part.from + p, rest) * FirstOf(part.scales + p, rest);
+}
+
+/* Adds a part to the sums of squares; the sum of the products of its pairs. Numbers that a kernel has just
+ * written are read as it wrote them: a vector of parts of two has to wait for both. */
+inline float Look(const Part& part, Lanes* squares) {
+  Lanes products = {}, numbers = NumbersOf(part, 0);
+  for (int64_t p = 0; p < part.depth; p += kLanes) {
+    const Lanes behind = p + kLanes < part.depth ? NumbersOf(part, p + kLanes) : Lanes{};
+    *squares += numbers * numbers;
+    products += numbers * Begins(p) * NextOf(numbers, behind);
+    numbers = behind;
+  }
   return SumOf(products);
 }
 
