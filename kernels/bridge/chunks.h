@@ -110,6 +110,8 @@ void Divide(Shared<T>* shared) {
     most = kLargeChunk;
   else if (are_tiled && !shared->in_turns)
     most = kMiddleChunk;
+  else if (shared->weights.products.are_paired && shared->in_slots && share >= 2 * kMiddleChunk)
+    most = kMiddleChunk;  // what a step takes besides products is shared by more rows
   shared->rows_per_chunk = share;
   if (!shared->is_large && share > most)
     shared->rows_per_chunk = RoundUp(share / ((share + most - 1) / most), kMultiple);

@@ -314,8 +314,9 @@ void MultiplyAlike(const Rows<T>* rows, const PackedMatrix<T>* packed, const int
 
 template <typename T>
 const Products<T>& ProductsOfFew() {
-  static const Products<T> all = {Shape<T>::kWidth, false,       PackedSize<T>,    PackedSize<T>,
-                                  Pack<T>,          Multiply<T>, MultiplyAlike<T>, Outer<T>};
+  static const Products<T> all = {Shape<T>::kWidth, false,   false,       PackedSize<T>,
+                                  PackedSize<T>,    Pack<T>, Multiply<T>, MultiplyAlike<T>,
+                                  Outer<T>};
   return all;
 }
 
@@ -332,7 +333,7 @@ const Products<float>& ProductsFor<float>(int64_t rows, int64_t elements, bool k
   if (!tiles::AreThere()) return paired::ArePaired() ? paired::MakeProducts(vectors) : vectors;
   const Products<float>& all = tiles::MakeProducts(vectors);
   if (rows >= kLeastRows) return all;
-  static const Products<float> few = {all.panel,         false,    all.packed_size,
+  static const Products<float> few = {all.panel,         false,    false,          all.packed_size,
                                       vectors.read_size, all.pack, vectors.multiply,
                                       vectors.multiply_alike,      vectors.outer};
   return few;

@@ -55,6 +55,7 @@ template <typename T>
 struct Products {
   int64_t panel;  // columns that are packed together
   bool are_tiled;  // by the matrix unit, for which many rows at a time are better
+  bool are_paired;  // see paired.h
   /* Elements that `pack` writes for k x n, and those of them that `multiply` reads. */
   int64_t (*packed_size)(int64_t k, int64_t n);
   int64_t (*read_size)(int64_t k, int64_t n);

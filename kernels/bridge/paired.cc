@@ -260,8 +260,8 @@ bool ArePaired() {
 }
 
 const Products<float>& MakeProducts(const Products<float>& vectors) {
-  static const Products<float> found = {kWidth,   false,         PackedSize,    ReadSize, Pack,
-                                        Multiply, MultiplyAlike, vectors.outer, Prepare};
+  static const Products<float> found = {kWidth, false,    true,          PackedSize,    ReadSize,
+                                        Pack,   Multiply, MultiplyAlike, vectors.outer, Prepare};
   return found;
 }
 

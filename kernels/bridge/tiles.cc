@@ -193,8 +193,9 @@ int UsualFactor() { return HaveHalves() ? 1 / kUnscale<Halves> : 1; }
 namespace {
 
 template <typename F>
-const Products<float> kProductsOf = {kPanelColumns, true,        PackedSize<F>,    ReadSize<F>,
-                                     Pack<F>,       Multiply<F>, MultiplyAlike<F>, Outer<F>};
+const Products<float> kProductsOf = {kPanelColumns, true,    false,       PackedSize<F>,
+                                     ReadSize<F>,   Pack<F>, Multiply<F>, MultiplyAlike<F>,
+                                     Outer<F>};
 
 }  // namespace
 
