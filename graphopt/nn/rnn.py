@@ -156,7 +156,7 @@ class _Forward:
                 f"{layer.name}: give input_size=, or call the net once before hybridize()"
             )
         cell = Cell(layer._mode, inputs, layer._hidden_size, layer._projection_size or 0)
-        body = _translated(cell, layer._dtype)
+        body, spec = _translated(cell, layer._dtype)
         directions = range(layer._dir)
         zero = self._starts_from_zero(states)
         reads = [x]
@@ -172,7 +172,7 @@ class _Forward:
         if self.lengths is not None:
             reads.append(self.lengths)
         attrs = {
-            "spec": str(body.spec),
+            "spec": spec,
             "lengths": self.lengths is not None,
             "batch_major": layer._layout == "NTC",
             "bidirectional": layer._dir == 2,
@@ -200,9 +200,11 @@ class _Forward:
 
 
 @lru_cache(maxsize=64)
-def _translated(cell: Cell, dtype: str) -> Body:
-    # The batch is not part of what a step computes.
-    return translate(body_of(cell, 2, dtype), 1, len(cell.states))
+def _translated(cell: Cell, dtype: str) -> tuple[Body, str]:
+    """What a step computes, and the same printed."""
+    # The batch is not part of it.
+    body = translate(body_of(cell, 2, dtype), 1, len(cell.states))
+    return body, str(body.spec)
 
 
 def _check_states(states: Sequence[Any], wanted: Sequence[Mapping[str, Any]]) -> None:
