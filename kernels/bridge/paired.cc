@@ -138,7 +138,9 @@ class Copied {
   void Add(const Part* parts, int64_t count, float* to) {
     Row row;
     row.to = to;
-    if (CopyRow(parts, count, depth_, at_ + count_ * stride_, &row))
+    float* to_row = at_ + count_ * stride_;
+    if (CopyRow(parts, count, depth_, 1, to_row, &row) ||
+        CopyRow(parts, count, depth_, kForSmall, to_row, &row))
       rows_[count_++] = row;
     else
       others_.push_back(row);
@@ -155,15 +157,21 @@ class Copied {
   int64_t count_ = 0;
 };
 
-/* A row times a panel's numbers as they were. */
-void MultiplyOne(const Row& row, const Panel* panels, const float* const* scales, int64_t factors,
+bool AreZero(const float* numbers, int64_t count) {
+  return std::all_of(numbers, numbers + count, [](float number) { return number == 0; });
+}
+
+/* A row times a panel's numbers as they were; zero times all of them is zero if `are_finite`. */
+void MultiplyOne(const Row& row, const Panel* panels, const float* const* scales, bool are_finite,
                  const Tile& tile) {
   float sums[kWidth] = {};
   const int64_t width = VectorsOf(tile.columns) * kLanes;
-  for (int64_t f = 0; f < factors; ++f)
+  for (int64_t f = 0; f < tile.count; ++f) {
+    if (are_finite && AreZero(row.from[f], panels[f].depth)) continue;
     for (int64_t p = 0; p < panels[f].depth; ++p)
       for (int64_t j = 0; j < width; ++j)
         sums[j] += row.from[f][p] * (panels[f].right[p * width + j] * panels[f].inverses[j] * scales[f][p]);
+  }
   HandOut(row, tile, sums);
 }
 
@@ -182,14 +190,14 @@ void MultiplyCopied(const Copied& copied, const PackedMatrix<float>* packed, int
       are_paired = are_paired && at[places.panels + j / kWidth] != 0;
     }
     Tile tile{nullptr, panels, factors, j, std::min(n - j, kWidth), adds};
-    for (const Row& row : copied.others()) MultiplyOne(row, panels, scales, factors, tile);
+    for (const Row& row : copied.others()) MultiplyOne(row, panels, scales, are_paired, tile);
     for (const Row* row = copied.begin(); row < copied.end(); row += kRows) {
       const int64_t rows = std::min<int64_t>(copied.end() - row, kRows);
       tile.rows = row;
       if (are_paired)
         Pick(rows, VectorsOf(tile.columns))(tile);
       else
-        for (int64_t i = 0; i < rows; ++i) MultiplyOne(row[i], panels, scales, factors, tile);
+        for (int64_t i = 0; i < rows; ++i) MultiplyOne(row[i], panels, scales, false, tile);
       if (meanwhile) meanwhile->RunErrand();
     }
   }

@@ -30,8 +30,10 @@ constexpr int kRows = 8, kVectors = 2;
 constexpr int kRows = 4, kVectors = 2;  // sums and what is multiplied fill sixteen registers
 #endif
 constexpr int64_t kWidth = kVectors * kLanes;
-// Binary digits that numbers of a row of either operand, and of a column, are moved by at most.
-constexpr int kMostShift = 30, kMostOfColumn = 50;
+// Binary digits that numbers of a row and of a column of the packed matrix, and of a row of the other
+// operand, are moved by at most.
+constexpr int kMostShift = 30, kMostOfColumn = 50, kMostOfRow = 60;
+constexpr float kForSmall = 0x1p64f;  // what rows are multiplied by before if their squares are too small
 
 /* Numbers of a depth come in threes, of which the first two are a pair and the last one is multiplied by
  * itself; there are zeros where it ends before that. */
@@ -235,18 +237,18 @@ inline Lanes Begins(int64_t p) {
 }
 
 /* Numbers of a part from `p` on, as they are multiplied, with zeros behind its end. */
-inline Lanes NumbersOf(const Part& part, int64_t p) {
+inline Lanes NumbersOf(const Part& part, int64_t p, float times) {
   const int64_t rest = part.depth - p;
-  if (rest >= kLanes) return LoadLanes(part.from + p) * LoadLanes(part.scales + p);
-  return FirstOf(part.from + p, rest) * FirstOf(part.scales + p, rest);
+  if (rest >= kLanes) return LoadLanes(part.from + p) * (LoadLanes(part.scales + p) * times);
+  return FirstOf(part.from + p, rest) * (FirstOf(part.scales + p, rest) * times);
 }
 
 /* Adds a part to the sums of squares; the sum of the products of its pairs. Numbers that a kernel has just
  * written are read as it wrote them: a vector of parts of two has to wait for both. */
-inline float Look(const Part& part, Lanes* squares) {
-  Lanes products = {}, numbers = NumbersOf(part, 0);
+inline float Look(const Part& part, float times, Lanes* squares) {
+  Lanes products = {}, numbers = NumbersOf(part, 0, times);
   for (int64_t p = 0; p < part.depth; p += kLanes) {
-    const Lanes behind = p + kLanes < part.depth ? NumbersOf(part, p + kLanes) : Lanes{};
+    const Lanes behind = p + kLanes < part.depth ? NumbersOf(part, p + kLanes, times) : Lanes{};
     *squares += numbers * numbers;
     products += numbers * Begins(p) * NextOf(numbers, behind);
     numbers = behind;
@@ -254,28 +256,25 @@ inline float Look(const Part& part, Lanes* squares) {
   return SumOf(products);
 }
 
-/* Copies a row, multiplied by powers of two, with a vector of zeros behind each part; whether it may be
- * paired. */
-inline bool CopyRow(const Part* parts, int64_t count, int64_t depth, float* to, Row* row) {
+/* Copies a row, multiplied by `times`, which is a power of two, and by others, with a vector of zeros behind
+ * each part; whether it may be paired. */
+inline bool CopyRow(const Part* parts, int64_t count, int64_t depth, float times, float* to, Row* row) {
   Lanes squares = {};
   for (int64_t f = 0; f < count; ++f) {
     row->from[f] = parts[f].from;
-    row->sums[f] = Look(parts[f], &squares);
+    row->sums[f] = Look(parts[f], times, &squares);
   }
   const int shift = ShiftFor(SumOf(squares), depth);
-  if (!IsWithin(shift, kMostShift)) return false;
+  if (!IsWithin(shift, kMostOfRow)) return false;
   const float scale = PowerOfTwo(shift);
   row->left = to;
-  row->inverse = PowerOfTwo(-shift);
+  row->inverse = PowerOfTwo(-shift) / times;
   for (int64_t f = 0; f < count; ++f) row->sums[f] *= -(scale * scale);
   for (const Part* part = parts; part < parts + count; to += Padded(part++->depth)) {
     const int64_t rest = part->depth % kLanes, whole = part->depth - rest;
-    const float *from = part->from, *scales = part->scales;
     StoreLanes(to + part->depth, Lanes{});
-    for (int64_t i = 0; i < whole; i += kLanes)
-      StoreLanes(to + i, LoadLanes(from + i) * (LoadLanes(scales + i) * scale));
-    if (rest)
-      StoreFirst(to + whole, rest, FirstOf(from + whole, rest) * (FirstOf(scales + whole, rest) * scale));
+    for (int64_t i = 0; i < whole; i += kLanes) StoreLanes(to + i, NumbersOf(*part, i, times) * scale);
+    if (rest) StoreFirst(to + whole, rest, NumbersOf(*part, whole, times) * scale);
   }
   return true;
 }
