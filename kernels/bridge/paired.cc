@@ -48,6 +48,16 @@ int64_t PackedSize(int64_t k, int64_t n) { return Places(k, n).size; }
 
 int64_t ReadSize(int64_t k, int64_t n) { return Places(k, n).sums; }
 
+float SquaresOf(const float* numbers, int64_t stride, int64_t count) {
+  Lanes sums = {};
+  int64_t j = 0;
+  for (; stride == 1 && j + kLanes <= count; j += kLanes)
+    sums += LoadLanes(numbers + j) * LoadLanes(numbers + j);
+  float sum = SumOf(sums);
+  for (; j < count; ++j) sum += numbers[j * stride] * numbers[j * stride];
+  return sum;
+}
+
 /* Notes what numbers of each row of the matrix are multiplied by: rows of one size lose least. */
 void Prepare(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
              float* packed) {
@@ -57,8 +67,7 @@ void Prepare(const float* b, int64_t row_stride, int64_t column_stride, int64_t 
     for (int64_t j = 0; j < n; ++j, b += column_stride)
       for (int64_t p = 0; p < k; ++p) rows[p] += b[p] * b[p];
   } else {
-    for (int64_t p = 0; p < k; ++p, b += row_stride)
-      for (int64_t j = 0; j < n; ++j) rows[p] += b[j * column_stride] * b[j * column_stride];
+    for (int64_t p = 0; p < k; ++p, b += row_stride) rows[p] = SquaresOf(b, column_stride, n);
   }
   for (int64_t p = 0; p < k; ++p) {
     const int shift = rows[p] <= std::numeric_limits<float>::max() ? ShiftFor(rows[p], n) : 0;
