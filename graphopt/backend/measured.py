@@ -16,9 +16,9 @@ from graphopt.compat import import_mxnet
 from graphopt.kernels import cache as disk
 
 #: Off where every measurement is to be made anew.
+ENABLED = os.environ.get("GRAPHOPT_REMEMBER", "1") != "0"
 #: Of the environment, what changes how fast something is.
 _SETTINGS = ("OMP_NUM_THREADS", "GRAPHOPT_AMX", "GRAPHOPT_PAIRED")
-ENABLED = os.environ.get("GRAPHOPT_REMEMBER", "1") != "0"
 
 
 def remembered(parts: Sequence[str]) -> Any:

@@ -51,7 +51,7 @@ class Ends : public Errand {
   void Ask(const SequenceArray& array, int64_t time, int64_t row) {
     const Row found{static_cast<T*>(array.data) + time * array.step_stride + row * array.row_stride,
                     s_.weights.program.sequence_widths[array_]};
-    for (int64_t i = 0; i < found.width; i += kLine / sizeof(T)) AskFor<1, 2>(found.at + i);
+    AskForRow<1, 2>(found.at, found.width);
     asked_[first_++ % kAhead] = found;
     ++count_;
   }

@@ -127,14 +127,9 @@ struct Prepared {
       auto matrix = static_cast<const T*>(learned.matrices[pack.matrix]);
       const T* from = matrix + pack.row * columns + pack.column;
       T* to = to_all + pack_at_[i];
-      const int64_t panel = products.panel;
-      if (products.prepare)
-        products.prepare(from, by_depth, by_width, pack.depth, pack.width, to);
       const bool is_long = pack.depth * pack.width > kParallelPack;
-#pragma omp parallel for num_threads(threads) if (is_long && threads > 1)
-      for (int64_t j = 0; j < pack.width; j += panel)
-        products.pack(from, by_depth, by_width, pack.depth, pack.width, j,
-                      std::min(j + panel, pack.width), T(pack.times), to);
+      PackWhole(products, from, by_depth, by_width, pack.depth, pack.width, T(pack.times),
+                is_long ? threads : 1, to);
     }
     Use(to_all);
   }

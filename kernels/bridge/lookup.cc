@@ -80,8 +80,7 @@ std::unique_ptr<T[]> Packed(const T* from, int64_t by_depth, int64_t by_width, i
                             int64_t width, int64_t rows) {
   const Products<T>& products = ProductsFor<T>(rows, depth * width);
   std::unique_ptr<T[]> packed(new T[products.packed_size(depth, width)]);
-  if (products.prepare) products.prepare(from, by_depth, by_width, depth, width, packed.get());
-  products.pack(from, by_depth, by_width, depth, width, 0, width, T(1), packed.get());
+  PackWhole(products, from, by_depth, by_width, depth, width, T(1), 1, packed.get());
   return packed;
 }
 

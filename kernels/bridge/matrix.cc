@@ -163,16 +163,12 @@ void Pack(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int6
   }
 }
 
-inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[row] : row; }
-
 /* Asks for some rows, which are in no stream. */
 template <typename T>
 void Fetch(const Rows<T>& block, int64_t begin, int64_t k) {
   const int64_t end = std::min<int64_t>(begin + kRows, block.rows);
-  for (int64_t r = begin; r < end; ++r) {
-    const T* row = block.from + block.from_index[r] * block.from_stride;
-    for (int64_t p = 0; p < k; p += 64 / sizeof(T)) AskFor(row + p);
-  }
+  for (int64_t r = begin; r < end; ++r)
+    AskForRow(block.from + block.from_index[r] * block.from_stride, k);
 }
 
 template <typename T>

@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "meanwhile.h"
@@ -31,6 +32,8 @@ struct Rows {
   int64_t to_stride, rows;
   const int32_t *from_index = nullptr, *to_index = nullptr;
 };
+
+inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[row] : row; }
 
 /* A packed matrix, and how many rows it had. */
 template <typename T>
@@ -80,6 +83,16 @@ struct Products {
   void (*prepare)(const T* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
                   T* packed) = nullptr;
 };
+
+/* Packs the whole of the matrix that `pack` describes. */
+template <typename T>
+void PackWhole(const Products<T>& products, const T* b, int64_t row_stride, int64_t column_stride,
+               int64_t k, int64_t n, T times, int threads, T* packed) {
+  if (products.prepare) products.prepare(b, row_stride, column_stride, k, n, packed);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t j = 0; j < n; j += products.panel)
+    products.pack(b, row_stride, column_stride, k, n, j, std::min(j + products.panel, n), times, packed);
+}
 
 /* Rows of a call, and elements of the matrices that it multiplies them with, from which on a matrix unit
  * is worth the splitting, where there is one. What decides is the whole call's number, as results must

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "ask.h"
+#include "execute.h"
 #include "paired_tile.h"
 #include "panels.h"
 
@@ -23,7 +23,6 @@ namespace {
 constexpr int64_t kMostRows = 256;          // that are copied at a time
 constexpr int64_t kMostCopied = 128 << 10;  // numbers of them, unless a few rows have more
 constexpr int64_t kAhead = 8;               // rows that are asked for before they are copied
-constexpr uintptr_t kLineBytes = 64;
 
 /* A packed matrix: panels; of each column what its pairs' products add up to, negative, what it was
  * multiplied by, and one over that; one over what each row was multiplied by; whether each panel's numbers
@@ -127,13 +126,8 @@ class Copied {
       : depth_(depth),
         stride_((depth + 2 * parts + kLanes - 1) / kLanes * kLanes + kLanes),
         most_(std::min(kMostRows, std::max<int64_t>(kRows, kMostCopied / stride_))) {
-    static thread_local std::unique_ptr<float[]> kept;
-    static thread_local int64_t size = 0;
-    if (size < most_ * stride_) {
-      size = most_ * stride_;
-      kept.reset(new float[size + kLineBytes / sizeof(float)]);
-    }
-    at_ = kept.get() + (-reinterpret_cast<uintptr_t>(kept.get()) % kLineBytes) / sizeof(float);
+    static thread_local Arena arena;
+    at_ = reinterpret_cast<float*>(arena.Reserve(most_ * stride_ * sizeof(float)));
   }
 
   bool IsFull() const { return count_ == most_; }
@@ -212,13 +206,10 @@ void MultiplyCopied(const Copied& copied, const PackedMatrix<float>* packed, int
   }
 }
 
-int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[row] : row; }
-
-/* Asks for a row, which is in no stream. */
+/* Asks for a row that is in no stream. */
 void Fetch(const Rows<float>& rows, int64_t r, int64_t depth) {
   if (!rows.from_index || r >= rows.rows) return;
-  const float* row = rows.from + rows.from_index[r] * rows.from_stride;
-  for (int64_t p = 0; p < depth; p += kLanes) AskFor(row + p);
+  AskForRow(rows.from + rows.from_index[r] * rows.from_stride, depth);
 }
 
 void Multiply(const Rows<float>* blocks, int64_t count, const PackedMatrix<float>* packed,

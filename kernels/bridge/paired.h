@@ -8,9 +8,9 @@
  * more for sums, so two thirds of the terms are paired, which keeps all four busy: three terms take two
  * multiplications and two sums.
  *
- * Digits are lost where rows and columns differ in size. So columns are multiplied by a power of two when
- * they are packed, which makes the largest of a panel half to one; rows that are smaller than 2^-4 or
- * larger than 2^4 in their largest, and what is infinite or no number, are multiplied as usual.
+ * Digits are lost where what is added differs in size. So rows and columns of the packed matrix, and rows of
+ * the other operand, are multiplied by powers of two that bring them to one size. What is infinite or no
+ * number, zero, or too far from that is multiplied number by number.
  */
 #pragma once
 

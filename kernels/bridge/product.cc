@@ -187,11 +187,6 @@ void TurnPanel(const Matrix& matrix, int64_t units, int64_t at, int64_t next, in
                      packed, width);
 }
 
-/* Asks for a row that does not adjoin the one before, so that the processor does not see it coming. */
-void Fetch(const float* row, int64_t floats) {
-  for (int64_t j = 0; j < floats; j += kLineFloats) AskFor(row + j);
-}
-
 /* A row of a panel, with zeros behind it. */
 void CopyVectors(const float* from, int64_t columns, float* to) {
   for (; columns >= kLanes; columns -= kLanes, from += kLanes, to += kLanes)
@@ -205,8 +200,8 @@ void CopyVectors(const float* from, int64_t columns, float* to) {
 void CutRows(const Matrix& matrix, int64_t units, int64_t at, int64_t next, float* packed) {
   for (int64_t p = at; p < next; ++p) {
     const float* from = matrix.at + p * matrix.stride;
-    if (matrix.stride > units && p + kRowsAhead < next)
-      Fetch(from + kRowsAhead * matrix.stride, units);
+    if (matrix.stride > units && p + kRowsAhead < next)  // no stream that the processor sees coming
+      AskForRow(from + kRowsAhead * matrix.stride, units);
     for (int64_t column = 0; column < units; column += kWidth) {
       const int64_t width = WidthOf(units, column / kWidth);
       CopyVectors(from + column, std::min(kWidth, units - column),
@@ -239,7 +234,7 @@ const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chun
   const float* from = operands.from + first * plan.from_stride + at;
   for (int64_t i = 0; i < rows; ++i, from += plan.from_stride) {
     if (plan.from_stride > plan.depth && i + kRowsAhead < rows)
-      Fetch(from + kRowsAhead * plan.from_stride, depth);
+      AskForRow(from + kRowsAhead * plan.from_stride, depth);
     std::memcpy(to + i * kStride, from, depth * sizeof(float));
   }
   copied->parts = part + 1;

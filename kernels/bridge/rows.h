@@ -132,12 +132,6 @@ void CopyRow(T* to, const T* from, int64_t width) {
   std::memcpy(to, from, width * sizeof(T));
 }
 
-/* Asks for a row that is in no stream. */
-template <typename T>
-void FetchRow(const T* row, int64_t width) {
-  for (int64_t j = 0; j < width; j += kLine / sizeof(T)) AskFor(row + j);
-}
-
 template <typename T>
 void AddRow(T* to, const T* from, int64_t width) {
   for (int64_t j = 0; j < width; ++j) to[j] += from[j];

@@ -119,7 +119,7 @@ class Slots : public InTurns<T, Slots<T>> {
 
  private:
   enum Kind { kStepsFirst, kBatchFirst, kByNumber, kStashed, kKinds };
-  static constexpr int64_t kAskedBytes = 4 << 10;  // of a row
+  static constexpr int64_t kMostAsked = (4 << 10) / sizeof(T);  // of a row
 
   /* Which rows of an array the sequences are at, and which they were at a step before. */
   struct Numbers {
@@ -276,18 +276,14 @@ class Slots : public InTurns<T, Slots<T>> {
       const SequenceArray& array = c_.sequences[0];
       const Kind kind = KindOf(0);
       const int64_t at = c_.index ? c_.index[number(numbers_[kStepsFirst])] : number(numbers_[kind]);
-      AskForRow<0>(static_cast<T*>(array.data) + at * StrideOf(kind, array), p_.sequence_widths[0]);
+      AskForRow<0, 2>(static_cast<T*>(array.data) + at * StrideOf(kind, array),
+                      std::min(p_.sequence_widths[0], kMostAsked));
     }
     if (c_.stash && p_.stash_width)
-      AskForRow<1>(static_cast<T*>(c_.stash) + number(numbers_[kStashed]) * p_.stash_width, p_.stash_width);
+      AskForRow<1, 2>(static_cast<T*>(c_.stash) + number(numbers_[kStashed]) * p_.stash_width,
+                      std::min(p_.stash_width, kMostAsked));
   }
 
-  template <int kWrites>
-  static void AskForRow(const T* row, int64_t width) {
-    const int64_t bytes = std::min<int64_t>(width * sizeof(T), kAskedBytes);
-    for (int64_t at = 0; at < bytes; at += kLine)
-      AskFor<kWrites, 2>(reinterpret_cast<const char*>(row) + at);
-  }
 
   const Shared<T>& s_;
   const RecurrenceCall& c_;

@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "ask.h"
 #include "tile_packed.h"
 
 #if GRAPHOPT_TILES
@@ -11,8 +12,6 @@ namespace graphopt::tiles {
 
 constexpr int64_t kMostRows = 256;  // that are split at a time
 constexpr int64_t kAhead = 8;       // rows that are asked for before they are split
-
-inline int64_t RowOf(const int32_t* index, int64_t row) { return index ? index[row] : row; }
 
 /* A block of rows or columns for each of 32, and what products with them have to be multiplied by. */
 struct Panels {
@@ -66,8 +65,7 @@ bool SplitOne(Scratch* scratch, int64_t r, const PackedMatrix<float>* packed, in
 /* Asks for the row that is split kAhead rows later. */
 inline void FetchRow(const Scratch& scratch, int64_t r, const PackedMatrix<float>& packed, int64_t f) {
   if (r + kAhead >= scratch.count) return;
-  for (int64_t p = 0; p < packed.depth; p += kLineFloats)
-    __builtin_prefetch(scratch.left_rows[f][r + kAhead] + p);
+  AskForRow(scratch.left_rows[f][r + kAhead], packed.depth);
 }
 
 /* What was found in rows that were split, of all factors. */

@@ -212,12 +212,12 @@ class TreeWalk {
       return;
     }
     for (int64_t p = 0; p < count_; ++p) {
-      if (p + 1 < count_) FetchRow(static_cast<const T*>(from) + Order()[p + 1] * width, width);
+      if (p + 1 < count_) AskForRow(static_cast<const T*>(from) + Order()[p + 1] * width, width);
       CopyRow(to + p * width, static_cast<const T*>(from) + Order()[p] * width, width);
     }
     for (const CopyOf* copy = copies_; copy < copies_end_; ++copy) {
       if (copy + 1 < copies_end_)
-        FetchRow(static_cast<const T*>(from) + copy[1].node * width, width);
+        AskForRow(static_cast<const T*>(from) + copy[1].node * width, width);
       AddRow(to + copy->place * width, static_cast<const T*>(from) + copy->node * width, width);
     }
   }
@@ -416,7 +416,7 @@ void SumAs(const RowSum& sum, const std::vector<int64_t>& begin, const std::vect
     T* to = static_cast<T*>(sum.to) + r * width;
     if (begin[r] == begin[r + 1]) std::memset(to, 0, width * sizeof(T));
     for (int64_t k = begin[r]; k < begin[r + 1]; ++k) {
-      if (k + kAhead < nodes) FetchRow(from + users[k + kAhead] * width, width);
+      if (k + kAhead < nodes) AskForRow(from + users[k + kAhead] * width, width);
       if (k == begin[r])
         CopyRow(to, from + users[k] * width, width);
       else

@@ -275,12 +275,9 @@ class Walk : public InTurns<T, Walk<T>> {
   void FetchRows() {
     if (numbers_ == end_of_numbers_) return;
     const int64_t steps = p_.steps.size(), part = (live_ + steps - 1) / steps;
-    const size_t bytes = p_.sequence_widths[0] * sizeof(T);
     const int32_t* end = std::min(end_of_numbers_, numbers_ + part);
-    for (; numbers_ < end; ++numbers_) {
-      auto row = reinterpret_cast<const char*>(rows_.at + *numbers_ * rows_.stride);
-      for (size_t at = 0; at < bytes; at += kLine) AskFor<0, 2>(row + at);
-    }
+    for (; numbers_ < end; ++numbers_)
+      AskForRow<0, 2>(rows_.at + *numbers_ * rows_.stride, p_.sequence_widths[0]);
   }
 
   void Multiply(const std::vector<Rows<T>>& blocks, const Step& step, bool adds) {

@@ -26,10 +26,7 @@ void MultiplyAs(const T* from, const int32_t* from_index, const T* right, int64_
                 bool adds) {
   const int64_t rows = sizes[0], depth = sizes[1], width = sizes[2], stride = sizes[3];
   const Products<T>& all = Chosen<T>();
-  if (all.prepare) all.prepare(right, by_depth, by_width, depth, width, packed);
-  for (int64_t j = 0; j < width; j += all.panel)
-    all.pack(right, by_depth, by_width, depth, width, j, j + all.panel < width ? j + all.panel : width,
-             T(times), packed);
+  PackWhole(all, right, by_depth, by_width, depth, width, T(times), 1, packed);
   // Rows that come one after the other are given as two blocks.
   const int64_t first = from_index || to_index ? rows : rows / 3;
   const Rows<T> blocks[] = {{from, depth, to, stride, first, from_index, to_index},
@@ -47,8 +44,7 @@ void AddUpAs(const T** from, const int32_t** from_index, const T** right, int64_
   Rows<T> block[kMostFactors];
   PackedMatrix<T> matrices[kMostFactors];
   for (int64_t f = 0; f < factors; ++f) {
-    if (all.prepare) all.prepare(right[f], width, 1, depth[f], width, packed[f]);
-    all.pack(right[f], width, 1, depth[f], width, 0, width, T(1), packed[f]);
+    PackWhole(all, right[f], width, 1, depth[f], width, T(1), 1, packed[f]);
     block[f] = {from[f], depth[f], to, stride, rows, from_index[f]};
     matrices[f] = {packed[f], depth[f]};
   }
@@ -67,8 +63,7 @@ void AlikeAs(const T* from, const int32_t* from_index, const T* right, T** packe
   const bool are_added[] = {adds[0] != 0, adds[1] != 0};
   for (int i = 0; i < 2; ++i) {
     const int64_t first = i * cut;
-    if (all.prepare) all.prepare(right + first, width, 1, depth, columns[i], packed[i]);
-    all.pack(right + first, width, 1, depth, columns[i], 0, columns[i], T(1), packed[i]);
+    PackWhole(all, right + first, width, 1, depth, columns[i], T(1), 1, packed[i]);
     each[i] = {from, depth, to + first, stride, rows, from_index, to_index};
     matrices[i] = {packed[i], depth};
   }
