@@ -22,6 +22,8 @@ def compiled(name: str, file: str, folder: Path) -> ctypes.CDLL:
     source = build.HERE / file
     driver = Path(__file__).with_name(f"{source.stem}_driver.cc")
     common = [build.compiler(), "-std=c++17", "-fPIC", "-w", f"-I{build.HERE}"]
+    # Else constants in functions are one for all of these libraries in a process: the first one's.
+    common += [option for option in ("-fno-gnu-unique",) if build._takes(common[0], option)]
     sources = [source, *(build.HERE / beside for beside in _BESIDE.get(file, ()))]
     objects = [str(folder / f"{path.stem}.o") for path in (*sources, driver)]
     for path, target in zip((*sources, driver), objects, strict=True):

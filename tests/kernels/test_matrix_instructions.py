@@ -315,7 +315,8 @@ def test_numbers_of_different_sizes_in_a_row(library: ctypes.CDLL, power: int) -
         right / sizes[:, None], axis=0
     )
     lost = {"fp16": 2.0**-28 * most, "pairs": 3e-7 * norm}.get(library.unit, 0)
-    assert (error <= 6e-7 * size + lost).all()
+    rounded = 6e-7 if library.unit else 8e-7  # vectors round after each of a hundred sums
+    assert (error <= rounded * size + lost).all()
 
 
 @pytest.mark.parametrize("draw", ["normal", "positive", "rectified", "features"])
