@@ -185,10 +185,11 @@ void MultiplyCopied(const Copied& copied, const PackedMatrix<float>* packed, int
   for (int64_t j = 0; j < n; j += kWidth) {
     bool are_paired = true;
     for (int64_t f = 0; f < factors; ++f) {
-      const Places places(packed[f].depth, n);
+      const int64_t depth = packed[f].depth;
+      const Places places(depth, n);
       const float* at = packed[f].at;
-      panels[f] = {at + Padded(packed[f].depth) * j, at + places.sums + j, at + places.scales + j,
-                   at + places.inverses + j, packed[f].depth, ThreesOf(packed[f].depth)};
+      panels[f] = {at + Padded(depth) * j, at + places.sums + j, at + places.scales + j,
+                   at + places.inverses + j, depth, depth / 3, depth % 3};
       scales[f] = at + places.rows;
       are_paired = are_paired && at[places.panels + j / kWidth] != 0;
     }

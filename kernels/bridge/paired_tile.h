@@ -70,7 +70,7 @@ struct Row {
  * was multiplied by, and one over that. */
 struct Panel {
   const float *right, *sums, *scales, *inverses;
-  int64_t depth, threes;
+  int64_t depth, whole, rest;  // whole threes, and numbers behind them
 };
 
 struct Tile {
@@ -113,6 +113,27 @@ inline void AddThrees(const float* const (&left)[R], const float* right, int64_t
   }
 }
 
+/* What is behind them: one number, which has no neighbour, or a pair. */
+template <int R, int V>
+inline void AddRest(const float* const (&left)[R], const float* right, int64_t rest, Sums<R, V>& sums) {
+  Lanes a[V];
+#pragma GCC unroll 2
+  for (int v = 0; v < V; ++v) a[v] = LoadLanes(right + v * kLanes);
+  if (rest == 1) {
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) sums[i][v] += *left[i] * a[v];
+    return;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) {
+    const Lanes x = Everywhere(left[i][0]), y = Everywhere(left[i][1]);
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) sums[i][v] += (x + LoadLanes(right + (V + v) * kLanes)) * (y + a[v]);
+  }
+}
+
 /* Where something is there, or no room for whole vectors. */
 inline void HandOut(const Row& row, const Tile& tile, const float* sums) {
   float* to = row.to + tile.column;
@@ -146,9 +167,13 @@ void Run(const Tile& tile) {
         for (int i = 0; i < R; ++i) sums[i][v] = of_column + rows[i].sums[f];
       }
     }
-    AddThrees<R, V>(left, panel->right, panel->threes, sums);
+    AddThrees<R, V>(left, panel->right, panel->whole, sums);
 #pragma GCC unroll 8
-    for (int i = 0; i < R; ++i) left[i] += 3 * panel->threes;
+    for (int i = 0; i < R; ++i) left[i] += 3 * panel->whole;
+    if (panel->rest == 0) continue;
+    AddRest<R, V>(left, panel->right + 3 * panel->whole * V * kLanes, panel->rest, sums);
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) left[i] += 3;
   }
 #pragma GCC unroll 2
   for (int v = 0; v < V; ++v) {
@@ -243,12 +268,14 @@ inline Lanes NumbersOf(const Part& part, int64_t p, float times) {
   return FirstOf(part.from + p, rest) * (FirstOf(part.scales + p, rest) * times);
 }
 
-/* Adds a part to the sums of squares; the sum of the products of its pairs. Numbers that a kernel has just
- * written are read as it wrote them: a vector of parts of two has to wait for both. */
-inline float Look(const Part& part, float times, Lanes* squares) {
+/* Copies a part, and adds it to the sums of squares; the sum of the products of its pairs. Numbers that a
+ * kernel has just written are read as it wrote them: a vector of parts of two has to wait for both. */
+inline float CopyPart(const Part& part, float times, float* to, Lanes* squares) {
   Lanes products = {}, numbers = NumbersOf(part, 0, times);
+  StoreLanes(to + part.depth, Lanes{});
   for (int64_t p = 0; p < part.depth; p += kLanes) {
     const Lanes behind = p + kLanes < part.depth ? NumbersOf(part, p + kLanes, times) : Lanes{};
+    StoreLanes(to + p, numbers);
     *squares += numbers * numbers;
     products += numbers * Begins(p) * NextOf(numbers, behind);
     numbers = behind;
@@ -260,9 +287,10 @@ inline float Look(const Part& part, float times, Lanes* squares) {
  * each part; whether it may be paired. */
 inline bool CopyRow(const Part* parts, int64_t count, int64_t depth, float times, float* to, Row* row) {
   Lanes squares = {};
-  for (int64_t f = 0; f < count; ++f) {
+  int64_t size = 0;
+  for (int64_t f = 0; f < count; size += Padded(parts[f++].depth)) {
     row->from[f] = parts[f].from;
-    row->sums[f] = Look(parts[f], times, &squares);
+    row->sums[f] = CopyPart(parts[f], times, to + size, &squares);
   }
   const int shift = ShiftFor(SumOf(squares), depth);
   if (!IsWithin(shift, kMostOfRow)) return false;
@@ -270,12 +298,8 @@ inline bool CopyRow(const Part* parts, int64_t count, int64_t depth, float times
   row->left = to;
   row->inverse = PowerOfTwo(-shift) / times;
   for (int64_t f = 0; f < count; ++f) row->sums[f] *= -(scale * scale);
-  for (const Part* part = parts; part < parts + count; to += Padded(part++->depth)) {
-    const int64_t rest = part->depth % kLanes, whole = part->depth - rest;
-    StoreLanes(to + part->depth, Lanes{});
-    for (int64_t i = 0; i < whole; i += kLanes) StoreLanes(to + i, NumbersOf(*part, i, times) * scale);
-    if (rest) StoreFirst(to + whole, rest, NumbersOf(*part, whole, times) * scale);
-  }
+  if (shift != 0)
+    for (int64_t i = 0; i < size; i += kLanes) StoreLanes(to + i, LoadLanes(to + i) * scale);
   return true;
 }
 
