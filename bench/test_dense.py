@@ -1,4 +1,4 @@
-"""What use-matrix-unit chooses between: a dense layer by the matrix unit, and by MXNet's oneDNN."""
+"""What replace-dense chooses between: a dense layer by our products, and by MXNet's oneDNN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphopt.backend.infer import with_types
 from graphopt.backend.lower import lower
 from graphopt.compat import import_mxnet
 from graphopt.ir.parser import parse
-from graphopt.kernels.products import has_matrix_unit
+from graphopt.kernels.products import dense_means
 
 mx = import_mxnet()
 
@@ -91,5 +91,5 @@ def test_dense(
             "max error": error,
         }
         title = f"Dense layers, float32, {'forward and backward' if backward else 'forward'}"
-        notes = () if has_matrix_unit(mx) else ("there is no matrix unit (AMX) here: by vectors",)
+        notes = (f"graphopt multiplies {dense_means(mx) or 'by vectors'} here",)
         record(Record(title, f"{rows}x{depth}x{units}", shown, ratios(medians), TARGETS, notes))

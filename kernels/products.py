@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: What the environment variable ``GRAPHOPT_AMX`` may be.
 SETTINGS: Final = ("0", "bf16", "fp16")
 
-#: Rows and weights of a layer from which on splitting them for the matrix unit is worth it.
+#: Rows and weights of a layer from which on means that copy rows are worth it.
 _LEAST_ROWS: Final = 32
 _LEAST_WEIGHTS: Final = 1 << 16
 
@@ -37,6 +37,21 @@ def has_matrix_unit(mxnet: Any) -> bool:
     found = bool(bridge.load(mxnet).graphopt_has_matrix_unit())
     _tell_of_setting(os.environ.get("GRAPHOPT_AMX", ""), has_float16=usual_factor(mxnet) > 1)
     return found
+
+
+def dense_means(mxnet: Any) -> str | None:
+    """By what means products of large matrices are faster here than by vectors, or ``None``.
+
+    ``"by the matrix unit"`` (:func:`has_matrix_unit`), or ``"in pairs"`` on processors that add
+    while they multiply, AMD's since Zen. Not that with ``GRAPHOPT_PAIRED=0`` in the environment
+    when it was first asked.
+
+    Raises:
+        MissingDependencyError: the bridge cannot be built or loaded.
+    """
+    if has_matrix_unit(mxnet):
+        return "by the matrix unit"
+    return "in pairs" if bridge.load(mxnet).graphopt_has_dense() else None
 
 
 @cache
@@ -64,12 +79,12 @@ def usual_factor(mxnet: Any) -> int:
 
 
 def is_tiled(mxnet: Any, rows: int, depth: int, units: int) -> bool:
-    """Whether the matrix unit is to multiply so many rows with (units, depth) weights.
+    """Whether :func:`dense_means` are to multiply so many rows with (units, depth) weights.
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.
     """
-    return rows >= _LEAST_ROWS and depth * units >= _LEAST_WEIGHTS and has_matrix_unit(mxnet)
+    return rows >= _LEAST_ROWS and depth * units >= _LEAST_WEIGHTS and bool(dense_means(mxnet))
 
 
 def packed_size(mxnet: Any, depth: int, units: int, *, tiled: bool = False) -> int:
@@ -79,7 +94,7 @@ def packed_size(mxnet: Any, depth: int, units: int, *, tiled: bool = False) -> i
         mxnet: the module.
         depth: inputs of a unit.
         units: how many there are.
-        tiled: for the matrix unit, see :func:`is_tiled`.
+        tiled: for :func:`dense_means`, see :func:`is_tiled`.
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.
@@ -94,11 +109,11 @@ def packed(mxnet: Any, weights: Array, *, tiled: bool = False) -> Array | None:
     Args:
         mxnet: the module.
         weights: float32, (units, depth).
-        tiled: for the matrix unit, see :func:`is_tiled`.
+        tiled: for :func:`dense_means`, see :func:`is_tiled`.
 
     Returns:
         float32, :func:`packed_size` of them; ``None`` if they are ``tiled`` and have numbers that
-        the unit cannot take (infinite ones, say).
+        those means cannot take (infinite ones, say).
 
     Raises:
         MissingDependencyError: the bridge cannot be built or loaded.

@@ -23,7 +23,7 @@ PASSES = {
     ),
     "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
     "pack-products": "graphopt.passes.pack_products:PackProducts",
-    "use-matrix-unit": "graphopt.passes.use_matrix_unit:UseMatrixUnit",
+    "replace-dense": "graphopt.passes.replace_dense:ReplaceDense",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",

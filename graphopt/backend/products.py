@@ -27,7 +27,7 @@ class Packed:
     """Packed weights, shared by all who keep this."""
 
     def __init__(self, array: Any, *, tiled: bool = False) -> None:
-        """Of an NDArray; ``tiled`` tells whether it is for the matrix unit."""
+        """Of an NDArray; ``tiled`` as :func:`packed` has it."""
         self.array = array
         self.tiled = tiled
 

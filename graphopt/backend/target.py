@@ -22,7 +22,7 @@ from graphopt.ir.node import AUX, DATA
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.single import Layer
-from graphopt.kernels.products import has_matrix_unit, is_tiled, packed_size
+from graphopt.kernels.products import dense_means, is_tiled, packed_size
 
 #: Graphs are timed against each other so often, or until this is spent.
 _MOST_ROUNDS = 5
@@ -84,9 +84,9 @@ class MXNetTarget:
         """See :func:`graphopt.kernels.convolutions.native.lanes`."""
         return native.lanes(import_mxnet())
 
-    def has_matrix_unit(self) -> bool:
-        """See :func:`graphopt.kernels.products.has_matrix_unit`."""
-        return has_matrix_unit(import_mxnet())
+    def dense_means(self) -> str | None:
+        """See :func:`graphopt.kernels.products.dense_means`."""
+        return dense_means(import_mxnet())
 
     def packed_product(self, rows: int, depth: int, units: int) -> tuple[int, bool]:
         """See :func:`graphopt.kernels.products.packed_size`."""

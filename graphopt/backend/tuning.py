@@ -14,8 +14,8 @@ from graphopt.ir.ops import canonical
 from graphopt.passes.fuse_pointwise import FusePointwise
 from graphopt.passes.fuse_reduction import FuseReduction
 from graphopt.passes.pack_products import PackProducts
+from graphopt.passes.replace_dense import ReplaceDense
 from graphopt.passes.select_gemm import SelectGemm
-from graphopt.passes.use_matrix_unit import UseMatrixUnit
 from graphopt.pipeline.base import Pass, Settings
 from graphopt.pipeline.manager import run_passes
 from graphopt.pipeline.remarks import RemarkKind
@@ -54,15 +54,15 @@ def tune(graph: Graph) -> tuple[Tuned, Tuned | None]:
 
 
 def tune_learning(graph: Graph) -> Tuned:
-    """A graph that is not frozen, its dense layers on the matrix unit where that is faster."""
+    """A graph that is not frozen, its dense layers by our products where these are faster."""
     if not any(canonical(node.op) == "FullyConnected" for node in graph):
         return Tuned(graph)
-    return _run(graph, (UseMatrixUnit(),), Settings("training"))
+    return _run(graph, (ReplaceDense(),), Settings("training"))
 
 
 def _run(graph: Graph, passes: Sequence[Pass], settings: Settings = _FROZEN) -> Tuned:
     result = run_passes(graph, passes, settings, MXNetTarget())
-    telling = (PackProducts.name, SelectGemm.name, UseMatrixUnit.name)
+    telling = (PackProducts.name, SelectGemm.name, ReplaceDense.name)
     told = (
         f"{', '.join(remark.nodes)}: {remark.message}"
         for remark in result.remarks

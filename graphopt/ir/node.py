@@ -47,11 +47,11 @@ CONVOLUTIONS: Final = "graphopt_convolutions"
 
 #: A dense layer with constant weights; attrs: ``units``, ``activation``, ``flatten``, ``no_bias``;
 #: ``packed``, whether its weights are in the order in which they are read; ``tiled``, whether that
-#: is the matrix unit's order. Its nested graph is the layer in MXNet's operators (see
+#: is the order of kernels/bridge/dense.h. Its nested graph is the layer in MXNet's operators (see
 #: kernels/bridge/product_operator.h).
 PRODUCT: Final = "graphopt_product"
 
-#: MXNet's FullyConnected, attributes and all, by the processor's matrix unit (see
+#: MXNet's FullyConnected, attributes and all, by faster means (see
 #: kernels/bridge/dense_operator.h).
 DENSE: Final = "graphopt_dense"
 

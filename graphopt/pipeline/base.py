@@ -51,13 +51,13 @@ class Target(Protocol):
     def block_lanes(self) -> int:
         """How many channels make a block in blocked layout."""
 
-    def has_matrix_unit(self) -> bool:
-        """Whether the processor has a matrix unit that this process may use."""
+    def dense_means(self) -> str | None:
+        """By what means dense layers can be faster than MXNet's ("in pairs"), or ``None``."""
 
     def packed_product(self, rows: int, depth: int, units: int) -> tuple[int, bool]:
         """How many numbers the weights of a dense layer are once packed for so many rows.
 
-        And whether they are packed for the matrix unit.
+        And whether they are packed for such means.
         """
 
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:

@@ -27,7 +27,9 @@ SOURCES = (
     "lookup.cc",
     "matrix.cc",
     "paired.cc",
+    "paired_dense.cc",
     "tiles.cc",
+    "tile_dense.cc",
     "dense.cc",
     "tree.cc",
     "winograd.cc",
@@ -42,7 +44,9 @@ SOURCES = (
 _VECTORS = {
     "matrix.cc": ["-O3"],
     "paired.cc": ["-O3"],
+    "paired_dense.cc": ["-O3"],
     "tiles.cc": ["-O2"],
+    "tile_dense.cc": ["-O2"],
     "dense.cc": ["-O2"],
     "recurrence.cc": ["-O2", "-ftree-vectorize"],
     "lookup.cc": ["-O2"],
@@ -61,7 +65,7 @@ _INSTRUCTIONS = {
 #: What files of the matrix unit are told besides. A pragma in their source would not do: functions
 #: of headers that are read before it may not be inlined into those after it.
 _UNIT = ["-mavx512bw", "-mamx-tile", "-mamx-bf16"]
-_UNIT_FILES = ("tiles.cc", "dense.cc")
+_UNIT_FILES = ("tiles.cc", "tile_dense.cc")
 _COMPILERS = ("g++", "c++", "clang++")
 _SECONDS = 300
 #: A std::function that passes an argument by value, as GCC 4.8's do; newer ones pass a reference.

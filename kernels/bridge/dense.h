@@ -1,9 +1,6 @@
 /*
- * Products of large matrices by a processor's matrix unit; see tiles.h.
- *
- * The right operand is split once, by all threads together, into panels of 32 columns. A task is some rows
- * of the left operand and some panels; it splits its rows, which then stay in the second-level cache while
- * the panels pass by.
+ * Products of large matrices by other means than a multiplication for each term: by a processor's matrix
+ * unit (tiles.h), or in pairs (paired.h).
  */
 #pragma once
 
@@ -28,14 +25,20 @@ struct Product {
   int64_t to_stride;
 };
 
-/* False if the right operand has numbers that cannot be split, infinite ones for instance; nothing is
- * computed then. */
-bool Multiply(const Product& product, int threads);
+struct Means {
+  /* Floats of a right operand once packed, and packing it to where a line begins; false if it has numbers
+   * that cannot be, infinite ones for instance. */
+  int64_t (*packed_size)(int64_t depth, int64_t units);
+  bool (*pack)(const Matrix& right, int64_t depth, int64_t units, float* packed);
+  /* False if the right operand has such numbers; nothing is computed then. */
+  bool (*multiply)(const Product& product, int threads);
+};
 
-/* Floats of a right operand once packed, and packing it to where a line begins; false if it has numbers
- * that cannot be split. */
-int64_t PackedSize(int64_t depth, int64_t units);
-bool Pack(const Matrix& right, int64_t depth, int64_t units, float* packed);
+const Means& ByTiles();
+const Means& InPairs();
+
+/* The best ones of this processor; null: it has neither. */
+const Means* Best();
 
 /* to[j] = the sum of all rows' number j, or is added to it. */
 void SumRows(const float* from, int64_t rows, int64_t columns, float* to, bool adds, int threads);

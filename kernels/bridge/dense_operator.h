@@ -1,6 +1,6 @@
 /*
- * The operator graphopt_dense: MXNet's FullyConnected of float32, forward and backward, by a processor's
- * matrix unit; see dense.h.
+ * The operator graphopt_dense: MXNet's FullyConnected of float32, forward and backward, by the products of
+ * dense.h.
  *
  * It has FullyConnected's attributes: `num_hidden`, `no_bias`, `flatten`. Inputs: data, weights (units,
  * depth), the bias.
@@ -11,7 +11,6 @@
 
 #include "dense.h"
 #include "product_operator.h"
-#include "tiles.h"
 
 namespace graphopt {
 
@@ -45,7 +44,7 @@ bool DenseShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVect
   return true;
 }
 
-/* Without the unit: for numbers that cannot be split, or where there is none. */
+/* By vectors: for numbers that cannot be packed, or where there is nothing better. */
 void MultiplyPlainly(const dense::Product& product, int threads) {
   constexpr int64_t kRows = 128;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 1)
@@ -63,7 +62,8 @@ void MultiplyPlainly(const dense::Product& product, int threads) {
 
 void RunDense(const dense::Product& product, int threads) {
   if (product.rows == 0 || product.units == 0) return;
-  if (!tiles::AreThere() || !dense::Multiply(product, threads)) MultiplyPlainly(product, threads);
+  const dense::Means* best = dense::Best();
+  if (!best || !best->multiply(product, threads)) MultiplyPlainly(product, threads);
 }
 
 void DenseForward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,

@@ -19,6 +19,7 @@
 #include "product_operator.h"
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
+#include "tiles.h"
 #include "tree_operator.h"
 #include "versions.h"
 
@@ -239,16 +240,23 @@ int graphopt_has_matrix_unit() { return graphopt::tiles::AreThere(); }
 /* What sums of products are best multiplied by; see tiles.h. */
 int graphopt_usual_factor() { return graphopt::tiles::UsualFactor(); }
 
-/* Floats of a dense layer's weights once packed, for the matrix unit if `tiled`, and packing them from
- * (units, depth); 0 if they cannot be packed. */
+/* Whether large matrices are best multiplied as dense.h does. */
+int graphopt_has_dense() { return graphopt::dense::Best() != nullptr; }
+
+/* Floats of a dense layer's weights once packed, as dense.h does if `tiled`, and packing them from (units,
+ * depth); 0 if they cannot be packed. */
 int64_t graphopt_packed_product(int64_t depth, int64_t units, int tiled) {
-  return tiled ? graphopt::dense::PackedSize(depth, units)
-               : graphopt::product::PackedSize(depth, units);
+  if (!tiled) return graphopt::product::PackedSize(depth, units);
+  const graphopt::dense::Means* best = graphopt::dense::Best();
+  return best ? best->packed_size(depth, units) : 0;
 }
 
 int graphopt_pack_product(const float* weights, int64_t depth, int64_t units, int tiled,
                           float* packed) {
-  if (tiled) return graphopt::dense::Pack({weights, depth, true}, depth, units, packed);
+  if (tiled) {
+    const graphopt::dense::Means* best = graphopt::dense::Best();
+    return best && best->pack({weights, depth, true}, depth, units, packed);
+  }
   graphopt::product::Pack(weights, depth, units, packed);
   return 1;
 }

@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "lanes.h"
+#include "lanes_math.h"
 #include "matrix.h"
+#include "product.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -77,8 +79,47 @@ struct Tile {
   const Row* rows;
   const Panel* panels;
   int64_t count, column, columns;
-  bool adds;
+  bool adds;                    // to what is there
+  const float* bias = nullptr;  // of each column, to be added
+  product::Activation activation = product::kNone;
+
+  bool IsPlain() const { return !adds && !bias && activation == product::kNone; }
 };
+
+#if defined(__AVX512F__)
+inline Lanes FirstOf(const float* from, int64_t count) {
+  return (Lanes)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
+}
+inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)lanes);
+}
+inline float SumOf(Lanes lanes) { return _mm512_reduce_add_ps((__m512)lanes); }
+inline Lanes NextOf(Lanes lanes, Lanes behind) {
+  return (Lanes)_mm512_alignr_epi32((__m512i)behind, (__m512i)lanes, 1);
+}
+#else
+/* The first numbers there, and zeros. */
+inline Lanes FirstOf(const float* from, int64_t count) {
+  Lanes found = {};
+  for (int64_t i = 0; i < count; ++i) found[i] = from[i];
+  return found;
+}
+inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
+  for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
+}
+/* Each number's neighbour to the right. */
+inline Lanes NextOf(Lanes lanes, Lanes behind) {
+  Lanes found;
+  for (int i = 0; i < kLanes - 1; ++i) found[i] = lanes[i + 1];
+  found[kLanes - 1] = behind[0];
+  return found;
+}
+inline float SumOf(Lanes lanes) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+  return sum;
+}
+#endif
 
 /* Subtracting zero changes nothing, so nothing is subtracted; adding it would turn -0 into 0, and takes a
  * place among the sums. */
@@ -134,10 +175,18 @@ inline void AddRest(const float* const (&left)[R], const float* right, int64_t r
   }
 }
 
-/* Where something is there, or no room for whole vectors. */
+/* Where something is there, is to be computed besides, or there is no room for whole vectors. */
 inline void HandOut(const Row& row, const Tile& tile, const float* sums) {
   float* to = row.to + tile.column;
-  for (int64_t j = 0; j < tile.columns; ++j) to[j] = tile.adds ? to[j] + sums[j] : sums[j];
+  for (int64_t j = 0; j < tile.columns; j += kLanes) {
+    const int64_t count = std::min(tile.columns - j, kLanes);
+    Lanes x = LoadLanes(sums + j);
+    if (tile.adds) x = FirstOf(to + j, count) + x;
+    if (tile.bias) x += FirstOf(tile.bias + j, count);
+    if (tile.activation == product::kRelu) x = x < Lanes{} ? Lanes{} : x;  // NaN stays
+    if (tile.activation == product::kGelu) x = blocked::Gelu(x);
+    StoreFirst(to + j, count, x);
+  }
 }
 
 /* What a factor's sums are multiplied by where those of the one before it were by other powers of two. */
@@ -181,7 +230,7 @@ void Run(const Tile& tile) {
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) sums[i][v] *= inverses * rows[i].inverse;
   }
-  if (tile.adds || tile.columns < V * kLanes) {
+  if (!tile.IsPlain() || tile.columns < V * kLanes) {
     float all[R * V * kLanes];  // sums are in registers as long as their places are constants
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i)
@@ -208,41 +257,6 @@ inline Runner Pick(int64_t rows, int64_t vectors) {
   constexpr std::make_integer_sequence<int, kRows> all{};
   return vectors == 1 ? OfRows<1>(rows, all) : OfRows<2>(rows, all);
 }
-
-#if defined(__AVX512F__)
-inline Lanes FirstOf(const float* from, int64_t count) {
-  return (Lanes)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from);
-}
-inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
-  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1), (__m512)lanes);
-}
-inline float SumOf(Lanes lanes) { return _mm512_reduce_add_ps((__m512)lanes); }
-inline Lanes NextOf(Lanes lanes, Lanes behind) {
-  return (Lanes)_mm512_alignr_epi32((__m512i)behind, (__m512i)lanes, 1);
-}
-#else
-/* The first numbers there, and zeros. */
-inline Lanes FirstOf(const float* from, int64_t count) {
-  Lanes found = {};
-  for (int64_t i = 0; i < count; ++i) found[i] = from[i];
-  return found;
-}
-inline void StoreFirst(float* to, int64_t count, Lanes lanes) {
-  for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
-}
-/* Each number's neighbour to the right. */
-inline Lanes NextOf(Lanes lanes, Lanes behind) {
-  Lanes found;
-  for (int i = 0; i < kLanes - 1; ++i) found[i] = lanes[i + 1];
-  found[kLanes - 1] = behind[0];
-  return found;
-}
-inline float SumOf(Lanes lanes) {
-  float sum = 0;
-  for (int i = 0; i < kLanes; ++i) sum += lanes[i];
-  return sum;
-}
-#endif
 
 /* Numbers of a factor, and what they are multiplied by. */
 struct Part {

@@ -4,8 +4,8 @@
  *
  * Attributes: `units`; `activation`, "none", "relu" or "gelu"; `flatten`, all axes but the first are the
  * depth, not the last alone; `no_bias`; `packed`, weights come in the order in which they are read. Inputs:
- * data, weights (units, depth) or packed, the bias. With `tiled` they are packed for the processor's matrix
- * unit, see dense.h. It is for inference: there is no gradient.
+ * data, weights (units, depth) or packed, the bias. With `tiled` they are packed as products of dense.h
+ * read them. It is for inference: there is no gradient.
  */
 #pragma once
 
@@ -37,11 +37,18 @@ int64_t DepthOf(const NodeAttrs& attrs, const mxnet::TShape& data) {
   return Flag(attrs, "flatten") ? data.ProdShape(1, data.ndim()) : data[data.ndim() - 1];
 }
 
+/* For weights that were packed so. */
+const dense::Means& BestOf(const NodeAttrs& attrs) {
+  const dense::Means* best = dense::Best();
+  if (!best) Fail("the weights of node " + attrs.name + " were packed for another processor");
+  return *best;
+}
+
 bool ProductShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   const mxnet::TShape& data = (*in)[0];
   if (!mxnet::shape_is_known(data)) return false;
   const int64_t depth = DepthOf(attrs, data), units = UnitsOf(attrs);
-  const int64_t packed = Flag(attrs, "tiled") ? dense::PackedSize(depth, units)
+  const int64_t packed = Flag(attrs, "tiled") ? BestOf(attrs).packed_size(depth, units)
                                               : product::PackedSize(depth, units);
   Settle(attrs, 1, Flag(attrs, "packed") ? Shaped({packed}) : Shaped({units, depth}), &(*in)[1]);
   if (in->size() > 2) Settle(attrs, 2, Shaped({units}), &(*in)[2]);
@@ -76,9 +83,9 @@ void ProductForward(const NodeAttrs& attrs, const mxnet::OpContext&,
   const float* bias = inputs.size() > 2 ? static_cast<const float*>(inputs[2].dptr_) : nullptr;
   if (Flag(attrs, "packed") && Flag(attrs, "tiled")) {
     const double nanoseconds = 0.01 * rows * depth * units;
-    dense::Multiply({rows, depth, units, {data, depth, false}, {}, weights, bias,
-                     ActivationOf(attrs), false, to, units},
-                    Threads(nanoseconds, 1 << 10));
+    BestOf(attrs).multiply({rows, depth, units, {data, depth, false}, {}, weights, bias,
+                            ActivationOf(attrs), false, to, units},
+                           Threads(nanoseconds, 1 << 10));
     return results.Finish();
   }
   std::vector<float> packed;

@@ -1,4 +1,4 @@
-"""Recurrences whose products are in pairs, and those whose are not, whatever the processor."""
+"""What multiplies in pairs, with and without them, whatever the processor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import pytest
 import graphopt
 
 ROOT = Path(graphopt.__file__).parents[1]
-FILES = ["kernels/test_recurrence_sizes.py", "kernels/test_recurrence_slots.py"]
+FILES = [
+    "kernels/test_recurrence_sizes.py",
+    "kernels/test_recurrence_slots.py",
+    "kernels/test_dense.py",
+    "kernels/test_products.py",
+]
 OUTPUT = """
 import sys, graphopt.nn, mxnet as mx, numpy as np
 mx.random.seed(0)
@@ -35,7 +40,7 @@ def run(wanted: str, *command: str) -> bytes:
 
 
 @pytest.mark.parametrize("wanted", ["0", "1"])
-def test_recurrences(wanted: str) -> None:
+def test_products(wanted: str) -> None:
     options = ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
     run(wanted, "-m", "pytest", *options, *(str(ROOT / "tests" / file) for file in FILES))
 

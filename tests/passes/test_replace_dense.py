@@ -1,4 +1,4 @@
-"""use-matrix-unit: the measuring is replaced, what it decides is not."""
+"""replace-dense: the measuring is replaced, what it decides is not."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DENSE
 from graphopt.ir.parser import parse
-from graphopt.passes.use_matrix_unit import UseMatrixUnit
+from graphopt.passes.replace_dense import ReplaceDense
 from graphopt.testing import assert_equivalent, run_pass
 
-SMALL = "use-matrix-unit{min_mega_macs=0}"
+SMALL = "replace-dense{min_mega_macs=0}"
 
 
 class Clock(MXNetTarget):
-    """A target with a matrix unit, by which a layer takes as long as told; MXNet's takes 1 ms."""
+    """A target by whose means a layer takes as long as told; MXNet's takes 1 ms."""
 
-    def __init__(self, unit_ms: float = 0.5, *, has_unit: bool = True) -> None:
-        self.unit_ms = unit_ms
-        self.has_unit = has_unit
+    def __init__(self, ms: float = 0.5, *, means: str | None = "in pairs") -> None:
+        self.ms = ms
+        self.means = means
         self.timed = 0
 
-    def has_matrix_unit(self) -> bool:
-        return self.has_unit
+    def dense_means(self) -> str | None:
+        return self.means
 
     def measured_once(self, parts, measure):
         return measure()
@@ -35,7 +35,7 @@ class Clock(MXNetTarget):
     def times_ms(self, graphs: Sequence[Graph], *, training: bool = False) -> list[float]:
         assert training
         self.timed += 1
-        return [self.unit_ms if any(n.op == DENSE for n in graph) else 1.0 for graph in graphs]
+        return [self.ms if any(n.op == DENSE for n in graph) else 1.0 for graph in graphs]
 
 
 def net(x: str = "f32[8,5,4]", attrs: str = "flatten=False", tail: str = "return %c") -> Graph:
@@ -48,11 +48,11 @@ def replaced(graph: Graph) -> int:
 
 
 def test_example(example):
-    before, after = example(UseMatrixUnit)
-    result = run_pass(before, "use-matrix-unit", target=Clock())
+    before, after = example(ReplaceDense)
+    result = run_pass(before, "replace-dense", target=Clock())
     assert result.graph == after
     assert_equivalent(before, result.graph, seeds=(0,))
-    assert [r.message for r in result.remarks] == ["by the matrix unit 0.5 ms, by MXNet 1 ms"]
+    assert [r.message for r in result.remarks] == ["in pairs 0.5 ms, by MXNet 1 ms"]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_faster_one_is_taken_and_equal_layers_are_timed_together() -> None:
     clock = Clock(0.96)
     result = run_pass(net(), SMALL, target=clock)
     assert replaced(result.graph) == 0
-    assert "the matrix unit takes 0.96 ms, MXNet's product 1 ms" in result.remarks[0].message
+    assert "in pairs 0.96 ms, by MXNet 1 ms" in result.remarks[0].message
     assert replaced(run_pass(net(), SMALL, target=Clock(0.9)).graph) == 1
 
 
@@ -99,11 +99,11 @@ def test_left_alone(graph: Graph, why: str) -> None:
     assert clock.timed == 0
 
 
-def test_small_layers_and_processors_without_the_unit_are_left_alone() -> None:
-    assert "too small" in run_pass(net(), "use-matrix-unit", target=Clock()).remarks[0].message
-    result = run_pass(net(), SMALL, target=Clock(has_unit=False))
+def test_small_layers_and_processors_without_such_means_are_left_alone() -> None:
+    assert "too small" in run_pass(net(), "replace-dense", target=Clock()).remarks[0].message
+    result = run_pass(net(), SMALL, target=Clock(means=None))
     assert replaced(result.graph) == 0
-    assert "no matrix unit" in result.remarks[0].message
+    assert "nothing faster" in result.remarks[0].message
 
 
 @pytest.mark.parametrize("more", [{"precise": True}, {"device": "gpu"}])

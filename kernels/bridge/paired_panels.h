@@ -1,0 +1,224 @@
+/*
+ * Panels of matrices whose products are in pairs (paired.h), and rows to multiply them with; for files that
+ * are compiled for the processor at hand.
+ */
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "execute.h"
+#include "paired_tile.h"
+#include "panels.h"
+
+namespace graphopt::paired {
+namespace {  // each file that includes this may be compiled for other instructions
+
+constexpr int64_t kMostRows = 256;          // that are copied at a time
+constexpr int64_t kMostCopied = 128 << 10;  // numbers of them, unless a few rows have more
+
+/* A packed matrix: panels; of each column what its pairs' products add up to, negative, what it was
+ * multiplied by, and one over that; one over what each row was multiplied by; whether each panel's numbers
+ * could be. */
+struct Places {
+  int64_t sums, scales, inverses, rows, panels, size;
+
+  Places(int64_t depth, int64_t n) {
+    const int64_t columns = (n + kLanes - 1) / kLanes * kLanes;
+    sums = Padded(depth) * columns;
+    scales = sums + columns;
+    inverses = scales + columns;
+    rows = inverses + columns;
+    panels = rows + depth;
+    size = panels + (n + kWidth - 1) / kWidth;
+  }
+};
+
+int64_t VectorsOf(int64_t columns) { return (std::min(columns, kWidth) + kLanes - 1) / kLanes; }
+
+float SquaresOf(const float* numbers, int64_t stride, int64_t count) {
+  Lanes sums = {};
+  int64_t j = 0;
+  for (; stride == 1 && j + kLanes <= count; j += kLanes)
+    sums += LoadLanes(numbers + j) * LoadLanes(numbers + j);
+  float sum = SumOf(sums);
+  for (; j < count; ++j) sum += numbers[j * stride] * numbers[j * stride];
+  return sum;
+}
+
+/* Sums of squares of rows `begin` to `end` of a matrix n columns wide. */
+void SumSquares(const float* b, int64_t row_stride, int64_t column_stride, int64_t begin, int64_t end,
+                int64_t n, float* squares) {
+  if (row_stride != 1) {
+    for (int64_t p = begin; p < end; ++p) squares[p] = SquaresOf(b + p * row_stride, column_stride, n);
+    return;
+  }
+  std::fill(squares + begin, squares + end, 0.0f);
+  for (int64_t j = 0; j < n; ++j, b += column_stride)
+    for (int64_t p = begin; p < end; ++p) squares[p] += b[p] * b[p];
+}
+
+/* By how many binary digits numbers of a row with such squares are moved, if they are all moved to one size. */
+int ShiftOfRow(float squares, int64_t n) {
+  return squares <= std::numeric_limits<float>::max() ? ShiftFor(squares, n) : 0;
+}
+
+/* One over what a row is multiplied by to be moved so far. */
+float InverseOf(int shift) { return PowerOfTwo(-std::clamp(shift, -kMostShift, kMostShift)); }
+
+/* What powers of two a panel's columns are multiplied by; whether they can be. */
+bool ScaleColumns(int64_t depth, int64_t width, const float* squares, const float* sizes, float* scales) {
+  bool is_paired = true;
+  for (int64_t j = 0; j < width; ++j) {
+    const int shift = sizes[j] == 0 ? kMostOfColumn : ShiftFor(squares[j], depth);
+    is_paired = is_paired && IsWithin(shift, kMostOfColumn);
+    scales[j] = PowerOfTwo(IsWithin(shift, kMostOfColumn) ? shift : 0);
+  }
+  return is_paired;
+}
+
+/* Multiplies a panel's numbers by powers of two and sums up the products of pairs; whether that went well.
+ * There are zeros behind the depth's end, up to a whole three. */
+template <int V>
+bool Pair(float* panel, int64_t depth, const float* rows, float times, float* sums, float* scales,
+          float* inverses) {
+  constexpr int64_t width = V * kLanes;
+  Lanes squares[V] = {}, sizes[V] = {}, products[V] = {};
+  for (int64_t p = 0; p < depth; ++p)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      float* at = panel + p * width + v * kLanes;
+      const Lanes x = LoadLanes(at) * (1 / rows[p]);
+      StoreLanes(at, x);
+      squares[v] += x * x;
+      sizes[v] += blocked::Absolute(x);  // squares may be zero where this is not
+    }
+  const bool is_paired = ScaleColumns(depth, width, reinterpret_cast<const float*>(squares),
+                                      reinterpret_cast<const float*>(sizes), scales);
+  for (int64_t p = 0; p < depth; p += 3)
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+      float* at = panel + p * width + v * kLanes;
+      const Lanes scale = LoadLanes(scales + v * kLanes);
+      const Lanes a = LoadLanes(at) * scale, b = LoadLanes(at + width) * scale;
+      StoreLanes(at, a);
+      StoreLanes(at + width, b);
+      StoreLanes(at + 2 * width, LoadLanes(at + 2 * width) * scale);
+      products[v] -= a * b;
+    }
+  for (int v = 0; v < V; ++v) {
+    const Lanes scale = LoadLanes(scales + v * kLanes);
+    StoreLanes(sums + v * kLanes, products[v]);
+    StoreLanes(inverses + v * kLanes, times / scale);
+    StoreLanes(scales + v * kLanes, scale / times);
+  }
+  return is_paired;
+}
+
+/* Packs up to kWidth columns as a panel; whether they may be paired. */
+bool PackPaired(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t columns,
+                const float* rows, float times, float* panel, float* sums, float* scales, float* inverses) {
+  const int64_t width = VectorsOf(columns) * kLanes;
+  PackPanel(b, row_stride, column_stride, k, columns, panel, width);
+  std::fill(panel + k * width, panel + Padded(k) * width, 0.0f);
+  return (width == kWidth ? Pair<kVectors> : Pair<1>)(panel, k, rows, times, sums, scales, inverses);
+}
+
+/* Notes what rows of a matrix are multiplied by; those of one size lose least. */
+void Prepare(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
+             float* packed) {
+  float* rows = packed + Places(k, n).rows;
+  SumSquares(b, row_stride, column_stride, 0, k, n, rows);
+  for (int64_t p = 0; p < k; ++p) rows[p] = InverseOf(ShiftOfRow(rows[p], n));
+}
+
+/* The panel of columns from `j` on, of a matrix that has been prepared. */
+bool PackPaired(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n, int64_t j,
+                float times, float* packed) {
+  const Places places(k, n);
+  const bool is_paired =
+      PackPaired(b + j * column_stride, row_stride, column_stride, k, std::min(n - j, kWidth),
+                 packed + places.rows, times, packed + Padded(k) * j, packed + places.sums + j,
+                 packed + places.scales + j, packed + places.inverses + j);
+  packed[places.panels + j / kWidth] = is_paired;
+  return is_paired;
+}
+
+/* The panel of columns from `j` on of a packed matrix. */
+Panel PanelAt(const float* packed, int64_t depth, int64_t n, int64_t j) {
+  const Places places(depth, n);
+  return {packed + Padded(depth) * j, packed + places.sums + j, packed + places.scales + j,
+          packed + places.inverses + j, depth, depth / 3, depth % 3};
+}
+
+/* Rows, copied, some at a time; those of a thread. */
+class Copied {
+ public:
+  /* Room for rows of so many numbers, in so many parts. */
+  Copied(int64_t depth, int64_t parts)
+      : depth_(depth), stride_(StrideOf(depth, parts)), most_(MostOf(depth, parts)) {
+    static thread_local Arena arena;
+    at_ = reinterpret_cast<float*>(arena.Reserve(most_ * stride_ * sizeof(float)));
+  }
+
+  /* Rows that there is room for. */
+  static int64_t MostOf(int64_t depth, int64_t parts) {
+    return std::min(kMostRows, std::max<int64_t>(kRows, kMostCopied / StrideOf(depth, parts)));
+  }
+
+  bool IsFull() const { return count_ == most_; }
+  const Row* begin() const { return rows_; }
+  const Row* end() const { return rows_ + count_; }
+  void Clear() {
+    count_ = 0;
+    others_.clear();
+  }
+
+  void Add(const Part* parts, int64_t count, float* to) {
+    Row row;
+    row.to = to;
+    float* to_row = at_ + count_ * stride_;
+    if (CopyRow(parts, count, depth_, 1, to_row, &row) ||
+        CopyRow(parts, count, depth_, kForSmall, to_row, &row))
+      rows_[count_++] = row;
+    else
+      others_.push_back(row);
+  }
+
+  /* Those that are not copied, to be multiplied one by one. */
+  const std::vector<Row>& others() const { return others_; }
+
+ private:
+  static int64_t StrideOf(int64_t depth, int64_t parts) {
+    return (depth + 2 * parts + kLanes - 1) / kLanes * kLanes + kLanes;
+  }
+
+  Row rows_[kMostRows];
+  std::vector<Row> others_;
+  const int64_t depth_, stride_, most_;
+  float* at_;
+  int64_t count_ = 0;
+};
+
+bool AreZero(const float* numbers, int64_t count) {
+  return std::all_of(numbers, numbers + count, [](float number) { return number == 0; });
+}
+
+/* A row times a panel's numbers as they were; zero times all of them is zero if `are_finite`. */
+void MultiplyOne(const Row& row, const Panel* panels, const float* const* scales, bool are_finite,
+                 const Tile& tile) {
+  float sums[kWidth] = {};
+  const int64_t width = VectorsOf(tile.columns) * kLanes;
+  for (int64_t f = 0; f < tile.count; ++f) {
+    if (are_finite && AreZero(row.from[f], panels[f].depth)) continue;
+    for (int64_t p = 0; p < panels[f].depth; ++p)
+      for (int64_t j = 0; j < width; ++j)
+        sums[j] += row.from[f][p] * (panels[f].right[p * width + j] * panels[f].inverses[j] * scales[f][p]);
+  }
+  HandOut(row, tile, sums);
+}
+
+}  // namespace
+}  // namespace graphopt::paired
