@@ -4,8 +4,10 @@
 #include "paired.h"
 
 #include <cstdlib>
+#include <vector>
 
 #include "ask.h"
+#include "execute.h"
 #include "paired_panels.h"
 
 #if defined(__x86_64__)
@@ -15,7 +17,9 @@
 namespace graphopt::paired {
 namespace {
 
-constexpr int64_t kAhead = 8;  // rows that are asked for before they are copied
+constexpr int64_t kMostRows = 256;          // that are copied at a time
+constexpr int64_t kMostCopied = 128 << 10;  // numbers of them, unless a few rows have more
+constexpr int64_t kAhead = 8;               // rows that are asked for before they are copied
 
 int64_t PackedSize(int64_t k, int64_t n) { return Places(k, n).size; }
 
@@ -26,6 +30,48 @@ void Pack(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, 
   for (int64_t j = begin; j < end; j += kWidth)
     PackPaired(b, row_stride, column_stride, k, n, j, times, packed);
 }
+
+/* Rows, copied, some at a time; those of a thread. */
+class Copied {
+ public:
+  /* Room for rows of so many numbers, in so many parts. */
+  Copied(int64_t depth, int64_t parts)
+      : depth_(depth),
+        stride_((depth + 2 * parts + kLanes - 1) / kLanes * kLanes + kLanes),
+        most_(std::min(kMostRows, std::max<int64_t>(kRows, kMostCopied / stride_))) {
+    static thread_local Arena arena;
+    at_ = reinterpret_cast<float*>(arena.Reserve(most_ * stride_ * sizeof(float)));
+  }
+
+  bool IsFull() const { return count_ == most_; }
+  const Row* begin() const { return rows_; }
+  const Row* end() const { return rows_ + count_; }
+  void Clear() {
+    count_ = 0;
+    others_.clear();
+  }
+
+  void Add(const Part* parts, int64_t count, float* to) {
+    Row row;
+    row.to = to;
+    float* to_row = at_ + count_ * stride_;
+    if (CopyRow(parts, count, depth_, 1, to_row, &row) ||
+        CopyRow(parts, count, depth_, kForSmall, to_row, &row))
+      rows_[count_++] = row;
+    else
+      others_.push_back(row);
+  }
+
+  /* Those that are not copied, to be multiplied one by one. */
+  const std::vector<Row>& others() const { return others_; }
+
+ private:
+  Row rows_[kMostRows];
+  std::vector<Row> others_;
+  const int64_t depth_, stride_, most_;
+  float* at_;
+  int64_t count_ = 0;
+};
 
 void MultiplyCopied(const Copied& copied, const PackedMatrix<float>* packed, int64_t factors, int64_t n,
                     bool adds, Meanwhile* meanwhile) {

@@ -5,9 +5,11 @@
  * a few panels of the right operand: it packs them, and they stay in its own cache while rows pass by.
  */
 #include <atomic>
+#include <vector>
 
 #include "ask.h"
 #include "dense.h"
+#include "execute.h"
 #include "paired_panels.h"
 
 namespace graphopt::dense {
@@ -15,7 +17,7 @@ namespace {
 
 using namespace paired;
 
-constexpr int64_t kMostDepth = 768;        // of a part
+constexpr int64_t kMostDepth = 768;        // of a part, and up to two more, to begin the others with a three
 constexpr int64_t kMostCopied = 1 << 20;   // numbers of the left operand at a time
 constexpr int64_t kMostPanels = 4;         // of a task
 constexpr int64_t kTasksEach = 4;          // that a thread should find
@@ -172,7 +174,7 @@ class Multiplier {
     int64_t from_stride = left.stride;
     if (left.is_transposed) {
       static thread_local std::vector<float> turned;
-      turned.resize(kTurned * kMostDepth);
+      turned.resize(kTurned * parts_.MostDepth());  // which may be two more than kMostDepth
       blocked::Transpose(left.at + at * left.stride + first_ + begin, left.stride, depth_, end - begin,
                          turned.data(), depth_);
       from = turned.data();

@@ -1,23 +1,18 @@
 /*
- * Panels of matrices whose products are in pairs (paired.h), and rows to multiply them with; for files that
- * are compiled for the processor at hand.
+ * Panels of matrices whose products are in pairs (paired.h); for files that are compiled for the processor at
+ * hand.
  */
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <vector>
 
-#include "execute.h"
 #include "paired_tile.h"
 #include "panels.h"
 
 namespace graphopt::paired {
 namespace {  // each file that includes this may be compiled for other instructions
-
-constexpr int64_t kMostRows = 256;          // that are copied at a time
-constexpr int64_t kMostCopied = 128 << 10;  // numbers of them, unless a few rows have more
 
 /* A packed matrix: panels; of each column what its pairs' products add up to, negative, what it was
  * multiplied by, and one over that; one over what each row was multiplied by; whether each panel's numbers
@@ -152,55 +147,6 @@ Panel PanelAt(const float* packed, int64_t depth, int64_t n, int64_t j) {
   return {packed + Padded(depth) * j, packed + places.sums + j, packed + places.scales + j,
           packed + places.inverses + j, depth, depth / 3, depth % 3};
 }
-
-/* Rows, copied, some at a time; those of a thread. */
-class Copied {
- public:
-  /* Room for rows of so many numbers, in so many parts. */
-  Copied(int64_t depth, int64_t parts)
-      : depth_(depth), stride_(StrideOf(depth, parts)), most_(MostOf(depth, parts)) {
-    static thread_local Arena arena;
-    at_ = reinterpret_cast<float*>(arena.Reserve(most_ * stride_ * sizeof(float)));
-  }
-
-  /* Rows that there is room for. */
-  static int64_t MostOf(int64_t depth, int64_t parts) {
-    return std::min(kMostRows, std::max<int64_t>(kRows, kMostCopied / StrideOf(depth, parts)));
-  }
-
-  bool IsFull() const { return count_ == most_; }
-  const Row* begin() const { return rows_; }
-  const Row* end() const { return rows_ + count_; }
-  void Clear() {
-    count_ = 0;
-    others_.clear();
-  }
-
-  void Add(const Part* parts, int64_t count, float* to) {
-    Row row;
-    row.to = to;
-    float* to_row = at_ + count_ * stride_;
-    if (CopyRow(parts, count, depth_, 1, to_row, &row) ||
-        CopyRow(parts, count, depth_, kForSmall, to_row, &row))
-      rows_[count_++] = row;
-    else
-      others_.push_back(row);
-  }
-
-  /* Those that are not copied, to be multiplied one by one. */
-  const std::vector<Row>& others() const { return others_; }
-
- private:
-  static int64_t StrideOf(int64_t depth, int64_t parts) {
-    return (depth + 2 * parts + kLanes - 1) / kLanes * kLanes + kLanes;
-  }
-
-  Row rows_[kMostRows];
-  std::vector<Row> others_;
-  const int64_t depth_, stride_, most_;
-  float* at_;
-  int64_t count_ = 0;
-};
 
 bool AreZero(const float* numbers, int64_t count) {
   return std::all_of(numbers, numbers + count, [](float number) { return number == 0; });

@@ -22,6 +22,7 @@ SIZES = [
     (300, 800, 32),
     (31, 1600, 513),
     (513, 100, 100),
+    (1535, 40, 70),
 ]
 
 
@@ -91,7 +92,7 @@ def test_parts_of_rows_that_differ_in_size(size: tuple[int, int, int]) -> None:
         error = np.abs(one - left @ right)
         assert (error <= 3e-7 * sizes).all()
         # Pairs are as good as that, not as each sum's own terms.
-        limit = 4e-6 if dense_means(mx) == "in pairs" else 1e-6
+        limit = 2e-6 if dense_means(mx) == "in pairs" else 1e-6
         assert (error <= limit * (np.abs(left) @ np.abs(right))).all()
 
 
