@@ -11,7 +11,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId
 from graphopt.passes.folding.affine import Affine, affine_of
 from graphopt.passes.folding.build import FrozenBuilder, Refused
-from graphopt.pipeline.base import Mode, Pass, PassContext, Settings
+from graphopt.pipeline.base import Mode, Pass, PassContext
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,8 @@ class BatchNormToConvolution(Pass):
     name: ClassVar[str] = "batch-norm-to-convolution"
     modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
     needs_frozen: ClassVar[bool] = True
-
-    def refusal(self, settings: Settings) -> str | None:
-        """Also on other devices, whose BatchNorm is as fast, and where every bit has to stay."""
-        if settings.device != "cpu":
-            return f"it pays on the CPU only, not on the {settings.device}"
-        if settings.precise:
-            return "the statistics are rounded once more, which precise=True does not allow"
-        return super().refusal(settings)
+    cpu_only: ClassVar[str] = "it pays on the CPU only"
+    rounding: ClassVar[str] = "the statistics are rounded once more"
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Replace nodes in place; linear."""

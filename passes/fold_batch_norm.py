@@ -25,7 +25,7 @@ from graphopt.passes.folding.weights import (
     sum_shift,
     work_dtype,
 )
-from graphopt.pipeline.base import Mode, Pass, PassContext, Settings
+from graphopt.pipeline.base import Mode, Pass, PassContext
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,12 @@ class FoldBatchNorm(Pass):
     name: ClassVar[str] = "fold-batch-norm"
     modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
     needs_frozen: ClassVar[bool] = True
+    rounding: ClassVar[str] = "folded weights are rounded once more"
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """See the class."""
         fold = _Fold(graph.copy(), cx)
         return fold.graph if fold.run() else graph
-
-    def refusal(self, settings: Settings) -> str | None:
-        """Also where every bit has to stay: folded weights are rounded once more."""
-        if settings.precise:
-            return "folded weights are rounded once more, which precise=True does not allow"
-        return super().refusal(settings)
 
 
 class _Fold:

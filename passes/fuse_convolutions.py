@@ -17,7 +17,7 @@ from graphopt.kernels.convolutions.spec import DIRECT, ConvolutionsSpec
 from graphopt.kernels.convolutions.windows import has_weights, is_convolution, why_not
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.region import operators, replace_region, results
-from graphopt.pipeline.base import Mode, Pass, PassContext, Settings
+from graphopt.pipeline.base import Mode, Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
 #: Channels of a block where no processor is asked.
@@ -70,16 +70,10 @@ class FuseConvolutions(Pass):
     name: ClassVar[str] = "fuse-convolutions"
     modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
     needs_frozen: ClassVar[bool] = True
+    cpu_only: ClassVar[str] = "kernels run on CPUs only so far"
+    rounding: ClassVar[str] = "sums are rounded in another order"
 
     winograd: bool = True
-
-    def refusal(self, settings: Settings) -> str | None:
-        """Also on other devices, and where every bit has to stay."""
-        if settings.device != "cpu":
-            return f"kernels run on CPUs only so far, not on the {settings.device}"
-        if settings.precise:
-            return "sums are rounded in another order, which precise=True does not allow"
-        return super().refusal(settings)
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Grow regions along reads, and replace those with a convolution."""

@@ -16,7 +16,7 @@ from graphopt.ir.ops import canonical
 from graphopt.ir.types import Shape, TensorType
 from graphopt.passes.folding.build import FrozenBuilder, Refused
 from graphopt.passes.folding.weights import Anchor, anchor_of, flattens
-from graphopt.pipeline.base import Mode, Pass, PassContext, Settings
+from graphopt.pipeline.base import Mode, Pass, PassContext
 
 #: What MXNet's oneDNN backend computes in the loop of a FullyConnected that nothing else reads.
 _EPILOGUES: Final = frozenset({"Activation", "LeakyReLU", "abs", "clip", "exp", "sqrt", "square"})
@@ -65,6 +65,7 @@ class MergeParallelGemm(Pass):
     name: ClassVar[str] = "merge-parallel-gemm"
     modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
     needs_frozen: ClassVar[bool] = True
+    rounding: ClassVar[str] = "a wider product may round differently"
 
     max_rows: int = 128
     min_layers: int = 3
@@ -82,12 +83,6 @@ class MergeParallelGemm(Pass):
                 if self._pays(group, cx):
                     _merge(merged, group, frozen, cx)
         return graph if merged.is_unchanged_from(graph) else merged
-
-    def refusal(self, settings: Settings) -> str | None:
-        """Also where every bit has to stay: a wider product may add in another order."""
-        if settings.precise:
-            return "a wider product may round differently, which precise=True does not allow"
-        return super().refusal(settings)
 
     def _pays(self, group: Sequence[Anchor], cx: PassContext) -> bool:
         rows = _rows(group[0].node)

@@ -14,7 +14,7 @@ from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.region import replace_region
 from graphopt.passes.select_gemm import as_dot
-from graphopt.pipeline.base import Mode, Pass, PassContext, Settings, Target
+from graphopt.pipeline.base import Mode, Pass, PassContext, Target
 from graphopt.rewrite.substitute import transplant
 
 #: Rows, inputs, outputs, bias.
@@ -66,16 +66,10 @@ class PackProducts(Pass):
     name: ClassVar[str] = "pack-products"
     modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
     needs_frozen: ClassVar[bool] = True
+    cpu_only: ClassVar[str] = "kernels run on CPUs only so far"
+    rounding: ClassVar[str] = "its sums are rounded in another order"
 
     min_gain: float = 1.05
-
-    def refusal(self, settings: Settings) -> str | None:
-        """Also on other devices, and where sums must keep their order."""
-        if settings.device != "cpu":
-            return f"kernels run on CPUs only so far, not on the {settings.device}"
-        if settings.precise:
-            return "its sums are rounded in another order, which precise=True does not allow"
-        return super().refusal(settings)
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Replace nodes; linear besides the measuring."""

@@ -11,7 +11,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DENSE, Node, NodeId
 from graphopt.ir.ops import canonical
 from graphopt.passes.pack_products import Problem, alone, problem_of
-from graphopt.pipeline.base import Pass, PassContext, Settings, Target
+from graphopt.pipeline.base import Pass, PassContext, Target
 
 #: Rows below which most of a tile would be empty.
 _LEAST_ROWS: Final = 32
@@ -56,17 +56,11 @@ class ReplaceDense(Pass):
     """
 
     name: ClassVar[str] = "replace-dense"
+    cpu_only: ClassVar[str] = "kernels run on CPUs only so far"
+    rounding: ClassVar[str] = "its sums are rounded in another order"
 
     min_mega_macs: int = 8
     min_gain: float = 1.05
-
-    def refusal(self, settings: Settings) -> str | None:
-        """Also on other devices, and where sums must keep their order."""
-        if settings.device != "cpu":
-            return f"kernels run on CPUs only so far, not on the {settings.device}"
-        if settings.precise:
-            return "its sums are rounded in another order, which precise=True does not allow"
-        return super().refusal(settings)
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Rename nodes; linear besides the measuring."""

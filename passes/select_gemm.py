@@ -11,7 +11,7 @@ from graphopt.ir.attrs import EMPTY
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.types import Shape, TensorType
-from graphopt.pipeline.base import Mode, Pass, PassContext, Settings, Target
+from graphopt.pipeline.base import Mode, Pass, PassContext, Target
 
 #: Activations. oneDNN computes some of them while it stores the product; behind ``dot`` each would
 #: be an operator of its own, which the measuring of the product alone does not see.
@@ -64,17 +64,11 @@ class SelectGemm(Pass):
     name: ClassVar[str] = "select-gemm"
     modes: ClassVar[frozenset[Mode]] = frozenset({"inference"})
     needs_frozen: ClassVar[bool] = True
+    cpu_only: ClassVar[str] = "MXNet's two products differ in speed on CPUs"
+    rounding: ClassVar[str] = "dot sums in another order"
 
     min_mega_macs: int = 100
     min_gain: float = 1.05
-
-    def refusal(self, settings: Settings) -> str | None:
-        """Also on other devices, and where sums must keep their order."""
-        if settings.device != "cpu":
-            return f"it is about the CPU's matrix products, not the {settings.device}'s"
-        if settings.precise:
-            return "dot sums in another order, which precise=True does not allow"
-        return super().refusal(settings)
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Replace nodes in place; linear besides the measuring."""

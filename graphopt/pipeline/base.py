@@ -139,6 +139,8 @@ class Pass(abc.ABC):
         name: kebab-case, as in pipelines.
         modes: in which modes it is legal.
         needs_frozen: whether it assumes that parameters never change.
+        cpu_only: why it does nothing on other devices, if so.
+        rounding: what rounds differently behind it, which ``precise=True`` does not allow, if so.
         idempotent: whether a second run changes nothing.
 
     Contract: the input graph is not written to; the output verifies; inputs keep their names, roles
@@ -149,6 +151,8 @@ class Pass(abc.ABC):
     name: ClassVar[str]
     modes: ClassVar[frozenset[Mode]] = frozenset({"inference", "training"})
     needs_frozen: ClassVar[bool] = False
+    cpu_only: ClassVar[str | None] = None
+    rounding: ClassVar[str | None] = None
     idempotent: ClassVar[bool] = True
 
     @abc.abstractmethod
@@ -166,6 +170,10 @@ class Pass(abc.ABC):
 
     def refusal(self, settings: Settings) -> str | None:
         """Why the pass must not run under these settings, or ``None``."""
+        if self.cpu_only and settings.device != "cpu":
+            return f"{self.cpu_only}, not on the {settings.device}"
+        if self.rounding and settings.precise:
+            return f"{self.rounding}, which precise=True does not allow"
         if settings.mode not in self.modes:
             return f"it would change what {settings.mode} computes"
         if self.needs_frozen and not settings.frozen:

@@ -103,7 +103,7 @@ def test_small_layers_are_left_alone() -> None:
         ({"mode": "training"}, "it would change what training computes"),
         ({"frozen": False}, "it needs frozen parameters"),
         ({"precise": True}, "dot sums in another order"),
-        ({"device": "gpu"}, "not the gpu's"),
+        ({"device": "gpu"}, "not on the gpu"),
     ],
 )
 def test_refusals(settings: dict[str, object], reason: str) -> None:
