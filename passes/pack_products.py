@@ -115,9 +115,8 @@ def activation_of(node: Node) -> str | None:
     return "gelu" if op == "LeakyReLU" and kind == "gelu" else None
 
 
-def _unfit(
-    graph: Graph, node: Node, frozen: frozenset[NodeId], held: frozenset[NodeId]
-) -> str | None:
+def not_ours(graph: Graph, node: Node, held: frozenset[NodeId]) -> str | None:
+    """Why no product of ours can stand for a FullyConnected, whatever its size, or ``None``."""
     if node.id in held or node.after:
         return "control dependencies order it"
     types = [graph.type_of(value) for value in (*node.inputs, node.out())]
@@ -125,9 +124,19 @@ def _unfit(
         return "its shape or dtype is not known"
     if any(found.dtype != "float32" for found in types):
         return f"it multiplies {node.type.dtype}"
+    return None
+
+
+def _unfit(
+    graph: Graph, node: Node, frozen: frozenset[NodeId], held: frozenset[NodeId]
+) -> str | None:
+    why = not_ours(graph, node, held)
+    if why is not None:
+        return why
     if any(value.node not in frozen for value in node.inputs[1:]):
         return "its weights are computed from data"
-    if (types[0].rank or 0) < 2 or not types[0].size:
+    data = graph.type_of(node.inputs[0])
+    if (data.rank or 0) < 2 or not data.size:
         return "its data has no rows"
     return None
 

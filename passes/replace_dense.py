@@ -10,7 +10,7 @@ from graphopt.analysis.effects import held_nodes
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DENSE, Node, NodeId
 from graphopt.ir.ops import canonical
-from graphopt.passes.pack_products import Problem, alone, problem_of
+from graphopt.passes.pack_products import Problem, alone, not_ours, problem_of
 from graphopt.pipeline.base import Pass, PassContext, Target
 
 #: Rows below which most of a tile would be empty.
@@ -79,14 +79,10 @@ class ReplaceDense(Pass):
             cx.count("replaced")
         return edited if cx.stats["replaced"] else graph
 
-    def _unfit(self, graph: Graph, node: Node, held: set[NodeId] | frozenset[NodeId]) -> str | None:
-        if node.id in held or node.after:
-            return "control dependencies order it"
-        types = [graph.type_of(value) for value in (*node.inputs, node.out())]
-        if not all(found.is_static for found in types):
-            return "its shape or dtype is not known"
-        if any(found.dtype != "float32" for found in types):
-            return f"it multiplies {node.type.dtype}"
+    def _unfit(self, graph: Graph, node: Node, held: frozenset[NodeId]) -> str | None:
+        why = not_ours(graph, node, held)
+        if why is not None:
+            return why
         rows, depth, units, _ = problem_of(graph, node)
         if rows < _LEAST_ROWS or rows * depth * units < self.min_mega_macs * 1_000_000:
             return f"{rows}x{depth} by {depth}x{units} is too small"
