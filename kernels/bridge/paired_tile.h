@@ -21,6 +21,7 @@
 namespace graphopt::paired {
 namespace {  // each file that includes this may be compiled for other instructions
 
+using blocked::kBlockBytes;
 using blocked::kLanes;
 using blocked::Lanes;
 using blocked::LoadLanes;
@@ -121,9 +122,14 @@ inline float SumOf(Lanes lanes) {
 }
 #endif
 
-/* Subtracting zero changes nothing, so nothing is subtracted; adding it would turn -0 into 0, and takes a
- * place among the sums. */
-inline Lanes Everywhere(float x) { return x - Lanes{}; }
+/* A number in all lanes. As an integer, since Zen's load ports alone make a vector of an integer in memory, and
+ * of a float only with a place among the sums and products: three such places for eight of these. */
+inline Lanes Everywhere(const float* at) {
+  typedef int32_t Bits __attribute__((vector_size(kBlockBytes)));
+  int32_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return reinterpret_cast<Lanes>(bits - Bits{});
+}
 
 template <int R, int V>
 using Sums = Lanes[R][V];
@@ -144,8 +150,7 @@ inline void AddThrees(const float* const (&left)[R], const float* right, int64_t
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
       const float* row = left[i] + p;
-      const Lanes x = Everywhere(row[0]), y = Everywhere(row[1]);
-      const float z = row[2];
+      const Lanes x = Everywhere(row), y = Everywhere(row + 1), z = Everywhere(row + 2);
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) sums[i][v] += (x + b[v]) * (y + a[v]);
 #pragma GCC unroll 2
@@ -169,7 +174,7 @@ inline void AddRest(const float* const (&left)[R], const float* right, int64_t r
   }
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
-    const Lanes x = Everywhere(left[i][0]), y = Everywhere(left[i][1]);
+    const Lanes x = Everywhere(left[i]), y = Everywhere(left[i] + 1);
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) sums[i][v] += (x + LoadLanes(right + (V + v) * kLanes)) * (y + a[v]);
   }
