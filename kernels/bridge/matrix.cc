@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ask.h"
+#include "outer_rows.h"
 #include "paired.h"
 #include "panels.h"
 #include "tiles.h"
@@ -205,26 +206,21 @@ constexpr int64_t kDepth = 128;  // rows of outer products that are copied at a 
  * the right ones in panels. */
 template <typename T>
 struct Copied {
-  std::vector<const T*> left_rows, right_rows[kMostFactors];
+  OuterRows<T> rows;
   std::vector<T> left, right;
 
-  int64_t depth() const { return left_rows.size(); }
+  int64_t depth() const { return rows.depth(); }
 
   void CopyLeft(int64_t m) {
     left.resize(depth() * ((m + kRows - 1) / kRows * kRows));
-    Cut<kRows>(left_rows, m, kRows, left.data());
+    Cut<kRows>(rows.left, m, kRows, left.data());
   }
 
   /* Those of one of the sums. */
   void CopyRight(int64_t sum, int64_t n) {
     right.resize(PackedSize<T>(depth(), n));
     const int64_t last = n % Shape<T>::kWidth;
-    Cut<Shape<T>::kWidth>(right_rows[sum], n, Vectors<T>(last) * Shape<T>::kLanes, right.data());
-  }
-
-  void Clear() {
-    left_rows.clear();
-    for (std::vector<const T*>& rows : right_rows) rows.clear();
+    Cut<Shape<T>::kWidth>(rows.right[sum], n, Vectors<T>(last) * Shape<T>::kLanes, right.data());
   }
 
  private:
@@ -271,32 +267,13 @@ void AddOuter(const Copied<T>& copied, const OuterSum<T>& sum, int64_t m) {
 template <typename T>
 void Outer(const OuterSum<T>* sums, int64_t count, int64_t segments, int64_t m) {
   static thread_local Copied<T> copied;
-  auto add = [&] {
-    if (copied.depth() == 0) return;
+  ForOuterRows(sums, count, segments, kDepth, &copied.rows, [&] {
     copied.CopyLeft(m);
     for (int64_t i = 0; i < count; ++i) {
       copied.CopyRight(i, sums[i].n);
       AddOuter(copied, sums[i], m);
     }
-    copied.Clear();
-  };
-  int64_t total = 0;
-  for (int64_t at = 0; at < segments; ++at) total += sums->segments[at].rows;
-  const int64_t parts = std::max<int64_t>((total + kDepth - 1) / kDepth, 1);
-  const int64_t part = (total + parts - 1) / parts;
-  for (int64_t at = 0; at < segments; ++at) {
-    const Segment<T>& first = sums->segments[at];
-    for (int64_t r = 0; r < first.rows; ++r) {
-      copied.left_rows.push_back(first.left + RowOf(first.left_index, r) * first.left_stride);
-      for (int64_t i = 0; i < count; ++i) {
-        const Segment<T>& segment = sums[i].segments[at];
-        copied.right_rows[i].push_back(segment.right +
-                                       RowOf(segment.right_index, r) * segment.right_stride);
-      }
-      if (copied.depth() == part) add();
-    }
-  }
-  add();
+  });
 }
 
 template <typename T>

@@ -8,6 +8,7 @@
 
 #include "ask.h"
 #include "execute.h"
+#include "paired_outer.h"
 #include "paired_panels.h"
 
 #if defined(__x86_64__)
@@ -136,6 +137,12 @@ void MultiplyAlike(const Rows<float>* rows, const PackedMatrix<float>* packed, c
     Multiply(rows + i, 1, packed + i, 1, columns[i], adds[i], nullptr);
 }
 
+const Products<float>* plain = nullptr;  // by vectors
+
+void Outer(const OuterSum<float>* sums, int64_t count, int64_t segments, int64_t m) {
+  AddOuter(*plain, sums, count, segments, m);
+}
+
 /* AMD's processors since Zen, and those made after them. */
 bool HasPortsForSums() {
 #if defined(__x86_64__) && defined(__AVX2__)
@@ -163,8 +170,9 @@ bool ArePaired() {
 }
 
 const Products<float>& MakeProducts(const Products<float>& vectors) {
-  static const Products<float> found = {kWidth, false,    true,          PackedSize,    ReadSize,
-                                        Pack,   Multiply, MultiplyAlike, vectors.outer, Prepare};
+  plain = &vectors;
+  static const Products<float> found = {kWidth, false,    true,          PackedSize, ReadSize,
+                                        Pack,   Multiply, MultiplyAlike, Outer,      Prepare};
   return found;
 }
 

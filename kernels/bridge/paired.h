@@ -21,7 +21,7 @@ namespace graphopt::paired {
 /* Whether this processor has ports for sums besides those for multiplications; GRAPHOPT_PAIRED=0 says no. */
 bool ArePaired();
 
-/* Products of rows with packed matrices in this way; outer products as by `vectors`. */
+/* Products of rows with packed matrices, and outer products, in this way; `vectors` does what pairs cannot. */
 const Products<float>& MakeProducts(const Products<float>& vectors);
 
 }  // namespace graphopt::paired

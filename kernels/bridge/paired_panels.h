@@ -112,13 +112,19 @@ bool Pair(float* panel, int64_t depth, const float* rows, float times, float* su
   return is_paired;
 }
 
+/* The same of a panel of so many columns, with room for a whole three. */
+bool PairPanel(float* panel, int64_t depth, int64_t width, const float* rows, float times, float* sums,
+               float* scales, float* inverses) {
+  std::fill(panel + depth * width, panel + Padded(depth) * width, 0.0f);
+  return (width == kWidth ? Pair<kVectors> : Pair<1>)(panel, depth, rows, times, sums, scales, inverses);
+}
+
 /* Packs up to kWidth columns as a panel; whether they may be paired. */
 bool PackPaired(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t columns,
                 const float* rows, float times, float* panel, float* sums, float* scales, float* inverses) {
   const int64_t width = VectorsOf(columns) * kLanes;
   PackPanel(b, row_stride, column_stride, k, columns, panel, width);
-  std::fill(panel + k * width, panel + Padded(k) * width, 0.0f);
-  return (width == kWidth ? Pair<kVectors> : Pair<1>)(panel, k, rows, times, sums, scales, inverses);
+  return PairPanel(panel, k, width, rows, times, sums, scales, inverses);
 }
 
 /* Notes what rows of a matrix are multiplied by; those of one size lose least. */

@@ -84,7 +84,7 @@ struct Tile {
   const float* bias = nullptr;  // of each column, to be added
   product::Activation activation = product::kNone;
 
-  bool IsPlain() const { return !adds && !bias && activation == product::kNone; }
+  bool HasMore() const { return bias || activation != product::kNone; }
 };
 
 #if defined(__AVX512F__)
@@ -134,8 +134,8 @@ inline Lanes Everywhere(const float* at) {
 template <int R, int V>
 using Sums = Lanes[R][V];
 
-/* Adds products of three numbers of each row from `left` and three rows of a panel, and so on. */
-template <int R, int V>
+/* Adds products of three numbers of each row from `left`, `kStep` apart, and three rows of a panel, and so on. */
+template <int R, int V, int kStep>
 inline void AddThrees(const float* const (&left)[R], const float* right, int64_t threes,
                       Sums<R, V>& sums) {
 #pragma GCC unroll 2
@@ -149,8 +149,8 @@ inline void AddThrees(const float* const (&left)[R], const float* right, int64_t
     }
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
-      const float* row = left[i] + p;
-      const Lanes x = Everywhere(row), y = Everywhere(row + 1), z = Everywhere(row + 2);
+      const float* row = left[i] + p * kStep;
+      const Lanes x = Everywhere(row), y = Everywhere(row + kStep), z = Everywhere(row + 2 * kStep);
 #pragma GCC unroll 2
       for (int v = 0; v < V; ++v) sums[i][v] += (x + b[v]) * (y + a[v]);
 #pragma GCC unroll 2
@@ -160,7 +160,7 @@ inline void AddThrees(const float* const (&left)[R], const float* right, int64_t
 }
 
 /* What is behind them: one number, which has no neighbour, or a pair. */
-template <int R, int V>
+template <int R, int V, int kStep>
 inline void AddRest(const float* const (&left)[R], const float* right, int64_t rest, Sums<R, V>& sums) {
   Lanes a[V];
 #pragma GCC unroll 2
@@ -174,13 +174,13 @@ inline void AddRest(const float* const (&left)[R], const float* right, int64_t r
   }
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i) {
-    const Lanes x = Everywhere(left[i]), y = Everywhere(left[i] + 1);
+    const Lanes x = Everywhere(left[i]), y = Everywhere(left[i] + kStep);
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) sums[i][v] += (x + LoadLanes(right + (V + v) * kLanes)) * (y + a[v]);
   }
 }
 
-/* Where something is there, is to be computed besides, or there is no room for whole vectors. */
+/* Where something is to be computed besides, or there is no room for whole vectors. */
 inline void HandOut(const Row& row, const Tile& tile, const float* sums) {
   float* to = row.to + tile.column;
   for (int64_t j = 0; j < tile.columns; j += kLanes) {
@@ -199,7 +199,7 @@ inline Lanes Change(const Panel* from, const Panel* to, int v) {
   return LoadLanes(from->inverses + v * kLanes) * LoadLanes(to->scales + v * kLanes);
 }
 
-template <int R, int V>
+template <int R, int V, int kStep>
 void Run(const Tile& tile) {
   Sums<R, V> sums = {};
   const Row* rows = tile.rows;
@@ -221,13 +221,13 @@ void Run(const Tile& tile) {
         for (int i = 0; i < R; ++i) sums[i][v] = of_column + rows[i].sums[f];
       }
     }
-    AddThrees<R, V>(left, panel->right, panel->whole, sums);
+    AddThrees<R, V, kStep>(left, panel->right, panel->whole, sums);
 #pragma GCC unroll 8
-    for (int i = 0; i < R; ++i) left[i] += 3 * panel->whole;
+    for (int i = 0; i < R; ++i) left[i] += 3 * kStep * panel->whole;
     if (panel->rest == 0) continue;
-    AddRest<R, V>(left, panel->right + 3 * panel->whole * V * kLanes, panel->rest, sums);
+    AddRest<R, V, kStep>(left, panel->right + 3 * panel->whole * V * kLanes, panel->rest, sums);
 #pragma GCC unroll 8
-    for (int i = 0; i < R; ++i) left[i] += 3;
+    for (int i = 0; i < R; ++i) left[i] += 3 * kStep;
   }
 #pragma GCC unroll 2
   for (int v = 0; v < V; ++v) {
@@ -235,7 +235,7 @@ void Run(const Tile& tile) {
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) sums[i][v] *= inverses * rows[i].inverse;
   }
-  if (!tile.IsPlain() || tile.columns < V * kLanes) {
+  if (tile.HasMore() || tile.columns < V * kLanes) {
     float all[R * V * kLanes];  // sums are in registers as long as their places are constants
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i)
@@ -247,20 +247,25 @@ void Run(const Tile& tile) {
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) StoreLanes(rows[i].to + tile.column + v * kLanes, sums[i][v]);
+    for (int v = 0; v < V; ++v) {
+      float* to = rows[i].to + tile.column + v * kLanes;
+      StoreLanes(to, tile.adds ? LoadLanes(to) + sums[i][v] : sums[i][v]);
+    }
 }
 
 using Runner = void (*)(const Tile&);
 
-template <int V, int... R>
+template <int V, int kStep, int... R>
 Runner OfRows(int64_t rows, std::integer_sequence<int, R...>) {
-  static constexpr Runner table[] = {Run<R + 1, V>...};
+  static constexpr Runner table[] = {Run<R + 1, V, kStep>...};
   return table[rows - 1];
 }
 
-inline Runner Pick(int64_t rows, int64_t vectors) {
+/* For tiles of so many rows and vectors; `kStep`: from one number of a row to the next. */
+template <int kStep = 1>
+Runner Pick(int64_t rows, int64_t vectors) {
   constexpr std::make_integer_sequence<int, kRows> all{};
-  return vectors == 1 ? OfRows<1>(rows, all) : OfRows<2>(rows, all);
+  return vectors == 1 ? OfRows<1, kStep>(rows, all) : OfRows<2, kStep>(rows, all);
 }
 
 /* Numbers of a factor, and what they are multiplied by. */

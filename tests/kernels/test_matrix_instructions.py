@@ -202,6 +202,25 @@ def test_sums_of_outer_products(library: ctypes.CDLL, dtype: str, indexed: bool)
         np.testing.assert_allclose(to, want, rtol=near, atol=near * 3)
 
 
+@pytest.mark.parametrize("width", [6, 70, 200])
+def test_sums_of_outer_products_of_uneven_rows(library: ctypes.CDLL, width: int) -> None:
+    """Gradients of samples from 1e-8 to 1e4, units of other sizes, and some that learn nothing."""
+    rng = np.random.default_rng(8)
+    rows, left_width = 600, 150
+    left = rng.normal(size=(rows, left_width)) * 10 ** rng.uniform(-8, 4, (rows, 1))
+    left *= 10 ** rng.uniform(-6, 3, left_width)
+    right = rng.normal(size=(rows, width)) * 10 ** rng.uniform(-5, 5, width)
+    left[:, [3, 77]] = right[:, width // 2] = 0
+    left, right = (x.astype(np.float32) for x in (left, right))
+    to = np.zeros((left_width, width), np.float32)
+    library.outer_float(
+        at(left), None, at(right), None, at(to), sizes_of(rows, left_width, width, width)
+    )
+    exact = 2 * left.astype(float).T @ right.astype(float)
+    lengths = 2 * np.outer(*(np.linalg.norm(x.astype(float), axis=0) for x in (left, right)))
+    assert (np.abs(to - exact) <= 1.5e-7 * lengths).all()
+
+
 @pytest.mark.parametrize("place", ["from", "right", "left rows", "none"])
 def test_what_cannot_be_split_is_multiplied_all_the_same(library: ctypes.CDLL, place: str) -> None:
     """Infinities, what is no number, and what would be rounded to infinity."""
