@@ -297,13 +297,22 @@ template const Products<float>& ProductsOfFew<float>();
 template const Products<double>& ProductsOfFew<double>();
 
 template <>
+const Products<double>& ProductsWithoutUnit<double>(int64_t) { return ProductsOfFew<double>(); }
+
+template <>
+const Products<float>& ProductsWithoutUnit<float>(int64_t elements) {
+  const Products<float>& vectors = ProductsOfFew<float>();
+  return elements >= kLeastElements && paired::ArePaired() ? paired::MakeProducts(vectors) : vectors;
+}
+
+template <>
 const Products<double>& ProductsFor<double>(int64_t, int64_t, bool) { return ProductsOfFew<double>(); }
 
 template <>
 const Products<float>& ProductsFor<float>(int64_t rows, int64_t elements, bool kept) {
   const Products<float>& vectors = ProductsOfFew<float>();
   if (elements < kLeastElements || (!kept && rows < kLeastRows)) return vectors;
-  if (!tiles::AreThere()) return paired::ArePaired() ? paired::MakeProducts(vectors) : vectors;
+  if (!tiles::AreThere()) return ProductsWithoutUnit<float>(elements);
   const Products<float>& all = tiles::MakeProducts(vectors);
   if (rows >= kLeastRows) return all;
   static const Products<float> few = {all.panel,         false,    false,          all.packed_size,

@@ -103,6 +103,10 @@ constexpr int64_t kLeastRows = 16, kLeastElements = 32 << 10;
 template <typename T>
 const Products<T>& ProductsOfFew();
 
+/* The same, but in pairs where that is worth it for matrices of so many elements. */
+template <typename T>
+const Products<T>& ProductsWithoutUnit(int64_t elements);
+
 /* For such a call; if `kept`, what is packed is for calls with any number of rows. */
 template <typename T>
 const Products<T>& ProductsFor(int64_t rows, int64_t elements, bool kept = false);

@@ -365,7 +365,8 @@ class Turns {
 
 template <typename T>
 void RunAs(const TreeProgram& program, const TreeShape& shape, const TreeCall& call) {
-  const Products<T>& products = ProductsOfFew<T>();  // levels of a chunk are small
+  // Levels of a chunk are too small for a matrix unit.
+  const Products<T>& products = ProductsWithoutUnit<T>(ElementsOf(program.message) + ElementsOf(program.update));
   Prepared<T> message(program.message, call.message, products, call.threads);
   Prepared<T> update(program.update, call.update, products, call.threads);
   Shared<T> shared{shape, call, message, update};
