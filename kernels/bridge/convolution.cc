@@ -108,7 +108,12 @@ void Tile(const Operands& from, const Target& to) {
       for (int b = 0; b < B; ++b) StoreLanes(to.out + b * to.out_block + p * kLanes, sum[p][b]);
     return;
   }
-  Finish(&sum[0][0], P, B, to);
+  Lanes sums[P * B];  // `sum` stays in registers, as no address of it is taken
+#pragma GCC unroll 14
+  for (int p = 0; p < P; ++p)
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) sums[p * B + b] = sum[p][b];
+  Finish(sums, P, B, to);
 }
 
 using TileFunction = void (*)(const Operands&, const Target&);
