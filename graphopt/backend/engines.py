@@ -88,8 +88,7 @@ class CachedOpEngine:
             # records up to two by themselves, and is right where these gradients are not.
             flags.append(("inline_limit", 0))
         self._op = mx.nd.CachedOp(symbol, flags)
-        self._is_called = False
-        self._first_call = threading.RLock()
+        self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
         _cached_ops.add(self)
 
     def rewritten(self) -> Any:
@@ -112,19 +111,16 @@ class CachedOpEngine:
         release_threads()
         if self._counts_writes:
             flush_bulk()  # a write in one piece with what counts it would not be counted yet
-        if self._is_called:
+        # Of two calls at once MXNet gives one the other's result now and then, and its first call infers
+        # shapes where a second one may read them. What is computed is not waited for here.
+        with self._lock:
             found = self._op(*arrays, *self._spare)
-        else:
-            # MXNet's first call infers shapes where a second one at once may read them.
-            with self._first_call:
-                found = self._op(*arrays, *self._spare)
-            self._is_called = True
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]
 
     def forget_threads(self) -> None:
-        """In a forked child: whoever was in a first call is no more."""
-        self._first_call = threading.RLock()
+        """In a forked child: whoever was in a call is no more."""
+        self._lock = threading.RLock()
 
 
 def _forget_threads() -> None:

@@ -247,7 +247,7 @@ def test_a_child_that_is_forked_during_a_first_call() -> None:
     taken, over = threading.Event(), threading.Event()
 
     def first_call() -> None:
-        with engine._first_call:  # where another thread was when the process was forked
+        with engine._lock:  # where another thread was when the process was forked
             taken.set()
             over.wait()
 
