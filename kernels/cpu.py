@@ -20,7 +20,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from graphopt.errors import GraphoptError
-from graphopt.kernels.emit.cpu import TOGETHER, emit_cpu, emit_piece, storage
+from graphopt.kernels.emit.cpu import ITEM_SIZE, TOGETHER, emit_cpu, emit_piece, storage
 from graphopt.kernels.interleave import Interleaving, interleaved
 from graphopt.kernels.library import SYMBOL
 from graphopt.kernels.machine import processor, target_machine
@@ -44,6 +44,7 @@ _INTEGERS = {"int8": 8, "uint8": 8, "bool": 8, "int32": 32, "int64": 64}
 _UNSIGNED = ("uint8", "bool")
 #: Of 4 vectors with more operands some would have to be kept in memory; an LSTM's cell has 11.
 _FEW_OPERANDS = 12
+_AVX512_BYTES = 64
 
 _VECMATH = {
     "abs": "abs",
@@ -99,12 +100,12 @@ def compile_object(
         piece: whether it is called for a vector at a time.
     """
     # Rows with numbers are those of recurrences, a few vectors long: their ends matter.
-    masks = index and "+avx512f" in processor()[1]
+    groups = _groups(spec) if index and "+avx512f" in processor()[1] else ()
     if piece:
         source, scratch = emit_piece(spec), 0
     else:
-        source, scratch = emit_cpu(spec, index=index, masks=masks)
-    text = _to_ir(source, spec, masks=masks, at_once=1 if piece else _vectors_at_once(spec))
+        source, scratch = emit_cpu(spec, index=index, groups=groups)
+    text = _to_ir(source, spec, groups=groups, at_once=1 if piece else _vectors_at_once(spec))
     if not (index or piece):  # else rows lie in the cache, or anywhere
         text = with_prefetches(text, _streams(spec))
     machine = target_machine()
@@ -118,10 +119,13 @@ def _streams(spec: KernelSpec) -> set[int]:
     return {number for number, operand in enumerate(operands) if set(operand.covers) == every}
 
 
-def _to_ir(source: str, spec: KernelSpec, *, masks: bool, at_once: int) -> str:
+def _to_ir(source: str, spec: KernelSpec, *, groups: tuple[int, ...], at_once: int) -> str:
     """Optimised LLVM IR of the emitted function, under the name `SYMBOL`."""
     scope: dict[str, Any] = _functions(spec)
-    scope["interleaved"] = interleaved(at_once, masks=masks)
+    scope["interleaved"] = interleaved(at_once)
+    for count in groups:
+        scope[f"interleaved{count}"] = interleaved(count // _lanes(spec))
+    scope["by_masks"] = interleaved(1, masks=True)
     exec(compile(source, "<kernel>", "exec"), scope)  # the source is ours: emit_cpu wrote it
     flags = compiler.Flags()
     flags.no_cpython_wrapper = True
@@ -185,6 +189,17 @@ def _vectors_at_once(spec: KernelSpec) -> int:
     _, features = processor()
     has_many = "+avx512f" in features or "+neon" in features  # 32 registers and not 16
     return 4 if has_many and len(spec.inputs) + len(spec.outputs) <= _FEW_OPERANDS else 2
+
+
+def _groups(spec: KernelSpec) -> tuple[int, ...]:
+    """How many elements of a row are computed together: several vectors, then fewer."""
+    counts = (count for count in (4, 2) if count <= _vectors_at_once(spec))
+    return tuple(count * _lanes(spec) for count in counts)
+
+
+def _lanes(spec: KernelSpec) -> int:
+    """Elements of a vector of AVX-512."""
+    return _AVX512_BYTES // ITEM_SIZE[spec.dtype]
 
 
 @cache

@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 
 
 @cache
-def interleaved(count: int, *, masks: bool) -> Any:
+def interleaved(count: int, *, masks: bool = False) -> Any:
     """A function that does nothing, but has the loop it is called in interleaved ``count`` times.
 
     Kernels that call it are compiled by :class:`Interleaving`. The loop's body has no branches.

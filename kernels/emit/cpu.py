@@ -42,16 +42,20 @@ ITEM_SIZE = {
 }
 
 
-def emit_cpu(spec: KernelSpec, *, index: bool = False, masks: bool = False) -> tuple[str, int]:
+def emit_cpu(
+    spec: KernelSpec, *, index: bool = False, groups: tuple[int, ...] = ()
+) -> tuple[str, int]:
     """Source of the function ``kernel`` and the scratch rows it needs, of ``n`` elements each.
 
     Args:
         spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
         index: whether operands may have numbers of rows.
-        masks: whether vectors can leave elements out: then the end of a row is no case of its own.
+        groups: powers of two, from large to small: a row is computed by so many elements together as
+            long as there are as many, and the last ones by a vector that leaves elements out. None,
+            if vectors cannot.
     """
     plan = schedule(spec)
-    return _Emitter(spec, plan, index=index, masks=masks).source(), len(plan.scratch)
+    return _Emitter(spec, plan, index=index, groups=groups).source(), len(plan.scratch)
 
 
 def emit_piece(spec: KernelSpec) -> str:
@@ -60,7 +64,7 @@ def emit_piece(spec: KernelSpec) -> str:
     It computes TOGETHER columns from ``n`` on of the row whose parts ``pointers`` has, and has the
     arguments of other kernels.
     """
-    return _Emitter(spec, schedule(spec), index=False, masks=True).piece()
+    return _Emitter(spec, schedule(spec)).piece()
 
 
 def comes_apart(spec: KernelSpec) -> bool:
@@ -86,8 +90,15 @@ def storage(spec: KernelSpec) -> list[str]:
 
 
 class _Emitter:
-    def __init__(self, spec: KernelSpec, plan: Schedule, *, index: bool, masks: bool) -> None:
-        self.spec, self.plan, self.index, self.masks = spec, plan, index, masks
+    def __init__(
+        self,
+        spec: KernelSpec,
+        plan: Schedule,
+        *,
+        index: bool = False,
+        groups: tuple[int, ...] = (),
+    ) -> None:
+        self.spec, self.plan, self.index, self.groups = spec, plan, index, groups
         self.first = len(spec.inputs)
         self.row_axis = spec.rank - 1
         self.literals: dict[str, str] = {}
@@ -105,7 +116,8 @@ class _Emitter:
                 head.append(f"    index{number} = pointers[{count + number}]")
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         head.append("    length = number(n)")
-        if not self.masks and any(map(_is_plain, self.plan.loops)):
+        head += [f"    whole{count} = n & {-count}" for count in self.groups]
+        if not self.groups and any(map(_is_plain, self.plan.loops)):
             head.append(f"    whole = n & {-TOGETHER}")
             head.append("    rest = room()")
         return "\n".join([*head, *body, ""])
@@ -169,12 +181,14 @@ class _Emitter:
 
     def _loop(self, loop: Loop) -> None:
         if _is_plain(loop):
-            self._line(2, f"for j in range({'n' if self.masks else 'whole'}):")
+            if self.groups:
+                self._in_groups(loop)
+                return
+            self._line(2, "for j in range(whole):")
             self._line(3, "interleaved()")
             self._elements(loop)
-            if not self.masks:
-                self._line(2, "if whole < n:")
-                self._rest(loop)
+            self._line(2, "if whole < n:")
+            self._rest(loop)
             return
         for number in loop.reductions:
             op = self.spec.body[number - self.first].op
@@ -185,6 +199,18 @@ class _Emitter:
         self._elements(loop)
         for place in loop.sums:
             self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _in_groups(self, loop: Loop) -> None:
+        """Vectors that leave nothing out are faster, and one that computes nothing takes as long."""
+        begin = "0"
+        for count in self.groups:
+            self._line(2, f"for j in range({begin}, whole{count}):")
+            self._line(3, f"interleaved{count}()")
+            self._elements(loop)
+            begin = f"whole{count}"
+        self._line(2, f"for j in range({begin}, n):")
+        self._line(3, "by_masks()")
+        self._elements(loop)
 
     def _elements(self, loop: Loop) -> None:
         for number in loop.reads:
