@@ -221,11 +221,14 @@ def test_sums_of_outer_products_of_uneven_rows(library: ctypes.CDLL, width: int)
     assert (np.abs(to - exact) <= 1.5e-7 * lengths).all()
 
 
+@pytest.mark.parametrize("size", [(40, 70, 100), (520, 600, 100)], ids=str)
 @pytest.mark.parametrize("place", ["from", "right", "left rows", "none"])
-def test_what_cannot_be_split_is_multiplied_all_the_same(library: ctypes.CDLL, place: str) -> None:
+def test_what_cannot_be_split_is_multiplied_all_the_same(
+    library: ctypes.CDLL, place: str, size: tuple[int, int, int]
+) -> None:
     """Infinities, what is no number, and what would be rounded to infinity."""
     rng = np.random.default_rng(2)
-    rows, depth, width = 40, 70, 100
+    rows, depth, width = size
     x = rng.normal(size=(rows, depth)).astype(np.float32)
     right = rng.normal(size=(depth, width)).astype(np.float32)
     odd = {"from": x, "right": right, "left rows": x}.get(place, np.zeros((9, 9), np.float32))
