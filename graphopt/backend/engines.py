@@ -111,8 +111,8 @@ class CachedOpEngine:
         release_threads()
         if self._counts_writes:
             flush_bulk()  # a write in one piece with what counts it would not be counted yet
-        # Of two calls at once MXNet gives one the other's result now and then, and its first call infers
-        # shapes where a second one may read them. What is computed is not waited for here.
+        # Of two calls at once MXNet gives one the other's result now and then, and its first call
+        # infers shapes where a second one may read them. What is computed is not waited for here.
         with self._lock:
             found = self._op(*arrays, *self._spare)
         outputs = found if isinstance(found, list) else [found]

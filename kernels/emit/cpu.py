@@ -50,9 +50,9 @@ def emit_cpu(
     Args:
         spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
         index: whether operands may have numbers of rows.
-        groups: powers of two, from large to small: a row is computed by so many elements together as
-            long as there are as many, and the last ones by a vector that leaves elements out. None,
-            if vectors cannot.
+        groups: powers of two, from large to small: a row is computed by so many elements together
+            as long as there are as many, and the last ones by a vector that leaves elements out.
+            None, if vectors cannot.
     """
     plan = schedule(spec)
     return _Emitter(spec, plan, index=index, groups=groups).source(), len(plan.scratch)
@@ -201,7 +201,7 @@ class _Emitter:
             self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
 
     def _in_groups(self, loop: Loop) -> None:
-        """Vectors that leave nothing out are faster, and one that computes nothing takes as long."""
+        """Whole vectors are faster than masked ones, and none is computed for nothing."""
         begin = "0"
         for count in self.groups:
             self._line(2, f"for j in range({begin}, whole{count}):")
