@@ -43,7 +43,7 @@ def dense_means(mxnet: Any) -> str | None:
     """By what means products of large matrices are faster here than by vectors, or ``None``.
 
     ``"by the matrix unit"`` (:func:`has_matrix_unit`), or ``"in pairs"`` on processors that add
-    while they multiply, AMD's since Zen. Not that with ``GRAPHOPT_PAIRED=0`` in the environment
+    while they multiply, AMD's with AVX-512. Not that with ``GRAPHOPT_PAIRED=0`` in the environment
     when it was first asked.
 
     Raises:

@@ -26,8 +26,8 @@ class ReplaceDense(Pass):
     of float32 to its last digit, with less error than the usual sum; what is left of the speed is
     one and a half times MXNet's. With ``GRAPHOPT_AMX=fp16`` and a unit that multiplies float16
     two parts and three products do, at twice MXNet's speed and more. AMD's Zen processors add while
-    they multiply; there two terms of a sum take one multiplication, which makes 1.2 to 1.4 times
-    MXNet's speed. Each distinct shape is timed once on a machine, forward and backward, and
+    they multiply; with AVX-512 two terms of a sum take one multiplication, which makes 1.2 to 1.4
+    times MXNet's speed. Each distinct shape is timed once on a machine, forward and backward, and
     replaced where that is ``min_gain`` times as fast. Only float32 of static shape on the CPU.
 
     In no named pipeline, since its result depends on the machine: lowering runs it on graphs that

@@ -18,7 +18,8 @@
 
 namespace graphopt::paired {
 
-/* Whether this processor has ports for sums besides those for multiplications; GRAPHOPT_PAIRED=0 says no. */
+/* Whether this processor has AVX-512 and ports for sums besides those for multiplications; GRAPHOPT_PAIRED=0 says
+ * no. */
 bool ArePaired();
 
 /* Products of rows with packed matrices, and outer products, in this way; `vectors` does what pairs cannot. */

@@ -136,8 +136,8 @@ class Bands {
 
 /* Columns of right rows. */
 struct OuterPanel {
-  alignas(kLine) float numbers[kMostOuter * kWidth];
-  alignas(kLine) float sums[kWidth], scales[kWidth], inverses[kWidth];
+  alignas(kBlockBytes) float numbers[kMostOuter * kWidth];
+  alignas(kBlockBytes) float sums[kWidth], scales[kWidth], inverses[kWidth];
 
   /* Copies up to kWidth columns of rows, each divided by its number in `times`; whether they may be paired. */
   bool Copy(const std::vector<const float*>& rows, int64_t column, int64_t columns, const float* times) {
