@@ -143,8 +143,8 @@ void Outer(const OuterSum<float>* sums, int64_t count, int64_t segments, int64_t
   AddOuter(*plain, sums, count, segments, m);
 }
 
-/* AMD's processors since Zen, and those made after them, with AVX-512: vectors of 256 bits are so many
- * instructions that no port has to wait, and four rows of a tile share what is loaded. */
+/* AMD's processors since Zen, and those made after them, with AVX-512: by vectors of 256 bits pairs
+ * are slower than multiplications alone. */
 bool PaysInPairs() {
 #if defined(__x86_64__) && defined(__AVX512F__)
   constexpr unsigned kZen = 0x17;
@@ -171,7 +171,7 @@ bool ArePaired() {
 }
 
 const Products<float>& MakeProducts(const Products<float>& vectors) {
-  plain = &vectors;
+  [[maybe_unused]] static const bool is_set = (plain = &vectors);
   static const Products<float> found = {kWidth, false,    true,          PackedSize, ReadSize,
                                         Pack,   Multiply, MultiplyAlike, Outer,      Prepare};
   return found;

@@ -17,7 +17,7 @@
 namespace graphopt::paired {
 namespace {  // each file that includes this may be compiled for other instructions
 
-constexpr int kFew = kLanes / 2;      // columns of a tile, or fewer
+constexpr int kFew = kLanes / 2;     // columns of a tile, or fewer
 constexpr int64_t kMostOuter = 513;  // rows at a time, all of a recurrence's ring
 
 /* Columns of left rows, a vector of them side by side: rows of tiles, whose numbers are kLanes apart. */
@@ -161,8 +161,8 @@ struct OuterPanel {
   }
 };
 
-/* Adds a sum's products of all m columns of left rows with a panel of columns from `column` on; true. */
-bool AddPanel(const Bands& bands, int64_t m, const OuterPanel& of_columns, int64_t depth,
+/* Adds a sum's products of all m columns of left rows with a panel of columns from `column` on. */
+void AddPanel(const Bands& bands, int64_t m, const OuterPanel& of_columns, int64_t depth,
               const OuterSum<float>& sum, int64_t column) {
   const Panel panel{of_columns.numbers, of_columns.sums, of_columns.scales, of_columns.inverses,
                     Padded(depth),      ThreesOf(depth), 0};
@@ -172,7 +172,6 @@ bool AddPanel(const Bands& bands, int64_t m, const OuterPanel& of_columns, int64
     const int64_t count = bands.Take(i, sum.c, sum.c_stride, rows);
     Pick<kLanes>(count, VectorsOf(tile.columns))(tile);
   }
-  return true;
 }
 
 /* Adds a sum's products with N columns from `column` on, number by number, as pairs of so few would leave most
@@ -200,13 +199,24 @@ auto PickFew(int64_t columns, std::integer_sequence<int, N...>) {
   return table[columns - 1];
 }
 
-/* Has `plain` add some columns of a sum. */
+/* Adds a sum's products with up to kWidth columns from `column` on; whether that went well. */
+bool AddColumns(const Bands& bands, int64_t m, const std::vector<const float*>& rows, const float* times,
+                const OuterSum<float>& sum, int64_t column, OuterPanel* panel) {
+  const int64_t columns = std::min(sum.n - column, kWidth);
+  if (columns <= kFew)
+    return PickFew(columns, std::make_integer_sequence<int, kFew>{})(bands, rows, times, sum, column);
+  if (!panel->Copy(rows, column, columns, times)) return false;
+  AddPanel(bands, m, *panel, rows.size(), sum, column);
+  return true;
+}
+
+/* Has `plain` add up to kWidth columns of a sum. */
 void AddPlain(const Products<float>& plain, const OuterRows<float>& rows, int64_t number,
-              const OuterSum<float>& sum, int64_t column, int64_t columns, int64_t m) {
+              const OuterSum<float>& sum, int64_t column, int64_t m) {
   std::vector<Segment<float>> each;
   for (int64_t p = 0; p < rows.depth(); ++p)
     each.push_back({rows.left[p], rows.right[number][p] + column, 0, 0, 1});
-  const OuterSum<float> some{each.data(), columns, sum.c + column, sum.c_stride};
+  const OuterSum<float> some{each.data(), std::min(sum.n - column, kWidth), sum.c + column, sum.c_stride};
   plain.outer(&some, 1, each.size(), m);
 }
 
@@ -224,17 +234,9 @@ void AddOuter(const Products<float>& plain, const OuterSum<float>* sums, int64_t
     float times[kMostOuter];
     const bool are_paired = bands.Copy(rows.left, m, times);
     for (int64_t i = 0; i < count; ++i)
-      for (int64_t j = 0; j < sums[i].n; j += kWidth) {
-        const int64_t columns = std::min(sums[i].n - j, kWidth);
-        const bool is_added =
-            are_paired &&
-            (columns > kFew
-                 ? panel.Copy(rows.right[i], j, columns, times) &&
-                       AddPanel(bands, m, panel, rows.depth(), sums[i], j)
-                 : PickFew(columns, std::make_integer_sequence<int, kFew>{})(bands, rows.right[i], times,
-                                                                            sums[i], j));
-        if (!is_added) AddPlain(plain, rows, i, sums[i], j, columns, m);
-      }
+      for (int64_t j = 0; j < sums[i].n; j += kWidth)
+        if (!are_paired || !AddColumns(bands, m, rows.right[i], times, sums[i], j, &panel))
+          AddPlain(plain, rows, i, sums[i], j, m);
   });
 }
 
