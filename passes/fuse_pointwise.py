@@ -20,8 +20,9 @@ class FusePointwise(Pass):
 
     Stays outside: what is random, mutating, opaque or ordered by control dependencies; operators
     whose types are not static; in frozen graphs what depends on parameters only, as it is computed
-    once; a lone operator that MXNet computes as fast; activations and sums beside convolutions,
-    which MXNet computes on oneDNN's blocked layout.
+    once; a lone operator that MXNet computes as fast, which of those over floats are few; relu and
+    sums beside convolutions, which MXNet has oneDNN compute on its blocks of channels. Kernels
+    leave arrays in such blocks, too, where nothing is stretched along the channels.
 
     Example::
 

@@ -131,7 +131,8 @@ def build(mxnet: Path) -> bytes:
     common = [
         command, "-std=c++17", "-fPIC", "-fopenmp", "-fno-access-control", "-fvisibility=hidden",
         "-w", *_abi(binary), "-DMSHADOW_USE_CUDA=0", "-DMSHADOW_USE_CBLAS=0",
-        "-DMSHADOW_USE_MKL=0", "-DMSHADOW_USE_F16C=0", f"-I{include}",
+        "-DMSHADOW_USE_MKL=0", "-DMSHADOW_USE_F16C=0", "-DMXNET_USE_MKLDNN=1", f"-I{include}",
+        f"-I{include / 'mkldnn'}",
     ]
     link = ["-shared", f"-L{mxnet}", "-l:libmxnet.so", "-ldl", f"-Wl,-rpath,{mxnet}"]
     # fmt: on

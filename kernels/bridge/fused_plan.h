@@ -42,6 +42,7 @@ struct Plan {
   std::vector<int> group;   // of each axis
   std::vector<Operand> inputs, outputs;
   std::vector<std::pair<int, int>> pairs;  // an input and an output that may be one array
+  bool is_flat = false;      // each element comes from those at the same place, and from numbers
   bool has_scratch = false;  // what it computes in is an output more, which MXNet plans
   std::atomic<Function> function{nullptr};
   std::string spec;
@@ -71,6 +72,19 @@ bool KnowsShapes(const Plan& plan) {
   return std::all_of(known.begin(), known.end(), [](bool axis) { return axis; });
 }
 
+bool IsFlat(const Plan& plan) {
+  const auto is_flat = [&plan](const Operand& operand) {
+    if (operand.adds) return false;
+    if (std::all_of(operand.axes.begin(), operand.axes.end(), [](int axis) { return axis < 0; }))
+      return true;
+    for (int d = 0; d < static_cast<int>(operand.axes.size()); ++d)
+      if (operand.axes[d] != d) return false;
+    return static_cast<int>(operand.axes.size()) == plan.rank;
+  };
+  return !plan.whole_rows && std::all_of(plan.inputs.begin(), plan.inputs.end(), is_flat) &&
+         std::all_of(plan.outputs.begin(), plan.outputs.end(), is_flat);
+}
+
 Plan* MakePlan(const std::string& spec, bool backward) {
   std::vector<int64_t> numbers(1 << 14);
   int64_t count = describe(spec.c_str(), backward, numbers.data(), numbers.size());
@@ -98,6 +112,7 @@ Plan* MakePlan(const std::string& spec, bool backward) {
     (i < n_inputs ? plan->inputs : plan->outputs).push_back(operand);
   }
   for (int64_t n = *at++; n > 0; --n, at += 2) plan->pairs.emplace_back(at[0], at[1]);
+  plan->is_flat = IsFlat(*plan);
   plan->has_scratch = NeedsScratch(*plan) && KnowsShapes(*plan);
   return plan;
 }

@@ -7,10 +7,12 @@
 #include <pthread.h>
 
 #include "batch_dot.h"
+#include "batch_norm.h"
 #include "convolutions_operator.h"
 #include "dense_operator.h"
 #include "executor_operator.h"
 #include "fused.h"
+#include "fused_blocked.h"
 #include "fused_cuda.h"
 #include "inline_operator.h"
 #include "keeping_operator.h"
@@ -34,6 +36,8 @@ void Register() {
   SetAttribute<mxnet::FCompute>(fused, "FCompute<cpu>", LegacyFunction(&Forward));
   SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&Gradient));
   SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&Backward));
+  DescribeLayouts(fused, LegacyFunction(&ForwardOnArrays));
+  DescribeLayouts(backward, LegacyFunction(&BackwardOnArrays));
   // Operators of an MXNet with CUDA have this one; in others it does no harm.
   if (nnvm::Op::GetAttrMap("FCompute<gpu>") != nullptr) {
     SetAttribute<mxnet::FCompute>(fused, "FCompute<gpu>", LegacyFunction(&ForwardOnGpu));
@@ -91,6 +95,7 @@ void Register() {
   RegisterKeeping();
   RegisterInline();
   RegisterExecutor();
+  MendBatchNorm();
 }
 
 }  // namespace graphopt
@@ -273,6 +278,10 @@ int64_t graphopt_kept_bytes(const char* spec, int lengths, int bidirectional, in
 
 /* How many directions of recurrences have packed matrices by now. */
 int64_t graphopt_count_packs() { return graphopt::CountPacks(); }
+
+/* See layouts.h. */
+int64_t graphopt_calls_in_blocks() { return graphopt::calls_in_blocks; }
+int64_t graphopt_mended_layouts() { return graphopt::mended_layouts; }
 
 /* See recurrence.h. */
 int64_t graphopt_rows_beside_products() { return graphopt::rows_beside_products; }

@@ -18,16 +18,10 @@ from graphopt.kernels.spec import KernelSpec
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.region import operators, replace_region, results
 from graphopt.passes.fusion.translate import FLOATS, POINTWISE, ROWS, region_spec
+from graphopt.passes.fusion.worth import why_not_worth
 from graphopt.pipeline.base import PassContext
 from graphopt.rewrite.substitute import transplant
 
-#: A lone operator that costs less than this an element is as fast in MXNet.
-_WORTH_ALONE = 8.0
-#: Operators that MXNet computes on oneDNN's blocked layout, which a kernel would have undone.
-_BLOCKED_POINTWISE = frozenset({"relu", "Activation", "LeakyReLU", "elemwise_add", "add_n"})
-_BLOCKED_ANCHORS = frozenset(
-    {"Convolution", "Deconvolution", "BatchNorm", "Pooling", "LRN", "Concat"}
-)
 #: Bounds on a kernel: more operands than this do not stay in registers.
 _MAX_MEMBERS = 64
 _MAX_OPERANDS = 24
@@ -218,7 +212,7 @@ def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> 
     except GraphoptError as error:
         cx.missed(f"{operators(nodes)} are not fused: {error}", nodes[-1])
         return False
-    why = _not_worth(graph, nodes, spec, cx)
+    why = why_not_worth(graph, nodes, spec, device=cx.settings.device)
     if why is not None:
         if len(nodes) > 1:
             cx.missed(f"{operators(nodes)} are not fused: {why}", nodes[-1])
@@ -244,28 +238,6 @@ def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Va
     inside = {node.id for node in nodes}
     inputs = dict.fromkeys(v for node in nodes for v in node.inputs if v.node not in inside)
     return list(inputs), results(graph, nodes)
-
-
-def _not_worth(
-    graph: Graph, nodes: Sequence[Node], spec: KernelSpec, cx: PassContext
-) -> str | None:
-    """Why a region is better left to MXNet."""
-    if len(nodes) == 1 and sum(INSTRUCTIONS[step.op].cost for step in spec.body) < _WORTH_ALONE:
-        return "MXNet computes it as fast"
-    if cx.settings.device == "cpu" and all(_is_blocked(node) for node in nodes):
-        for value in (*(v for n in nodes for v in n.inputs), *(n.out() for n in nodes)):
-            around = [graph[value.node], *(graph[use.node] for use in graph.users(value))]
-            rank = graph.type_of(value).rank or 0
-            if rank >= 4 and any(canonical(n.op) in _BLOCKED_ANCHORS for n in around):
-                return "beside a convolution MXNet computes it on oneDNN's blocked layout"
-    return None
-
-
-def _is_blocked(node: Node) -> bool:
-    op = canonical(node.op)
-    if op in ("Activation", "LeakyReLU"):
-        return node.attrs.get("act_type", "leaky") in ("relu", "leaky")
-    return op in _BLOCKED_POINTWISE
 
 
 def _body(

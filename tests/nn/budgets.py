@@ -98,5 +98,6 @@ class Tuned(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
         large = [F.tile(x * (n + 1), reps=(1, 8)) for n in range(6)]
         sums = [F.sum(F.exp(value), axis=1, keepdims=True) for value in large]
         parts = [F.slice_axis(value, axis=1, begin=0, end=1024) for value in large]
-        whole = F.concat(*map(F.broadcast_mul, parts, sums), dim=1)
+        wide = [F.tile(value, reps=(1, 1024)) for value in sums]
+        whole = F.concat(*map(F.elemwise_mul, parts, wide), dim=1)
         return self.last(F.tanh(whole * 1e-6))

@@ -16,6 +16,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import FUSED
 from graphopt.ir.parser import parse
 from graphopt.kernels import bridge
+from graphopt.passes.fusion.translate import region_spec
+from graphopt.passes.fusion.worth import why_not_worth
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
 from tests.places import REPOSITORY
@@ -122,9 +124,53 @@ def test_gradients_through_integers_stay_truncated() -> None:
     assert "Cast is not fused: MXNet truncates its gradient to integers" in remarks(result)
 
 
-def test_a_lone_cheap_operator_stays() -> None:
-    graph = net("%a = elemwise_add(%x, %y) return %a")
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%a = elemwise_add(%x, %y) return %a",
+        "%a = _mul_scalar(%x) {scalar=2.5} return %a",
+        '%a = LeakyReLU(%x) {act_type="leaky", slope=0.1} return %a',
+        '%a = Activation(%x) {act_type="relu"} return %a',
+        "%a = BlockGrad(%x) return %a",
+    ],
+)
+def test_a_lone_operator_that_mxnet_computes_as_fast_stays(body: str) -> None:
+    graph = net(body)
     assert fuse(graph).graph.is_unchanged_from(graph)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "%a = clip(%x) {a_min=-1, a_max=1} return %a",
+        "%a = broadcast_mul(%x, %w) return %a",
+        "%a = broadcast_add(%x, %z) return %a",
+        '%a = LeakyReLU(%x, %w) {act_type="prelu"} return %a',
+        "%a = where(%x, %x, %y) return %a",
+        "%a = _div_scalar(%x) {scalar=3} return %a",
+        "%a = _power_scalar(%x) {scalar=2} return %a",
+        "%a = floor(%x) return %a",
+        "%a = smooth_l1(%x) {scalar=1} return %a",
+    ],
+)
+def test_a_lone_operator_that_mxnet_computes_one_by_one_is_a_kernel(body: str, mode: str) -> None:
+    assert ops(fuse(net(body), mode=mode).graph) == [FUSED]
+
+
+def test_of_float16_a_lone_operator_is_a_kernel_but_not_a_copy() -> None:
+    graph = net("%a = elemwise_add(%x, %x) return %a", "%x: f16[8,4]")
+    assert ops(fuse(graph).graph) == [FUSED]
+    graph = net("%a = _copy(%x) return %a", "%x: f16[8,4]")
+    assert fuse(graph).graph.is_unchanged_from(graph)
+
+
+def test_on_gpus_a_lone_cheap_operator_stays() -> None:
+    graph = net("%a = clip(%x) {a_min=-1, a_max=1} return %a")
+    (node,) = [node for node in graph if not node.is_input]
+    spec = region_spec(graph, [node], list(node.inputs), [node.out()])
+    assert why_not_worth(graph, [node], spec, device="cpu") is None
+    assert why_not_worth(graph, [node], spec, device="gpu") == "MXNet computes it as fast"
 
 
 def test_shapes_have_to_be_known() -> None:
@@ -137,12 +183,21 @@ def test_shapes_have_to_be_known() -> None:
 def test_beside_convolutions_sums_and_relus_stay() -> None:
     graph = net(
         """%c = Convolution(%x, %k) {kernel=(1, 1), num_filter=2, no_bias=True}
-           %r = relu(%c) %s = elemwise_add(%r, %x) return %s""",
+           %r = Activation(%c) {act_type="relu"} %s = elemwise_add(%r, %x) return %s""",
         "%x: f32[1,2,4,4], param %k: f32[2,2,1,1]",
     )
     result = fuse(graph)
     assert result.graph.is_unchanged_from(graph)
     assert "blocked layout" in remarks(result)
+
+
+@pytest.mark.parametrize("body", ["relu(%c)", "abs(%c)", "_mul_scalar(%c) {scalar=2}"])
+def test_beside_convolutions_what_mxnet_computes_in_rows_is_a_kernel(body: str) -> None:
+    graph = net(
+        f"%c = Convolution(%x, %k, %b) {{kernel=(1, 1), num_filter=2}} %r = {body} return %r",
+        "%x: f32[1,2,4,4], param %k: f32[2,2,1,1], param %b: f32[2]",
+    )
+    assert ops(fuse(graph).graph) == ["Convolution", FUSED]
 
 
 def test_what_parameters_alone_decide_is_left_to_be_computed_once() -> None:
