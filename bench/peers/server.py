@@ -48,12 +48,21 @@ class MXNet:
         self._net = mxnet.gluon.SymbolBlock.imports(request["symbol"], ["data"], request["params"])
         self._net.hybridize(static_alloc=True, static_shape=True)
         self._inputs = arrays
-        self._wait = mxnet.nd.waitall
+        self._mx = mxnet
+        self._backward = request.get("backward", False)
+        if self._backward:
+            arrays[0].attach_grad()
 
     def __call__(self) -> list:
-        found = self._net(*self._inputs)
-        self._wait()
-        return [found.asnumpy()]
+        if not self._backward:
+            found = self._net(*self._inputs)
+            self._mx.nd.waitall()
+            return [found.asnumpy()]
+        with self._mx.autograd.record():
+            found = self._net(*self._inputs)
+        found.backward()
+        self._mx.nd.waitall()
+        return [found.asnumpy(), self._inputs[0].grad.asnumpy()]
 
 
 class MXNetRecurrence:

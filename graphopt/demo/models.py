@@ -76,13 +76,13 @@ def tiny_cnn() -> Example:
             nn.Flatten(prefix="flat_"),
             nn.Dense(10, in_units=8, prefix="dense_"),
         )
-    return _example("tiny_cnn", net, (data.normal((1, 3, 32, 32)),))
+    return example("tiny_cnn", net, (data.normal((1, 3, 32, 32)),))
 
 
 def zoo(name: str = "resnet18_v1", batch: int = 1, extent: int = 224, **options: Any) -> Example:
     """A net of Gluon's vision zoo, not pretrained."""
     net = getattr(mx.gluon.model_zoo.vision, name)(prefix=f"{name}_", **options)
-    return _example(name, net, (data.normal((batch, 3, extent, extent)),))
+    return example(name, net, (data.normal((batch, 3, extent, extent)),))
 
 
 def mlp(batch: int = 32, widths: tuple[int, ...] = (784, 1024, 1024, 10)) -> Example:
@@ -93,7 +93,7 @@ def mlp(batch: int = 32, widths: tuple[int, ...] = (784, 1024, 1024, 10)) -> Exa
         for inputs, units in itertools.pairwise(widths):
             relu = "relu" if len(net) < len(widths) - 2 else None
             net.add(nn.Dense(units, in_units=inputs, activation=relu))
-    return _example("mlp", net, (data.normal((batch, widths[0])),))
+    return example("mlp", net, (data.normal((batch, widths[0])),))
 
 
 def encoder(
@@ -108,7 +108,7 @@ def encoder(
 ) -> Example:
     """A transformer encoder; ``hidden`` is four times the width unless given."""
     net = Encoder(layers, width, heads, hidden or 4 * width, activation, dropout, prefix="encoder_")
-    return _example("encoder", net, (data.normal((batch, length, width)),))
+    return example("encoder", net, (data.normal((batch, length, width)),))
 
 
 def lstm(
@@ -121,7 +121,7 @@ def lstm(
 ) -> Example:
     """Dense, LSTM, Dense as a plain Block."""
     net = LSTMNet(features, hidden, outputs, layers, prefix="lstmnet_")
-    return _example("lstm", net, (data.normal((length, batch, features)),))
+    return example("lstm", net, (data.normal((length, batch, features)),))
 
 
 def word_lstm(
@@ -135,7 +135,7 @@ def word_lstm(
 ) -> Example:
     """Embedding, LSTM, Dense as a plain Block."""
     net = WordLSTM(words, width, hidden, outputs, layers, prefix="wordlstm_")
-    return _example("word_lstm", net, (data.tokens((length, batch), words),))
+    return example("word_lstm", net, (data.tokens((length, batch), words),))
 
 
 def tree_lstm(samples: int = 12, width: int = 64, hidden: int = 100, outputs: int = 5) -> Example:
@@ -144,7 +144,7 @@ def tree_lstm(samples: int = 12, width: int = 64, hidden: int = 100, outputs: in
     net = TreeLSTM(words, width, hidden, outputs, prefix="treelstm_")
     forest = data.trees()
     chosen = [forest[i % len(forest)] for i in range(samples)]
-    return _example("tree_lstm", net, *((data.indices(tree), tree) for tree in chosen))
+    return example("tree_lstm", net, *((data.indices(tree), tree) for tree in chosen))
 
 
 def fill(net: Any, seed: int = 0) -> None:
@@ -177,7 +177,8 @@ def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.n
     return np.float32(scale) * rng.standard_normal(shape, dtype=np.float32)
 
 
-def _example(name: str, net: Any, *calls: tuple[Any, ...]) -> Example:
+def example(name: str, net: Any, *calls: tuple[Any, ...]) -> Example:
+    """A net that is not initialized yet, with fixed random parameters."""
     net.initialize(mx.init.Zero())
     with mx.autograd.pause():
         net(*calls[0])  # shapes that are not known yet
