@@ -20,8 +20,8 @@ from graphopt.demo import data, models
 from graphopt.demo.checking import train_step
 from graphopt.demo.models import Example
 
-#: Of the whole gradient of the data: a number in its last bit changes single ones of SE-ResNeXt's by
-#: 4 %, where it takes a relu over its kink.
+#: Of the whole gradient of the data: numbers that differ in their last bit change single ones of
+#: SE-ResNeXt's by 4 %, where they take a relu over its kink.
 LARGEST_ERROR = 1e-2
 
 
@@ -63,9 +63,7 @@ def test_cnn_training(
     error = max(_error(expected[key], found[key]) for key in expected)
     assert error < LARGEST_ERROR
     graph = graphopt.lift(example.net, {"data": (8, 3, 224, 224)})
-    counters(
-        f"cnn_training/{name}", workloads.optimized_graph(graph, "training"), frozen=False
-    )
+    counters(f"cnn_training/{name}", workloads.optimized_graph(graph, "training"), frozen=False)
     contenders: dict[str, Any] = {
         "graphopt": lambda: train_step(example, net),
         "plain": lambda: train_step(example, plain),

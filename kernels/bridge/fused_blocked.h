@@ -86,15 +86,6 @@ class Laid {
     return array.data();
   }
 
-  /* The memory of an array in a layout, which `data` would refuse to tell. */
-  static TBlob Raw(const NDArray& array) {
-    TBlob blob;
-    blob.dptr_ = array.ptr_->shandle.dptr;
-    blob.shape_ = array.shape();
-    blob.type_flag_ = array.dtype();
-    return blob;
-  }
-
   NDArray& Copy(NDArray array) {
     copies_.push_back(std::move(array));
     return copies_.back();

@@ -17,8 +17,8 @@ namespace graphopt {
 using mxnet::NDArray;
 using Layout = mkldnn::memory::desc;
 
-/* By now: calls of fused kernels that left arrays in blocks, and arrays of BatchNorms that were brought into
- * other ones. */
+/* By now: calls of fused kernels that left arrays in blocks, and arrays that were brought into another
+ * layout for operators of MXNet. */
 std::atomic<int64_t> calls_in_blocks{0}, mended_layouts{0};
 
 /* As mxnet::MKLDNNMemory begins, whose header the wheel does not have. */
@@ -90,6 +90,15 @@ Layout InBlocks(const Layout& like, const mxnet::TShape& shape, int block) {
     stride *= d == 1 ? shape[d] / block : shape[d];
   }
   return made;
+}
+
+/* The memory of an array in whatever layout; NDArray tells only where rows are. */
+TBlob Raw(const NDArray& array) {
+  TBlob blob;
+  blob.dptr_ = static_cast<char*>(array.ptr_->shandle.dptr) + array.byte_offset_;
+  blob.shape_ = array.shape();
+  blob.type_flag_ = array.dtype();
+  return blob;
 }
 
 /* A copy of an array, laid out so. */

@@ -7,7 +7,6 @@
 #include <pthread.h>
 
 #include "batch_dot.h"
-#include "batch_norm.h"
 #include "convolutions_operator.h"
 #include "dense_operator.h"
 #include "executor_operator.h"
@@ -18,6 +17,7 @@
 #include "keeping_operator.h"
 #include "kept.h"
 #include "legacy.h"
+#include "mended.h"
 #include "product_operator.h"
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
@@ -95,7 +95,7 @@ void Register() {
   RegisterKeeping();
   RegisterInline();
   RegisterExecutor();
-  MendBatchNorm();
+  MendOperators();
 }
 
 }  // namespace graphopt

@@ -15,6 +15,7 @@ from graphopt.ir.ops import Gradient, canonical, info
 from graphopt.kernels.expand import collapse
 from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.spec import KernelSpec
+from graphopt.passes.fusion.group_norm import with_groups_as_axes
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.region import operators, replace_region, results
 from graphopt.passes.fusion.translate import FLOATS, POINTWISE, ROWS, region_spec
@@ -56,9 +57,10 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
     if why is not None:
         cx.missed(f"no operator was fused: {why}")
         return graph
+    given, graph = graph, with_groups_as_axes(graph) if rows else graph
     candidates = _candidates(graph, cx, rows=rows)
     if not candidates:
-        return graph
+        return given
     found = _grow(graph, candidates)
     position = {node.id: at for at, node in enumerate(graph.topological())}
     regions = {found.groups.find(n) for n in candidates}
@@ -71,7 +73,7 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
             continue
         done += _try(graph, fused, nodes, cx)
     if not done:
-        return graph
+        return given
     cx.count("kernels", done)
     return fused
 

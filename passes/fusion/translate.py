@@ -502,6 +502,10 @@ def _last_axis(_attrs: Attrs, rank: int) -> tuple[int, ...]:
     return (rank - 1,)
 
 
+def _spatial(_attrs: Attrs, rank: int) -> tuple[int, ...]:
+    return tuple(range(2, rank))
+
+
 def _all_but_first(_attrs: Attrs, rank: int) -> tuple[int, ...]:
     return tuple(range(1, rank))
 
@@ -589,9 +593,12 @@ def _softmax(name: str, negate: bool = False) -> Build:
     return build
 
 
-def _layer_norm(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    even = emit("normalize", args[0], _single(attrs, "eps", 1e-5))
-    return emit("add", emit("mul", even, args[1]), args[2])
+def _norm_layer(epsilon: float) -> Build:
+    def build(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
+        even = emit("normalize", args[0], _single(attrs, "eps", epsilon))
+        return emit("add", emit("mul", even, args[1]), args[2])
+
+    return build
 
 
 def _l2_normalization(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
@@ -623,7 +630,8 @@ ROWS: Final[dict[str, Row]] = {
     "SoftmaxActivation": Row(
         _op("softmax"), _check_row(_last_axis, _check_mode, _check_matrix), _last_axis
     ),
-    "LayerNorm": Row(_layer_norm, _check_row(_one_axis(-1), _check_unused), _one_axis(-1)),
+    "LayerNorm": Row(_norm_layer(1e-5), _check_row(_one_axis(-1), _check_unused), _one_axis(-1)),
+    "InstanceNorm": Row(_norm_layer(1e-3), _check_row(_spatial, _check_unused), _spatial),
     "L2Normalization": Row(
         _l2_normalization, _check_row(_all_but_first, _check_mode, _check_unused), _all_but_first
     ),
@@ -701,6 +709,8 @@ def broadcast_axes(
     places: Axes | None = tuple(range(len(frame) - len(given), len(frame)))
     if name == "LeakyReLU" and position == 1:
         places = prelu_axes(node, graph)
+    if name == "InstanceNorm" and position:
+        places = (1,)
     if places is None:
         return None
     found: list[int | None] = []

@@ -176,6 +176,22 @@ def test_batch_norm_between_layouts(width: int, groups: int) -> None:
     check(convolution(x, 16, kernel=1, name="c"), (2, 24, 6, 6))
 
 
+@pytest.mark.parametrize("channels", [5, 24, 32])
+@pytest.mark.parametrize("kind", ["avg", "max", "sum"])
+def test_pooling_over_whole_images(kind: str, channels: int) -> None:
+    # Its gradient is added to that of the product, in rows and in blocks.
+    for inner in (lambda x: x, lambda x: convolution(x, channels, name="b")):
+        x = inner(sym.tanh(convolution(data(), channels, name="a")))
+        pooled = sym.Pooling(x, global_pool=True, pool_type=kind, kernel=(1, 1))
+        gate = sym.sigmoid(convolution(pooled, channels, kernel=1, name="c"))
+        check(sym.broadcast_mul(x, gate), (2, 16, 7, 6))
+
+
+def test_pooling_of_rows() -> None:
+    pooled = sym.Pooling(sym.tanh(data()), global_pool=True, pool_type="avg", kernel=(1, 1))
+    check(sym.square(pooled), (2, 5, 7, 6))
+
+
 def test_batch_norm_s_arrays_get_one_layout() -> None:
     if "avx512f" not in _flags():
         pytest.skip("oneDNN has all channels in blocks of 8 without AVX-512")

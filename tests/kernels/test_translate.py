@@ -125,6 +125,10 @@ ROW_CASES: dict[str, list[Case]] = {
         Case("LayerNorm", {}, (CUBE, _smooth(4), _smooth(4, seed=1))),
         Case("LayerNorm", {"axis": 2, "eps": 0.5}, (CUBE, _smooth(4), _smooth(4, seed=1))),
     ],
+    "InstanceNorm": [
+        Case("InstanceNorm", {}, (CUBE, _smooth(3), _smooth(3, seed=1))),
+        Case("InstanceNorm", {"eps": 0.5}, (_smooth(2, 3, 4, 2), _smooth(3), _smooth(3, seed=1))),
+    ],
     "L2Normalization": [
         Case("L2Normalization", {}, (CUBE,)),
         Case("L2Normalization", {"eps": 0.5}, (CUBE,)),

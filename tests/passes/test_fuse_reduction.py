@@ -48,6 +48,39 @@ def test_one_kernel(body: str, mode: str) -> None:
     assert ops(fuse(net(body), mode=mode).graph) == [FUSED]
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("shape", ["2,6,5", "3,6,4,2"])
+def test_group_norm_is_a_kernel_over_groups(shape: str, mode: str) -> None:
+    graph = net(
+        """%n = GroupNorm(%x, %g, %b) {num_groups=3, eps=0.001} %t = tanh(%n)
+           %s = _mul_scalar(%t) {scalar=0.5} %r = elemwise_add(%s, %t) return %r""",
+        f"%x: f32[{shape}], %g: f32[3], %b: f32[3]",
+    )
+    made = fuse(graph, mode=mode).graph
+    assert ops(made) == ["Reshape", FUSED, "Reshape", "_mul_scalar", "elemwise_add"]
+    (kernel,) = (node for node in made if node.op == FUSED)
+    assert "tanh" in str(kernel.attrs["spec"])
+
+
+def test_group_norm_whose_means_are_read_stays() -> None:
+    graph = net(
+        """%n = GroupNorm(%x, %g, %b) {num_groups=3, output_mean_var=True}
+           return %n, %n#1""",
+        "%x: f32[2,6,5], %g: f32[3], %b: f32[3]",
+    )
+    assert ops(fuse(graph).graph) == ["GroupNorm"]
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_instance_norm_is_fused_with_what_is_around(mode: str) -> None:
+    graph = net(
+        """%n = InstanceNorm(%x, %g, %b) {eps=0.01} %t = relu(%n)
+           %s = elemwise_add(%t, %x) return %s""",
+        "%x: f32[2,3,4,5], %g: f32[3], %b: f32[3]",
+    )
+    assert ops(fuse(graph, mode=mode).graph) == [FUSED]
+
+
 def test_attention_scores() -> None:
     graph = net(
         """%s = batch_dot(%x, %y) {transpose_b=True} %t = _mul_scalar(%s) {scalar=0.4}

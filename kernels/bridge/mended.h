@@ -1,0 +1,137 @@
+/*
+ * Operators of MXNet that are spared oneDNN's reference code, which takes 30 to 200 times as long.
+ *
+ * MXNet hands to oneDNN whatever the convolutions around have left, and oneDNN has fast code for some of it:
+ *
+ * - BatchNorm: channels in blocks of 8 or 16, of data and gradient alike. Some convolutions like them in
+ *   blocks of 8 or 4 and others of 16, so here one is copied, which takes as long as the fast code.
+ * - The gradient of a mean over whole images: small ones. It is nothing but one number written everywhere.
+ */
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "arrays.h"
+#include "layouts.h"
+
+namespace graphopt {
+
+mxnet::FComputeEx plain_batch_norm, plain_batch_norm_gradient, plain_pooling_gradient;
+
+bool IsFast(int block) { return block == 8 || block == 16; }
+
+/* Of arrays in blocks: how many channels; 0 in rows, -1 where it is something else. */
+int BlockOf(const NDArray& array) {
+  const Layout* layout = LayoutOf(array);
+  if (!layout) return 0;
+  const int block = array.shape().ndim() == 4 ? BlockOf(*layout, array.shape()) : 0;
+  return block ? block : -1;
+}
+
+void Mend(NDArray* array, int block) {
+  const int own = BlockOf(*array);
+  if (own <= 0 || own == block) return;
+  *array = block ? CopyIn(*array, InBlocks(*LayoutOf(*array), array->shape(), block))
+                 : array->Reorder2Default();
+  mended_layouts.fetch_add(1, std::memory_order_relaxed);
+}
+
+int UsualBlock(const NDArray& array) { return array.shape()[1] % 16 ? 0 : 16; }
+
+void BatchNormOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
+                       const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
+                       const std::vector<NDArray>& outputs) {
+  const int block = BlockOf(inputs[0]);
+  if (block <= 0 || IsFast(block))
+    return plain_batch_norm(attrs, context, inputs, requests, outputs);
+  std::vector<NDArray> mended = inputs;
+  Mend(&mended[0], UsualBlock(inputs[0]));
+  plain_batch_norm(attrs, context, mended, requests, outputs);
+}
+
+/* Inputs: the gradient of the output, mean and variance, the data and more. */
+void BatchNormGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
+                               const std::vector<NDArray>& inputs,
+                               const std::vector<OpReqType>& requests,
+                               const std::vector<NDArray>& outputs) {
+  constexpr size_t kGradient = 0, kData = 3;
+  const int gradient = BlockOf(inputs[kGradient]), data = BlockOf(inputs[kData]);
+  // One in rows takes the other's layout, which is as good as any that is fast.
+  const bool agree = gradient == data || gradient == 0 || data == 0;
+  const int common = data > 0 ? data : gradient;
+  if (gradient < 0 || data < 0 || (agree && (common == 0 || IsFast(common))))
+    return plain_batch_norm_gradient(attrs, context, inputs, requests, outputs);
+  const int best = IsFast(data) ? data : IsFast(gradient) ? gradient : UsualBlock(inputs[kData]);
+  std::vector<NDArray> mended = inputs;
+  Mend(&mended[kGradient], best);
+  Mend(&mended[kData], best);
+  plain_batch_norm_gradient(attrs, context, mended, requests, outputs);
+}
+
+/* Writes a number for each image and channel to all its places, where channels lie in blocks. */
+void Spread(const float* numbers, int64_t images, int64_t channels, int64_t places, int block,
+            float* to) {
+  const float share = 1.0f / places;
+  const int64_t blocks = images * channels / block;
+#pragma omp parallel for num_threads(Threads(blocks * places * block * 0.2, blocks))
+  for (int64_t b = 0; b < blocks; ++b) {
+    float* at = to + b * places * block;
+    for (int64_t i = 0; i < block; ++i) at[i] = numbers[b * block + i] * share;
+    if (block == 1)
+      std::fill(at + 1, at + places, at[0]);
+    else
+      for (int64_t place = 1; place < places; ++place)
+        std::memcpy(at + place * block, at, block * sizeof(float));
+  }
+}
+
+bool Is(const NodeAttrs& attrs, const char* key, const char* value) {
+  auto found = attrs.dict.find(key);
+  return found != attrs.dict.end() && found->second == value;
+}
+
+/* Inputs: the gradient of the output, the data and the output; of other means than averages more. */
+void PoolingGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
+                             const std::vector<NDArray>& inputs,
+                             const std::vector<OpReqType>& requests,
+                             const std::vector<NDArray>& outputs) {
+  const bool writes = requests[0] == mxnet::kWriteTo || requests[0] == mxnet::kWriteInplace;
+  const mxnet::TShape& shape = outputs[0].shape();
+  if (!writes || inputs.size() != 3 || shape.ndim() != 4 || shape.Size() == 0 ||
+      outputs[0].dtype() != mshadow::kFloat32 || outputs[0].IsView() ||
+      !Flag(attrs, "global_pool") || !Is(attrs, "pool_type", "avg"))
+    return plain_pooling_gradient(attrs, context, inputs, requests, outputs);
+  // As the data lie, since gradients from elsewhere are added to it.
+  const int block = std::max(BlockOf(inputs[1]), 0);
+  // One number for each channel lies in blocks as in rows.
+  const NDArray gradient = BlockOf(inputs[0]) > 0 ? inputs[0] : inputs[0].Reorder2Default();
+  std::vector<float> numbers(shape[0] * shape[1]);
+  std::memcpy(numbers.data(), Raw(gradient).dptr_, numbers.size() * sizeof(float));
+  NDArray result = outputs[0];
+  if (block)
+    result.CreateMKLDNNData(Layout(*LayoutOf(inputs[1])));
+  else
+    result.InvalidateMKLDNNData(), result.data();
+  Spread(numbers.data(), shape[0], shape[1], shape[2] * shape[3], std::max(block, 1),
+         static_cast<float*>(Raw(result).dptr_));
+}
+
+void ReplaceOnArrays(const char* op, mxnet::FComputeEx* plain, const mxnet::FComputeEx& ours) {
+  const nnvm::Op* found = nnvm::Op::Get(op);
+  const auto& table = nnvm::Op::GetAttr<mxnet::FComputeEx>("FComputeEx<cpu>");
+  if (!table.count(found)) return;  // an MXNet without oneDNN
+  *plain = table[found];
+  SetAttribute<mxnet::FComputeEx>(*found, "FComputeEx<cpu>", ours);
+}
+
+void MendOperators() {
+  ReplaceOnArrays("BatchNorm", &plain_batch_norm, LegacyFunction(&BatchNormOnArrays));
+  ReplaceOnArrays("_backward_BatchNorm", &plain_batch_norm_gradient,
+                  LegacyFunction(&BatchNormGradientOnArrays));
+  ReplaceOnArrays("_backward_Pooling", &plain_pooling_gradient,
+                  LegacyFunction(&PoolingGradientOnArrays));
+}
+
+}  // namespace graphopt
