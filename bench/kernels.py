@@ -9,17 +9,31 @@ import numpy as np
 
 from graphopt.compat import import_mxnet
 
-#: name -> rows and columns of the full-size arrays
-SHAPES = {
+#: name -> shape of the full-size arrays
+SHAPES: dict[str, tuple[int, ...]] = {
     "chain": (4000, 1000),
     "layer_norm": (4096, 768),
     "softmax": (4096, 768),
     "log_softmax": (4096, 768),
     "gelu": (4096, 768),
     "masked_softmax": (4096, 768),
+    "instance_norm": (8, 96, 56, 56),
+    "group_norm": (8, 96, 56, 56),
+    "prelu": (8, 96, 56, 56),
+    "clip": (8, 96, 56, 56),
+    "gate": (8, 96, 56, 56),
 }
-#: Inputs that a gradient is taken by; the first is full-size, the others are rows.
-LEARNED = {"chain": 2, "layer_norm": 3}
+#: Shapes of what else a gradient is taken by.
+WEIGHTS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "chain": ((1000,),),
+    "layer_norm": ((768,), (768,)),
+    "instance_norm": ((96,), (96,)),
+    "group_norm": ((8,), (8,)),
+    "prelu": ((96,),),
+    "gate": ((8, 96, 1, 1),),
+}
+#: Shapes for a check, by the number of axes; weights keep theirs but for rows.
+SMALL = {2: (64, 48), 4: (8, 96, 5, 4)}
 
 
 @dataclass(frozen=True)
@@ -27,7 +41,7 @@ class Expression:
     """One expression and its inputs.
 
     Attributes:
-        arrays: x, then rows (weights) or a mask of x's shape.
+        arrays: x, then weights or a mask of x's shape.
         head: the gradient of the result.
         learned: how many of the arrays get a gradient.
     """
@@ -47,14 +61,17 @@ class Expression:
 
 def expression(name: str, *, small: bool = False) -> Expression:
     """The expression of that name, on random values."""
-    shape = (64, 48) if small else SHAPES[name]
+    shape = SMALL[len(SHAPES[name])] if small else SHAPES[name]
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=shape).astype("float32")]
     if name == "masked_softmax":
         arrays.append((rng.random(shape) < 0.7).astype("float32"))
-    arrays += [rng.normal(size=shape[1]).astype("float32") for _ in range(LEARNED.get(name, 1) - 1)]
+    weights = WEIGHTS.get(name, ())
+    for weight in weights:
+        extents = shape[1:] if len(shape) == 2 else weight
+        arrays.append(rng.normal(size=extents).astype("float32"))
     head = rng.normal(size=shape).astype("float32")
-    return Expression(name, arrays, head, LEARNED.get(name, 1))
+    return Expression(name, arrays, head, 1 + len(weights))
 
 
 def block(name: str) -> Any:
@@ -77,4 +94,9 @@ _MXNET: dict[str, Any] = {
     "log_softmax": lambda F, x: F.log_softmax(x),
     "gelu": lambda F, x: F.LeakyReLU(x, act_type="gelu"),
     "masked_softmax": lambda F, x, mask: F.softmax(F.where(mask, x, F.ones_like(x) * -1e9)),
+    "instance_norm": lambda F, x, g, b: F.InstanceNorm(x, g, b, eps=1e-3),
+    "group_norm": lambda F, x, g, b: F.GroupNorm(x, g, b, num_groups=8, eps=1e-5),
+    "prelu": lambda F, x, slopes: F.LeakyReLU(x, slopes, act_type="prelu"),
+    "clip": lambda F, x: F.clip(x, a_min=-0.5, a_max=0.75),
+    "gate": lambda F, x, gate: F.broadcast_mul(x, gate),
 }

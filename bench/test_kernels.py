@@ -25,6 +25,7 @@ TARGETS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
         {"plain": 20, "torch": 2.5, "torch compiled": 2.5},
     )
 }
+IMAGES = {"plain": 2.0}
 OTHERS = ({"plain": 2.0, "torch compiled": 2.0}, {"plain": 2.0, "torch compiled": 2.0})
 
 
@@ -57,7 +58,8 @@ def test_kernel(
         share = copy / (2 * case.head.nbytes) * case.nbytes[backward] / medians["graphopt"]
         shown = figures(medians) | {"share of copy speed": share, "max error": error}
         title = "Kernel, forward and backward, float32" if backward else "Kernel, forward, float32"
-        targets = TARGETS.get(name, OTHERS)[backward]
+        usual = OTHERS if len(SHAPES[name]) == 2 else (IMAGES, IMAGES)
+        targets = TARGETS.get(name, usual)[backward]
         of = ratios(medians)
         record(
             Record(

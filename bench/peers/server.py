@@ -222,6 +222,14 @@ class TorchExpression:
             "log_softmax": lambda x: torch.log_softmax(x, -1),
             "gelu": nn.gelu,
             "masked_softmax": lambda x, m: torch.softmax(torch.where(m != 0, x, -1e9), -1),
+            "instance_norm": lambda x, g, b: nn.instance_norm(x, weight=g, bias=b, eps=1e-3),
+            # one weight for each group, as MXNet has them
+            "group_norm": lambda x, g, b: nn.group_norm(
+                x, 8, *(w.repeat_interleave(x.shape[1] // 8) for w in (g, b)), eps=1e-5
+            ),
+            "prelu": nn.prelu,
+            "clip": lambda x: torch.clamp(x, -0.5, 0.75),
+            "gate": lambda x, gate: x * gate,
         }
         function = functions[request["name"]]
         self._torch = torch
