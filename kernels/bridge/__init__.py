@@ -8,9 +8,12 @@ import os
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphopt.errors import GraphoptError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from graphopt.kernels.spec import KernelSpec
 
 _DESCRIBE = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64
@@ -183,10 +186,17 @@ def _describer(bridge: ctypes.CDLL) -> Any:
 
 def _kernel_numbers(text: bytes, backward: int) -> list[int]:
     from graphopt.kernels.plan import backward_plan, forward_plan
+
+    spec = _spec(text)
+    return backward_plan(spec) if backward else forward_plan(spec)
+
+
+def _spec(text: bytes) -> KernelSpec:
+    from graphopt.kernels.blocks import PREFIX, in_blocks
     from graphopt.kernels.spec import parse
 
-    spec = parse(text.decode())
-    return backward_plan(spec) if backward else forward_plan(spec)
+    plain = text.decode().removeprefix(PREFIX)
+    return in_blocks(parse(plain)) if text.startswith(PREFIX.encode()) else parse(plain)
 
 
 def _convolutions_numbers(text: bytes) -> list[int]:
@@ -247,7 +257,7 @@ def _compiler(bridge: ctypes.CDLL) -> Any:
         from graphopt.kernels.library import kernel
 
         try:
-            found = kernel(text.decode(), backward=bool(backward))
+            found = kernel(str(_spec(text)), backward=bool(backward))
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
             bridge.graphopt_set_error(_told(error))
             return 0

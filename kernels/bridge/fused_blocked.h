@@ -19,61 +19,81 @@
 
 namespace graphopt {
 
-/* What a call reads and writes, all of it in one layout or in rows. Has to live as long as the call. */
+/* What a call reads and writes, all that runs along all axes in one layout. Lives as long as the call. */
 class Laid {
  public:
+  Plan* plan;  // for arrays that lie so
   std::vector<TBlob> in, out;
+  bool in_rows = true;
 
   /* May change how outputs are laid out, and what lies in those that are not added to. */
-  Laid(const Plan& plan, const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
-       const std::vector<NDArray>& outputs) {
-    Choose(plan, inputs, requests, outputs);
+  Laid(Plan* given, const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
+       const std::vector<NDArray>& outputs)
+      : plan(given), written_(outputs.size(), nullptr) {
+    for (size_t i = 0; i < plan->outputs.size(); ++i)
+      written_[plan->backward ? plan->outputs[i].index : i] = &plan->outputs[i];
+    Choose(inputs, requests, outputs);
     copies_.reserve(inputs.size());
     // Inputs first: an output may share their memory.
-    for (const NDArray& array : inputs) in.push_back(Input(array));
-    for (size_t i = 0; i < outputs.size(); ++i) out.push_back(Output(outputs[i], requests[i]));
+    for (size_t i = 0; i < inputs.size(); ++i)
+      in.push_back(Shaped(Input(inputs[i], &given->inputs[i]), &plan->inputs[i]));
+    for (size_t i = 0; i < outputs.size(); ++i)
+      out.push_back(Shaped(Output(outputs[i], requests[i], written_[i]), InPlan(*given, i)));
   }
 
  private:
   /* Rows, unless the kernel does not mind, and there is a layout to choose. */
-  void Choose(const Plan& plan, const std::vector<NDArray>& inputs,
-              const std::vector<OpReqType>& requests, const std::vector<NDArray>& outputs) {
-    if (!plan.is_flat) return;
+  void Choose(const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
+              const std::vector<NDArray>& outputs) {
+    if (!plan->is_flat && !plan->is_by_channels) return;
     const NDArray* first = nullptr;
-    for (size_t i = 0; i < inputs.size() && !first; ++i) {
-      // A gradient in another layout than the values it is of is what a BatchNorm has no fast code for.
-      if (plan.backward && plan.inputs[i].source == kHead) continue;
-      const Layout* layout = LayoutOf(inputs[i]);
-      if (layout && IsDense(*layout, inputs[i].shape())) first = &inputs[i];
-    }
+    for (size_t i = 0; i < inputs.size() && !first; ++i)
+      if (Gives(inputs[i], plan->inputs[i])) first = &inputs[i];
     if (!first) return;
-    const auto fits = [&](const NDArray& array) {
-      return array.shape().Size() == 1 ||
-             (array.shape() == first->shape() && array.dtype() == mshadow::kFloat32 &&
-              array.byte_offset_ == 0 && !array.IsView());
+    const auto fits = [first](const NDArray& array) {
+      return array.shape() == first->shape() && array.dtype() == mshadow::kFloat32 &&
+             array.byte_offset_ == 0 && !array.IsView();
     };
-    if (!std::all_of(inputs.begin(), inputs.end(), fits) ||
-        !std::all_of(outputs.begin(), outputs.end(), fits) ||
-        std::find(requests.begin(), requests.end(), mxnet::kAddTo) != requests.end())
-      return;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (IsFull(plan->inputs[i], plan->rank) && !fits(inputs[i])) return;
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (IsFull(written_[i]) && (!fits(outputs[i]) || requests[i] == mxnet::kAddTo)) return;
     layout_ = *LayoutOf(*first);  // a copy: an output may have the array's memory and change it
-    size_ = first->shape().Size();
-    in_rows_ = false;
+    rank_ = plan->rank;
+    in_rows = false;
     calls_in_blocks.fetch_add(1, std::memory_order_relaxed);
+    if (plan->is_flat) return;
+    const mxnet::TShape& shape = first->shape();
+    const int block = BlockOf(layout_, shape);
+    for (int d = 0; d < rank_; ++d) extents_.push_back(d == 1 ? shape[d] / block : shape[d]);
+    extents_.push_back(block);
+    plan = PlanInBlocks(*plan);
   }
 
-  bool StaysInRows(const NDArray& array) const { return in_rows_ || array.shape().Size() != size_; }
+  /* Whether all others may be laid out as an input is. */
+  bool Gives(const NDArray& array, const Operand& operand) const {
+    // A gradient in another layout than the values it is of is what a BatchNorm has no fast code for.
+    if (!IsFull(operand, plan->rank) || (plan->backward && operand.source == kHead)) return false;
+    const Layout* layout = LayoutOf(array);
+    return layout && (plan->is_flat ? IsDense(*layout, array.shape())
+                                    : BlockOf(*layout, array.shape()) > 0);
+  }
 
-  TBlob Input(const NDArray& array) {
+  bool IsFull(const Operand* operand) const {
+    return operand && graphopt::IsFull(*operand, in_rows ? plan->rank : rank_);
+  }
+  static bool IsFull(const Operand& operand, int rank) { return graphopt::IsFull(operand, rank); }
+
+  TBlob Input(const NDArray& array, const Operand* operand) {
     const Layout* own = LayoutOf(array);
-    if (StaysInRows(array)) return own ? Copy(array.Reorder2Default()).data() : array.data();
+    if (in_rows || !IsFull(operand)) return own ? Copy(array.Reorder2Default()).data() : array.data();
     if (own && AreEqual(*own, layout_)) return Raw(array);
     return Raw(Copy(CopyIn(array, layout_)));
   }
 
-  TBlob Output(const NDArray& given, OpReqType request) {
+  TBlob Output(const NDArray& given, OpReqType request, const Operand* operand) {
     NDArray& array = const_cast<NDArray&>(given);
-    if (!StaysInRows(array) && request != mxnet::kNullOp) {
+    if (!in_rows && IsFull(operand) && request != mxnet::kNullOp) {
       array.CreateMKLDNNData(layout_);
       return Raw(array);
     }
@@ -86,29 +106,49 @@ class Laid {
     return array.data();
   }
 
+  /* What an output of the node is to the plan that was chosen, given the one it was chosen for. */
+  const Operand* InPlan(const Plan& given, size_t output) const {
+    return written_[output] ? &plan->outputs[written_[output] - given.outputs.data()] : nullptr;
+  }
+
+  /* With the axes that the kernel over blocks has. */
+  TBlob Shaped(TBlob blob, const Operand* operand) const {
+    if (extents_.empty() || !operand) return blob;
+    mxnet::TShape shape(static_cast<int>(operand->axes.size()), 1);
+    for (int d = 0; d < shape.ndim(); ++d)
+      if (operand->axes[d] >= 0) shape[d] = extents_[operand->axes[d]];
+    blob.shape_ = shape;
+    return blob;
+  }
+
   NDArray& Copy(NDArray array) {
     copies_.push_back(std::move(array));
     return copies_.back();
   }
 
-  bool in_rows_ = true;
+  std::vector<const Operand*> written_;  // what each output of the node is to the plan it was given
   Layout layout_;
-  size_t size_ = 0;
+  int rank_ = 0;                         // of the plan that was given
+  std::vector<int64_t> extents_;         // of the axes of the plan, where it is one over blocks
   std::vector<NDArray> copies_;
 };
 
 void ForwardOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&,
                      const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
                      const std::vector<NDArray>& outputs) {
-  Laid laid(*FindPlan(attrs, false), inputs, requests, outputs);
-  Run(ForwardCall(attrs, laid.in, requests, laid.out));
+  Laid laid(FindPlan(attrs, false), inputs, requests, outputs);
+  Run(ForwardCall(laid.plan, laid.in, requests, laid.out));
 }
 
 void BackwardOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&,
                       const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
                       const std::vector<NDArray>& outputs) {
-  Laid laid(*FindPlan(attrs, true), inputs, requests, outputs);
-  Run(BackwardCall(attrs, laid.in, requests, laid.out));
+  Plan* plan = FindPlan(attrs, true);
+  Laid laid(plan, inputs, requests, outputs);
+  Call call = BackwardCall(laid.plan, HasBackwardScratch(attrs, *plan), laid.in, requests, laid.out);
+  // Planned for rows; how much it takes in blocks is another matter.
+  if (laid.plan != plan) call.scratch = nullptr;
+  Run(call);
 }
 
 /* On the CPU arrays as they are; sparse ones made dense by MXNet. */

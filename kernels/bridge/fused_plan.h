@@ -43,6 +43,7 @@ struct Plan {
   std::vector<Operand> inputs, outputs;
   std::vector<std::pair<int, int>> pairs;  // an input and an output that may be one array
   bool is_flat = false;      // each element comes from those at the same place, and from numbers
+  bool is_by_channels = false;  // and from those of the same channel; IsByChannel
   bool has_scratch = false;  // what it computes in is an output more, which MXNet plans
   std::atomic<Function> function{nullptr};
   std::string spec;
@@ -72,17 +73,41 @@ bool KnowsShapes(const Plan& plan) {
   return std::all_of(known.begin(), known.end(), [](bool axis) { return axis; });
 }
 
+/* Whether an operand runs along all axes, in their order. */
+bool IsFull(const Operand& operand, int rank) {
+  for (int d = 0; d < static_cast<int>(operand.axes.size()); ++d)
+    if (operand.axes[d] != d) return false;
+  return static_cast<int>(operand.axes.size()) == rank;
+}
+
+bool IsNumber(const Operand& operand) {
+  return std::all_of(operand.axes.begin(), operand.axes.end(), [](int axis) { return axis < 0; });
+}
+
+/* Whether an operand has its numbers in the same order if channels, axis 1, lie in blocks behind all other
+ * axes: it does not run along them, or along nothing behind them; see kernels/blocks.py. */
+bool IsByChannel(const Operand& operand) {
+  auto channels = std::find(operand.axes.begin(), operand.axes.end(), 1);
+  return channels == operand.axes.end() ||
+         std::all_of(channels + 1, operand.axes.end(), [](int axis) { return axis < 0; });
+}
+
+template <typename Test>
+bool AllOperands(const Plan& plan, const Test& test) {
+  return std::all_of(plan.inputs.begin(), plan.inputs.end(), test) &&
+         std::all_of(plan.outputs.begin(), plan.outputs.end(), test);
+}
+
 bool IsFlat(const Plan& plan) {
-  const auto is_flat = [&plan](const Operand& operand) {
-    if (operand.adds) return false;
-    if (std::all_of(operand.axes.begin(), operand.axes.end(), [](int axis) { return axis < 0; }))
-      return true;
-    for (int d = 0; d < static_cast<int>(operand.axes.size()); ++d)
-      if (operand.axes[d] != d) return false;
-    return static_cast<int>(operand.axes.size()) == plan.rank;
-  };
-  return !plan.whole_rows && std::all_of(plan.inputs.begin(), plan.inputs.end(), is_flat) &&
-         std::all_of(plan.outputs.begin(), plan.outputs.end(), is_flat);
+  return !plan.whole_rows && AllOperands(plan, [&plan](const Operand& operand) {
+    return !operand.adds && (IsNumber(operand) || IsFull(operand, plan.rank));
+  });
+}
+
+bool IsByChannels(const Plan& plan) {
+  return !plan.whole_rows && plan.rank >= 3 && AllOperands(plan, [&plan](const Operand& operand) {
+    return IsFull(operand, plan.rank) || IsByChannel(operand);
+  });
 }
 
 Plan* MakePlan(const std::string& spec, bool backward) {
@@ -113,6 +138,7 @@ Plan* MakePlan(const std::string& spec, bool backward) {
   }
   for (int64_t n = *at++; n > 0; --n, at += 2) plan->pairs.emplace_back(at[0], at[1]);
   plan->is_flat = IsFlat(*plan);
+  plan->is_by_channels = IsByChannels(*plan);
   plan->has_scratch = NeedsScratch(*plan) && KnowsShapes(*plan);
   return plan;
 }
@@ -142,21 +168,28 @@ bool HasBackwardScratch(const NodeAttrs& attrs, const Plan& plan) {
   return plan.has_scratch || (NeedsScratch(plan) && attrs.dict.count(kExtents));
 }
 
-Plan* FindPlan(const NodeAttrs& attrs, bool backward) {
-  auto found = attrs.dict.find("spec");
-  if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute 'spec'");
+Plan* FindPlan(const std::string& spec, bool backward) {
   {
     std::lock_guard<std::mutex> lock(plans_mutex);
-    auto known = plans[backward].find(found->second);
+    auto known = plans[backward].find(spec);
     if (known != plans[backward].end()) return known->second;
   }
   // Not under the lock: Python may run other threads, which may get here too.
-  Plan* made = MakePlan(found->second, backward);
+  Plan* made = MakePlan(spec, backward);
   std::lock_guard<std::mutex> lock(plans_mutex);
-  auto [place, is_new] = plans[backward].emplace(found->second, made);
+  auto [place, is_new] = plans[backward].emplace(spec, made);
   if (!is_new) delete made;
   return place->second;
 }
+
+Plan* FindPlan(const NodeAttrs& attrs, bool backward) {
+  auto found = attrs.dict.find("spec");
+  if (found == attrs.dict.end()) Fail("node " + attrs.name + " has no attribute 'spec'");
+  return FindPlan(found->second, backward);
+}
+
+/* The same kernel over channels in blocks, with the place in a block as one axis more. */
+Plan* PlanInBlocks(const Plan& plan) { return FindPlan("blocks " + plan.spec, plan.backward); }
 
 Function Ready(Plan* plan) {
   Function function = plan->function.load(std::memory_order_acquire);

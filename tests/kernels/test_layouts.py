@@ -121,24 +121,45 @@ def test_of_arrays_in_several_layouts() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        lambda x: sym.broadcast_mul(x, sym.Pooling(x, global_pool=True, kernel=(1, 1))),
-        lambda x: sym.LeakyReLU(x, sym.var("slope", shape=(32,)), act_type="prelu"),
         lambda x: sym.broadcast_sub(sym.tanh(x), sym.mean(x, axis=3, keepdims=True)),
-        lambda x: sym.broadcast_add(sym.tanh(x), sym.var("shift", shape=(1, 32, 1, 1))),
         lambda x: sym.broadcast_mul(clip(x), sym.var("scale", shape=(1,))),
+        lambda x: sym.broadcast_add(sym.tanh(x), sym.var("shift", shape=(1, 32, 8, 1))),
         lambda x: sym.transpose(clip(x), axes=(0, 2, 3, 1)),
         lambda x: sym.concat(clip(x), sym.tanh(x), dim=1),
         lambda x: sym.stop_gradient(clip(x)) * x,
     ],
-    ids=["gate", "prelu", "rows", "channels", "number", "transposed", "joined", "stopped"],
+    ids=["rows", "number", "lines", "transposed", "joined", "stopped"],
 )
 def test_what_needs_rows_and_what_does_not(body: Net) -> None:
     x = body(norm(convolution(data(), 32)))
     check(convolution(x, 16, kernel=1, name="d"), (2, 16, 8, 8))
 
 
-def test_gradients_are_added_to() -> None:
-    symbol = convolution(clip(norm(convolution(data(), 32))), 16, name="d")
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: sym.broadcast_mul(x, sym.Pooling(x, global_pool=True, kernel=(1, 1))),
+        lambda x: sym.LeakyReLU(x, sym.var("slope", shape=(32,)), act_type="prelu"),
+        lambda x: sym.LeakyReLU(x, sym.var("slope", shape=(1,)), act_type="prelu"),
+        lambda x: sym.broadcast_add(sym.tanh(x), sym.var("shift", shape=(1, 32, 1, 1))),
+        lambda x: sym.broadcast_mul(sym.tanh(x), sym.var("map", shape=(2, 1, 8, 8))),
+    ],
+    ids=["gate", "prelu", "prelu of one slope", "shift", "map"],
+)
+def test_operands_along_channels_stay_in_blocks(body: Net) -> None:
+    x = body(norm(convolution(data(), 32)))
+    before = calls_in_blocks()
+    check(convolution(x, 16, kernel=1, name="d"), (2, 16, 8, 8), kernels=1)
+    assert calls_in_blocks() == before + 4
+
+
+def slopes(x: Any) -> Any:
+    return sym.LeakyReLU(x, sym.var("slope", shape=(32,)), act_type="prelu")
+
+
+@pytest.mark.parametrize("body", [clip, slopes])
+def test_gradients_are_added_to(body: Net) -> None:
+    symbol = convolution(body(norm(convolution(data(), 32))), 16, name="d")
     shape = (2, 16, 5, 5)
     found = []
     for optimized in (False, True):
@@ -150,8 +171,11 @@ def test_gradients_are_added_to() -> None:
             with mx.autograd.record():
                 y = net(x).sum()
             y.backward()
-        found.append(x.grad.asnumpy())
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
+        trained = [p for p in plain.collect_params().values() if p.grad_req != "null"]
+        found.append([x.grad.asnumpy(), *(parameter.grad().asnumpy() for parameter in trained)])
+    for want, got in zip(*found, strict=True):
+        scale = 1 + np.abs(want).max()
+        np.testing.assert_allclose(got / scale, want / scale, atol=2e-5)
 
 
 def test_an_output_that_is_a_kernel_s() -> None:
@@ -179,9 +203,9 @@ def test_batch_norm_between_layouts(width: int, groups: int) -> None:
 @pytest.mark.parametrize("channels", [5, 24, 32])
 @pytest.mark.parametrize("kind", ["avg", "max", "sum"])
 def test_pooling_over_whole_images(kind: str, channels: int) -> None:
-    # Its gradient is added to that of the product, in rows and in blocks.
-    for inner in (lambda x: x, lambda x: convolution(x, channels, name="b")):
-        x = inner(sym.tanh(convolution(data(), channels, name="a")))
+    # Its gradient is added to that of the product, behind a kernel and behind a convolution.
+    kernel = sym.tanh(convolution(data(), channels, name="a"))
+    for x in (kernel, convolution(kernel, channels, name="b")):
         pooled = sym.Pooling(x, global_pool=True, pool_type=kind, kernel=(1, 1))
         gate = sym.sigmoid(convolution(pooled, channels, kernel=1, name="c"))
         check(sym.broadcast_mul(x, gate), (2, 16, 7, 6))
