@@ -28,9 +28,7 @@ def in_blocks(spec: KernelSpec) -> KernelSpec:
     """
     if spec.inner or spec.rank < 3:
         raise GraphoptError(f"no kernel over blocks of channels: {spec}")
-    outputs = (
-        Result(found.value, _operand(found.operand, spec.rank)) for found in spec.outputs
-    )
+    outputs = (Result(found.value, _operand(found.operand, spec.rank)) for found in spec.outputs)
     return replace(
         spec,
         rank=spec.rank + 1,

@@ -65,7 +65,7 @@ def _norm_attrs(node: Node) -> Attrs:
 
 
 def _behind(graph: Graph, node: Node) -> list[Node]:
-    """Operators of one operand behind a node that nobody else reads: they belong into its kernel."""
+    """Operators of one operand behind a node that nobody else reads, to be in its kernel."""
     found: list[Node] = []
     value = node.out()
     while not graph.is_output(value):

@@ -46,9 +46,10 @@ def why_not_worth(
         return "beside a convolution MXNet computes it on oneDNN's blocked layout"
     if len(nodes) > 1 or sum(INSTRUCTIONS[step.op].cost for step in spec.body) >= _WORTH_ALONE:
         return None
-    if device == "cpu" and not _is_by_onednn(nodes[0]):
-        if (in_blocks and spec.body) or _is_slow_in_mxnet(graph, nodes[0], spec):
-            return None
+    if device != "cpu" or _is_by_onednn(nodes[0]):
+        return "MXNet computes it as fast"
+    if (in_blocks and spec.body) or _is_slow_in_mxnet(graph, nodes[0], spec):
+        return None
     return "MXNet computes it as fast"
 
 
