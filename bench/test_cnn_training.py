@@ -101,6 +101,7 @@ def _alone(
     asked: dict[str, Any] = {"symbol": str(symbol), "params": str(params), "backward": True}
     try:
         peer = peers.start("mxnet", inputs=workloads.save_inputs(example, peers.folder), **asked)
+        # Of single numbers, which differ as LARGEST_ERROR says: the peer has MXNet's own BatchNorm.
         check_peer(peer, peers, expected, tolerance=0.1)
     except PeerError as error:
         return {}, (f"no plain alone for {example.name}: {error}",)

@@ -24,21 +24,20 @@ class Laid {
  public:
   Plan* plan;  // for arrays that lie so
   std::vector<TBlob> in, out;
-  bool in_rows = true;
 
   /* May change how outputs are laid out, and what lies in those that are not added to. */
   Laid(Plan* given, const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
        const std::vector<NDArray>& outputs)
-      : plan(given), written_(outputs.size(), nullptr) {
+      : plan(given), given_(*given), written_(outputs.size(), nullptr) {
     for (size_t i = 0; i < plan->outputs.size(); ++i)
       written_[plan->backward ? plan->outputs[i].index : i] = &plan->outputs[i];
     Choose(inputs, requests, outputs);
     copies_.reserve(inputs.size());
     // Inputs first: an output may share their memory.
     for (size_t i = 0; i < inputs.size(); ++i)
-      in.push_back(Shaped(Input(inputs[i], &given->inputs[i]), &plan->inputs[i]));
+      in.push_back(Shaped(Input(inputs[i], given->inputs[i]), &plan->inputs[i]));
     for (size_t i = 0; i < outputs.size(); ++i)
-      out.push_back(Shaped(Output(outputs[i], requests[i], written_[i]), InPlan(*given, i)));
+      out.push_back(Shaped(Output(outputs[i], requests[i], written_[i]), InPlan(i)));
   }
 
  private:
@@ -55,17 +54,16 @@ class Laid {
              array.byte_offset_ == 0 && !array.IsView();
     };
     for (size_t i = 0; i < inputs.size(); ++i)
-      if (IsFull(plan->inputs[i], plan->rank) && !fits(inputs[i])) return;
+      if (IsFull(plan->inputs[i]) && !fits(inputs[i])) return;
     for (size_t i = 0; i < outputs.size(); ++i)
-      if (IsFull(written_[i]) && (!fits(outputs[i]) || requests[i] == mxnet::kAddTo)) return;
+      if (written_[i] && IsFull(*written_[i]) && (!fits(outputs[i]) || requests[i] == mxnet::kAddTo)) return;
     layout_ = *LayoutOf(*first);  // a copy: an output may have the array's memory and change it
-    rank_ = plan->rank;
-    in_rows = false;
+    in_rows_ = false;
     calls_in_blocks.fetch_add(1, std::memory_order_relaxed);
     if (plan->is_flat) return;
     const mxnet::TShape& shape = first->shape();
     const int block = BlockOf(layout_, shape);
-    for (int d = 0; d < rank_; ++d) extents_.push_back(d == 1 ? shape[d] / block : shape[d]);
+    for (int d = 0; d < shape.ndim(); ++d) extents_.push_back(d == 1 ? shape[d] / block : shape[d]);
     extents_.push_back(block);
     plan = PlanInBlocks(*plan);
   }
@@ -73,27 +71,24 @@ class Laid {
   /* Whether all others may be laid out as an input is. */
   bool Gives(const NDArray& array, const Operand& operand) const {
     // A gradient in another layout than the values it is of is what a BatchNorm has no fast code for.
-    if (!IsFull(operand, plan->rank) || (plan->backward && operand.source == kHead)) return false;
+    if (!IsFull(operand) || (plan->backward && operand.source == kHead)) return false;
     const Layout* layout = LayoutOf(array);
     return layout && (plan->is_flat ? IsDense(*layout, array.shape())
                                     : BlockOf(*layout, array.shape()) > 0);
   }
 
-  bool IsFull(const Operand* operand) const {
-    return operand && graphopt::IsFull(*operand, in_rows ? plan->rank : rank_);
-  }
-  static bool IsFull(const Operand& operand, int rank) { return graphopt::IsFull(operand, rank); }
+  bool IsFull(const Operand& operand) const { return graphopt::IsFull(operand, given_.rank); }
 
-  TBlob Input(const NDArray& array, const Operand* operand) {
+  TBlob Input(const NDArray& array, const Operand& operand) {
     const Layout* own = LayoutOf(array);
-    if (in_rows || !IsFull(operand)) return own ? Copy(array.Reorder2Default()).data() : array.data();
+    if (in_rows_ || !IsFull(operand)) return own ? Copy(array.Reorder2Default()).data() : array.data();
     if (own && AreEqual(*own, layout_)) return Raw(array);
     return Raw(Copy(CopyIn(array, layout_)));
   }
 
   TBlob Output(const NDArray& given, OpReqType request, const Operand* operand) {
     NDArray& array = const_cast<NDArray&>(given);
-    if (!in_rows && IsFull(operand) && request != mxnet::kNullOp) {
+    if (!in_rows_ && operand && IsFull(*operand) && request != mxnet::kNullOp) {
       array.CreateMKLDNNData(layout_);
       return Raw(array);
     }
@@ -106,9 +101,9 @@ class Laid {
     return array.data();
   }
 
-  /* What an output of the node is to the plan that was chosen, given the one it was chosen for. */
-  const Operand* InPlan(const Plan& given, size_t output) const {
-    return written_[output] ? &plan->outputs[written_[output] - given.outputs.data()] : nullptr;
+  /* What an output of the node is to the plan that was chosen. */
+  const Operand* InPlan(size_t output) const {
+    return written_[output] ? &plan->outputs[written_[output] - given_.outputs.data()] : nullptr;
   }
 
   /* With the axes that the kernel over blocks has. */
@@ -126,9 +121,10 @@ class Laid {
     return copies_.back();
   }
 
+  const Plan& given_;
   std::vector<const Operand*> written_;  // what each output of the node is to the plan it was given
+  bool in_rows_ = true;
   Layout layout_;
-  int rank_ = 0;                         // of the plan that was given
   std::vector<int64_t> extents_;         // of the axes of the plan, where it is one over blocks
   std::vector<NDArray> copies_;
 };

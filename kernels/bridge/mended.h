@@ -92,7 +92,7 @@ bool Is(const NodeAttrs& attrs, const char* key, const char* value) {
   return found != attrs.dict.end() && found->second == value;
 }
 
-/* Inputs: the gradient of the output, the data and the output; of other means than averages more. */
+/* Inputs of averages: the gradient of the output, the data and the output. */
 void PoolingGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
                              const std::vector<NDArray>& inputs,
                              const std::vector<OpReqType>& requests,
