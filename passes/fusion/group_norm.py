@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
+from graphopt.analysis.effects import held_nodes
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import Node
+from graphopt.ir.node import Node, NodeId
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.region import origin_of
 from graphopt.passes.fusion.translate import POINTWISE
+
+#: Pointwise operators that look at the shape of what they read.
+_SHAPED = frozenset(
+    {"broadcast_axis", "broadcast_to", "_npi_broadcast_to", "_contrib_div_sqrt_dim"}
+)
 
 
 def with_groups_as_axes(graph: Graph) -> Graph:
     """A copy in which every GroupNorm is an InstanceNorm of ``(n, groups, rest)``.
 
     MXNet 1.9.1 has one gamma and beta for each group, so that is all there is to it. Those whose
-    shape is not known, or whose means or deviations somebody reads, stay. The graph itself where
-    there are none.
+    shape is not known, whose means or deviations somebody reads, or that others wait for, stay. The
+    graph itself where there are none.
     """
     found = [node for node in graph if canonical(node.op) == "GroupNorm"]
-    found = [node for node in found if _is_plain(graph, node)]
+    held = held_nodes(graph) if found else frozenset()
+    found = [node for node in found if _is_plain(graph, node) and node.id not in held]
     if not found:
         return graph
     made = graph.copy()
     for node in found:
-        _replace(made, made[node.id])
+        _replace(made, made[node.id], held)
     return made
 
 
@@ -37,12 +45,12 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     return unread and not node.after
 
 
-def _replace(graph: Graph, node: Node) -> None:
+def _replace(graph: Graph, node: Node, held: Collection[NodeId]) -> None:
     shape = [extent or 0 for extent in node.type.shape or ()]
     groups = int(node.attrs.get("num_groups") or 1)
     data, gamma, beta = node.inputs
     by_groups = TensorType(node.type.dtype, (shape[0], groups, math.prod(shape[1:]) // groups))
-    behind = _behind(graph, node)
+    behind = _behind(graph, node, held)
     steps = [
         ("Reshape", (), Attrs({"shape": (0, groups, -1)}), by_groups, node),
         ("InstanceNorm", (gamma, beta), _norm_attrs(node), by_groups, node),
@@ -64,7 +72,7 @@ def _norm_attrs(node: Node) -> Attrs:
     return Attrs({"eps": node.attrs.get("eps", 1e-5)})
 
 
-def _behind(graph: Graph, node: Node) -> list[Node]:
+def _behind(graph: Graph, node: Node, held: Collection[NodeId]) -> list[Node]:
     """Operators of one operand behind a node that nobody else reads, to be in its kernel."""
     found: list[Node] = []
     value = node.out()
@@ -73,8 +81,9 @@ def _behind(graph: Graph, node: Node) -> list[Node]:
         if len(users) != 1:
             break
         (user,) = (graph[use.node] for use in users)
-        same = user.type == node.type and len(user.values) == 1
-        if canonical(user.op) not in POINTWISE or len(user.inputs) != 1 or not same or user.after:
+        op = canonical(user.op)
+        same = user.type == node.type and len(user.values) == 1 and len(user.inputs) == 1
+        if op not in POINTWISE or op in _SHAPED or not same or user.after or user.id in held:
             break
         found.append(user)
         value = user.out()

@@ -62,6 +62,24 @@ def test_group_norm_is_a_kernel_over_groups(shape: str, mode: str) -> None:
     assert "tanh" in str(kernel.attrs["spec"])
 
 
+def test_what_looks_at_its_shape_stays_behind_group_norm() -> None:
+    graph = net(
+        """%n = GroupNorm(%x, %g, %b) {num_groups=3} %d = _contrib_div_sqrt_dim(%n)
+           %w = broadcast_to(%d) {shape=(2, 6, 5)} return %w""",
+        "%x: f32[2,6,5], %g: f32[3], %b: f32[3]",
+    )
+    assert ops(fuse(graph).graph)[:3] == ["Reshape", FUSED, "Reshape"]
+
+
+def test_group_norm_that_others_wait_for_stays() -> None:
+    graph = net(
+        """%n = GroupNorm(%x, %g, %b) {num_groups=3} %t = tanh(%n)
+           %s = sin(%x) after(%n) %r = elemwise_add(%t, %s) return %r""",
+        "%x: f32[2,6,5], %g: f32[3], %b: f32[3]",
+    )
+    assert "GroupNorm" in ops(fuse(graph).graph)
+
+
 def test_group_norm_whose_means_are_read_stays() -> None:
     graph = net(
         """%n = GroupNorm(%x, %g, %b) {num_groups=3, output_mean_var=True}
