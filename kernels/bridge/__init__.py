@@ -109,6 +109,7 @@ def _load(mxnet: Any) -> ctypes.CDLL:
     bridge.graphopt_count_packs.restype = ctypes.c_int64
     bridge.graphopt_calls_in_blocks.restype = ctypes.c_int64
     bridge.graphopt_mended_layouts.restype = ctypes.c_int64
+    bridge.graphopt_mended_calls.restype = ctypes.c_int64
     if not _layout_fits(mxnet, bridge):
         raise MissingDependencyError(
             "graphopt's fused kernels fit MXNet 1.9.1 as it is on PyPI, and this build of MXNet"

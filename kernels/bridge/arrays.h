@@ -15,6 +15,9 @@
 
 namespace graphopt {
 
+/* By now: calls of operators of MXNet that were computed here instead. */
+std::atomic<int64_t> mended_calls{0};
+
 /* Whether this is a child of a process that ran threads; it has none. */
 std::atomic<bool> forked{false};
 

@@ -1,7 +1,9 @@
 /*
- * Operators of MXNet that are spared oneDNN's reference code, which takes 30 to 200 times as long.
+ * Operators of MXNet that are computed in another way, in every net of the process.
  *
- * MXNet hands to oneDNN whatever the convolutions around have left, and oneDNN has fast code for some of it:
+ * Some spare MXNet loops of its own: of boxes (boxes.h) and of concatenation (joins.h). The others spare it
+ * oneDNN's reference code, which takes 30 to 200 times as long. MXNet hands to oneDNN whatever the
+ * convolutions around have left, and oneDNN has fast code for some of it:
  *
  * - BatchNorm: channels in blocks of 8 or 16, of data and gradient alike. Some convolutions like them in
  *   blocks of 8 or 4 and others of 16, so here one is copied, which takes as long as the fast code.
@@ -14,6 +16,8 @@
 #include <vector>
 
 #include "arrays.h"
+#include "boxes.h"
+#include "joins.h"
 #include "layouts.h"
 
 namespace graphopt {
@@ -126,12 +130,27 @@ void ReplaceOnArrays(const char* op, mxnet::FComputeEx* plain, const mxnet::FCom
   SetAttribute<mxnet::FComputeEx>(*found, "FComputeEx<cpu>", ours);
 }
 
+void Replace(const char* op, mxnet::FCompute* plain, const mxnet::FCompute& ours) {
+  const nnvm::Op* found = nnvm::Op::Get(op);
+  const auto& table = nnvm::Op::GetAttr<mxnet::FCompute>("FCompute<cpu>");
+  if (!table.count(found)) return;
+  *plain = table[found];
+  SetAttribute<mxnet::FCompute>(*found, "FCompute<cpu>", ours);
+}
+
 void MendOperators() {
   ReplaceOnArrays("BatchNorm", &plain_batch_norm, LegacyFunction(&BatchNormOnArrays));
   ReplaceOnArrays("_backward_BatchNorm", &plain_batch_norm_gradient,
                   LegacyFunction(&BatchNormGradientOnArrays));
   ReplaceOnArrays("_backward_Pooling", &plain_pooling_gradient,
                   LegacyFunction(&PoolingGradientOnArrays));
+  ReplaceOnArrays("Concat", &plain_concat, LegacyFunction(&ConcatOnArrays));
+  ReplaceOnArrays("_backward_Concat", &plain_concat_gradient,
+                  LegacyFunction(&ConcatGradientOnArrays));
+  Replace("Concat", &plain_concat_on_rows, LegacyFunction(&ConcatOnRows));
+  Replace("_backward_Concat", &plain_concat_gradient_on_rows,
+          LegacyFunction(&ConcatGradientOnRows));
+  Replace("_contrib_box_nms", &plain_box_nms, LegacyFunction(&BoxNms));
 }
 
 }  // namespace graphopt

@@ -283,6 +283,9 @@ int64_t graphopt_count_packs() { return graphopt::CountPacks(); }
 int64_t graphopt_calls_in_blocks() { return graphopt::calls_in_blocks; }
 int64_t graphopt_mended_layouts() { return graphopt::mended_layouts; }
 
+/* How many calls of operators of MXNet were computed here instead. */
+int64_t graphopt_mended_calls() { return graphopt::mended_calls; }
+
 /* See recurrence.h. */
 int64_t graphopt_rows_beside_products() { return graphopt::rows_beside_products; }
 
