@@ -22,6 +22,7 @@ PASSES = {
         "graphopt.passes.batch_norm_to_convolution:BatchNormToConvolution"
     ),
     "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
+    "select-convolution": "graphopt.passes.select_convolution:SelectConvolution",
     "pack-products": "graphopt.passes.pack_products:PackProducts",
     "replace-dense": "graphopt.passes.replace_dense:ReplaceDense",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
@@ -54,7 +55,7 @@ _FUSE = "import-rnn,hoist-lookups,parallelize-batch-dot,fuse-reduction,fuse-poin
 PIPELINES = {
     "none": "",
     "training": (
-        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,{_FUSE}"
+        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,{_FUSE}"
     ),
     # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (

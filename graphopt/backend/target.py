@@ -21,6 +21,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
+from graphopt.kernels.convolutions.marked import direction_times_ms
 from graphopt.kernels.convolutions.single import Layer
 from graphopt.kernels.products import dense_means, is_tiled, packed_size
 
@@ -97,6 +98,10 @@ class MXNetTarget:
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
         """See :func:`graphopt.kernels.convolutions.native.layer_times_ms`."""
         return native.layer_times_ms(import_mxnet(), layer, algorithms)
+
+    def direction_times_ms(self, layer: Layer) -> Mapping[str, tuple[float, float]]:
+        """See :func:`graphopt.kernels.convolutions.marked.direction_times_ms`."""
+        return direction_times_ms(import_mxnet(), layer)
 
     def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
         """See :mod:`graphopt.backend.measured`."""

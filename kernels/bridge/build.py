@@ -33,6 +33,7 @@ SOURCES = (
     "dense.cc",
     "tree.cc",
     "winograd.cc",
+    "winograd_gradient.cc",
     "levels.cc",
     "equal.cc",
     "schedule.cc",
@@ -54,6 +55,7 @@ _VECTORS = {
     "schedule.cc": ["-O2", "-ftree-vectorize"],
     "convolution.cc": ["-O2"],
     "winograd.cc": ["-O2"],
+    "winograd_gradient.cc": ["-O2"],
     "blocked.cc": ["-O2"],
     "product.cc": ["-O2"],
 }

@@ -19,6 +19,7 @@
 #include "boxes.h"
 #include "joins.h"
 #include "layouts.h"
+#include "marked_convolution.h"
 
 namespace graphopt {
 
@@ -147,6 +148,9 @@ void MendOperators() {
   ReplaceOnArrays("Concat", &plain_concat, LegacyFunction(&ConcatOnArrays));
   ReplaceOnArrays("_backward_Concat", &plain_concat_gradient,
                   LegacyFunction(&ConcatGradientOnArrays));
+  ReplaceOnArrays("Convolution", &plain_convolution, LegacyFunction(&ConvolutionOnArrays));
+  ReplaceOnArrays("_backward_Convolution", &plain_convolution_gradient,
+                  LegacyFunction(&ConvolutionGradientOnArrays));
   Replace("Concat", &plain_concat_on_rows, LegacyFunction(&ConcatOnRows));
   Replace("_backward_Concat", &plain_concat_gradient_on_rows,
           LegacyFunction(&ConcatGradientOnRows));

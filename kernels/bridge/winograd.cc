@@ -10,134 +10,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "lanes.h"
+#include "winograd.h"
 
 namespace graphopt::blocked {
 namespace {
 
 constexpr int64_t kTransforms = 48;  // tiles of a block of channels that a task transforms
 constexpr double kTaskWork = 1e6;    // multiplications a task is worth
-
-template <int M>
-struct Minimal;
-
-/* F(2, 3) at the points 0, 1, -1 and infinity. */
-template <>
-struct Minimal<2> {
-  static void Input(const Lanes* d, int64_t stride, Lanes* to, int64_t step) {
-    const Lanes d0 = d[0], d1 = d[stride], d2 = d[2 * stride], d3 = d[3 * stride];
-    to[0] = d0 - d2;
-    to[step] = d1 + d2;
-    to[2 * step] = d2 - d1;
-    to[3 * step] = d1 - d3;
-  }
-  static void Output(const Lanes* m, int64_t stride, Lanes* to, int64_t step) {
-    const Lanes sum = m[stride] + m[2 * stride], difference = m[stride] - m[2 * stride];
-    to[0] = m[0] + sum;
-    to[step] = difference - m[3 * stride];
-  }
-  static constexpr double kFilter[4][3] = {{1, 0, 0}, {.5, .5, .5}, {.5, -.5, .5}, {0, 0, 1}};
-};
-
-/* F(4, 3) at the points 0, 1, -1, 2, -2 and infinity. */
-template <>
-struct Minimal<4> {
-  static void Input(const Lanes* d, int64_t stride, Lanes* to, int64_t step) {
-    const Lanes d0 = d[0], d1 = d[stride], d2 = d[2 * stride], d3 = d[3 * stride],
-                d4 = d[4 * stride], d5 = d[5 * stride];
-    const Lanes even = d4 - 4.0f * d2, odd = d3 - 4.0f * d1;
-    const Lanes near = d4 - d2, far = 2.0f * (d3 - d1);
-    to[0] = 4.0f * d0 - 5.0f * d2 + d4;
-    to[step] = even + odd;
-    to[2 * step] = even - odd;
-    to[3 * step] = near + far;
-    to[4 * step] = near - far;
-    to[5 * step] = 4.0f * d1 - 5.0f * d3 + d5;
-  }
-  static void Output(const Lanes* m, int64_t stride, Lanes* to, int64_t step) {
-    const Lanes m1 = m[stride], m2 = m[2 * stride], m3 = m[3 * stride], m4 = m[4 * stride];
-    const Lanes a = m1 + m2, b = m1 - m2, c = m3 + m4, d = m3 - m4;
-    to[0] = m[0] + a + c;
-    to[step] = b + 2.0f * d;
-    to[2 * step] = a + 4.0f * c;
-    to[3 * step] = b + 8.0f * d + m[5 * stride];
-  }
-  static constexpr double kFilter[6][3] = {
-      {1. / 4, 0, 0},           {-1. / 6, -1. / 6, -1. / 6}, {-1. / 6, 1. / 6, -1. / 6},
-      {1. / 24, 1. / 12, 1. / 6}, {1. / 24, -1. / 12, 1. / 6}, {0, 0, 1}};
-};
-
-struct Tiling {
-  int64_t down, across, all, first, count, side, points;
-  int64_t in_blocks, out_blocks, groups;
-
-  Tiling(const Step& step, int64_t chunk)
-      : down(Ceil(step.out.height, step.tile)),
-        across(Ceil(step.out.width, step.tile)),
-        all(step.images * down * across),
-        first(chunk * step.chunk),
-        count(std::min(step.chunk, all - first)),
-        side(step.tile + 2),
-        points(side * side),
-        in_blocks(Ceil(step.channels, kLanes)),
-        out_blocks(Ceil(step.filters, kLanes)),
-        groups(Ceil(out_blocks, step.group)) {}
-
-  /* Transformed input [point][block][tile], then transformed output alike. */
-  float* Input(const Bound& bound, int64_t point, int64_t block) const {
-    return bound.arena + bound.step->scratch + (point * in_blocks + block) * count * kLanes;
-  }
-  float* Output(const Bound& bound, int64_t point, int64_t block) const {
-    return bound.arena + bound.step->scratch + points * in_blocks * bound.step->chunk * kLanes +
-           (point * out_blocks + block) * count * kLanes;
-  }
-};
-
-struct Corner {
-  int64_t image, y, x;
-  Corner(const Tiling& tiling, const Step& step, int64_t tile) {
-    image = tile / (tiling.down * tiling.across);
-    y = tile / tiling.across % tiling.down * step.tile;
-    x = tile % tiling.across * step.tile;
-  }
-};
-
-template <int M>
-void TransformInput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {
-  constexpr int T = M + 2;
-  const Step& step = *bound.step;
-  const View& in = step.in;
-  const Corner corner(tiling, step, tiling.first + number);
-  const int64_t top = corner.y - step.pad_y, left = corner.x - step.pad_x;
-  const float* from = bound.arena + in.Place(corner.image, block, 0);
-  Lanes given[T * T], half[T * T];
-  if (top >= 0 && left >= 0 && top + T <= in.height && left + T <= in.width) {
-    for (int y = 0; y < T; ++y)
-#pragma GCC unroll 6
-      for (int x = 0; x < T; ++x)
-        given[y * T + x] = LoadLanes(from + (top + y) * in.row_stride + (left + x) * kLanes);
-  } else {
-    const Lanes zero = {};
-    for (int y = 0; y < T; ++y)
-      for (int x = 0; x < T; ++x) {
-        const bool inside = top + y >= 0 && top + y < in.height && left + x >= 0 &&
-                            left + x < in.width;
-        given[y * T + x] =
-            inside ? LoadLanes(from + (top + y) * in.row_stride + (left + x) * kLanes) : zero;
-      }
-  }
-#pragma GCC unroll 6
-  for (int x = 0; x < T; ++x) Minimal<M>::Input(given + x, T, half + x, T);
-  float* to = tiling.Input(bound, 0, block) + number * kLanes;
-  const int64_t point = tiling.in_blocks * tiling.count * kLanes;
-#pragma GCC unroll 6
-  for (int y = 0; y < T; ++y) {
-    Lanes row[T];
-    Minimal<M>::Input(half + y * T, 1, row, 1);
-#pragma GCC unroll 6
-    for (int x = 0; x < T; ++x) StoreLanes(to + (y * T + x) * point, row[x]);
-  }
-}
 
 template <int M>
 void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {

@@ -1,0 +1,176 @@
+"""MXNet's convolutions and their gradients by Winograd's algorithm, where a node is marked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+from graphopt.kernels.convolutions.marked import DIRECTIONS, MARK, direction_times_ms, mark
+from graphopt.kernels.convolutions.single import Layer
+from graphopt.kernels.convolutions.windows import Window
+
+mx = import_mxnet()
+
+#: Images, filters, padding, whether there is a bias.
+CASES = [
+    ((2, 32, 13, 15), 48, (1, 1), True),
+    ((3, 16, 12, 12), 32, (0, 0), False),
+    ((1, 48, 7, 9), 16, (2, 1), True),
+    ((5, 16, 4, 4), 16, (1, 1), False),
+    ((1, 16, 3, 3), 16, (0, 0), True),
+    ((2, 64, 40, 52), 64, (1, 1), False),
+    ((1, 160, 21, 22), 112, (1, 2), False),
+]
+#: Of the largest number, by tile.
+TOLERANCE = {2: 3e-6, 4: 6e-5}
+
+
+def calls() -> int:
+    mx.nd.waitall()
+    return int(bridge.load(mx).graphopt_mended_calls())
+
+
+def numbers(shape: tuple[int, ...], scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    made = np.random.default_rng(seed).standard_normal(shape) * scale
+    return made.astype("float32")
+
+
+def arguments(shape: tuple[int, ...], filters: int, bias: bool) -> list[np.ndarray]:
+    weight = (filters, shape[1], 3, 3)
+    found = [numbers(shape), numbers(weight, (9 * shape[1]) ** -0.5, 1)]
+    return [*found, numbers((filters,), seed=2)] if bias else found
+
+
+def step(
+    given: list[np.ndarray], pad: tuple[int, int], dtype: str, requests: Any = "write", **more: str
+) -> list[np.ndarray]:
+    """The output and all gradients."""
+    arrays = [mx.nd.array(each, dtype=dtype) for each in given]
+    wanted = [requests] * len(arrays) if isinstance(requests, str) else requests
+    for array, request in zip(arrays, wanted, strict=True):
+        array.attach_grad(request)
+    options = {"kernel": (3, 3), "pad": pad, "num_filter": given[1].shape[0]}
+    with mx.autograd.record():
+        y = mx.nd.Convolution(*arrays, **options, no_bias=len(given) == 2, **more)
+    y.backward(mx.nd.array(numbers(y.shape, seed=3), dtype=dtype))
+    read = [a.grad for a, request in zip(arrays, wanted, strict=True) if request != "null"]
+    return [y.asnumpy(), *(gradient.asnumpy() for gradient in read)]
+
+
+def check(found: list[np.ndarray], expected: list[np.ndarray], tile: int) -> None:
+    for got, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[tile] * np.abs(want).max())
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize(("shape", "filters", "pad", "bias"), CASES)
+def test_values_and_gradients(
+    shape: tuple[int, ...], filters: int, pad: tuple[int, int], bias: bool, tile: int
+) -> None:
+    given = arguments(shape, filters, bias)
+    marked = " ".join(f"{direction}{tile}" for direction in DIRECTIONS)
+    before = calls()
+    found = step(given, pad, "float32", **{MARK: marked})
+    assert calls() == before + 2
+    check(found, step(given, pad, "float64"), tile)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_direction_by_itself(direction: str) -> None:
+    given = arguments((2, 32, 14, 14), 16, bias=True)
+    before = calls()
+    found = step(given, (1, 1), "float32", **{MARK: mark((direction,))})
+    assert calls() == before + 1
+    check(found, step(given, (1, 1), "float64"), 4)
+
+
+def test_gradients_that_are_not_wanted_or_added() -> None:
+    given, marked = arguments((2, 32, 9, 9), 32, bias=True), {MARK: mark(DIRECTIONS)}
+    for requests in (("write", "null", "null"), ("null", "write", "write")):
+        before = calls()
+        found = step(given, (1, 1), "float32", requests, **marked)
+        assert calls() == before + 2
+        check(found, step(given, (1, 1), "float64", requests), 4)
+    check(step(given, (1, 1), "float32", "add", **marked), step(given, (1, 1), "float64", "add"), 4)
+
+
+@pytest.mark.parametrize("before", [0, 8, 16, 24, 64])
+def test_images_in_any_layout(before: int) -> None:
+    """As a convolution of so many filters left them: in blocks, or channels last."""
+    channels = before or 32
+    x, pointwise = numbers((2, 32, 10, 10)), numbers((channels, 32, 1, 1), 0.2, 4)
+    weight, head = numbers((32, channels, 3, 3), 0.1, 1), numbers((2, 32, 10, 10), seed=3)
+    results = []
+    for dtype, extra in (("float64", {}), ("float32", {MARK: mark(DIRECTIONS)})):
+        arrays = [mx.nd.array(each, dtype=dtype) for each in (x, pointwise, weight)]
+        for array in arrays:
+            array.attach_grad()
+        with mx.autograd.record():
+            y = arrays[0]
+            if before:
+                options = {"kernel": (1, 1), "num_filter": channels, "no_bias": True}
+                y = mx.nd.Convolution(y, arrays[1], **options)
+            options = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 32, "no_bias": True}
+            z = mx.nd.Convolution(y, arrays[2], **options, **extra)
+        z.backward(mx.nd.array(head, dtype=dtype))
+        results.append([z.asnumpy(), arrays[0].grad.asnumpy(), arrays[2].grad.asnumpy()])
+    check(results[1], results[0], 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "options"),
+    [
+        ((2, 12, 8, 8), 16, {}),
+        ((2, 16, 8, 8), 20, {}),
+        ((2, 16, 8, 8), 16, {"kernel": (1, 1)}),
+        ((2, 16, 9, 9), 16, {"stride": (2, 2)}),
+        ((2, 32, 8, 8), 32, {"num_group": 2}),
+        ((2, 16, 9), 16, {"kernel": (3,), "pad": (1,)}),
+    ],
+)
+def test_what_a_mark_does_not_fit_is_left_to_mxnet(
+    shape: tuple[int, ...], filters: int, options: dict[str, Any]
+) -> None:
+    given = {"kernel": (3, 3), "pad": (1, 1), "num_filter": filters, "no_bias": True} | options
+    weight = (filters, shape[1] // given.get("num_group", 1), *given["kernel"])
+    x, w = mx.nd.array(numbers(shape)), mx.nd.array(numbers(weight, 0.1))
+    before = calls()
+    found = mx.nd.Convolution(x, w, **given, **{MARK: mark(DIRECTIONS)}).asnumpy()
+    assert np.array_equal(found, mx.nd.Convolution(x, w, **given).asnumpy())
+    assert calls() == before
+
+
+def test_a_dilated_convolution_is_left_to_mxnet() -> None:
+    x, w = mx.nd.array(numbers((1, 16, 12, 12))), mx.nd.array(numbers((16, 16, 3, 3), 0.1))
+    given = {"kernel": (3, 3), "pad": (2, 2), "dilate": (2, 2), "num_filter": 16, "no_bias": True}
+    found = mx.nd.Convolution(x, w, **given, **{MARK: mark(DIRECTIONS)}).asnumpy()
+    assert np.array_equal(found, mx.nd.Convolution(x, w, **given).asnumpy())
+
+
+def test_no_number_stays_within_its_tiles() -> None:
+    given = arguments((1, 16, 24, 24), 16, bias=False)
+    given[0][0, 3, 2, 2] = np.nan
+    found = step(given, (1, 1), "float32", **{MARK: mark(DIRECTIONS)})
+    assert np.isnan(found[0][0, :, 1:4, 1:4]).all()
+    assert not np.isnan(found[0][0, :, 8:, 8:]).any()
+
+
+def test_a_mark_is_kept_in_files() -> None:
+    x, w = mx.sym.var("x"), mx.sym.var("w")
+    options = {"kernel": (3, 3), "num_filter": 16, "no_bias": True, "name": "c"}
+    symbol = mx.sym.Convolution(x, w, **options, **{MARK: mark(("forward",))})
+    again = mx.sym.load_json(symbol.tojson())
+    (node,) = (n for n in json.loads(again.tojson())["nodes"] if n["name"] == "c")
+    assert node["attrs"][MARK] == "forward4"
+
+
+def test_directions_are_timed() -> None:
+    layer = Layer((2, 16, 8, 8), (2, 16, 8, 8), Window((3, 3), pad=(1, 1)), is_depthwise=False)
+    found = direction_times_ms(mx, layer)
+    assert set(found) == set(DIRECTIONS)
+    assert all(0 < took < 1e4 for times in found.values() for took in times)
