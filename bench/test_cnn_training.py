@@ -12,6 +12,7 @@ import graphopt
 from bench import workloads
 from bench.cnn_nets import resnext50
 from bench.peers.client import Peer, PeerError, Peers
+from bench.pixel_nets import unet
 from bench.report import Record
 from bench.test_cnn_inference import check_peer
 from bench.timing import figures, race, ratios
@@ -22,7 +23,8 @@ from graphopt.demo.models import Example
 
 #: Of the whole gradient of the data: numbers that differ in their last bit change single ones of
 #: SE-ResNeXt's by 4 %, where they take a relu over its kink.
-LARGEST_ERROR = 1e-2
+#: Winograd's algorithm rounds twenty times as much, and 0.7 % of ResNet-18's whole gradient differ.
+LARGEST_ERROR = 5e-2
 
 
 def _zoo(name: str) -> Callable[[int, int], Example]:
@@ -37,11 +39,20 @@ def _resnext(name: str, gated: bool) -> Callable[[int, int], Example]:
     return make
 
 
+def _unet(batch: int, extent: int) -> Example:
+    # Without a softmax: the gradient of a sum of probabilities is nothing but rounding.
+    return models.example(
+        "unet", unet(probabilities=False), (data.normal((batch, 3, extent, extent)),)
+    )
+
+
 NETS: dict[str, Callable[[int, int], Example]] = {
     "mobilenet_v2_1_0": _zoo("mobilenet_v2_1_0"),
     "resnext50": _resnext("resnext50", gated=False),
     "se_resnext50": _resnext("se_resnext50", gated=True),
     "resnet50_v1": _zoo("resnet50_v1"),
+    "resnet18_v1": _zoo("resnet18_v1"),
+    "unet": _unet,
 }
 
 
@@ -56,7 +67,8 @@ def test_cnn_training(
     rounds: int,
 ) -> None:
     example = NETS[name](2 if quick else 8, 64 if quick else 224)
-    net = graphopt.optimize(example.net, passes=workloads.unmeasured("training"))
+    passes = workloads.unmeasured("training") if quick else "training"
+    net = graphopt.optimize(example.net, passes=passes)
     plain = example.as_plain()
     expected = _step(example, plain)
     found = _step(example, net)

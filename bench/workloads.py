@@ -125,7 +125,8 @@ def optimized_graph(graph: Graph, mode: Any = "inference") -> Graph:
 
 def unmeasured(mode: Any) -> str:
     """The pipeline of a mode, without what a pass would measure."""
-    return PIPELINES[mode].replace("import-rnn", "import-rnn{measure=False}")
+    steps = PIPELINES[mode].replace("import-rnn", "import-rnn{measure=False}")
+    return steps.replace("select-convolution,", "")
 
 
 def save_inputs(example: Example, folder: Path) -> list[str]:

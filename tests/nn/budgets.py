@@ -23,7 +23,7 @@ def deep(layers: int = 6, dropout: float = 0.0) -> Any:
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
         for _ in range(layers):
-            net.add(nn.Conv2D(16, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
+            net.add(nn.Conv2D(12, 3, padding=1), nn.BatchNorm(), nn.Activation("relu"))
             if dropout:
                 net.add(nn.Dropout(dropout))
         net.add(nn.GlobalAvgPool2D(), nn.Dense(5))
