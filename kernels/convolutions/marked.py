@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from graphopt.kernels.convolutions.single import Layer
@@ -82,7 +83,7 @@ def direction_times_ms(mxnet: Any, layer: Layer) -> dict[str, tuple[float, float
             x.attach_grad("write" if direction == "data" else "null")
             w.attach_grad("write" if direction == "weight" else "null")
             calls = [
-                _call(mxnet, lambda m=marked: convolve(x, w, m, layer.window.pad), direction, head)
+                _call(mxnet, partial(convolve, x, w, marked, layer.window.pad), direction, head)
                 for marked in (False, True)
             ]
             found[direction] = _in_turns(mxnet, calls)
