@@ -23,7 +23,7 @@ from graphopt.demo.models import Example
 
 #: Of the whole gradient of the data: numbers that differ in their last bit change single ones of
 #: SE-ResNeXt's by 4 %, where they take a relu over its kink.
-#: Winograd's algorithm rounds twenty times as much, and 0.7 % of ResNet-18's whole gradient differ.
+#: Winograd's algorithm rounds twenty times as much, and 2 % of U-Net's whole gradient differ.
 LARGEST_ERROR = 5e-2
 
 
