@@ -93,6 +93,32 @@ def separate_processes(
     return found, tuple(notes)
 
 
+def plain_alone(
+    example: Example,
+    peers: Peers,
+    expected: dict[str, np.ndarray] | None,
+    tolerance: float = 1e-3,
+    **asked: Any,
+) -> tuple[dict[str, Peer], tuple[str, ...]]:
+    """Plain MXNet in a process of its own, where operators are MXNet's; or a note why not.
+
+    Args:
+        expected: what it has to compute; ``None`` if that depends on the last bit.
+        asked: what else the peer is told.
+    """
+    if not peers.has("mxnet"):
+        return {}, (peers.missing("mxnet"),)
+    symbol, params = workloads.save_checkpoint(example, peers.folder)
+    inputs = workloads.save_inputs(example, peers.folder)
+    try:
+        peer = peers.start("mxnet", symbol=str(symbol), params=str(params), inputs=inputs, **asked)
+        if expected is not None:
+            check_peer(peer, peers, expected, tolerance)
+    except PeerError as error:
+        return {}, (f"no plain alone for {example.name}: {error}",)
+    return {"plain alone": peer}, ()
+
+
 def in_pytorch(
     kind: str,
     request: dict[str, Any],

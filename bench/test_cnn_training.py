@@ -11,10 +11,10 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.cnn_nets import resnext50
-from bench.peers.client import Peer, PeerError, Peers
+from bench.peers.client import Peers
 from bench.pixel_nets import unet
 from bench.report import Record
-from bench.test_cnn_inference import check_peer
+from bench.test_cnn_inference import plain_alone
 from bench.timing import figures, race, ratios
 from graphopt.compat import import_mxnet
 from graphopt.demo import data, models
@@ -23,8 +23,9 @@ from graphopt.demo.models import Example
 
 #: Of the whole gradient of the data: numbers that differ in their last bit change single ones of
 #: SE-ResNeXt's by 4 %, where they take a relu over its kink.
+LARGEST_ERROR = 1e-2
 #: Winograd's algorithm rounds twenty times as much, and 2 % of U-Net's whole gradient differ.
-LARGEST_ERROR = 5e-2
+LARGEST_ERROR_BY_WINOGRAD = 5e-2
 
 
 def _zoo(name: str) -> Callable[[int, int], Example]:
@@ -73,14 +74,16 @@ def test_cnn_training(
     expected = _step(example, plain)
     found = _step(example, net)
     error = max(_error(expected[key], found[key]) for key in expected)
-    assert error < LARGEST_ERROR
+    # A quick run has convolutions as they are: what is faster there depends on the machine.
+    assert error < (LARGEST_ERROR if quick else LARGEST_ERROR_BY_WINOGRAD)
     graph = graphopt.lift(example.net, {"data": (8, 3, 224, 224)})
     counters(f"cnn_training/{name}", workloads.optimized_graph(graph, "training"), frozen=False)
     contenders: dict[str, Any] = {
         "graphopt": lambda: train_step(example, net),
         "plain": lambda: train_step(example, plain),
     }
-    others, notes = _alone(example, peers, expected)
+    # Single numbers differ as LARGEST_ERROR says: the peer has MXNet's own BatchNorm.
+    others, notes = plain_alone(example, peers, expected, tolerance=0.1, backward=True)
     medians = race(benchmark, contenders | others, max(3, rounds // 2), quick)
     if medians:
         shown = figures(medians) | {"gradient error": error}
@@ -101,20 +104,3 @@ def _step(example: Example, net: Any) -> dict[str, np.ndarray]:
 
 def _error(want: np.ndarray, got: np.ndarray) -> float:
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
-
-
-def _alone(
-    example: Example, peers: Peers, expected: dict[str, np.ndarray]
-) -> tuple[dict[str, Peer], tuple[str, ...]]:
-    """Plain MXNet in a process of its own: in this one it has graphopt's BatchNorm."""
-    if not peers.has("mxnet"):
-        return {}, (peers.missing("mxnet"),)
-    symbol, params = workloads.save_checkpoint(example, peers.folder)
-    asked: dict[str, Any] = {"symbol": str(symbol), "params": str(params), "backward": True}
-    try:
-        peer = peers.start("mxnet", inputs=workloads.save_inputs(example, peers.folder), **asked)
-        # Of single numbers, which differ as LARGEST_ERROR says: the peer has MXNet's own BatchNorm.
-        check_peer(peer, peers, expected, tolerance=0.1)
-    except PeerError as error:
-        return {}, (f"no plain alone for {example.name}: {error}",)
-    return {"plain alone": peer}, ()

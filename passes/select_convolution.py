@@ -40,7 +40,7 @@ class SelectConvolution(Pass):
         }
         // after
         graph net(%x: f32[8,64,56,56], param %w: f32[64,64,3,3]) {
-          %c = Convolution(%x, %w) {__winograd__="forward4 data4 weight4", kernel=(3, 3),
+          %c = Convolution(%x, %w) {__winograd__="forward data weight", kernel=(3, 3),
               no_bias=True, num_filter=64, pad=(1, 1)} : f32[8,64,56,56]
           return %c
         }

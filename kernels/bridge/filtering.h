@@ -7,6 +7,8 @@
 
 namespace graphopt::blocked {
 
+constexpr int kTrainingTile = 4;  // output pixels of a tile in each direction
+
 /*
  * Filters of 3x3 pixels, (count, channels, 3, 3). Turned ones are those of the gradient of images: they lie
  * as (channels, count, 3, 3), and pixels are read from the last to the first.

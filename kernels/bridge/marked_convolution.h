@@ -1,8 +1,7 @@
 /*
  * MXNet's Convolution and its gradient by Winograd's algorithm, where a node is marked for it.
  *
- * The mark is an attribute, `__winograd__`, of what is computed so and by tiles of how many pixels: "forward4
- * data4 weight2". MXNet hands it on to the node of the gradient; all else of the operator stays MXNet's. What is not
+ * The mark is an attribute, `__winograd__`, of what is computed so: "forward data weight". MXNet hands it on to the node of the gradient; all else of the operator stays MXNet's. What is not
  * marked, or lies otherwise than the mark promises, is left to MXNet.
  */
 #pragma once
@@ -55,14 +54,10 @@ class Scratch {
 std::mutex Scratch::mutex_;
 std::vector<Scratch::Memory> Scratch::kept_;
 
-/* Pixels of a tile for the direction of a marked node; 0 for MXNet's way. */
-int TileOf(const NodeAttrs& attrs, const std::string& direction) {
+/* Whether a direction of a node is to be computed so. */
+bool IsMarked(const NodeAttrs& attrs, const char* direction) {
   auto found = attrs.dict.find("__winograd__");
-  if (found == attrs.dict.end()) return 0;
-  const size_t at = found->second.find(direction);
-  if (at == std::string::npos || at + direction.size() >= found->second.size()) return 0;
-  const char digit = found->second[at + direction.size()];
-  return digit == '2' ? 2 : digit == '4' ? 4 : 0;
+  return found != attrs.dict.end() && found->second.find(direction) != std::string::npos;
 }
 
 /* Whether strides or the like are those of every convolution that says nothing. */
@@ -115,7 +110,8 @@ constexpr int64_t kOwnChannels = 256;
 
 /* A convolution, without the places of its images. */
 blocked::Step StepOf(int64_t images, int64_t channels, int64_t filters, const int64_t* in,
-                     const int64_t* out, const int64_t* pad, int tile, int64_t near) {
+                     const int64_t* out, const int64_t* pad, int64_t near) {
+  constexpr int tile = blocked::kTrainingTile;
   blocked::Step step{};
   step.kind = blocked::kWinograd;
   step.images = images, step.channels = channels, step.filters = filters;
@@ -313,10 +309,6 @@ const float* Floats(const NDArray& array) { return static_cast<const float*>(Raw
 
 bool IsWhole(const NDArray& array) { return array.byte_offset_ == 0 && !array.IsView(); }
 
-bool Writes(OpReqType request) {
-  return request == mxnet::kWriteTo || request == mxnet::kWriteInplace;
-}
-
 int64_t NearFloats(const Geometry& found) {
   return IsOwn(found.channels, found.filters) ? kOwnFloats : kSharedFloats;
 }
@@ -325,8 +317,7 @@ int64_t NearFloats(const Geometry& found) {
 void ConvolutionOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
                          const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
                          const std::vector<NDArray>& outputs) {
-  const int tile = TileOf(attrs, "forward");
-  if (!tile || !Writes(requests[0]) || !IsWhole(outputs[0]))
+  if (!IsMarked(attrs, "forward") || requests[0] != mxnet::kWriteTo || !IsWhole(outputs[0]))
     return plain_convolution(attrs, context, inputs, requests, outputs);
   const Geometry found(attrs, inputs[0], inputs[1].shape(), outputs[0].shape());
   const bool has_rows = inputs.size() < 3 || !LayoutOf(inputs[2]);
@@ -335,7 +326,7 @@ void ConvolutionOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context
   const NDArray x = Blocked(inputs[0]), weight = InRows(inputs[1]);
   const float* bias = inputs.size() > 2 ? Floats(inputs[2]) : nullptr;
   const blocked::Step step = StepOf(found.images, found.channels, found.filters, found.in, found.out,
-                                    found.pad, tile, NearFloats(found));
+                                    found.pad, NearFloats(found));
   Filter(step, {Floats(weight), found.filters, found.channels, false}, Floats(x),
          WriteBlocks(outputs[0]), bias);
 }
@@ -348,13 +339,15 @@ void ConvolutionGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&
   const auto plain = [&](const std::vector<OpReqType>& left) {
     plain_convolution_gradient(attrs, context, inputs, left, outputs);
   };
-  const int of_data = TileOf(attrs, "data"), of_weight = TileOf(attrs, "weight");
-  if (!of_data && !of_weight) return plain(requests);
+  const auto is_marked = [&](const char* direction, size_t output) {
+    return IsMarked(attrs, direction) && requests[output] == mxnet::kWriteTo &&
+           IsWhole(outputs[output]);
+  };
+  const bool data = is_marked("data", 0), bias = requests.size() > 2;
+  const bool weight = is_marked("weight", 1) && (!bias || requests[2] == mxnet::kWriteTo);
+  if (!data && !weight) return plain(requests);
   const Geometry found(attrs, inputs[1], inputs[2].shape(), inputs[0].shape());
-  const bool data = of_data && Writes(requests[0]) && IsWhole(outputs[0]);
-  const bool weight = of_weight && Writes(requests[1]) && IsWhole(outputs[1]) &&
-                      (requests.size() < 3 || Writes(requests[2]));
-  if (!found.fits || (!data && !weight)) return plain(requests);
+  if (!found.fits) return plain(requests);
   mended_calls.fetch_add(1, std::memory_order_relaxed);
   std::vector<OpReqType> left = requests;
   if (data) left[0] = mxnet::kNullOp;
@@ -364,9 +357,9 @@ void ConvolutionGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&
   if (weight) {
     const NDArray x = Blocked(inputs[1]);
     const blocked::Step step = StepOf(found.images, found.channels, found.filters, found.in,
-                                      found.out, found.pad, of_weight, kSharedFloats);
+                                      found.out, found.pad, kSharedFloats);
     FilterGradient(step, Floats(x), Floats(dy), WriteRows(outputs[1]));
-    if (outputs.size() > 2)
+    if (bias)
       SumChannels(Floats(dy), found.images, found.filters, found.out[0] * found.out[1],
                   WriteRows(outputs[2]));
   }
@@ -374,7 +367,7 @@ void ConvolutionGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&
     const NDArray filters = InRows(inputs[2]);
     const int64_t pad[] = {2 - found.pad[0], 2 - found.pad[1]};
     const blocked::Step step = StepOf(found.images, found.filters, found.channels, found.out,
-                                      found.in, pad, of_data, NearFloats(found));
+                                      found.in, pad, NearFloats(found));
     Filter(step, {Floats(filters), found.channels, found.filters, true}, Floats(dy),
            WriteBlocks(outputs[0]), nullptr);
   }

@@ -15,8 +15,7 @@
 namespace graphopt::blocked {
 namespace {
 
-constexpr int64_t kTransforms = 48;  // tiles of a block of channels that a task transforms
-constexpr double kTaskWork = 1e6;    // multiplications a task is worth
+constexpr double kTaskWork = 1e6;  // multiplications a task is worth
 
 template <int M>
 void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {

@@ -9,6 +9,8 @@
 
 namespace graphopt::blocked {
 
+constexpr int64_t kTransforms = 48;  // tiles of a block of channels that a task transforms
+
 template <int M>
 struct Minimal;
 
@@ -26,13 +28,6 @@ struct Minimal<2> {
     const Lanes sum = m[stride] + m[2 * stride], difference = m[stride] - m[2 * stride];
     to[0] = m[0] + sum;
     to[step] = difference - m[3 * stride];
-  }
-  /* The gradient of Output: from a tile's output to the products. */
-  static void OutputGradient(const Lanes* d, int64_t stride, Lanes* to, int64_t step) {
-    to[0] = d[0];
-    to[step] = d[0] + d[stride];
-    to[2 * step] = d[0] - d[stride];
-    to[3 * step] = -d[stride];
   }
   static constexpr double kFilter[4][3] = {{1, 0, 0}, {.5, .5, .5}, {.5, -.5, .5}, {0, 0, 1}};
 };
@@ -60,6 +55,7 @@ struct Minimal<4> {
     to[2 * step] = a + 4.0f * c;
     to[3 * step] = b + 8.0f * d + m[5 * stride];
   }
+  /* The gradient of Output: from a tile's output to the products. */
   static void OutputGradient(const Lanes* d, int64_t stride, Lanes* to, int64_t step) {
     const Lanes d0 = d[0], d1 = d[stride], d2 = d[2 * stride], d3 = d[3 * stride];
     const Lanes even = d0 + d2, odd = d1 + d3;

@@ -4,7 +4,7 @@
  *
  * An output is A((G g) * (B d)) with g a filter, d a tile of the input, and A, B and G transforms along
  * both axes. So the gradient of g is G'((A' dy) * (B d)), summed over all tiles: a product over the tiles
- * for each transformed pixel, where MXNet's direct way has one of 4 (2.25) times as many
+ * for each transformed pixel, where MXNet's direct way has one of 4 times as many
  * multiplications (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, 2016).
  */
 #include <vector>
@@ -15,15 +15,14 @@
 namespace graphopt::blocked {
 namespace {
 
+constexpr int M = kTrainingTile, T = M + 2;
 constexpr int kTaps = 9;
-constexpr int64_t kTransforms = 48;        // tiles of a block that a task transforms
-constexpr int64_t kChannelsOfTask = 64;    // whose filters a task transforms
+constexpr int64_t kChannelsOfTask = 64;  // whose filters a task transforms
 /* Filters and blocks of channels whose sums fill the registers. */
 constexpr int kRows = kLanes == 16 ? 8 : 4;
 constexpr int kColumns = kLanes == 16 ? 3 : 2;
 
 /* Row `i` of the transform of filters, as vectors: sum of kFilter[i][x] * g[x]. */
-template <int M>
 Lanes Filtered(const Lanes* g, int64_t stride, int i) {
   const Lanes zero = {};
   Lanes sum = zero;
@@ -47,26 +46,22 @@ void LoadTaps(const Filters& filters, int64_t block, int64_t channel, Lanes* tap
   for (int tap = 0; tap < kTaps; ++tap) taps[tap] = LoadLanes(turned[tap]);
 }
 
-template <int M>
 void TransformFilters(const Filters& filters, int64_t group, int64_t block, int64_t channel,
                       float* packed) {
-  constexpr int T = M + 2;
   const int64_t blocks = filters.count / kLanes, size = filters.count * filters.channels;
   const int64_t first = block / group * group, width = std::min(group, blocks - first) * kLanes;
   float* to = packed + first * kLanes * filters.channels + channel * width + (block - first) * kLanes;
   Lanes taps[kTaps], half[T * 3];
   LoadTaps(filters, block, channel, taps);
   for (int i = 0; i < T; ++i)
-    for (int x = 0; x < 3; ++x) half[i * 3 + x] = Filtered<M>(taps + x, 3, i);
+    for (int x = 0; x < 3; ++x) half[i * 3 + x] = Filtered(taps + x, 3, i);
   for (int i = 0; i < T; ++i)
     for (int j = 0; j < T; ++j)
-      StoreLanes(to + (i * T + j) * size, Filtered<M>(half + i * 3, 1, j));
+      StoreLanes(to + (i * T + j) * size, Filtered(half + i * 3, 1, j));
 }
 
 /* A tile of the gradient of the output, zero where it reaches over the edge. */
-template <int M>
 void TransformGradient(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {
-  constexpr int T = M + 2;
   const Step& step = *bound.step;
   const Corner corner(tiling, step, tiling.first + number);
   const int64_t rows = std::min<int64_t>(M, step.out.height - corner.y);
@@ -140,10 +135,8 @@ void Products(const Bound& bound, const Tiling& tiling, int64_t item, float* sum
 }
 
 /* From products to the taps of a filter for a block of channels. */
-template <int M>
 void TransformSums(const Tiling& tiling, int64_t filter, int64_t block, const float* sums,
                    float* gradient) {
-  constexpr int T = M + 2;
   const int64_t channels = tiling.in_blocks * kLanes;
   const int64_t size = tiling.out_blocks * kLanes * channels;
   const float* from = sums + filter * channels + block * kLanes;
@@ -178,10 +171,7 @@ void FilterTask(const Filters& filters, const Step& step, int64_t task, float* p
   const int64_t begin = task % parts * kChannelsOfTask;
   const int64_t end = std::min(begin + kChannelsOfTask, filters.channels);
   for (int64_t channel = begin; channel < end; ++channel)
-    if (step.tile == 2)
-      TransformFilters<2>(filters, step.group, task / parts, channel, packed);
-    else
-      TransformFilters<4>(filters, step.group, task / parts, channel, packed);
+    TransformFilters(filters, step.group, task / parts, channel, packed);
 }
 
 int64_t GradientPhases(const Step& step) { return 2 * Ceil(Tiling(step, 0).all, step.chunk) + 1; }
@@ -195,12 +185,11 @@ int64_t GradientTasks(const Step& step, int64_t phase) {
 
 void GradientTask(const Bound& bound, int64_t phase, int64_t task, float* sums, float* gradient) {
   const Step& step = *bound.step;
-  const bool is_small = step.tile == 2;
   if (phase == GradientPhases(step) - 1) {
     const Tiling tiling(step, 0);
     for (int64_t filter = task * kLanes; filter < (task + 1) * kLanes; ++filter)
       for (int64_t block = 0; block < tiling.in_blocks; ++block)
-        (is_small ? TransformSums<2> : TransformSums<4>)(tiling, filter, block, sums, gradient);
+        TransformSums(tiling, filter, block, sums, gradient);
     return;
   }
   const Tiling tiling(step, phase / 2);
@@ -209,10 +198,9 @@ void GradientTask(const Bound& bound, int64_t phase, int64_t task, float* sums, 
   for (int64_t item = task * kTransforms; item < std::min(all, (task + 1) * kTransforms); ++item) {
     const int64_t block = item / tiling.count, number = item % tiling.count;
     if (block < tiling.in_blocks)
-      (is_small ? TransformInput<2> : TransformInput<4>)(bound, tiling, block, number);
+      TransformInput<M>(bound, tiling, block, number);
     else
-      (is_small ? TransformGradient<2> : TransformGradient<4>)(bound, tiling,
-                                                               block - tiling.in_blocks, number);
+      TransformGradient(bound, tiling, block - tiling.in_blocks, number);
   }
 }
 

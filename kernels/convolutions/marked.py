@@ -16,8 +16,6 @@ from graphopt.kernels.convolutions.single import Layer
 MARK: Final = "__winograd__"
 #: What is computed by itself: the output, and the gradients of the images and of the filters.
 DIRECTIONS: Final = ("forward", "data", "weight")
-#: Output pixels of a tile in each direction.
-TILE: Final = 4
 
 #: Images are timed up to so many multiplications, as all take the same time.
 _MOST_MACS = 3e9
@@ -29,7 +27,7 @@ Times = Mapping[str, tuple[float, float]]
 
 def mark(directions: tuple[str, ...]) -> str:
     """The value of the mark for some directions."""
-    return " ".join(f"{direction}{TILE}" for direction in directions)
+    return " ".join(directions)
 
 
 def why_unfit(layer: Layer, lanes: int) -> str | None:
