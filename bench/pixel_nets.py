@@ -9,7 +9,8 @@ import numpy as np
 
 from graphopt.compat import import_mxnet
 
-nn = import_mxnet().gluon.nn
+mx = import_mxnet()
+nn = mx.gluon.nn
 
 #: Boxes of YOLOv3's three scales, coarse to fine, as widths and heights in pixels.
 ANCHORS = (
@@ -22,7 +23,8 @@ STRIDES = (32, 16, 8)
 
 def _convolution(channels: int, kernel: int, stride: int = 1, slope: float = 0.0) -> Any:
     part = nn.HybridSequential(prefix="")
-    part.add(nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False), nn.BatchNorm())
+    part.add(nn.Conv2D(channels, kernel, stride, kernel // 2, use_bias=False))
+    part.add(nn.BatchNorm(momentum=0))
     part.add(nn.LeakyReLU(slope) if slope else nn.Activation("relu"))
     return part
 
@@ -190,3 +192,15 @@ class _Detector(nn.HybridBlock):  # type: ignore[misc, name-defined]
 def yolo3(classes: int = 80, extent: int = 416, prefix: str = "yolo3_") -> Any:
     """YOLOv3 over Darknet-53, with boxes decoded and suppressed: (class, score, corners) each."""
     return _Detector(classes, extent, prefix)
+
+
+def take_statistics(net: Any, *inputs: Any) -> None:
+    """Let BatchNorm have the statistics of these inputs, as in a trained net.
+
+    Without them numbers grow from layer to layer, to boxes of 1e37 pixels. MXNet writes them in
+    the backward pass.
+    """
+    with mx.autograd.record():
+        outputs = net(*inputs)
+    outputs.backward()
+    mx.nd.waitall()

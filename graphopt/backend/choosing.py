@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,23 +14,29 @@ from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.race import race
+from graphopt.backend.sorting import WithoutChoosing, chooses, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
-from graphopt.errors import BudgetError, GraphoptError
+from graphopt.errors import BudgetError, GraphError, GraphoptError
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.pipeline.instruments import compare
 
 
 def choose(
-    form: Form, candidates: Mapping[str, Make], value: Callable[[str], Any], choice: Choice
+    form: Form,
+    candidates: Mapping[str, Make],
+    arrays: Mapping[str, Any],
+    value: Callable[[str], Any],
+    choice: Choice,
 ) -> Engine:
     """The fastest of the candidates that compute what the first one does.
 
     Args:
         form: what they run.
         candidates: what makes them, by name.
-        value: the array that an input of theirs has in the call at hand, by its name.
+        arrays: what the form reads in the call at hand, by name.
+        value: the array that an input of theirs has there, by its name.
         choice: what was found is noted there.
 
     Raises:
@@ -42,7 +49,7 @@ def choose(
         choice.measured_ms = dict(known["measured_ms"])
         choice.is_remembered = True
         candidates = {known["engine"]: candidates[known["engine"]]}
-    engines = _made(candidates, value, choice)
+    engines = _made(candidates, _Agreement(form, arrays), value, choice)
     if not engines:
         reasons = "; ".join(f"{name}: {why}" for name, why in choice.failed.items())
         raise GraphoptError(f"MXNet cannot run graph {form.graph.name!r}: {reasons}")
@@ -59,22 +66,50 @@ def key_of(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
     return ("engine", fingerprint(form.graph), packed, str(form.ctx), *candidates)
 
 
+class _Agreement:
+    """Whether engines compute what the first one does."""
+
+    def __init__(self, form: Form, arrays: Mapping[str, Any]) -> None:
+        self._form, self._arrays = form, arrays
+        self._first, self._expected = "", dict[str, np.ndarray[Any, Any]]()
+
+    def check(self, name: str, found: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Compare what an engine found.
+
+        Raises:
+            GraphError: it is something else.
+        """
+        if not self._expected:
+            self._first, self._expected = name, found
+            return
+        try:
+            compare(self._expected, found, where=name)
+        except GraphError:
+            if not chooses(self._form.graph):
+                raise
+            self._apart.compare(self._first, name)
+
+    @cached_property
+    def _apart(self) -> WithoutChoosing:
+        return WithoutChoosing(self._form, self._arrays)
+
+
 def _made(
-    candidates: Mapping[str, Make], value: Callable[[str], Any], choice: Choice
+    candidates: Mapping[str, Make],
+    agreement: _Agreement,
+    value: Callable[[str], Any],
+    choice: Choice,
 ) -> dict[str, Engine]:
     """The candidates that can be made and agree, timed if there are several."""
     engines: dict[str, Engine] = {}
     feeds: dict[str, dict[str, Any]] = {}
-    expected: dict[str, np.ndarray[Any, Any]] = {}
     for name, make in candidates.items():
         try:
             engine = make()
             if len(candidates) > 1:
                 known = {n: value(n) for n in engine.inputs}
-                found = _run_once(engine, known)
-                expected = expected or found
                 # MXNet's oneDNN rewrites compute wrong values for some graphs.
-                compare(expected, found, where=name)
+                agreement.check(name, run_once(engine, known))
                 feeds[name] = known
             engines[name] = engine
         except BudgetError:
@@ -84,12 +119,6 @@ def _made(
     if feeds:
         choice.measured_ms = race(engines, feeds)
     return engines
-
-
-def _run_once(engine: Engine, known: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    with import_mxnet().autograd.pause(train_mode=False):
-        outputs = engine([known[name] for name in engine.inputs])
-    return {f"output {i}": output.asnumpy() for i, output in enumerate(outputs)}
 
 
 def ordered(form: Form, engine: Engine, arrays: Mapping[str, Any], choice: Choice) -> Engine:

@@ -297,7 +297,9 @@ class Lowered:
             raise InputError(f"engine {self._wanted!r} is none of auto, {', '.join(made)}")
         if self._wanted != "auto":
             made = {self._wanted: made[self._wanted]}
-        chosen = choose(form, made, lambda n: data.get(n, self._fixed_value(n)), self.choice)
+        chosen = choose(
+            form, made, arrays, lambda n: data.get(n, self._fixed_value(n)), self.choice
+        )
         self._keep_what_is_read(chosen, candidates.keepers)
         chosen = ordered(form, chosen, arrays, self.choice)
         kind = CachedOpEngine | ExecutorEngine

@@ -148,13 +148,15 @@ def tree_lstm(samples: int = 12, width: int = 64, hidden: int = 100, outputs: in
 
 
 def fill(net: Any, seed: int = 0) -> None:
-    """Give every parameter of an initialized net fixed random values.
+    """Give every parameter of an initialized net fixed random values; constants keep theirs.
 
     They depend on the seed, the parameter's position, its kind and shape only: not on names, nor on
     MXNet's generator. Statistics of BatchNorm are random too, so that folding them shows. Layers
     keep the scale of their input.
     """
     for position, (name, parameter) in enumerate(net.collect_params().items()):
+        if isinstance(parameter, mx.gluon.Constant):
+            continue
         rng = np.random.default_rng([seed, position])
         values = _values(name, parameter.shape, rng)
         parameter.set_data(mx.nd.array(values, dtype="float32"))

@@ -1,0 +1,144 @@
+"""Engines compared where rounding decides what is chosen.
+
+Boxes of nearly equal scores change places when the last bit of a score changes, and every number of
+the output with them. What an engine computes is the same all the same: so engines are compared on a
+graph whose operators that choose are cut out. What they read is an output there, and what they give
+is an input, with the values of the first engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from graphopt.backend.candidates import Candidates, Form, Make, is_packed
+from graphopt.backend.choice import Choice
+from graphopt.backend.engines import CachedOpEngine, Engine
+from graphopt.backend.symbol import to_symbol
+from graphopt.backend.unfuse import unfuse
+from graphopt.compat import import_mxnet
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA, Node
+from graphopt.ir.ops import canonical
+from graphopt.pipeline.instruments import compare
+
+#: What puts values in order, or picks some by comparing them.
+CHOOSING = frozenset(
+    (
+        *("argmax", "argmax_channel", "argmin", "_npi_argmax", "_npi_argmin"),
+        *("argsort", "sort", "topk"),
+        *("_contrib_box_nms", "_contrib_bipartite_matching"),
+        *("_contrib_MultiBoxDetection", "_contrib_MultiBoxTarget"),
+        *("_contrib_MultiProposal", "_contrib_Proposal"),
+    )
+)
+
+
+def chooses(graph: Graph) -> bool:
+    """Whether the graph has operators that choose."""
+    return any(_chooses(node) for node in graph)
+
+
+def without_choosing(graph: Graph) -> Graph:
+    """The graph with such operators cut out.
+
+    After the outputs of the graph come what these operators read; what they gave are data inputs
+    after its inputs, named by :func:`given`. Nothing else changes.
+    """
+    cut = graph.copy()
+    nodes = [node for node in graph if _chooses(node)]
+    for node in nodes:
+        for index, value in enumerate(node.values):
+            new = cut.add_input(given(node, index), DATA, graph.type_of(value))
+            cut.replace_uses(value, new.out())
+    read = [value for node in nodes for value in cut[node.id].inputs]
+    cut.set_outputs(
+        value for value in dict.fromkeys([*cut.outputs, *read]) if not cut[value.node].is_input
+    )
+    for node in reversed(nodes):
+        cut.erase(node.id)
+    return cut
+
+
+def given(node: Node, index: int) -> str:
+    """The name of the input that an output of a cut operator becomes."""
+    return f"{node.name}_given{index}"
+
+
+class WithoutChoosing:
+    """Compares engines on the graph without operators that choose."""
+
+    def __init__(self, form: Form, arrays: Mapping[str, Any]) -> None:
+        """``arrays``: all that the form reads, as one call has it."""
+        self._values = {**arrays, **_chosen(form, arrays)}
+        cut = without_choosing(form.graph)
+        products = form.with_products and without_choosing(form.with_products)
+        apart = replace(
+            form,
+            graph=cut,
+            symbol=to_symbol(cut),
+            with_products=products,
+            data=tuple(node.name for node in cut.role(DATA)),
+        )
+        self._engines: Mapping[str, Make] = Candidates(apart, self._values, Choice()).by_name(
+            self._values
+        )
+        self._expected: dict[str, np.ndarray[Any, Any]] = {}
+
+    def compare(self, first: str, name: str) -> None:
+        """Compare two engines by their names.
+
+        Raises:
+            GraphError: they compute different values; the message tells which, as shares of the
+                largest number in their column where that is above one.
+        """
+        self._expected = self._expected or self._found(first)
+        scales = {key: _scale(array) for key, array in self._expected.items()}
+        found = self._found(name)
+        compare(
+            {key: array / scales[key] for key, array in self._expected.items()},
+            {key: array / scales[key] for key, array in found.items()},
+            where=name,
+        )
+
+    def _found(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        engine = self._engines[name]()
+        return run_once(engine, {n: self._values[n] for n in engine.inputs})
+
+
+def run_once(engine: Engine, known: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """What an engine computes of arrays by name, without gradients."""
+    with import_mxnet().autograd.pause(train_mode=False):
+        outputs = engine([known[name] for name in engine.inputs])
+    return {f"output {i}": output.asnumpy() for i, output in enumerate(outputs)}
+
+
+def _scale(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The largest number of each column, in the array's dtype; 1 where it is less.
+
+    The corner of a box is a difference of numbers as large as an image, and as exact as these.
+    """
+    if array.dtype.kind != "f" or not array.size:
+        return np.ones(1, array.dtype)
+    sizes = np.abs(np.where(np.isfinite(array), array, 0))
+    largest = sizes.max(axis=tuple(range(array.ndim - 1)))
+    return np.asarray(np.maximum(largest, 1), array.dtype)
+
+
+def _chooses(node: Node) -> bool:
+    return canonical(node.op) in CHOOSING
+
+
+def _chosen(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What is chosen in a call, by the names of the inputs that it becomes."""
+    plain = unfuse(form.graph, is_packed)
+    nodes = [node for node in plain if _chooses(node)]
+    plain.set_outputs(value for node in nodes for value in node.values)
+    engine = CachedOpEngine(form.typed(to_symbol(plain)), form.data)
+    with import_mxnet().autograd.pause(train_mode=False):
+        outputs = engine([arrays[name] for name in engine.inputs])
+    names = [given(node, value.index) for node in nodes for value in node.values]
+    return dict(zip(names, outputs, strict=True))

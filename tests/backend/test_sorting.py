@@ -1,0 +1,125 @@
+"""Engines compared before what sorts: rounding that changes places is no difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphopt.backend import sorting
+from graphopt.backend.candidates import Candidates
+from graphopt.backend.choice import CACHED_OP, CONVOLUTION_KERNELS, EXECUTOR_ONEDNN
+from graphopt.backend.infer import with_types
+from graphopt.backend.lower import Lowered, lower
+from graphopt.backend.random_feeds import random_feeds
+from graphopt.backend.sorting import chooses, without_choosing
+from graphopt.errors import GraphError
+from graphopt.ir.graph import Graph
+from graphopt.ir.ops import is_known
+from graphopt.ir.parser import parse
+from graphopt.testing import run_pass
+from tests.passes.test_fuse_convolutions import Clock
+
+CONVOLVED = """
+    %c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=48, pad=(1, 1)}
+    %d = Convolution(%c, %v, %e) {kernel=(3, 3), num_filter=32, pad=(1, 1)}
+    %f = Flatten(%d)"""
+PARAMS = "param %w: ?, param %b: ?, param %v: ?, param %e: ?"
+
+
+def sorted_net(tail: str) -> Graph:
+    text = f"graph g(%x: f32[1,16,40,40], {PARAMS}) {{ {CONVOLVED} {tail} }}"
+    return with_types(parse(text))
+
+
+def run_on_kernels(graph: Graph, feeds: Mapping[str, Any]) -> Lowered:
+    fused = run_pass(graph, "fuse-convolutions", target=Clock("winograd4"), frozen=True).graph
+    params = {name: value for name, value in feeds.items() if name != "x"}
+    lowered = lower(fused, params)
+    lowered(x=feeds["x"])
+    return lowered
+
+
+def test_names_are_operators():
+    assert all(map(is_known, sorting.CHOOSING))
+
+
+def test_cut():
+    graph = with_types(
+        parse("""graph g(%x: f32[3,8]) {
+            %a = tanh(%x)
+            %b = topk(%a) {k=2, ret_typ="both"}
+            %c = argsort(%b#1)
+            %d = elemwise_add(%c, %b)
+            return %d, %a }""")
+    )
+    cut = without_choosing(graph)
+    assert chooses(graph)
+    assert not chooses(cut)
+    assert [node.name for node in cut.inputs] == ["x", "b_given0", "b_given1", "c_given0"]
+    assert [cut[value.node].name for value in cut.outputs] == ["d", "a"]
+    assert cut.find("d").inputs == tuple(
+        cut.find_input(name).out() for name in ("c_given0", "b_given0")
+    )
+    assert [str(node.type) for node in cut.inputs][1:] == ["f32[3,2]"] * 3
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "%o = argsort(%f) return %o",
+        '%o = topk(%f) {k=20000, ret_typ="indices"} %p = square(%o) return %p, %d',
+    ],
+)
+def test_places_changed_by_rounding(tail: str, monkeypatch: pytest.MonkeyPatch):
+    graph = sorted_net(tail)
+    feeds = random_feeds(graph, seed=3)
+    choice = run_on_kernels(graph, feeds).choice
+    assert not choice.failed
+    assert CONVOLUTION_KERNELS in choice.measured_ms
+    monkeypatch.setattr(sorting, "CHOOSING", frozenset())
+    failed = run_on_kernels(graph, feeds).choice.failed
+    assert set(failed) == {CONVOLUTION_KERNELS}, "places were to change"
+
+
+def test_other_values_are_found(monkeypatch: pytest.MonkeyPatch):
+    graph = sorted_net("%o = argsort(%f) return %o")
+    feeds = random_feeds(graph, seed=3)
+
+    def spoiled(self: Candidates, arrays: Mapping[str, Any]) -> Any:
+        makes = by_name(self, arrays)
+        wrong = dict(arrays)
+        wrong["w"] = arrays["w"] * 1.01
+        return {
+            name: make if name == CACHED_OP else by_name(self, wrong)[name]
+            for name, make in makes.items()
+        }
+
+    by_name = Candidates.by_name
+    monkeypatch.setattr(Candidates, "by_name", spoiled)
+    failed = run_on_kernels(graph, feeds).choice.failed
+    assert {CONVOLUTION_KERNELS, EXECUTOR_ONEDNN} <= set(failed)
+    assert "changed output 0 beyond" in failed[CONVOLUTION_KERNELS]
+
+
+def test_what_comes_after_is_compared_too():
+    graph = sorted_net("%o = argsort(%f) %p = sin(%o) return %p")
+    feeds = random_feeds(graph, seed=3)
+    lowered = run_on_kernels(graph, feeds)
+    form = lowered._form
+    arrays = {n: lowered._array(n, feeds[n]) for n in ("x", "w", "b", "v", "e")}
+    apart = sorting.WithoutChoosing(form, arrays)
+    apart.compare(CACHED_OP, CACHED_OP)
+    apart._values["o_given0"] = apart._values["o_given0"] + 1
+    with pytest.raises(GraphError, match="output 0"):
+        apart.compare(CACHED_OP, CACHED_OP)
+
+
+def test_columns_are_as_exact_as_their_largest_number():
+    array = np.array([[400.0, 0.5], [1e-3, np.inf]], "float32")
+    np.testing.assert_array_equal(sorting._scale(array), [400, 1])
+    assert sorting._scale(array).dtype == np.float32
+    assert sorting._scale(np.arange(3)).tolist() == [1]
+    assert sorting._scale(np.zeros((0, 3), "float32")).tolist() == [1]
