@@ -47,6 +47,7 @@ def choose(
     known = remembered(key) if len(candidates) > 1 else None
     if known is not None and known["engine"] in candidates:
         choice.measured_ms = dict(known["measured_ms"])
+        choice.failed = dict(known.get("failed", {}))
         choice.is_remembered = True
         candidates = {known["engine"]: candidates[known["engine"]]}
     engines = _made(candidates, _Agreement(form, arrays), value, choice)
@@ -56,7 +57,8 @@ def choose(
     times = choice.measured_ms
     choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
     if len(candidates) > 1:
-        remember(key, {"engine": choice.engine, "measured_ms": times})
+        found = {"engine": choice.engine, "measured_ms": times, "failed": choice.failed}
+        remember(key, found)
     return engines[choice.engine]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from graphopt.backend.arrays import array_of
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, PARAM
@@ -29,8 +30,8 @@ def with_packed(graph: Graph, values: Mapping[str, Any], ctx: Any) -> tuple[Grap
     Raises:
         GraphoptError: a region is for another processor.
     """
-    mx = import_mxnet()
-    copy, made = graph.copy(), {}
+    mx, made = import_mxnet(), dict[str, Any]()
+    copy = graph.copy()
     for node in graph:
         if node.op != CONVOLUTIONS:
             continue
@@ -45,7 +46,7 @@ def with_packed(graph: Graph, values: Mapping[str, Any], ctx: Any) -> tuple[Grap
                 continue
             name = copy.unique_name(f"{graph[inputs[at].node].name}_packed")
             learned = copy.add_input(name, PARAM, TensorType("float32", array.shape))
-            made[name] = mx.nd.array(array, ctx=ctx, dtype="float32")
+            made[name] = array_of(array, ctx)
             inputs[at] = learned.out()
         attrs = node.attrs.set(packed=True)
         copy.update(copy[node.id].but(inputs=tuple(inputs), attrs=attrs))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId
+
+#: How an array is to be filled. A Gluon constant's has an address in it, another each time.
+_INIT = "__init__"
 
 
 def fingerprint(graph: Graph) -> str:
     """Hex digest of a graph: structure, attributes, input names and roles, and the types of inputs.
 
-    Ids and the names of operators do not count.
+    Ids, the names of operators and the initializers of inputs do not count.
     """
     digests = node_digests(graph)
     total = blake2b(digest_size=16)
@@ -31,7 +35,10 @@ def node_digests(graph: Graph) -> dict[NodeId, bytes]:
 
 
 def _digest(node: Node, digests: dict[NodeId, bytes]) -> bytes:
-    state = blake2b(f"{node.op}\0{node.attrs.text}\0".encode(), digest_size=16)
+    attrs = node.attrs
+    if node.is_input and _INIT in attrs:
+        attrs = Attrs({key: value for key, value in attrs.items() if key != _INIT})
+    state = blake2b(f"{node.op}\0{attrs.text}\0".encode(), digest_size=16)
     if node.is_input:
         state.update(f"{node.name}\0{node.type}".encode())
     for value in node.inputs:

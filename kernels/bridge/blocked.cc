@@ -9,9 +9,11 @@
 namespace graphopt::blocked {
 
 int64_t PackedDirect(const Step& step);
-void PackDirect(const Step& step, const float* weights, float* packed);
+int64_t PackDirectTasks(const Step& step);
+void PackDirectTask(const Step& step, int64_t task, const float* weights, float* packed);
 int64_t PackedWinograd(const Step& step);
-void PackWinograd(const Step& step, const float* weights, float* packed);
+int64_t PackWinogradTasks(const Step& step);
+void PackWinogradTask(const Step& step, int64_t task, const float* weights, float* packed);
 
 namespace {
 
@@ -205,16 +207,21 @@ int64_t PackedWeights(const Step& step) {
   return Ceil(step.channels, kLanes) * kLanes * step.kernel_y * step.kernel_x;
 }
 
-void PackWeights(const Step& step, const float* weights, float* packed) {
-  if (step.kind == kWinograd) return PackWinograd(step, weights, packed);
-  if (step.kind == kDirect) return PackDirect(step, weights, packed);
+int64_t PackTasks(const Step& step) {
+  if (step.kind == kWinograd) return PackWinogradTasks(step);
+  return step.kind == kDirect ? PackDirectTasks(step) : Ceil(step.channels, kLanes);
+}
+
+void PackTask(const Step& step, int64_t task, const float* weights, float* packed) {
+  if (step.kind == kWinograd) return PackWinogradTask(step, task, weights, packed);
+  if (step.kind == kDirect) return PackDirectTask(step, task, weights, packed);
   const int64_t taps = step.kernel_y * step.kernel_x;  // depthwise: [block][tap][channel]
-  for (int64_t block = 0; block < Ceil(step.channels, kLanes); ++block)
-    for (int64_t tap = 0; tap < taps; ++tap)
-      for (int64_t lane = 0; lane < kLanes; ++lane) {
-        const int64_t channel = block * kLanes + lane;
-        *packed++ = channel < step.channels ? weights[channel * taps + tap] : 0.0f;
-      }
+  float* to = packed + task * taps * kLanes;
+  for (int64_t tap = 0; tap < taps; ++tap)
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const int64_t channel = task * kLanes + lane;
+      *to++ = channel < step.channels ? weights[channel * taps + tap] : 0.0f;
+    }
 }
 
 }  // namespace graphopt::blocked

@@ -100,9 +100,13 @@ int64_t WinogradPhases(const Step& step);
 int64_t WinogradTasks(const Step& step, int64_t phase);
 void WinogradTask(const Bound& bound, int64_t phase, int64_t task);
 
-/* Floats of packed weights, and packing them from (filters, channels / groups, y, x). */
+/*
+ * Floats of packed weights, and packing them from (filters, channels / groups, y, x), in tasks that may run
+ * side by side and write all of them.
+ */
 int64_t PackedWeights(const Step& step);
-void PackWeights(const Step& step, const float* weights, float* packed);
+int64_t PackTasks(const Step& step);
+void PackTask(const Step& step, int64_t task, const float* weights, float* packed);
 
 /*
  * One product of Winograd's: c = a times packed for `rows` pixels of `depth` blocks, whose vectors are

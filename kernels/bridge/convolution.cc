@@ -290,24 +290,25 @@ void DirectTask(const Bound& bound, int64_t task) {
   }
 }
 
-/* Direct: [group][run][i][filters of the group], filled up with zeros. */
-void PackDirect(const Step& step, const float* weights, float* packed) {
+int64_t PackDirectTasks(const Step& step) { return Groups(step); }
+
+/* Direct: [group][run][i][filters of the group], filled up with zeros. A task packs a group. */
+void PackDirectTask(const Step& step, int64_t group, const float* weights, float* packed) {
   const int64_t taps = step.kernel_y * step.kernel_x;
   auto at = [&](int64_t filter, int64_t channel, int64_t y, int64_t x) {
     if (filter >= step.filters || channel >= step.channels) return 0.0f;
     return weights[(filter * step.channels + channel) * taps + y * step.kernel_x + x];
   };
-  for (int64_t group = 0; group < Groups(step); ++group) {
-    const int64_t filter = group * step.group * kLanes, width = BlocksOf(step, group) * kLanes;
-    auto row = [&](int64_t channel, int64_t y, int64_t x) {
-      for (int64_t i = 0; i < width; ++i) *packed++ = at(filter + i, channel, y, x);
-    };
-    const int64_t block = step.is_planar ? 1 : kLanes;
-    for (int64_t channel = 0; channel < step.channels; channel += block)
-      for (int64_t y = 0; y < step.kernel_y; ++y)
-        for (int64_t x = 0; x < step.kernel_x; ++x)
-          for (int64_t i = 0; i < block; ++i) row(channel + i, y, x);
-  }
+  const int64_t filter = group * step.group * kLanes, width = BlocksOf(step, group) * kLanes;
+  float* to = packed + filter * Depth(step);
+  auto row = [&](int64_t channel, int64_t y, int64_t x) {
+    for (int64_t i = 0; i < width; ++i) *to++ = at(filter + i, channel, y, x);
+  };
+  const int64_t block = step.is_planar ? 1 : kLanes;
+  for (int64_t channel = 0; channel < step.channels; channel += block)
+    for (int64_t y = 0; y < step.kernel_y; ++y)
+      for (int64_t x = 0; x < step.kernel_x; ++x)
+        for (int64_t i = 0; i < block; ++i) row(channel + i, y, x);
 }
 
 /*

@@ -22,6 +22,7 @@
 namespace graphopt {
 
 constexpr int kSpins = 4000;  // some ten microseconds of looking before others may run
+constexpr double kPackedNs = 0.5;  // a packed number
 
 struct Phase {
   int64_t step, number, tasks;
@@ -122,6 +123,18 @@ bool ConvolutionsType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<
   return true;
 }
 
+/* A step's weights and biases as it wants them, from inputs to where these are to be. */
+void PackStep(const blocked::Step& step, const float* const* inputs, float* weights, float* bias) {
+  const int64_t tasks = blocked::PackTasks(step);
+  const int threads = Threads(kPackedNs * blocked::PackedWeights(step), tasks);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+  for (int64_t task = 0; task < tasks; ++task)
+    blocked::PackTask(step, task, inputs[step.array], weights);
+  if (step.bias < 0) return;
+  std::fill(bias, bias + PackedBias(step), 0.0f);
+  std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias);
+}
+
 /* Weights and biases as the steps want them. */
 class Packed {
  public:
@@ -130,23 +143,21 @@ class Packed {
     if (is_packed) return;
     for (const blocked::Step& step : all.steps) {
       if (!HasWeights(step)) continue;
-      auto& weights = Add(step.array, blocked::PackedWeights(step));
-      blocked::PackWeights(step, inputs[step.array], weights.data());
-      if (step.bias < 0) continue;
-      auto& bias = Add(step.bias, PackedBias(step));
-      std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias.begin());
+      float* weights = Add(step.array, blocked::PackedWeights(step));
+      float* bias = step.bias < 0 ? nullptr : Add(step.bias, PackedBias(step));
+      PackStep(step, inputs, weights, bias);
     }
   }
   const float* operator[](int64_t input) const { return input < 0 ? nullptr : arrays_[input]; }
 
  private:
-  std::vector<float>& Add(int64_t input, int64_t size) {
-    made_.push_back(std::make_unique<std::vector<float>>(size));
-    arrays_[input] = made_.back()->data();
-    return *made_.back();
+  float* Add(int64_t input, int64_t size) {
+    made_.emplace_back(new float[size]);
+    arrays_[input] = made_.back().get();
+    return made_.back().get();
   }
   std::vector<const float*> arrays_;
-  std::vector<std::unique_ptr<std::vector<float>>> made_;
+  std::vector<std::unique_ptr<float[]>> made_;
 };
 
 /* Seconds that this thread was running: others on the machine do not count. */
@@ -212,9 +223,9 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
 }
 
 void PackInputs(const Convolutions& all, const float* const* inputs, float* const* packed) {
-  const Packed params(all, inputs, false);
-  for (size_t i = all.data; i < all.inputs.size(); ++i)
-    std::copy(params[i], params[i] + all.packed[i].Size(), packed[i]);
+  for (const blocked::Step& step : all.steps)
+    if (HasWeights(step))
+      PackStep(step, inputs, packed[step.array], step.bias < 0 ? nullptr : packed[step.bias]);
 }
 
 /*

@@ -89,31 +89,40 @@ void Run(const Bound& bound, const Tiling& tiling, int64_t phase, int64_t task) 
   }
 }
 
+/*
+ * Transforms the filters of a block, in float64. Lanes beyond the filters, and channels that fill up the
+ * last block, become zeros.
+ */
 template <int M>
-void Pack(const Step& step, const float* weights, float* packed) {
+void Pack(const Step& step, const Tiling& tiling, int64_t block, const float* weights,
+          float* packed) {
   constexpr int T = M + 2;
-  const Tiling tiling(step, 0);
   const int64_t depth = tiling.in_blocks * kLanes, size = tiling.out_blocks * kLanes * depth;
-  std::fill(packed, packed + T * T * size, 0.0f);
-  for (int64_t filter = 0; filter < step.filters; ++filter)
-    for (int64_t channel = 0; channel < step.channels; ++channel) {
-      const float* g = weights + (filter * step.channels + channel) * 9;
-      double half[T][3];
-      for (int i = 0; i < T; ++i)
-        for (int x = 0; x < 3; ++x) {
-          half[i][x] = 0;
-          for (int y = 0; y < 3; ++y) half[i][x] += Minimal<M>::kFilter[i][y] * g[y * 3 + x];
-        }
-      const int64_t group = filter / kLanes / step.group, first = group * step.group;
-      const int64_t width = std::min(step.group, tiling.out_blocks - first) * kLanes;
-      float* to = packed + first * kLanes * depth + channel * width + (filter - first * kLanes);
-      for (int i = 0; i < T; ++i)
-        for (int j = 0; j < T; ++j) {
-          double sum = 0;
-          for (int x = 0; x < 3; ++x) sum += half[i][x] * Minimal<M>::kFilter[j][x];
-          to[(i * T + j) * size] = static_cast<float>(sum);
-        }
+  const int64_t first = block / step.group * step.group;
+  const int64_t width = std::min(step.group, tiling.out_blocks - first) * kLanes;
+  const int64_t filters = FiltersOf(step, block);
+  double taps[9][kLanes] = {}, half[T * 3][kLanes];
+  for (int64_t channel = 0; channel < depth; ++channel) {
+    float* to = packed + first * kLanes * depth + channel * width + (block - first) * kLanes;
+    for (int64_t lane = 0; lane < filters; ++lane) {
+      const float* from = weights + ((block * kLanes + lane) * step.channels + channel) * 9;
+      for (int tap = 0; tap < 9; ++tap)
+        taps[tap][lane] = channel < step.channels ? from[tap] : 0.0f;
     }
+    for (int i = 0; i < T; ++i)
+      for (int x = 0; x < 3; ++x)
+        for (int64_t lane = 0; lane < kLanes; ++lane)
+          half[i * 3 + x][lane] = Minimal<M>::kFilter[i][0] * taps[x][lane] +
+                                  Minimal<M>::kFilter[i][1] * taps[3 + x][lane] +
+                                  Minimal<M>::kFilter[i][2] * taps[6 + x][lane];
+    for (int i = 0; i < T; ++i)
+      for (int j = 0; j < T; ++j)
+        for (int64_t lane = 0; lane < kLanes; ++lane)
+          to[(i * T + j) * size + lane] =
+              static_cast<float>(Minimal<M>::kFilter[j][0] * half[i * 3][lane] +
+                                 Minimal<M>::kFilter[j][1] * half[i * 3 + 1][lane] +
+                                 Minimal<M>::kFilter[j][2] * half[i * 3 + 2][lane]);
+  }
 }
 
 }  // namespace
@@ -141,11 +150,14 @@ int64_t PackedWinograd(const Step& step) {
   return tiling.points * tiling.in_blocks * tiling.out_blocks * kLanes * kLanes;
 }
 
-void PackWinograd(const Step& step, const float* weights, float* packed) {
+int64_t PackWinogradTasks(const Step& step) { return Tiling(step, 0).out_blocks; }
+
+void PackWinogradTask(const Step& step, int64_t task, const float* weights, float* packed) {
+  const Tiling tiling(step, 0);
   if (step.tile == 2)
-    Pack<2>(step, weights, packed);
+    Pack<2>(step, tiling, task, weights, packed);
   else
-    Pack<4>(step, weights, packed);
+    Pack<4>(step, tiling, task, weights, packed);
 }
 
 }  // namespace graphopt::blocked

@@ -11,6 +11,7 @@ from graphopt.backend.choice import CACHED_OP
 from graphopt.backend.choosing import key_of
 from graphopt.backend.infer import with_types
 from graphopt.backend.lower import lower
+from graphopt.errors import GraphoptError
 from graphopt.ir.parser import parse
 from graphopt.kernels import cache
 
@@ -78,3 +79,20 @@ def test_an_engine_that_is_gone_is_measured_anew(kept: Path) -> None:
     lowered(np.ones((8, 4), "float32"))
     assert not lowered.choice.is_remembered
     assert CACHED_OP in lowered.choice.measured_ms
+
+
+def test_why_engines_failed_is_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_self: object, _symbol: object, name: str) -> None:
+        raise GraphoptError(f"no {name} today")
+
+    graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) return %a }"))
+    x = np.ones((8, 4), "float32")
+    with monkeypatch.context() as patched:
+        patched.setattr(Candidates, "_cached_op", broken)
+        first = lower(graph)
+        first(x)
+    assert first.choice.failed[CACHED_OP] == f"no {CACHED_OP} today"
+    again = lower(graph)
+    again(x)
+    assert again.choice.is_remembered
+    assert again.choice.failed == first.choice.failed

@@ -47,6 +47,7 @@ def test_same_in_another_process():
         ("graph g", "graph h"),
         ('act="x", size=(1, 2)', 'size=(1, 2), act="x"'),
         (" : f32[2,4]", ""),  # types of operators follow
+        ("%w: f32[4,3]", '%w: f32[4,3] {__init__="Constant_w_140671696687888"}'),
     ],
 )
 def test_does_not_depend_on(old, new):
@@ -58,6 +59,7 @@ def test_does_not_depend_on(old, new):
     [
         ("%x", "%z"),
         ("param %w", "aux %w"),
+        ("%w: f32[4,3]", '%w: f32[4,3] {__lr_mult__="2.0"}'),
         ("%x: f32[2,3]", "%x: f32[5,3]"),
         ("%x: f32", "%x: f64"),
         ("num_hidden=4", "num_hidden=4.0"),
