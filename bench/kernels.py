@@ -22,6 +22,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "prelu": (8, 96, 56, 56),
     "clip": (8, 96, 56, 56),
     "gate": (8, 96, 56, 56),
+    "channel_softmax": (8, 21, 224, 224),
+    "channel_norm": (8, 96, 56, 56),
+    "centred": (32, 500, 300),
 }
 #: Shapes of what else a gradient is taken by.
 WEIGHTS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -31,9 +34,10 @@ WEIGHTS: dict[str, tuple[tuple[int, ...], ...]] = {
     "group_norm": ((8,), (8,)),
     "prelu": ((96,),),
     "gate": ((8, 96, 1, 1),),
+    "channel_norm": ((96,), (96,)),
 }
 #: Shapes for a check, by the number of axes; weights keep theirs but for rows.
-SMALL = {2: (64, 48), 4: (8, 96, 5, 4)}
+SMALL = {2: (64, 48), 3: (4, 30, 24), 4: (8, 96, 5, 4)}
 
 
 @dataclass(frozen=True)
@@ -99,4 +103,7 @@ _MXNET: dict[str, Any] = {
     "prelu": lambda F, x, slopes: F.LeakyReLU(x, slopes, act_type="prelu"),
     "clip": lambda F, x: F.clip(x, a_min=-0.5, a_max=0.75),
     "gate": lambda F, x, gate: F.broadcast_mul(x, gate),
+    "channel_softmax": lambda F, x: F.softmax(x, axis=1),
+    "channel_norm": lambda F, x, g, b: F.LayerNorm(x, g, b, axis=1),
+    "centred": lambda F, x: F.broadcast_sub(x, F.mean(x, axis=1, keepdims=True)),
 }

@@ -24,7 +24,7 @@ def contract(spec: KernelSpec) -> KernelSpec:
     found = _Contractions(spec)
     if not found.known:
         return spec
-    emit = Builder(spec.dtype, spec.rank, spec.inner)
+    emit = Builder.like(spec)
     values: list[Arg] = [emit.input(operand) for operand in spec.inputs]
     for number, step in enumerate(spec.body, len(spec.inputs)):
         step = found.known.get(number, step)

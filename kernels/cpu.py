@@ -6,7 +6,7 @@ The object file needs nothing of numba: it is kept on disk and loaded by LLVM al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,9 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from graphopt.errors import GraphoptError
+from graphopt.kernels.emit.columns import emit_columns
 from graphopt.kernels.emit.cpu import ITEM_SIZE, TOGETHER, emit_cpu, emit_piece, storage
+from graphopt.kernels.emit.schedule import schedule
 from graphopt.kernels.interleave import Interleaving, interleaved
 from graphopt.kernels.library import SYMBOL
 from graphopt.kernels.machine import processor, target_machine
@@ -99,6 +101,10 @@ def compile_object(
         index: whether operands may have numbers of rows (:mod:`graphopt.kernels.emit.cpu`).
         piece: whether it is called for a vector at a time.
     """
+    if spec.columns:
+        source, waiting = emit_columns(spec)
+        text = _to_ir(source, spec, waiting=waiting, groups=(), at_once=1)
+        return _compiled(text), len(schedule(spec).scratch)
     # Rows with numbers are those of recurrences, a few vectors long: their ends matter.
     groups = _groups(spec) if index and "+avx512f" in processor()[1] else ()
     if piece:
@@ -108,8 +114,12 @@ def compile_object(
     text = _to_ir(source, spec, groups=groups, at_once=1 if piece else _vectors_at_once(spec))
     if not (index or piece):  # else rows lie in the cache, or anywhere
         text = with_prefetches(text, _streams(spec))
-    machine = target_machine()
-    return bytes(machine.emit_object(llvm.parse_assembly(text))), scratch
+    return _compiled(text), scratch
+
+
+def _compiled(text: str) -> bytes:
+    """The object file of LLVM IR."""
+    return bytes(target_machine().emit_object(llvm.parse_assembly(text)))
 
 
 def _streams(spec: KernelSpec) -> set[int]:
@@ -119,9 +129,16 @@ def _streams(spec: KernelSpec) -> set[int]:
     return {number for number, operand in enumerate(operands) if set(operand.covers) == every}
 
 
-def _to_ir(source: str, spec: KernelSpec, *, groups: tuple[int, ...], at_once: int) -> str:
+def _to_ir(
+    source: str,
+    spec: KernelSpec,
+    *,
+    groups: tuple[int, ...],
+    at_once: int,
+    waiting: Sequence[str] = (),
+) -> str:
     """Optimised LLVM IR of the emitted function, under the name `SYMBOL`."""
-    scope: dict[str, Any] = _functions(spec)
+    scope: dict[str, Any] = _functions(spec, waiting)
     scope["interleaved"] = interleaved(at_once)
     for count in groups:
         scope[f"interleaved{count}"] = interleaved(count // _lanes(spec))
@@ -156,8 +173,8 @@ def _to_ir(source: str, spec: KernelSpec, *, groups: tuple[int, ...], at_once: i
     return text.replace(compiled.fndesc.llvm_func_name, SYMBOL)
 
 
-def _functions(spec: KernelSpec) -> dict[str, Any]:
-    """What the source calls."""
+def _functions(spec: KernelSpec, waiting: Sequence[str]) -> dict[str, Any]:
+    """What the source calls; values that wait in memory overlap with nothing."""
     dtype, precise = spec.dtype, spec.precise
     scope: dict[str, Any] = {
         "inf": math.inf,
@@ -165,16 +182,20 @@ def _functions(spec: KernelSpec) -> dict[str, Any]:
         "number": _NUMBA[dtype],
     }
     last = len(spec.inputs) + len(spec.outputs)
+    count = last + 2 + len(waiting)
     for number, stored in enumerate(storage(spec)):
-        scope[f"load{number}"] = _loader(stored, dtype, number, last + 2)
-        scope[f"store{number}"] = _storer(stored, dtype, number, last + 2)
-        scope[f"load_rest{number}"] = _loader(dtype, dtype, last + 1, last + 2)
-        scope[f"store_rest{number}"] = _storer(dtype, dtype, last + 1, last + 2)
+        scope[f"load{number}"] = _loader(stored, dtype, number, count)
+        scope[f"store{number}"] = _storer(stored, dtype, number, count)
+        scope[f"load_rest{number}"] = _loader(dtype, dtype, last + 1, count)
+        scope[f"store_rest{number}"] = _storer(dtype, dtype, last + 1, count)
+    for place, name in enumerate(waiting, last + 2):
+        scope[f"load_{name}"] = _loader(dtype, dtype, place, count)
+        scope[f"store_{name}"] = _storer(dtype, dtype, place, count)
     scope["room"] = _room(dtype, TOGETHER * last)
     scope["prefetch"] = _prefetch()
     scope["row_of"] = _row_of()
-    scope["load_kept"] = _loader(dtype, dtype, last, last + 2)
-    scope["store_kept"] = _storer(dtype, dtype, last, last + 2)
+    scope["load_kept"] = _loader(dtype, dtype, last, count)
+    scope["store_kept"] = _storer(dtype, dtype, last, count)
     for step in spec.body:
         scope.setdefault(f"{step.op}_", _instruction(step.op, dtype, precise))
         if step.op.startswith("reduce_"):

@@ -13,7 +13,7 @@ def expand(spec: KernelSpec) -> KernelSpec:
     """The spec with softmax and its like written as reductions and maps."""
     if all(INSTRUCTIONS[step.op].kind is not Kind.ROW for step in spec.body):
         return spec
-    emit = Builder(spec.dtype, spec.rank, spec.inner, precise=spec.precise)
+    emit = Builder.like(spec)
     values: list[Arg] = [emit.input(operand) for operand in spec.inputs]
     for step in spec.body:
         args = [values[arg] if isinstance(arg, int) else arg for arg in step.args]
@@ -65,26 +65,30 @@ def collapse(spec: KernelSpec) -> Collapsed:
     """Merge axes, so that loops are few and long and one kernel serves many ranks.
 
     Raises:
-        GraphoptError: an operand covers some inner axes but not all, which kernels cannot walk.
+        GraphoptError: an operand covers some inner axes but not all, or some columns, which kernels
+            cannot walk.
     """
     operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
     covers = [operand.covers for operand in operands]
     group: list[int] = []
+    end = spec.rank - spec.columns
     for axis in range(spec.rank):
-        starts = axis == 0 or axis == spec.rank - spec.inner
+        starts = axis in (0, end - spec.inner, end)
         alike = not starts and all((axis in c) == (axis - 1 in c) for c in covers)
         group.append(group[-1] if alike else (group[-1] + 1 if group else 0))
     rank = group[-1] + 1 if group else 0
-    if spec.inner and group[spec.rank - spec.inner] != rank - 1:
+    if spec.inner and group[end - spec.inner] != group[end - 1]:
         raise GraphoptError("an operand covers some of the axes that are reduced, but not all")
+    if spec.columns and group[end] != rank - 1:
+        raise GraphoptError("an operand covers some of the axes behind those that are reduced")
     mapped = [_collapsed_operand(operand, group) for operand in operands]
     inputs = tuple(mapped[: len(spec.inputs)])
     outputs = tuple(
         type(result)(result.value, operand)
         for result, operand in zip(spec.outputs, mapped[len(spec.inputs) :], strict=True)
     )
-    inner = 1 if spec.inner else 0
-    merged = replace(spec, rank=rank, inner=inner, inputs=inputs, outputs=outputs)
+    inner, columns = min(spec.inner, 1), min(spec.columns, 1)
+    merged = replace(spec, rank=rank, inner=inner, columns=columns, inputs=inputs, outputs=outputs)
     return Collapsed(merged, tuple(group))
 
 

@@ -94,7 +94,7 @@ def differentiate(
 
 def _backward(spec: KernelSpec, with_head: int) -> tuple[KernelSpec, tuple[int, ...]] | None:
     """Gradients from heads, forward inputs and forward outputs, in this order of inputs."""
-    emit = Builder(spec.dtype, spec.rank, spec.inner, precise=spec.precise)
+    emit = Builder.like(spec)
     heads = [emit.input(result.operand) for result in spec.outputs]
     values: list[Arg] = [emit.input(operand) for operand in spec.inputs]
     for result in spec.outputs:

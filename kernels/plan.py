@@ -1,10 +1,11 @@
 """What the bridge has to know of a spec, as numbers.
 
 In order: inputs, outputs, axes, groups of axes, whether rows must stay whole, bytes of the compute
-dtype, picoseconds an element, scratch rows; the group of each axis; for every operand, inputs
-first: MXNet's type code, whether it is summed over, the source and index (of backward operands),
-dimensions, and the axis of each, -1 for one of extent 1; and how many pairs of an input and an
-output may be one array, and the pairs.
+dtype, picoseconds an element, scratch rows, whether there are columns, values that wait in memory
+for each of these; the group of each axis, that of columns before that of rows; for every operand,
+inputs first: MXNet's type code, whether it is summed over, the source and index (of backward
+operands), dimensions, and the axis of each, -1 for one of extent 1; and how many pairs of an input
+and an output may be one array, and the pairs.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from functools import lru_cache
 
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.contract import prepared
+from graphopt.kernels.emit.columns import emit_columns
 from graphopt.kernels.emit.inplace import overwritable
 from graphopt.kernels.emit.schedule import schedule
-from graphopt.kernels.expand import collapse, expand
+from graphopt.kernels.expand import Collapsed, collapse, expand
 from graphopt.kernels.gradient import Gradient, differentiate
 from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.spec import KernelSpec, Operand, parse
@@ -38,7 +40,7 @@ def backward_plan(spec: KernelSpec) -> list[int]:
     """The numbers of the kernel of the gradients of ``spec``."""
     gradient = differentiate(spec)
     if gradient.spec is None:
-        return [0, 0, 0, 0, 0, 4, 0, 0, 0]
+        return [0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0]
     return _numbers(gradient.spec, sources(gradient), list(gradient.wrt))
 
 
@@ -98,7 +100,9 @@ def _numbers(
         item,
         picoseconds(spec),
         len(schedule(prepared(spec)).scratch),
-        *collapsed.group,
+        int(spec.columns > 0),
+        len(emit_columns(prepared(spec))[1]) if spec.columns else 0,
+        *_groups(spec, collapsed),
     ]
     for operand, (source, index) in zip(spec.inputs, sources, strict=True):
         numbers += _operand(operand, adds=False, source=source, index=index)
@@ -107,6 +111,14 @@ def _numbers(
             result.operand, adds=bool(spec.summed(result)), source=OUTPUT, index=index
         )
     return [*numbers, len(pairs), *(number for pair in pairs for number in pair)]
+
+
+def _groups(spec: KernelSpec, collapsed: Collapsed) -> list[int]:
+    """The group of each axis; that of the axes that rows run along is the last."""
+    if not spec.columns:
+        return list(collapsed.group)
+    last = collapsed.spec.rank - 1
+    return [{last: last - 1, last - 1: last}.get(group, group) for group in collapsed.group]
 
 
 def _operand(operand: Operand, *, adds: bool, source: int, index: int) -> list[int]:

@@ -7,7 +7,10 @@ are not part of the spec, so one kernel serves every batch size::
     f32[a|b] (f32[a,b], f32[b]) { %2 = add %0 %1; %3 = softmax %2; return %3:f32[a,b] }
 
 The axes behind the bar are the *inner* ones: reductions run over all of them together and leave one
-value per *row*, that is per combination of the other axes.
+value per *row*, that is per combination of the other axes. Behind a second bar are *columns*, axes
+of the arrays that come after those that are reduced::
+
+    f32[a|b|c] (f32[a,b,c]) { %1 = reduce_sum %0; return %1:f32[a,c] }
 
 What an output sums over: if it covers an inner axis, or the spec has none, every axis of the space
 that it lacks; else every outer axis that it lacks, and its value must not vary within a row.
@@ -19,6 +22,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from graphopt.errors import ParseError
 from graphopt.ir.types import DTYPES
@@ -90,11 +94,12 @@ class KernelSpec:
         dtype: what it computes in, ``float32`` or ``float64``; other dtypes are converted when
             read or written.
         rank: number of axes of the iteration space.
-        inner: how many trailing axes reductions run over; 0 without reductions.
+        inner: how many axes reductions run over; 0 without reductions.
         inputs: what it reads.
         body: instructions in order.
         outputs: what it writes.
         precise: round every instruction as MXNet's operators do, by the C library's functions.
+        columns: how many axes come behind those that reductions run over.
     """
 
     dtype: str
@@ -104,6 +109,7 @@ class KernelSpec:
     body: tuple[Instruction, ...]
     outputs: tuple[Result, ...]
     precise: bool = False
+    columns: int = 0
 
     def __post_init__(self) -> None:
         """Check that it makes sense.
@@ -116,7 +122,13 @@ class KernelSpec:
     @property
     def inner_axes(self) -> frozenset[int]:
         """Axes reductions run over."""
-        return frozenset(range(self.rank - self.inner, self.rank))
+        end = self.rank - self.columns
+        return frozenset(range(end - self.inner, end))
+
+    @property
+    def row_axis(self) -> int:
+        """Of a collapsed spec, the axis that runs along rows."""
+        return self.rank - 1 - self.columns
 
     @cached_property
     def varies(self) -> tuple[frozenset[int], ...]:
@@ -146,9 +158,10 @@ class KernelSpec:
 
     @cached_property
     def _text(self) -> str:
-        outer = ",".join(_LETTERS[: self.rank - self.inner])
-        inner = ",".join(_LETTERS[self.rank - self.inner : self.rank])
-        space = f"{outer}|{inner}" if self.inner else outer
+        end = self.rank - self.columns
+        bounds = (0, end - self.inner, end, self.rank)
+        parts = [",".join(_LETTERS[a:b]) for a, b in pairwise(bounds)]
+        space = "|".join(parts[: 1 + bool(self.inner) + bool(self.columns)])
         steps = [
             f"%{len(self.inputs) + i} = {step.op} {' '.join(map(_print_arg, step.args))}".rstrip()
             for i, step in enumerate(self.body)
@@ -173,8 +186,10 @@ def _print_arg(arg: Arg) -> str:
 def _check(spec: KernelSpec) -> None:
     if spec.dtype not in COMPUTE_DTYPES:
         raise ParseError(f"a kernel cannot compute in {spec.dtype}")
-    if not 0 <= spec.inner <= spec.rank <= len(_LETTERS):
-        raise ParseError(f"{spec.inner} inner axes of {spec.rank}")
+    if not 0 <= spec.inner <= spec.rank - spec.columns <= spec.rank <= len(_LETTERS):
+        raise ParseError(f"{spec.inner} inner axes and {spec.columns} behind them, of {spec.rank}")
+    if spec.columns and not spec.inner:
+        raise ParseError("columns come behind inner axes, of which there are none")
     for operand in (*spec.inputs, *(result.operand for result in spec.outputs)):
         if operand.dtype not in STORAGE_DTYPES:
             raise ParseError(f"a kernel cannot read or write {operand.dtype}")
@@ -200,12 +215,20 @@ def _check(spec: KernelSpec) -> None:
 class Builder:
     """Collects instructions; equal ones become one value, trivial ones vanish."""
 
-    def __init__(self, dtype: str, rank: int, inner: int, *, precise: bool = False) -> None:
+    def __init__(
+        self, dtype: str, rank: int, inner: int, *, precise: bool = False, columns: int = 0
+    ) -> None:
         """Begin an empty spec."""
         self.dtype, self.rank, self.inner, self.precise = dtype, rank, inner, precise
+        self.columns = columns
         self._inputs: list[Operand] = []
         self._body: list[Instruction] = []
         self._known: dict[Instruction, Arg] = {}
+
+    @classmethod
+    def like(cls, spec: KernelSpec) -> Builder:
+        """Begin an empty spec over the space of another one."""
+        return cls(spec.dtype, spec.rank, spec.inner, precise=spec.precise, columns=spec.columns)
 
     def input(self, operand: Operand) -> int:
         """Append an input (before any instruction); returns its value."""
@@ -240,6 +263,7 @@ class Builder:
                 tuple(self._body),
                 tuple(results),
                 self.precise,
+                self.columns,
             )
         )
 
@@ -315,8 +339,10 @@ def parse(text: str) -> KernelSpec:
     head = _HEAD.fullmatch(text)
     if head is None or head[2] not in _LONG:
         raise ParseError(f"{_short(text)!r} is no kernel spec")
-    outer, _, inner = head[3].partition("|")
-    rank = len(_letters(outer)) + len(_letters(inner))
+    counts = [len(_letters(part)) for part in head[3].split("|")]
+    if len(counts) > 3:
+        raise ParseError(f"{_short(text)!r} has more than two bars")
+    outer, inner, columns = (*counts, 0, 0)[:3]
     inputs = tuple(_operand(part) for part in re.findall(r"\w+\[[^\]]*\]", head[4]))
     *steps, last = [part.strip() for part in head[5].split(";")]
     body = []
@@ -331,12 +357,13 @@ def parse(text: str) -> KernelSpec:
     outputs = tuple(Result(int(value), _operand(operand)) for value, operand in returned)
     return KernelSpec(
         _LONG[head[2]],
-        rank,
-        len(_letters(inner)),
+        outer + inner + columns,
+        inner,
         inputs,
         tuple(body),
         outputs,
         precise=bool(head[1]),
+        columns=columns,
     )
 
 

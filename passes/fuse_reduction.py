@@ -14,9 +14,11 @@ from graphopt.pipeline.base import Pass, PassContext
 class FuseReduction(Pass):
     """Reductions of rows are kernels, together with the pointwise work before and after them.
 
-    That is softmax, layer, instance and group normalization, sums, means and norms over trailing
-    axes; groups of channels become an axis by reshaping, which moves nothing. A kernel reads a
-    row once, and walks it as often as its reductions depend on each other while it is in the cache.
+    That is softmax, layer, instance and group normalization, sums, means and norms over any axes
+    that are neighbours; groups of channels become an axis by reshaping, which moves nothing. A
+    kernel reads a row once, and walks it as often as its reductions depend on each other while it
+    is in the cache. Where other axes come behind those that are reduced, as behind channels or
+    steps, rows lie side by side and vectors go across them, on CPUs and of eight rows or more.
     Its gradient is a kernel too. What stays outside is as in fuse-pointwise; regions without a
     reduction are left to that pass, so it comes after this one.
 

@@ -230,6 +230,11 @@ class TorchExpression:
             "prelu": nn.prelu,
             "clip": lambda x: torch.clamp(x, -0.5, 0.75),
             "gate": lambda x, gate: x * gate,
+            "channel_softmax": lambda x: torch.softmax(x, 1),
+            "channel_norm": lambda x, g, b: nn.layer_norm(
+                x.transpose(1, -1), g.shape, g, b, 1e-5
+            ).transpose(1, -1),
+            "centred": lambda x: x - x.mean(1, keepdim=True),
         }
         function = functions[request["name"]]
         self._torch = torch

@@ -39,6 +39,8 @@ struct Plan {
   int item_size = 4;        // of what it computes in
   double cost = 1;          // nanoseconds an element
   int64_t scratch_rows = 0;
+  bool by_columns = false;  // neighbouring rows lie side by side; see kernels/emit/columns.py
+  int64_t waiting = 0;      // values of each row that wait in memory then
   std::vector<int> group;   // of each axis
   std::vector<Operand> inputs, outputs;
   std::vector<std::pair<int, int>> pairs;  // an input and an output that may be one array
@@ -59,7 +61,7 @@ std::mutex plans_mutex;
 std::unordered_map<std::string, Plan*> plans[2];
 
 bool NeedsScratch(const Plan& plan) {
-  return plan.scratch_rows > 0 || std::any_of(plan.outputs.begin(), plan.outputs.end(),
+  return plan.scratch_rows > 0 || plan.waiting > 0 || std::any_of(plan.outputs.begin(), plan.outputs.end(),
                                               [](const Operand& output) { return output.adds; });
 }
 
@@ -125,6 +127,8 @@ Plan* MakePlan(const std::string& spec, bool backward) {
   plan->item_size = *at++;
   plan->cost = *at++ * 1e-3;
   plan->scratch_rows = *at++;
+  plan->by_columns = *at++;
+  plan->waiting = *at++;
   for (int i = 0; i < plan->rank; ++i) plan->group.push_back(*at++);
   for (int i = 0; i < n_inputs + n_outputs; ++i) {
     Operand operand;

@@ -19,6 +19,7 @@ namespace graphopt {
 struct Target {
   char* base;
   bool is_dummy;
+  bool is_tile = false;  // of columns, and nothing else
 };
 
 /* Walk rows [first, last) and elements [begin, begin + length) of each. */
@@ -41,14 +42,18 @@ void Walk(const Space& space, Function function, const std::vector<Target>& targ
     for (size_t i = 0; i < count; ++i) {
       const std::vector<int64_t>& step = space.strides[i];
       bool dummy = i >= n_inputs && targets[i - n_inputs].is_dummy;
-      const int64_t offset = dummy ? 0 : space.Offset(i, row, begin);
+      const bool is_tile = i >= n_inputs && targets[i - n_inputs].is_tile;
+      const int64_t offset = dummy || is_tile ? 0 : space.Offset(i, row, begin);
       const Operand& operand = space.Describe(i);
       const char* base = i < n_inputs ? static_cast<const char*>(space.operands[i]->dptr_)
                                       : targets[i - n_inputs].base;
       bool is_partial = operand.adds && !dummy;
       int size = is_partial ? space.plan->item_size : ItemSize(operand.dtype);
       pointers[i] = reinterpret_cast<int64_t>(base) + offset * size;
-      strides[i] = dummy || groups < 2 ? 0 : step[groups - 2];
+      if (space.plan->by_columns)
+        strides[i] = dummy ? 0 : is_tile ? (step[groups - 1] ? last - first : 0) : step[groups - 1];
+      else
+        strides[i] = dummy || groups < 2 ? 0 : step[groups - 2];
     }
     int64_t result = 0;
     void* exception = nullptr;
@@ -125,7 +130,7 @@ Asked AskedOf(const Plan& plan, const Tiling& tiling, const std::vector<OpReqTyp
   made.add_at.assign(requests.size(), -1);
   for (size_t i = 0; i < requests.size(); ++i)
     if (tiling.sum_at[i] < 0 && requests[i] == mxnet::kNullOp)
-      made.thread_bytes = Align(tiling.block * 8);
+      made.thread_bytes = Align((plan.by_columns ? tiling.tile_rows : tiling.block) * 8);
   for (size_t i = 0; i < requests.size(); ++i) {
     if (tiling.sum_at[i] >= 0 || requests[i] != mxnet::kAddTo) continue;
     made.add_at[i] = made.thread_bytes;
@@ -162,7 +167,28 @@ class Worker {
   }
 
  private:
+  /* Some columns of rows that lie together; where results are to be added, in memory beside them. */
+  void DoColumns(int64_t tile) {
+    const int64_t together = tile / tiling_.runs * space_.inner_rows;
+    const int64_t from = tile % tiling_.runs * tiling_.tile_rows, row = together + from;
+    const int64_t width = std::min(tiling_.tile_rows, space_.inner_rows - from);
+    for (size_t i = 0; i < targets_.size(); ++i)
+      if (asked_.add_at[i] >= 0) targets_[i] = {beside_ + asked_.add_at[i], false, true};
+    Walk(space_, function_, targets_, row, row + width, 0, space_.length, scratch_);
+    for (size_t i = 0; i < targets_.size(); ++i) {
+      if (asked_.add_at[i] < 0 || outputs_[i]->shape_.Size() == 0) continue;
+      const auto& step = space_.strides[space_.plan->inputs.size() + i];
+      const size_t groups = step.size();
+      const int64_t lines = step[groups - 1] ? space_.length : 1;
+      const int64_t count = step[groups - 2] ? width : 1;
+      for (int64_t line = 0; line < lines; ++line)
+        AddTile(*outputs_[i], targets_[i].base + line * width * ItemSize(space_.plan->outputs[i].dtype),
+                OffsetOf(i, row, line), count);
+    }
+  }
+
   void DoTile(int64_t tile) {
+    if (space_.plan->by_columns) return DoColumns(tile);
     const int64_t row = tile / tiling_.blocks * tiling_.tile_rows;
     const int64_t begin = tile % tiling_.blocks * tiling_.block;
     const int64_t end = std::min(row + tiling_.tile_rows, space_.rows);

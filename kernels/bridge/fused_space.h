@@ -14,6 +14,10 @@
 namespace graphopt {
 
 constexpr int64_t kTileElements = 16384;  // a few times the level-1 cache
+constexpr int64_t kMostColumns = 1024;    // of a tile: what is read in one go before memory jumps
+constexpr int64_t kFewestColumns = 64;    // what a jump is worth
+constexpr int64_t kKeptElements = 1 << 18;  // of a tile, in scratch rows: about a level-2 cache
+constexpr int64_t kColumnTiles = 8;       // at least, so that threads share them
 constexpr int64_t kMaxSlots = 32;         // partial sums; fixed, so that threads change no bit
 
 /* What a call works on: sizes, and where each operand lies. */
@@ -99,17 +103,21 @@ Space Measure(Plan* plan, const std::vector<const TBlob*>& inputs,
     std::vector<bool> covered = Covered(space, space.Describe(i));
     std::vector<int64_t> strides(groups, 0);
     int64_t step = 1;
-    for (size_t g = groups; g-- > 0;)
+    for (size_t at = groups; at-- > 0;) {
+      // Rows are the last group, columns the one before, which lies behind them in memory.
+      const size_t g = plan->by_columns && at + 2 >= groups ? 2 * groups - 3 - at : at;
       if (covered[g]) { strides[g] = step; step *= space.extents[g]; }
+    }
     space.strides.push_back(strides);
   }
   return space;
 }
 
-/* How the space is cut into tiles, blocks of a long row or several short rows, and what they are
- * computed in: sums of each slot and scratch rows of each thread. */
+/* How the space is cut into tiles, blocks of a long row, several short rows or some columns, and what they
+ * are computed in: sums of each slot and scratch rows of each thread. */
 struct Tiling {
   int64_t block, blocks, tile_rows, tiles, slots;
+  int64_t runs;  // tiles of rows that lie together: all, or one set of columns
   bool any_sums = false;
   std::vector<int64_t> sum_at;  // of an output in the sums of a slot, -1 of those not summed up
   int64_t sum_bytes = 0;        // of a slot
@@ -120,6 +128,19 @@ struct Tiling {
   int64_t bytes() const { return partial_bytes() + threads * row_bytes; }
 };
 
+/* Columns of a tile, of so many that lie side by side: nearly as many in each, and whole vectors. */
+int64_t TileColumns(const Space& space, int64_t columns) {
+  constexpr int64_t kWhole = 16;
+  const int64_t length = std::max<int64_t>(space.length, 1);
+  int64_t wanted = kMostColumns;
+  if (space.plan->scratch_rows > 0) wanted = std::min(wanted, kKeptElements / length);
+  wanted = std::max({wanted, kTileElements / length, kFewestColumns});
+  const int64_t sets = columns ? std::max<int64_t>(space.rows / columns, 1) : 1;
+  const int64_t shared = std::min(kColumnTiles / sets, columns / kFewestColumns);
+  const int64_t pieces = std::max({columns / wanted, shared, int64_t{1}});
+  return std::max<int64_t>((columns + pieces * kWhole - 1) / (pieces * kWhole) * kWhole, 1);
+}
+
 /* Asks neither for requests nor for addresses: memory is planned before there are any. */
 Tiling TilingOf(const Space& space) {
   const Plan& plan = *space.plan;
@@ -129,7 +150,10 @@ Tiling TilingOf(const Space& space) {
                                                               : kTileElements;
   made.blocks = length == 0 ? 1 : (length + made.block - 1) / made.block;
   made.tile_rows = std::max<int64_t>(1, kTileElements / made.block);
-  made.tiles = (rows + made.tile_rows - 1) / made.tile_rows * made.blocks;
+  const int64_t together = plan.by_columns ? space.inner_rows : rows;
+  if (plan.by_columns) made.tile_rows = TileColumns(space, together);
+  made.runs = (together + made.tile_rows - 1) / made.tile_rows;
+  made.tiles = made.runs * (together ? rows / together : 0) * made.blocks;
   int64_t sum_elements = 0;
   for (const Operand& output : plan.outputs) {
     made.sum_at.push_back(output.adds ? made.sum_bytes : -1);
@@ -147,7 +171,9 @@ Tiling TilingOf(const Space& space) {
     int64_t worth = rows * length / (4 * std::max<int64_t>(sum_elements, 1));
     made.slots = std::max<int64_t>(1, std::min({kMaxSlots, made.tiles, worth}));
   }
-  made.row_bytes = Align(plan.scratch_rows * made.block * plan.item_size);
+  const int64_t columns = plan.by_columns ? made.tile_rows : 1;
+  made.row_bytes =
+      Align((plan.scratch_rows * made.block + plan.waiting) * columns * plan.item_size);
   made.threads = Threads(plan.cost * rows * length, made.slots);
   return made;
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from graphopt.errors import GraphoptError
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.cuda.compiled import SIMULATED, FusedKernel, Kernel, PartsKernel
 from graphopt.kernels.cuda.device import ACCESS
@@ -95,7 +96,12 @@ def plan_of(
         aligned: whether all operands lie at multiples of 16 bytes.
         processors: multiprocessors of the GPU.
         requests: what to do with each output; by default all are overwritten.
+
+    Raises:
+        GraphoptError: it has columns, which kernels on GPUs have not.
     """
+    if walked.columns:
+        raise GraphoptError(f"no kernel on GPUs reduces axes that are not the last: {walked}")
     return _Planner(walked, space, aligned, processors, requests).plan()
 
 

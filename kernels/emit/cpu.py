@@ -18,10 +18,8 @@ The source calls functions named after instructions; :mod:`graphopt.kernels.cpu`
 from __future__ import annotations
 
 from graphopt.kernels.emit.schedule import Loop, Schedule, schedule
-from graphopt.kernels.spec import Arg, KernelSpec
-
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
+from graphopt.kernels.emit.source import START, Source
+from graphopt.kernels.spec import KernelSpec
 
 #: Of a cache line.
 _LINE_BYTES = 64
@@ -89,7 +87,7 @@ def storage(spec: KernelSpec) -> list[str]:
     ]
 
 
-class _Emitter:
+class _Emitter(Source):
     def __init__(
         self,
         spec: KernelSpec,
@@ -98,11 +96,8 @@ class _Emitter:
         index: bool = False,
         groups: tuple[int, ...] = (),
     ) -> None:
-        self.spec, self.plan, self.index, self.groups = spec, plan, index, groups
-        self.first = len(spec.inputs)
-        self.row_axis = spec.rank - 1
-        self.literals: dict[str, str] = {}
-        self.lines: list[str] = []
+        super().__init__(spec, plan)
+        self.index, self.groups = index, groups
 
     def source(self) -> str:
         body = self._capture(self._rows)
@@ -136,15 +131,6 @@ class _Emitter:
         self._line(1, f"for j in range({TOGETHER}):")
         self._line(3, "interleaved()")
         self._elements(self.plan.loops[0])
-
-    def _capture(self, write: object) -> list[str]:
-        before, self.lines = self.lines, []
-        write()  # type: ignore[operator]
-        found, self.lines = self.lines, before
-        return found
-
-    def _line(self, indent: int, text: str) -> None:
-        self.lines.append("    " * indent + text)
 
     def _rows(self) -> None:
         self._line(1, "for i in range(m):")
@@ -192,7 +178,7 @@ class _Emitter:
             return
         for number in loop.reductions:
             op = self.spec.body[number - self.first].op
-            self._line(2, f"v{number} = number({_START[op]})")
+            self._line(2, f"v{number} = number({START[op]})")
         for place in loop.sums:
             self._line(2, f"sum{place} = number(0.0)")
         self._line(2, "for j in range(n):")
@@ -262,30 +248,6 @@ class _Emitter:
         args = [self._arg(arg) for arg in step.args]
         self._line(indent, f"v{number} = {self._expression(step.op, args)}")
 
-    def _expression(self, op: str, args: list[str]) -> str:
-        if op in _INFIX:
-            return f"{args[0]} {_INFIX[op]} {args[1]}"
-        # A reduction gets here only if its operand is the same all along the row.
-        alike = {
-            "extent": "length",
-            "reduce_sum": f"{args[0]} * length" if args else "",
-            "reduce_max": args[0] if args else "",
-            "reduce_min": args[0] if args else "",
-            "reduce_prod": f"pow_({args[0]}, length)" if args else "",
-            "neg": f"-{args[0]}" if args else "",
-            "square": f"{args[0]} * {args[0]}" if args else "",
-            "stop": args[0] if args else "",
-            "literal": args[0] if args else "",
-            "scale_gradient": args[0] if args else "",
-        }
-        return alike.get(op) or f"{op}_({', '.join(args)})"
-
-    def _arg(self, arg: Arg) -> str:
-        if isinstance(arg, int):
-            return f"v{arg}"
-        # By their text: 0.0 and -0.0 are equal.
-        return self.literals.setdefault(repr(float(arg)), f"c{len(self.literals)}")
-
     def _store_element(self, place: int) -> None:
         result = self.spec.outputs[place]
         adds = bool(self.spec.summed(result))
@@ -296,12 +258,6 @@ class _Emitter:
         summed = self.spec.summed(result)
         value = f"v{result.value}" + (" * length" if self.row_axis in summed else "")
         self._line(2, self._store(place, "0", value, adds=bool(summed)))
-
-    def _store(self, place: int, index: str, value: str, *, adds: bool) -> str:
-        number = self.first + place
-        if adds:
-            value = f"load{number}(at{number}, {index}) + {value}"
-        return f"store{number}(at{number}, {index}, {value})"
 
 
 def _is_plain(loop: Loop) -> bool:

@@ -57,7 +57,7 @@ class Schedule:
 
 
 def schedule(spec: KernelSpec) -> Schedule:
-    """Order the work of a collapsed, expanded spec; its last axis is the row."""
+    """Order the work of a collapsed, expanded spec; its last axis but columns is the row."""
     return _Scheduler(spec).run()
 
 
@@ -65,7 +65,7 @@ class _Scheduler:
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
         self.first = len(spec.inputs)
-        self.row_axis = spec.rank - 1
+        self.row_axis = spec.row_axis
         self.along = [self.row_axis in axes for axes in spec.varies]
         self.depth = self._depths()
 

@@ -159,7 +159,7 @@ class _Parter:
 
 def _with_sums(kernel: KernelSpec, inputs: list[int]) -> KernelSpec:
     """The kernel with further inputs, each added to one of ``inputs`` before that is used."""
-    build = Builder(kernel.dtype, kernel.rank, kernel.inner, precise=kernel.precise)
+    build = Builder.like(kernel)
     values: list[Arg] = [build.input(operand) for operand in kernel.inputs]
     more = [build.input(kernel.inputs[number]) for number in inputs]
     for number, other in zip(inputs, more, strict=True):

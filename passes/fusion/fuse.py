@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from graphopt.kernels.spec import KernelSpec
 from graphopt.passes.fusion.group_norm import with_groups_as_axes
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.region import operators, replace_region, results
-from graphopt.passes.fusion.translate import FLOATS, POINTWISE, ROWS, region_spec
+from graphopt.passes.fusion.translate import FLOATS, NO_SPAN, POINTWISE, ROWS, Span, region_spec
 from graphopt.passes.fusion.worth import why_not_worth
 from graphopt.pipeline.base import PassContext
 from graphopt.rewrite.substitute import transplant
@@ -26,6 +27,8 @@ from graphopt.rewrite.substitute import transplant
 #: Bounds on a kernel: more operands than this do not stay in registers.
 _MAX_MEMBERS = 64
 _MAX_OPERANDS = 24
+#: Rows side by side that are worth a kernel across them.
+_FEWEST_COLUMNS = 8
 
 Shape = tuple[int, ...]
 
@@ -35,7 +38,7 @@ class Space:
     """What the members of a region agree on."""
 
     shape: Shape
-    inner: int  # 0: no reduction seen yet
+    span: Span  # NO_SPAN: no reduction seen yet
     is_double: bool
 
 
@@ -96,7 +99,7 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
             continue
         if op in ROWS and not rows:
             continue
-        why = _refusal(graph, node, op, written)
+        why = _refusal(graph, node, op, written, cx.settings.device)
         if node.id in truncating:
             why = "MXNet truncates its gradient to integers"
         if why is not None:
@@ -128,7 +131,9 @@ def _truncating(graph: Graph) -> frozenset[NodeId]:
     return frozenset(found)
 
 
-def _refusal(graph: Graph, node: Node, op: str, written: frozenset[Value]) -> str | None:
+def _refusal(
+    graph: Graph, node: Node, op: str, written: frozenset[Value], device: str
+) -> str | None:
     types = [graph.type_of(value) for value in node.inputs] + [node.type]
     if not all(found.is_static for found in types):
         return "its shape or dtype is not known"
@@ -139,15 +144,29 @@ def _refusal(graph: Graph, node: Node, op: str, written: frozenset[Value]) -> st
         return "kernels have no derivative of it"
     if any(value in written for value in node.inputs):
         return "it reads a state that another operator writes"
-    entry = ROWS[op] if op in ROWS else POINTWISE[op]
-    return entry.check(node, graph)
+    if op in ROWS:
+        return ROWS[op].check(node, graph) or _no_columns(graph, node, op, device)
+    return POINTWISE[op].check(node, graph)
+
+
+def _no_columns(graph: Graph, node: Node, op: str, device: str) -> str | None:
+    """Why axes are not reduced that others come behind."""
+    span, shape = ROWS[op].span(node, graph), _shape(graph, node.inputs[0])
+    if not span.columns:
+        return None
+    if device != "cpu":
+        return "kernels on GPUs reduce the last axes only"
+    count = math.prod(shape[len(shape) - span.columns :])
+    if count < _FEWEST_COLUMNS:
+        return f"of the axes that it reduces {count} lie side by side, too few for a vector"
+    return None
 
 
 def _space(graph: Graph, node: Node, op: str) -> Space:
     is_double = any(graph.type_of(v).dtype == "float64" for v in node.inputs)
     if op in ROWS:
-        return Space(_shape(graph, node.inputs[0]), ROWS[op].inner(node, graph), is_double)
-    return Space(_shape(graph, node.out()), 0, is_double or node.type.dtype == "float64")
+        return Space(_shape(graph, node.inputs[0]), ROWS[op].span(node, graph), is_double)
+    return Space(_shape(graph, node.out()), NO_SPAN, is_double or node.type.dtype == "float64")
 
 
 def _shape(graph: Graph, value: Value) -> Shape:
@@ -181,21 +200,23 @@ def _joined(graph: Graph, value: Value, reader: Space, source: Space) -> Space |
     """The space of two regions together, if they fit; the first reads ``value`` of the second."""
     if reader.is_double != source.is_double:
         return None
-    if reader.inner and source.inner and reader.inner != source.inner:
+    reduces = reader.span.inner > 0
+    if reduces and source.span.inner and reader.span != source.span:
         return None
-    inner = reader.inner or source.inner
     if reader.shape == source.shape:
-        return Space(reader.shape, inner, reader.is_double)
+        return Space(reader.shape, reader.span if reduces else source.span, reader.is_double)
     # A value per row, computed from a reduction's result.
-    if source.inner and reader.shape in _row_shapes(source) and not reader.inner:
+    if source.span.inner and reader.shape in _row_shapes(source) and not reduces:
         return source
     return None
 
 
 def _row_shapes(space: Space) -> tuple[Shape, ...]:
     """Shapes of one value per row: reduced axes kept with extent 1, or dropped."""
-    outer = space.shape[: len(space.shape) - space.inner]
-    return (outer + (1,) * space.inner, outer)
+    inner, columns = space.span
+    end = len(space.shape) - columns
+    ones = space.shape[: end - inner] + (1,) * inner + space.shape[end:]
+    return (ones, space.span.dropped(space.shape))
 
 
 def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -43,9 +43,25 @@ class Pointwise:
     check: Check
 
 
+class Span(NamedTuple):
+    """Axes that reductions run over: how many, and how many come behind them."""
+
+    inner: int
+    columns: int
+
+    def dropped(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What is left of a shape, or of its axes, without these."""
+        end = len(shape) - self.columns
+        return shape[: end - self.inner] + shape[end:]
+
+
+#: Of regions without reductions.
+NO_SPAN: Final = Span(0, 0)
+
+
 @dataclass(frozen=True)
 class Row:
-    """An operator that runs over the trailing axes of its first input.
+    """An operator that runs over neighbouring axes of its first input.
 
     Attributes:
         build: emits the instructions; its attributes are those of :func:`prepared`.
@@ -59,9 +75,11 @@ class Row:
     axes: Callable[[Attrs, int], tuple[int, ...]]
     reduces: bool = False
 
-    def inner(self, node: Node, graph: Graph) -> int:
-        """How many trailing axes of the first input it runs over."""
-        return len(self.axes(node.attrs, graph.type_of(node.inputs[0]).rank or 0))
+    def span(self, node: Node, graph: Graph) -> Span:
+        """The axes of the first input that it runs over."""
+        rank = graph.type_of(node.inputs[0]).rank or 0
+        axes = self.axes(node.attrs, rank)
+        return Span(len(axes), rank - 1 - axes[-1])
 
 
 # -- attributes ----------------------------------------------------------------------------------
@@ -506,8 +524,10 @@ def _spatial(_attrs: Attrs, rank: int) -> tuple[int, ...]:
     return tuple(range(2, rank))
 
 
-def _all_but_first(_attrs: Attrs, rank: int) -> tuple[int, ...]:
-    return tuple(range(1, rank))
+def _by_mode(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    """Of L2Normalization: samples, places or channels."""
+    bounds = {"channel": (1, 2), "spatial": (2, rank)}
+    return tuple(range(*bounds.get(_mode(attrs), (1, rank))))
 
 
 def _check_row(axes: Callable[[Attrs, int], tuple[int, ...]], *more: Check) -> Check:
@@ -518,8 +538,8 @@ def _check_row(axes: Callable[[Attrs, int], tuple[int, ...]], *more: Check) -> C
         found = axes(node.attrs, rank)
         if not found:
             return "it reduces no axes"
-        if found != tuple(range(rank - len(found), rank)):
-            return f"it reduces axes {found}, not the last ones"
+        if found[-1] - found[0] >= len(found):
+            return f"it reduces axes {found}, which are no neighbours"
         return None
 
     return _all(_types, check, *more)
@@ -564,9 +584,12 @@ def _check_norm(node: Node, _graph: Graph) -> str | None:
     return None if order in (1, 2) else f"it is the norm of order {order}"
 
 
-def _check_mode(node: Node, _graph: Graph) -> str | None:
-    mode = node.attrs.get("mode") or "instance"
-    return None if mode == "instance" else f"mode={mode!r} has no translation"
+def _mode(attrs: Attrs) -> str:
+    return str(attrs.get("mode") or "instance")
+
+
+def _check_mode(*known: str) -> Check:
+    return _refuse(lambda attrs: _mode(attrs) not in known, "its mode has no translation")
 
 
 def _check_matrix(node: Node, graph: Graph) -> str | None:
@@ -628,24 +651,27 @@ ROWS: Final[dict[str, Row]] = {
     "log_softmax": _softmax_row(_softmax("log_softmax")),
     "softmin": _softmax_row(_softmax("softmax", negate=True)),
     "SoftmaxActivation": Row(
-        _op("softmax"), _check_row(_last_axis, _check_mode, _check_matrix), _last_axis
+        _op("softmax"), _check_row(_last_axis, _check_mode("instance"), _check_matrix), _last_axis
     ),
     "LayerNorm": Row(_norm_layer(1e-5), _check_row(_one_axis(-1), _check_unused), _one_axis(-1)),
     "InstanceNorm": Row(_norm_layer(1e-3), _check_row(_spatial, _check_unused), _spatial),
     "L2Normalization": Row(
-        _l2_normalization, _check_row(_all_but_first, _check_mode, _check_unused), _all_but_first
+        _l2_normalization,
+        _check_row(_by_mode, _check_mode("instance", "channel", "spatial"), _check_unused),
+        _by_mode,
     ),
 }
 
 # -- axes ----------------------------------------------------------------------------------------
 
 
-def output_axes(node: Node, shape: tuple[int, ...]) -> Axes:
+def output_axes(node: Node, shape: tuple[int, ...], span: Span = NO_SPAN) -> Axes:
     """The axes of the iteration space that each dimension of a node's first output runs along.
 
     Args:
         node: of an operator in :data:`POINTWISE` or :data:`ROWS`.
         shape: extents of the iteration space.
+        span: the axes that are reduced in the region of the node.
 
     Raises:
         GraphoptError: the output does not lie in the space.
@@ -653,18 +679,21 @@ def output_axes(node: Node, shape: tuple[int, ...]) -> Axes:
     out, rank = node.type.shape, len(shape)
     row = ROWS.get(canonical(node.op))
     if row is not None and row.reduces:
-        outer = rank - len(row.axes(node.attrs, rank))
+        reduced = row.axes(node.attrs, rank)
+        kept = tuple(axis for axis in range(rank) if axis not in reduced)
         if out is not None and len(out) == rank:
-            return (*range(outer), *(None,) * (rank - outer))
-        if out is not None and len(out) == outer:
-            return tuple(range(outer))
-        if out == (1,) and not outer:
+            return tuple(None if axis in reduced else axis for axis in range(rank))
+        if out is not None and len(out) == len(kept):
+            return kept
+        if out == (1,) and not kept:
             return (None,)
     elif out == shape:
         return tuple(range(rank))
     elif out is not None and len(out) == rank and _stretches(out, shape):
         return tuple(a if e == shape[a] else None for a, e in enumerate(out))
-    elif out is not None and out == shape[: len(out)]:
+    elif span.columns and out == span.dropped(shape):
+        return span.dropped(tuple(range(rank)))
+    elif not span.columns and out is not None and out == shape[: len(out)]:
         return tuple(range(len(out)))
     elif out == (1,):
         return (None,)
@@ -676,7 +705,7 @@ def _stretches(shape: Sequence[int | None], space: Sequence[int]) -> bool:
 
 
 def broadcast_axes(
-    node: Node, position: int, graph: Graph, shape: tuple[int, ...]
+    node: Node, position: int, graph: Graph, shape: tuple[int, ...], span: Span = NO_SPAN
 ) -> tuple[int | None, ...] | None:
     """The axes of the iteration space that each dimension of an input runs along.
 
@@ -685,6 +714,7 @@ def broadcast_axes(
         position: which of its inputs.
         graph: that the node belongs to.
         shape: extents of the iteration space.
+        span: the axes that are reduced in the region of the node.
 
     Returns:
         ``None`` for a dimension that is stretched, ``None`` for all if the input does not fit.
@@ -701,7 +731,7 @@ def broadcast_axes(
         frame, axes = shape, tuple(range(len(shape)))
     else:
         try:
-            frame, axes = node.type.shape, output_axes(node, shape)
+            frame, axes = node.type.shape, output_axes(node, shape, span)
         except GraphoptError:
             return None
     if frame is None or len(given) > len(frame):
@@ -711,6 +741,8 @@ def broadcast_axes(
         places = prelu_axes(node, graph)
     if name == "InstanceNorm" and position:
         places = (1,)
+    if name == "LayerNorm" and position:
+        places = ROWS[name].axes(node.attrs, len(shape))
     if places is None:
         return None
     found: list[int | None] = []
@@ -742,7 +774,8 @@ def region_spec(
         GraphoptError: the region is no kernel; the message names the node and the reason.
     """
     region = _Region(graph, nodes)
-    emit = Builder(region.dtype, len(region.shape), region.inner)
+    inner, columns = region.span
+    emit = Builder(region.dtype, len(region.shape), inner, columns=columns)
     values: dict[Value, Arg] = {}
     for value in inputs:
         values[value] = emit.input(_operand(graph, value, region.reads.get(value)))
@@ -782,7 +815,7 @@ class _Region:
         shapes = {self._extents(value) for value in touched}
         self.shape = max(shapes, key=lambda shape: (math.prod(shape), len(shape)))
         self.dtype = self._compute_dtype(touched)
-        self.inner = self._inner(nodes)
+        self.span = self._span(nodes)
         #: Axes of what nodes read and of what they write.
         self.reads: dict[Value, Axes] = {}
         self.writes: dict[Value, Axes] = {}
@@ -814,20 +847,20 @@ class _Region:
             raise GraphoptError("the region mixes float64 with narrower floating dtypes")
         return "float32"
 
-    def _inner(self, nodes: Sequence[Node]) -> int:
+    def _span(self, nodes: Sequence[Node]) -> Span:
         found = {
-            ROWS[canonical(node.op)].inner(node, self.graph): node
+            ROWS[canonical(node.op)].span(node, self.graph): node
             for node in nodes
             if canonical(node.op) in ROWS
         }
         if len(found) > 1:
             told = " and ".join(node.label for node in found.values())
-            raise GraphoptError(f"{told} run over {sorted(found)} axes each")
-        return next(iter(found), 0)
+            raise GraphoptError(f"{told} run over different axes")
+        return next(iter(found), NO_SPAN)
 
     def _read(self, node: Node, position: int) -> None:
         value = node.inputs[position]
-        axes = broadcast_axes(node, position, self.graph, self.shape)
+        axes = broadcast_axes(node, position, self.graph, self.shape, self.span)
         if axes is None:
             raise GraphoptError(
                 f"{node.label}: input {position} ({self.graph.type_of(value)}) does not fit"
@@ -843,15 +876,15 @@ class _Region:
                 raise GraphoptError(f"{node.label}: input {position} is read along other axes")
 
     def _written(self, node: Node) -> Axes:
-        axes = output_axes(node, self.shape)
+        axes = output_axes(node, self.shape, self.span)
         if node.type.shape == self.shape:
             return axes
         # One value per row: inner axes, if any, are there with extent 1.
-        outer = len(self.shape) - self.inner
-        axes = tuple(a if a is not None and a < outer else None for a in axes)
-        missing = [a for a in range(outer) if a not in axes and self.shape[a] != 1]
-        size = math.prod(self.shape[:outer])
-        if not self.inner or missing or node.type.size != size:
+        rows = self.span.dropped(tuple(range(len(self.shape))))
+        axes = tuple(a if a in rows else None for a in axes)
+        missing = [a for a in rows if a not in axes and self.shape[a] != 1]
+        size = math.prod(self.shape[a] for a in rows)
+        if not self.span.inner or missing or node.type.size != size:
             raise GraphoptError(
                 f"{node.label}: its output {node.type} is neither all of {self.shape}"
                 " nor one value per row"

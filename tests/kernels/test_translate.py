@@ -22,6 +22,7 @@ from graphopt.kernels.spec import KernelSpec, parse
 from graphopt.passes.fusion.translate import (
     POINTWISE,
     ROWS,
+    Span,
     broadcast_axes,
     output_axes,
     region_spec,
@@ -325,8 +326,8 @@ class RandomRegion:
     def __init__(self, data: st.DataObject) -> None:
         self.draw = data.draw
         self.graph = Graph()
-        self.inner = self.draw(st.sampled_from([0, 1, 2]))
-        self.row = (*SPACE[: 3 - self.inner], *(1,) * self.inner)
+        self.reduced = self.draw(st.sampled_from([(), (2,), (1, 2), (1,), (0,), (0, 1)]))
+        self.row = tuple(1 if axis in self.reduced else e for axis, e in enumerate(SPACE))
         first = self.input(SPACE)
         self.whole, self.rows, self.small = [first], [], []
         self.inputs = [self.input(self.draw(st.sampled_from(INPUT_SHAPES))) for _ in range(3)]
@@ -348,21 +349,23 @@ class RandomRegion:
         return values[self.draw(st.integers(0, len(values) - 1))]
 
     def step(self) -> None:
-        kinds = ["unary", "binary", "binary"] + (["reduce", "row"] if self.inner else [])
+        kinds = ["unary", "binary", "binary"] + (["reduce", "row"] if self.reduced else [])
         kind = self.draw(st.sampled_from(kinds))
         level = self.pick([level for level in (self.whole, self.rows, self.small) if level])
         shape = level[0].type.shape
         if kind == "reduce":
-            attrs = {"axis": tuple(range(3 - self.inner, 3)), "keepdims": self.draw(st.booleans())}
-            out = self.row if attrs["keepdims"] else SPACE[: 3 - self.inner]
+            attrs = {"axis": self.reduced, "keepdims": self.draw(st.booleans())}
+            kept = tuple(e for axis, e in enumerate(SPACE) if axis not in self.reduced)
+            out = self.row if attrs["keepdims"] else kept
             op = self.pick(REDUCING)
             # MXNet gives the whole gradient to every maximum: ties, which values may have, are out.
             values = self.whole[:1] if op in ("max", "min") else self.whole
             node = self.add(op, [self.pick(values)], out, attrs)
             (self.rows if attrs["keepdims"] else self.small).append(node)
-        elif kind == "row" and self.inner == 1:
+        elif kind == "row" and len(self.reduced) == 1:
             op = self.draw(st.sampled_from(["softmax", "log_softmax"]))
-            self.whole.append(self.add(op, [self.pick(self.whole)], SPACE, {"axis": -1}))
+            attrs = {"axis": self.reduced[0]}
+            self.whole.append(self.add(op, [self.pick(self.whole)], SPACE, attrs))
         elif kind == "unary":
             op, attrs = self.pick(SMOOTH)
             level.append(self.add(op, [self.pick(level)], shape, attrs))
@@ -434,13 +437,13 @@ REFUSED = [
     ("LeakyReLU", [_f32(2, 3), _f32(2)], _f32(2, 3), {"act_type": "prelu"}, "channels"),
     ("clip", [_f32(2, 3)], _f32(2, 3), {"a_min": 1.0, "a_max": 0.0}, "bounds"),
     ("smooth_l1", [_f32(2, 3)], _f32(2, 3), {"scalar": 0.0}, "scalar"),
-    ("sum", [_f32(2, 3)], _f32(3), {"axis": 0}, "reduces axes"),
-    ("sum", [_f32(2, 3)], _f32(3), {"axis": 1, "exclude": True}, "reduces axes"),
-    ("softmax", [_f32(2, 3)], _f32(2, 3), {"axis": 0}, "reduces axes"),
+    ("sum", [_f32(2, 3, 4)], _f32(3), {"axis": (0, 2)}, "reduces axes"),
+    ("sum", [_f32(2, 3, 4)], _f32(3), {"axis": 1, "exclude": True}, "reduces axes"),
     ("softmax", [_f32(2, 3)], _f32(2, 3), {"temperature": 0.0}, "temperature"),
     ("softmax", [_f32(2, 3)], _f32(2, 3), {"dtype": "float64"}, "dtype"),
     ("norm", [_f32(2, 3)], _f32(1), {"ord": 3}, "order 3"),
-    ("L2Normalization", [_f32(2, 3)], _f32(2, 3), {"mode": "spatial"}, "mode"),
+    ("L2Normalization", [_f32(2, 3)], _f32(2, 3), {"mode": "none"}, "mode"),
+    ("L2Normalization", [_f32(2, 3)], _f32(2, 3), {"mode": "spatial"}, "reduces no axes"),
     ("SoftmaxActivation", [_f32(2, 3, 4)], _f32(2, 3, 4), {}, "3 axes"),
     ("Convolution", [_f32(2, 3)], _f32(2, 3), {}, "no such operator"),
     ("tanh", [TensorType("float32", (None, 3))], _f32(2, 3), {}, "type"),
@@ -476,6 +479,12 @@ def test_where_inputs_and_outputs_run() -> None:
     assert output_axes(node, (2, 3, 4)) == (0, None, None)
     _, node = _one("sum", _f32(2, 3), out=_f32(1))
     assert output_axes(node, (2, 3)) == (None,)
+    _, node = _one("sum", _f32(2, 3, 4), out=_f32(2, 4), axis=1)
+    assert output_axes(node, (2, 3, 4)) == (0, 2)
+    _, node = _one("sum", _f32(2, 3, 4), out=_f32(1, 1, 4), axis=(0, 1), keepdims=True)
+    assert output_axes(node, (2, 3, 4)) == (None, None, 2)
+    graph, node = _one("LayerNorm", _f32(2, 3, 3), _f32(3), _f32(3), out=_f32(2, 3, 3), axis=1)
+    assert broadcast_axes(node, 1, graph, (2, 3, 3)) == (1,)
 
 
 def test_a_row_of_a_square_is_not_read_as_a_column() -> None:
@@ -486,6 +495,16 @@ def test_a_row_of_a_square_is_not_read_as_a_column() -> None:
     out = graph.add("broadcast_sub", [x, total], {}, (_f32(3, 3),), "out")
     with pytest.raises(GraphoptError, match=r"'out'.*other axes"):
         region_spec(graph, [total, out], [x.out()], [out.out()])
+
+
+def test_where_a_value_without_reduced_axes_runs() -> None:
+    """Its shape tells nothing where extents are alike."""
+    _, node = _one("tanh", _f32(3, 3), out=_f32(3, 3))
+    assert output_axes(node, (3, 3, 3)) == (0, 1)
+    assert output_axes(node, (3, 3, 3), Span(1, 1)) == (0, 2)
+    assert output_axes(node, (3, 3, 3), Span(1, 2)) == (1, 2)
+    with pytest.raises(GraphoptError, match="does not lie"):
+        output_axes(node, (3, 3, 4), Span(1, 1))
 
 
 def test_rows_of_different_length_are_refused() -> None:

@@ -48,6 +48,51 @@ def test_one_kernel(body: str, mode: str) -> None:
     assert ops(fuse(net(body), mode=mode).graph) == [FUSED]
 
 
+COLUMNS = "%x: f32[3,8,8], %y: f32[3,8,8], %g: f32[8], %b: f32[8], %r: f32[3,8]"
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("body", "space"),
+    [
+        ("%s = softmax(%x) {axis=1} return %s", "[a|b|c]"),
+        (
+            "%t = tanh(%x) %s = log_softmax(%t) {axis=0} %q = elemwise_mul(%s, %y) return %q",
+            "[|a|b,c]",
+        ),
+        ("%n = LayerNorm(%x, %g, %b) {axis=1} %t = tanh(%n) return %t", "[a|b|c]"),
+        ("%n = L2Normalization(%x) {mode='channel'} return %n", "[a|b|c]"),
+        ("%p = elemwise_mul(%x, %y) %s = mean(%p) {axis=1} return %s", "[a|b|c]"),
+        ("%s = sum(%x) {axis=1} %t = tanh(%s) %q = elemwise_mul(%t, %r) return %q", "[a|b|c]"),
+        (
+            "%s = max(%x) {axis=1, keepdims=True} %q = broadcast_sub(%x, %s) return %q, %s",
+            "[a|b|c]",
+        ),
+        ("%s = norm(%x) {axis=(0, 1)} %q = elemwise_mul(%s, %g) return %q", "[|a,b|c]"),
+    ],
+)
+def test_axes_that_are_not_the_last(body: str, space: str, mode: str) -> None:
+    graph = net(body.replace("'", '"'), COLUMNS)
+    made = fuse(graph, mode=mode).graph
+    assert ops(made) == [FUSED]
+    assert f"f32{space}" in str(next(node for node in made if node.op == FUSED).attrs["spec"])
+
+
+def test_a_small_axis_behind_the_reduced_one_is_left_to_mxnet() -> None:
+    graph = net("%s = softmax(%x) {axis=1} return %s", "%x: f32[3,8,7]")
+    assert ops(fuse(graph).graph) == ["softmax"]
+
+
+def test_kernels_on_gpus_reduce_the_last_axes_only() -> None:
+    graph = net("%s = softmax(%x) {axis=1} return %s", COLUMNS)
+    found = [
+        remark
+        for remark in run_pass(graph, "fuse-reduction", device="gpu").remarks
+        if "kernels on GPUs reduce the last axes only" in str(remark)
+    ]
+    assert found
+
+
 @pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize("shape", ["2,6,5", "3,6,4,2"])
 def test_group_norm_is_a_kernel_over_groups(shape: str, mode: str) -> None:
@@ -122,8 +167,8 @@ def test_constants_are_literals(frozen: bool) -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("%s = softmax(%x) {axis=1} return %s", "reduces axes (1,), not the last ones"),
-        ("%s = sum(%x) {axis=0} return %s", "not the last ones"),
+        ("%s = sum(%x) {axis=(0, 2)} return %s", "reduces axes (0, 2), which are no neighbours"),
+        ("%s = softmax(%x) {axis=1} return %s", "6 lie side by side, too few for a vector"),
     ],
 )
 def test_refusals(body: str, why: str) -> None:
