@@ -33,11 +33,11 @@ class FuseConvolutions(Pass):
     """Convolutions with all that lies between them are one node, computed in blocked layout.
 
     A region holds convolutions (of one group, or depthwise), pooling, sums, concatenations,
-    ReLU-like activations, and the FullyConnected layers behind them. Images stay in blocks of as
-    many channels as a vector has lanes from one end to the other; sums and activations are computed
-    with the convolution before them, and what is joined is written to its place at once.
-    Convolutions of 3x3 pixels are computed directly or by Winograd's minimal filtering, whichever
-    is faster on this machine.
+    ReLU-like activations, nearest upsampling, and the FullyConnected layers behind them. Images
+    stay in blocks of as many channels as a vector has lanes from one end to the other; sums and
+    activations are computed with the convolution before them, and what is joined is written to its
+    place at once. Convolutions of 3x3 pixels are computed directly or by Winograd's minimal
+    filtering, whichever is faster on this machine.
 
     Which is faster on the whole, regions or MXNet's oneDNN, is measured when the graph is lowered.
 

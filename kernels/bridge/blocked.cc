@@ -152,6 +152,17 @@ void Combine(const Bound& bound, int64_t image, int64_t block, int64_t y) {
   }
 }
 
+void Stretch(const Bound& bound, int64_t image, int64_t block, int64_t y) {
+  const Step& step = *bound.step;
+  const float* in = bound.arena + step.in.Place(image, block, y / step.stride_y);
+  float* to = bound.arena + step.out.Place(image, block, y);
+  ClearHalo(step.out, bound.arena, image, block, y);
+  for (int64_t x = 0; x < step.in.width; ++x) {
+    const Lanes value = LoadLanes(in + x * kLanes);
+    for (int64_t i = 0; i < step.stride_x; ++i, to += kLanes) StoreLanes(to, value);
+  }
+}
+
 /* The image whose rows are the items of a step. */
 const View& Walked(const Step& step) { return step.kind == kStore ? step.in : step.out; }
 
@@ -196,6 +207,7 @@ void RunTask(const Bound& bound, int64_t phase, int64_t task, const float* from,
       case kDepthwise: Depthwise(bound, image, block, y); break;
       case kPool: PoolRow(bound, image, block, y); break;
       case kCombine: Combine(bound, image, block, y); break;
+      case kStretch: Stretch(bound, image, block, y); break;
       default: Store(bound, image, block, y, to);
     }
   }

@@ -41,6 +41,7 @@ enum StepKind : int64_t {
   kPool = 5,
   kCombine = 6,     // one or two operands, added
   kStore = 7,       // blocked becomes a plain output
+  kStretch = 8,     // each pixel becomes stride_y times stride_x of them
 };
 
 enum ActivationKind : int64_t { kNone = 0, kRelu = 1, kClip = 2, kLeaky = 3 };

@@ -19,6 +19,8 @@ from graphopt.kernels.convolutions.steps import Kind, Step, View
 from graphopt.kernels.convolutions.windows import (
     Activation,
     Images,
+    Pair,
+    Window,
     activation,
     is_concat,
     is_convolution,
@@ -26,6 +28,7 @@ from graphopt.kernels.convolutions.windows import (
     is_depthwise,
     is_sum,
     size_of,
+    stretch,
     window,
 )
 
@@ -253,6 +256,17 @@ class _Planner:
         self.done.add(user.id)
         return user.out(), found
 
+    def take_stretch(self, value: Value) -> tuple[Value, Pair]:
+        """Repetitions that ``value`` goes into, one after the other."""
+        times = (1, 1)
+        while (user := self.only_user(value)) is not None:
+            found = stretch(user)
+            if found is None:
+                break
+            self.done.add(user.id)
+            value, times = user.out(), (times[0] * found[0], times[1] * found[1])
+        return value, times
+
     # -- steps -----------------------------------------------------------------------------------
 
     def walk(self) -> None:
@@ -269,6 +283,8 @@ class _Planner:
                 self.pooling(node)
             elif is_concat(node):
                 self.concat(node)
+            elif stretch(node) is not None:
+                self.stretch(node)
             else:
                 self.combine(node)
         for number, value in enumerate(self.graph.outputs):
@@ -336,6 +352,14 @@ class _Planner:
             counts_padding=node.attrs.get("count_include_pad") not in (False, "False", 0, "0"),
             activation=last,
         )
+        self.emit(step, value, self.source(node.inputs[0]))
+
+    def stretch(self, node: Node) -> None:
+        first = stretch(node)
+        assert first is not None
+        value, more = self.take_stretch(node.out())
+        times = (first[0] * more[0], first[1] * more[1])
+        step = Step(Kind.STRETCH, self.count, window=Window((1, 1), stride=times))
         self.emit(step, value, self.source(node.inputs[0]))
 
     def concat(self, node: Node) -> None:

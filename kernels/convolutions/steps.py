@@ -23,6 +23,7 @@ class Kind(IntEnum):
     POOL = 5
     COMBINE = 6
     STORE = 7
+    STRETCH = 8
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,18 @@ def is_concat(node: Node) -> bool:
     return canonical(node.op) == "Concat"
 
 
+def stretch(node: Node) -> Pair | None:
+    """How often a node repeats lines and columns of pixels, or ``None`` if it is none that does."""
+    attrs = node.attrs
+    if canonical(node.op) == "UpSampling":
+        scale = _number(attrs, "scale", 1)
+        return scale, scale
+    if canonical(node.op) != "repeat":
+        return None
+    times = _number(attrs, "repeats", 1)
+    return (times, 1) if _number(attrs, "axis", 0) in (2, -2) else (1, times)
+
+
 def _convolution(graph: Graph, node: Node) -> str | None:
     attrs = node.attrs
     if attrs.get("layout") not in (None, "None", "NCHW"):
@@ -188,6 +200,19 @@ def _sum(graph: Graph, node: Node) -> str | None:
     return None if len(sizes) == 1 else "its operands differ in size"
 
 
+def _up_sampling(_graph: Graph, node: Node) -> str | None:
+    if len(node.inputs) != 1:
+        return "it joins images of several sizes"
+    kind = node.attrs.get("sample_type")
+    return None if kind == "nearest" else f"sample_type={kind!r} has no form over blocked images"
+
+
+def _repeat(graph: Graph, node: Node) -> str | None:
+    if graph.type_of(node.out()).rank == 4 and _number(node.attrs, "axis", 0) in (2, 3, -2, -1):
+        return None
+    return "it repeats something else than lines and columns"
+
+
 def _concat(graph: Graph, node: Node) -> str | None:
     rank = graph.type_of(node.out()).rank or 0
     if _number(node.attrs, "dim", 1) not in (1, 1 - rank):
@@ -209,6 +234,8 @@ _RULES: Final[dict[str, Callable[[Graph, Node], str | None]]] = {
     "LeakyReLU": _activation,
     "clip": _activation,
     "Concat": _concat,
+    "UpSampling": _up_sampling,
+    "repeat": _repeat,
     **dict.fromkeys(_SUMS, _sum),
 }
 

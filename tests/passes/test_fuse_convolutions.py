@@ -15,7 +15,10 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, PARAM, Node, Value
 from graphopt.ir.parser import parse
 from graphopt.ir.types import TensorType
+from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer
+from graphopt.kernels.convolutions.spec import spec_of
+from graphopt.kernels.convolutions.steps import Kind
 from graphopt.passes.fuse_convolutions import FuseConvolutions
 from graphopt.testing import assert_equivalent, run_pass
 
@@ -120,6 +123,60 @@ def test_pooling(attrs: str) -> None:
     after = fused(before)
     assert len(regions(after)) == 1
     assert sum(node.op == "Pooling" for node in after) == 0
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ('%u = UpSampling(%c) {scale=2, sample_type="nearest", num_args=1} return %u', 1),
+        (
+            '%u = UpSampling(%c) {scale=3, sample_type="nearest", num_args=1} %r = relu(%u)'
+            " return %r, %c",
+            1,
+        ),
+        ("%r = repeat(%c) {repeats=2, axis=-1} %u = repeat(%r) {repeats=3, axis=-2} return %u", 1),
+        (
+            "%r = repeat(%c) {repeats=2, axis=3} %u = repeat(%r) {repeats=3, axis=2} return %u, %r",
+            2,
+        ),
+        # What is stretched has its place in the whole, and a halo for the convolution behind it.
+        (
+            '%u = UpSampling(%c) {scale=2, sample_type="nearest", num_args=1}'
+            " %k = Concat(%u, %u) {num_args=2}"
+            " %d = Convolution(%k, %v, %e) {kernel=(3, 3), num_filter=32, pad=(1, 1)} return %d",
+            1,
+        ),
+    ],
+)
+@pytest.mark.parametrize("favourite", ["direct", "winograd4"])
+def test_stretching(body: str, steps: int, favourite: str) -> None:
+    params = ", ".join(f"param %{name}: ?" for name in "wbve")
+    before = net(f"{CONV.replace('36', '32')} {body}", params=params)
+    after = fused(before, favourite)
+    (region,) = regions(after)
+    assert [node.op for node in after if not node.is_input] == [region.op]
+    kinds = [step.kind for step in plan(spec_of(region)).steps]
+    assert kinds.count(Kind.STRETCH) == steps
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            '%u = UpSampling(%c, %s) {scale=6, sample_type="bilinear", num_filter=36, num_args=2}',
+            "UpSampling",
+        ),
+        ("%u = repeat(%c) {repeats=2, axis=1}", "repeat"),
+        ("%u = repeat(%c) {repeats=2}", "repeat"),
+        ('%u = UpSampling(%c, %c) {scale=2, sample_type="nearest", num_args=2}', "UpSampling"),
+    ],
+)
+def test_stretching_that_stays_outside(body: str, reason: str) -> None:
+    before = net(f"{CONV} {body} return %u", params="param %w: ?, param %b: ?, param %s: ?")
+    after = fused(before)
+    assert [node.op for node in after if not node.is_input] == ["graphopt_convolutions", reason]
     assert_equivalent(before, after, **TOLERANCE)
 
 
