@@ -92,13 +92,7 @@ class Laid {
       array.CreateMKLDNNData(layout_);
       return Raw(array);
     }
-    if (request == mxnet::kAddTo && LayoutOf(array))
-      array.ptr_->Reorder2Default();
-    else if (request != mxnet::kNullOp)
-      array.InvalidateMKLDNNData();
-    else if (LayoutOf(array))
-      return Raw(array);  // nobody looks at it
-    return array.data();
+    return AsRows(given, request);
   }
 
   /* What an output of the node is to the plan that was chosen. */

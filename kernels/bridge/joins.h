@@ -189,11 +189,40 @@ void ConcatOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
   Concatenate(DataOf(inputs), RowsOf(outputs, requests)[0], axis);
 }
 
+/* How many channels make a block of images whose channels come apart between blocks; else 0. */
+int BlockOfParts(const NDArray& whole, const std::vector<NDArray>& parts, int axis) {
+  const Layout* layout = LayoutOf(whole);
+  if (!layout || !IsOfImages(whole, axis) || whole.IsView()) return 0;
+  const int block = BlockOf(*layout, whole.shape());
+  if (!block) return 0;
+  const bool fits = std::all_of(parts.begin(), parts.end(), [block](const NDArray& part) {
+    return part.shape()[1] % block == 0 && part.storage_type() == mxnet::kDefaultStorage &&
+           !part.IsView();
+  });
+  return fits ? block : 0;
+}
+
+/* Blocks of channels lie one behind the other, as rows of channels do. */
+void SplitBlocks(const NDArray& whole, const std::vector<NDArray>& parts,
+                 const std::vector<OpReqType>& requests, int block) {
+  std::vector<TBlob> found;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const mxnet::TShape& shape = parts[i].shape();
+    if (requests[i] != mxnet::kNullOp)
+      const_cast<NDArray&>(parts[i]).CreateMKLDNNData(InBlocks(RowLayout(shape), shape, block));
+    found.push_back(Raw(parts[i]));
+  }
+  Split(Raw(whole), found, requests, 1);
+}
+
 void ConcatGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
                             const std::vector<NDArray>& inputs,
                             const std::vector<OpReqType>& requests,
                             const std::vector<NDArray>& outputs) {
   const int axis = AxisOf(attrs, inputs[0].shape().ndim());
+  if (AllWrite(requests) && inputs[0].dtype() == mshadow::kFloat32)
+    if (const int block = BlockOfParts(inputs[0], outputs, axis))
+      return SplitBlocks(inputs[0], outputs, requests, block);
   // Data in blocks want gradients in blocks, since gradients from elsewhere are added to them.
   if (!AllWrite(requests) || !AreInRows(inputs) || IsOfImages(inputs[0], axis))
     return plain_concat_gradient(attrs, context, inputs, requests, outputs);

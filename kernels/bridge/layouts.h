@@ -77,6 +77,31 @@ int BlockOf(const Layout& layout, const mxnet::TShape& shape) {
   return blocking.inner_blks[0];
 }
 
+/* Of arrays in blocks: how many channels; 0 in rows, -1 where it is something else. */
+int BlockOf(const NDArray& array) {
+  const Layout* layout = LayoutOf(array);
+  if (!layout) return 0;
+  const int block = array.shape().ndim() == 4 ? BlockOf(*layout, array.shape()) : 0;
+  return block ? block : -1;
+}
+
+/* The layout of rows. */
+Layout RowLayout(const mxnet::TShape& shape) {
+  Layout made;
+  dnnl_memory_desc_t& desc = made.data;
+  std::memset(&desc, 0, sizeof(desc));
+  desc.ndims = shape.ndim();
+  desc.data_type = dnnl_f32;
+  desc.format_kind = dnnl_blocked;
+  for (int d = 0; d < desc.ndims; ++d) desc.dims[d] = desc.padded_dims[d] = shape[d];
+  int64_t stride = 1;
+  for (int d = desc.ndims - 1; d >= 0; --d) {
+    desc.format_desc.blocking.strides[d] = stride;
+    stride *= shape[d];
+  }
+  return made;
+}
+
 /* The layout in blocks of so many channels, of which there are whole blocks. */
 Layout InBlocks(const Layout& like, const mxnet::TShape& shape, int block) {
   Layout made = like;
@@ -113,6 +138,18 @@ NDArray CopyIn(const NDArray& array, const Layout& layout) {
   }
   copy.ptr_->MKLDNNDataReorder(layout);
   return copy;
+}
+
+/* What an operator that knows rows only writes, or adds to. */
+TBlob AsRows(const NDArray& given, OpReqType request) {
+  NDArray& array = const_cast<NDArray&>(given);
+  if (request == mxnet::kAddTo && LayoutOf(array))
+    array.ptr_->Reorder2Default();
+  else if (request != mxnet::kNullOp)
+    array.InvalidateMKLDNNData();
+  else if (LayoutOf(array))
+    return Raw(array);  // nobody looks at it
+  return array.data();
 }
 
 }  // namespace graphopt

@@ -224,22 +224,6 @@ void SumChannels(const float* from, int64_t images, int64_t channels, int64_t pl
 }
 
 /* oneDNN's description of an array in rows of so many float32. */
-Layout RowLayout(const mxnet::TShape& shape) {
-  Layout made;
-  dnnl_memory_desc_t& desc = made.data;
-  std::memset(&desc, 0, sizeof(desc));
-  desc.ndims = shape.ndim();
-  desc.data_type = dnnl_f32;
-  desc.format_kind = dnnl_blocked;
-  for (int d = 0; d < desc.ndims; ++d) desc.dims[d] = desc.padded_dims[d] = shape[d];
-  int64_t stride = 1;
-  for (int d = desc.ndims - 1; d >= 0; --d) {
-    desc.format_desc.blocking.strides[d] = stride;
-    stride *= shape[d];
-  }
-  return made;
-}
-
 Layout BlocksOf(const mxnet::TShape& shape) {
   return InBlocks(RowLayout(shape), shape, static_cast<int>(blocked::BlockLanes()));
 }

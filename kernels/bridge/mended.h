@@ -1,9 +1,11 @@
 /*
  * Operators of MXNet that are computed in another way, in every net of the process.
  *
- * Some spare MXNet loops of its own: of boxes (boxes.h) and of concatenation (joins.h). The others spare it
- * oneDNN's reference code, which takes 30 to 200 times as long. MXNet hands to oneDNN whatever the
- * convolutions around have left, and oneDNN has fast code for some of it:
+ * Some spare MXNet loops of its own: of boxes (boxes.h), of concatenation (joins.h) and of nearest upsampling
+ * (upsampling.h). Some spare copies of arrays and changes of their layout: the gradients of relu
+ * (rectifiers.h), of concatenation and of upsampling. The others spare it oneDNN's reference code, which takes
+ * 30 to 200 times as long. MXNet hands to oneDNN whatever the convolutions around have left, and oneDNN has
+ * fast code for some of it:
  *
  * - BatchNorm: channels in blocks of 8 or 16, of data and gradient alike. Some convolutions like them in
  *   blocks of 8 or 4 and others of 16, so here one is copied, which takes as long as the fast code.
@@ -20,20 +22,14 @@
 #include "joins.h"
 #include "layouts.h"
 #include "marked_convolution.h"
+#include "rectifiers.h"
+#include "upsampling.h"
 
 namespace graphopt {
 
 mxnet::FComputeEx plain_batch_norm, plain_batch_norm_gradient, plain_pooling_gradient;
 
 bool IsFast(int block) { return block == 8 || block == 16; }
-
-/* Of arrays in blocks: how many channels; 0 in rows, -1 where it is something else. */
-int BlockOf(const NDArray& array) {
-  const Layout* layout = LayoutOf(array);
-  if (!layout) return 0;
-  const int block = array.shape().ndim() == 4 ? BlockOf(*layout, array.shape()) : 0;
-  return block ? block : -1;
-}
 
 void Mend(NDArray* array, int block) {
   const int own = BlockOf(*array);
@@ -145,6 +141,13 @@ void MendOperators() {
                   LegacyFunction(&BatchNormGradientOnArrays));
   ReplaceOnArrays("_backward_Pooling", &plain_pooling_gradient,
                   LegacyFunction(&PoolingGradientOnArrays));
+  ReplaceOnArrays("_backward_Activation", &plain_activation_gradient,
+                  LegacyFunction(&ActivationGradientOnArrays));
+  ReplaceOnArrays("_backward_LeakyReLU", &plain_leaky_gradient,
+                  LegacyFunction(&LeakyGradientOnArrays));
+  LearnLayouts("UpSampling", &plain_upsampling, LegacyFunction(&UpsamplingOnArrays));
+  LearnLayouts("_backward_UpSampling", &plain_upsampling_gradient,
+               LegacyFunction(&UpsamplingGradientOnArrays));
   ReplaceOnArrays("Concat", &plain_concat, LegacyFunction(&ConcatOnArrays));
   ReplaceOnArrays("_backward_Concat", &plain_concat_gradient,
                   LegacyFunction(&ConcatGradientOnArrays));

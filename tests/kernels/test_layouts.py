@@ -173,8 +173,9 @@ def test_gradients_are_added_to(body: Net) -> None:
             y.backward()
         trained = [p for p in plain.collect_params().values() if p.grad_req != "null"]
         found.append([x.grad.asnumpy(), *(parameter.grad().asnumpy() for parameter in trained)])
+    # Before BatchNorm the gradient of a bias is nothing but what larger ones lose to rounding.
+    scale = 1 + max(np.abs(want).max() for want in found[0])
     for want, got in zip(*found, strict=True):
-        scale = 1 + np.abs(want).max()
         np.testing.assert_allclose(got / scale, want / scale, atol=2e-5)
 
 
