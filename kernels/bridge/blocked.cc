@@ -38,11 +38,14 @@ void LoadPlanar(const Bound& bound, int64_t image, int64_t channel, int64_t y, c
   const Step& step = *bound.step;
   const View& out = step.out;
   const float* row = from + ((image * step.channels + channel) * out.height + y) * out.width;
+  const float shift = bound.bias ? bound.bias[channel] : 0.0f;
   const int64_t before = y == 0 ? out.halo : 0, behind = y == out.height - 1 ? out.halo : 0;
   for (int64_t at = y - before; at <= y + behind; ++at) {
     float* to = bound.arena + out.Place(image, channel, at);
     std::fill(to - out.halo, to, 0.0f);
-    if (at == y)
+    if (at == y && bound.weights)
+      for (int64_t x = 0; x < out.width; ++x) to[x] = row[x] * bound.weights[channel] + shift;
+    else if (at == y)
       std::copy(row, row + out.width, to);
     else
       std::fill(to, to + out.width, 0.0f);

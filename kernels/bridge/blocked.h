@@ -34,7 +34,7 @@ struct View {
 
 enum StepKind : int64_t {
   kLoad = 0,        // a plain input becomes blocked
-  kLoadPlanar = 1,  // a plain input gets a halo
+  kLoadPlanar = 1,  // a plain input gets a halo, scaled and shifted by channels if there are weights
   kDirect = 2,
   kWinograd = 3,
   kDepthwise = 4,
@@ -52,8 +52,8 @@ struct Step {
   int64_t images;
   View in, out, other;        // `other` is added before the activation
   int64_t has_other;
-  int64_t array;              // which plain input or output; of those with weights: which input
-  int64_t bias;               // which input, or -1
+  int64_t array;              // which plain input or output
+  int64_t weights, bias;      // which inputs, or -1
   int64_t channels, filters;  // of the whole image, not counting what fills up blocks
   int64_t kernel_y, kernel_x, stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
   int64_t is_planar;          // the image it reads is

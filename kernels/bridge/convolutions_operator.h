@@ -43,10 +43,7 @@ mxnet::TShape ReadShape(const int64_t** at) {
   return shape;
 }
 
-bool HasWeights(const blocked::Step& step) {
-  return step.kind == blocked::kDirect || step.kind == blocked::kWinograd ||
-         step.kind == blocked::kDepthwise;
-}
+bool HasWeights(const blocked::Step& step) { return step.weights >= 0; }
 
 /* Floats of a bias, filled up to whole blocks. */
 int64_t PackedBias(const blocked::Step& step) {
@@ -58,7 +55,7 @@ void PackShapes(Convolutions* made) {
   made->packed = made->inputs;
   for (const blocked::Step& step : made->steps) {
     if (!HasWeights(step)) continue;
-    made->packed[step.array] = Shaped({blocked::PackedWeights(step)});
+    made->packed[step.weights] = Shaped({blocked::PackedWeights(step)});
     if (step.bias >= 0) made->packed[step.bias] = Shaped({PackedBias(step)});
   }
 }
@@ -129,7 +126,7 @@ void PackStep(const blocked::Step& step, const float* const* inputs, float* weig
   const int threads = Threads(kPackedNs * blocked::PackedWeights(step), tasks);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
   for (int64_t task = 0; task < tasks; ++task)
-    blocked::PackTask(step, task, inputs[step.array], weights);
+    blocked::PackTask(step, task, inputs[step.weights], weights);
   if (step.bias < 0) return;
   std::fill(bias, bias + PackedBias(step), 0.0f);
   std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias);
@@ -143,7 +140,7 @@ class Packed {
     if (is_packed) return;
     for (const blocked::Step& step : all.steps) {
       if (!HasWeights(step)) continue;
-      float* weights = Add(step.array, blocked::PackedWeights(step));
+      float* weights = Add(step.weights, blocked::PackedWeights(step));
       float* bias = step.bias < 0 ? nullptr : Add(step.bias, PackedBias(step));
       PackStep(step, inputs, weights, bias);
     }
@@ -192,9 +189,7 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
   std::vector<blocked::Bound> bound;
   for (size_t i = 0; i < all.steps.size(); ++i) {
     const blocked::Step& step = all.steps[i];
-    const bool learned = HasWeights(step);
-    bound.push_back({&step, arena, learned ? params[step.array] : nullptr,
-                     learned ? params[step.bias] : nullptr, all.offsets[i].data(),
+    bound.push_back({&step, arena, params[step.weights], params[step.bias], all.offsets[i].data(),
                      static_cast<int64_t>(all.offsets[i].size())});
   }
   auto next = std::make_unique<std::atomic<int64_t>[]>(all.phases.size());
@@ -225,7 +220,7 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
 void PackInputs(const Convolutions& all, const float* const* inputs, float* const* packed) {
   for (const blocked::Step& step : all.steps)
     if (HasWeights(step))
-      PackStep(step, inputs, packed[step.array], step.bias < 0 ? nullptr : packed[step.bias]);
+      PackStep(step, inputs, packed[step.weights], step.bias < 0 ? nullptr : packed[step.bias]);
 }
 
 /*

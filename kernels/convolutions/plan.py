@@ -165,6 +165,8 @@ class _Planner:
         }
         self.places: dict[Value, _Place] = {}
         self.planar: dict[Value, _Place] = {}
+        #: What only scales and shifts an input, by what it makes.
+        self.scaling: dict[Value, Node] = {}
         self.ready: set[Value] = set()
         self.done: set[NodeId] = set()
         self.drafts: list[_Draft] = []
@@ -215,13 +217,26 @@ class _Planner:
         return place
 
     def planar_source(self, value: Value, halo: int) -> _Place:
-        """An input with all channels as planes, for a convolution that has few of them."""
+        """An input with all channels as planes, for a convolution that has few of them.
+
+        It may be scaled and shifted on the way.
+        """
         if value not in self.planar:
             _, channels, height, width = self.size(value)
             place = _Place(_Buffer(channels, height, width, 1), 0, channels)
             self.planar[value] = place
-            number = self.number[value.node]
-            step = Step(Kind.LOAD_PLANAR, self.count, array=number, channels=channels)
+            scaling = self.scaling.get(value)
+            weights, bias = (-1, -1) if scaling is None else self.parameters(scaling)
+            read = value if scaling is None else scaling.inputs[0]
+            step = Step(
+                Kind.LOAD_PLANAR,
+                self.count,
+                array=self.number[read.node],
+                channels=channels,
+                filters=channels,
+                weights=weights,
+                bias=bias,
+            )
             self.drafts.append(_Draft(step, place))
         place = self.planar[value]
         place.buffer.halo = max(place.buffer.halo, halo)
@@ -291,7 +306,30 @@ class _Planner:
             step = Step(Kind.STORE, self.count, array=number, channels=self.size(value)[1])
             self.drafts.append(_Draft(step, source=self.source(value)))
 
+    def reads_planes(self, node: Node) -> bool:
+        """Whether a convolution reads an input as planes."""
+        source = node.inputs[0]
+        is_first = self.graph[source.node].is_input or source in self.scaling
+        few = 2 * self.size(source)[1] <= self.lanes
+        by_sums = self.algorithm[node.id] not in WINOGRAD and not is_depthwise(self.graph, node)
+        return is_first and few and by_sums
+
+    def takes_scaling(self, node: Node) -> bool:
+        """Whether a node that scales channels of an input is left to whoever loads that."""
+        source, user = node.inputs[0], self.only_user(node.out())
+        if not (is_depthwise(self.graph, node) and window(self.graph, node).is_pointwise):
+            return False
+        if not self.graph[source.node].is_input or user is None or not is_convolution(user):
+            return False
+        self.scaling[node.out()] = node
+        if self.reads_planes(user):
+            return True
+        del self.scaling[node.out()]
+        return False
+
     def convolution(self, node: Node) -> None:
+        if self.takes_scaling(node):
+            return
         source = node.inputs[0]
         step, value, added = self.with_weights(node)
         found = step.window
@@ -302,7 +340,7 @@ class _Planner:
         elif algorithm in WINOGRAD:
             halo = 0
             step, scratch = self.winograd(step, node, WINOGRAD[algorithm])
-        elif self.graph[source.node].is_input and 2 * step.channels <= self.lanes:
+        elif self.reads_planes(node):
             step = replace(step, is_planar=True)
         if step.is_planar:
             given = self.planar_source(source, halo)
@@ -320,17 +358,24 @@ class _Planner:
         """A step with what it takes along: what it makes, and what it adds."""
         value, other = self.take_sum(node.out())
         value, last = self.take_activation(value)
+        weights, bias = self.parameters(node)
         step = Step(
             Kind.DIRECT,
             self.count,
-            array=self.number[node.inputs[1].node],
-            bias=self.number[node.inputs[2].node] if len(node.inputs) > 2 else -1,
+            weights=weights,
+            bias=bias,
             channels=self.size(node.inputs[0])[1],
             filters=self.size(node.out())[1],
             window=window(self.graph, node),
             activation=last,
         )
         return step, value, self.source(other) if other is not None else None
+
+    def parameters(self, node: Node) -> tuple[int, int]:
+        """Which inputs of the region have the weights and the bias of a node; -1 if none has."""
+        numbers = (self.number[value.node] for value in node.inputs[1:])
+        weights, bias = (*numbers, -1)[:2]
+        return weights, bias
 
     def winograd(self, step: Step, node: Node, tile: int) -> tuple[Step, _Buffer]:
         count, _, height, width = self.size(node.out())

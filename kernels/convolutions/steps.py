@@ -66,6 +66,7 @@ class Step:
     source: View = field(default_factory=View)
     other: View | None = None
     array: int = -1
+    weights: int = -1
     bias: int = -1
     channels: int = 0
     filters: int = 0
@@ -84,7 +85,7 @@ class Step:
         for view in (self.source, self.into, self.other or View()):
             yield from astuple(view)
         yield int(self.other is not None)
-        yield from (self.array, self.bias, self.channels, self.filters)
+        yield from (self.array, self.weights, self.bias, self.channels, self.filters)
         window = self.window
         for pair in (window.kernel, window.stride, window.dilation, window.pad):
             yield from pair

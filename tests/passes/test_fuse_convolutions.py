@@ -180,6 +180,35 @@ def test_stretching_that_stays_outside(body: str, reason: str) -> None:
     assert_equivalent(before, after, **TOLERANCE)
 
 
+@pytest.mark.parametrize("bias", ["%s = Convolution(%x, %a, %d)", "%s = Convolution(%x, %a)"])
+@pytest.mark.parametrize(
+    ("behind", "is_taken"),
+    [
+        ("return %c", True),
+        ("%r = relu(%c) return %r", True),
+        ("return %c, %s", False),
+        ("%t = Convolution(%s, %w, %b) {kernel=(3, 3), num_filter=36} return %c, %t", False),
+    ],
+)
+def test_scaled_images_are_scaled_as_they_are_loaded(
+    bias: str, behind: str, is_taken: bool
+) -> None:
+    """As by the BatchNorm that many nets begin with; what is padded is zero all the same."""
+    more = ", no_bias=True" if "%d" not in bias else ""
+    before = net(
+        f"{bias} {{kernel=(1, 1), num_filter=3, num_group=3{more}}}"
+        "%c = Convolution(%s, %w, %b) {kernel=(3, 3), num_filter=36, pad=(1, 1)}" + behind,
+        "f32[2,3,9,11]",
+        ", ".join(f"param %{name}: ?" for name in ("wba" if more else "wbad")),
+    )
+    after = fused(before)
+    (region,) = regions(after)
+    kinds = [step.kind for step in plan(spec_of(region)).steps]
+    assert (Kind.DEPTHWISE not in kinds) == is_taken
+    assert (kinds[0] == Kind.LOAD_PLANAR) == is_taken
+    assert_equivalent(before, after, **TOLERANCE)
+
+
 def test_shortcuts_and_what_is_joined() -> None:
     """A sum is taken along by the later convolution; nested joins are written in place."""
     two = "kernel=(1, 1), num_filter=32"
