@@ -15,7 +15,7 @@ namespace graphopt {
 
 constexpr int64_t kTileElements = 16384;  // a few times the level-1 cache
 constexpr int64_t kMostColumns = 1024;    // of a tile: what is read in one go before memory jumps
-constexpr int64_t kFewestColumns = 64;    // what a jump is worth
+constexpr int64_t kFewestColumns = 64;    // of a tile that is one for the sake of threads
 constexpr int64_t kKeptElements = 1 << 18;  // of a tile, in scratch rows: about a level-2 cache
 constexpr int64_t kColumnTiles = 8;       // at least, so that threads share them
 constexpr int64_t kMaxSlots = 32;         // partial sums; fixed, so that threads change no bit
@@ -134,7 +134,7 @@ int64_t TileColumns(const Space& space, int64_t columns) {
   const int64_t length = std::max<int64_t>(space.length, 1);
   int64_t wanted = kMostColumns;
   if (space.plan->scratch_rows > 0) wanted = std::min(wanted, kKeptElements / length);
-  wanted = std::max({wanted, kTileElements / length, kFewestColumns});
+  wanted = std::max({wanted, kTileElements / length, kWhole});
   const int64_t sets = columns ? std::max<int64_t>(space.rows / columns, 1) : 1;
   const int64_t shared = std::min(kColumnTiles / sets, columns / kFewestColumns);
   const int64_t pieces = std::max({columns / wanted, shared, int64_t{1}});

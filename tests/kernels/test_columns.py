@@ -144,6 +144,11 @@ def test_long_sums_lose_little() -> None:
     np.testing.assert_allclose(found, x.sum(0, dtype="float64"), rtol=1e-6)
 
 
+def test_long_rows_that_are_kept() -> None:
+    (found,) = run(parse(SOFTMAX), [noise(1, 70_000, 24)])
+    np.testing.assert_allclose(found.sum(1), 1, rtol=1e-4)
+
+
 def test_special_values() -> None:
     spec, x = parse(SOFTMAX), noise(1, 4, 16)
     x[0, 2, 3], x[0, 1, 5] = np.nan, -np.inf
