@@ -4,8 +4,8 @@
  * Some spare MXNet loops of its own: of boxes (boxes.h), of concatenation (joins.h) and of nearest upsampling
  * (upsampling.h). Some spare copies of arrays and changes of their layout: the gradients of relu
  * (rectifiers.h), of concatenation and of upsampling. The others spare it oneDNN's reference code, which takes
- * 10 to 200 times as long: for the gradient of LRN (lrn.h) oneDNN has nothing else. For the rest MXNet hands to oneDNN whatever the convolutions around have left, and oneDNN has
- * fast code for some of it:
+ * 10 to 200 times as long. For the gradient of LRN (lrn.h) oneDNN has nothing else. For the rest it has fast
+ * code for some of what the convolutions around have left:
  *
  * - BatchNorm: channels in blocks of 8 or 16, of data and gradient alike. Some convolutions like them in
  *   blocks of 8 or 4 and others of 16, so here one is copied, which takes as long as the fast code.
