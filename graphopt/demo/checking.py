@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ NEGLIGIBLE = 1e-4
 #: Below this part of the net's largest an array is zero but for rounding, such as the gradient of
 #: an attention's key bias: it only has to stay that small.
 VANISHING = 1e-6
+#: By what part of themselves images are changed to see gradients jump, and how often.
+_CHANGE, _CHANGES = 2e-5, 3
 
 
 def infer(example: Example, net: Any) -> Arrays:
@@ -57,6 +60,29 @@ def train(example: Example, net: Any, seed: int = 0) -> Arrays:
     for name, parameter in running.items():
         parameter.set_data(before[name])
     return found
+
+
+def jumps(example: Example, net: Any, expected: Arrays) -> float:
+    """How far the gradients of a net jump when its images change by rounding, as an error.
+
+    A ReLU lets a gradient through or does not: where rounding changes the sign of what it reads,
+    gradients jump by a part of themselves, in whatever way the net is computed.
+
+    Args:
+        example: its arguments are changed, by about what Winograd's algorithm rounds.
+        net: what is run.
+        expected: what it gave without a change.
+    """
+    nd, worst = import_mxnet().nd, 0.0
+    before = {name: array for name, array in expected.items() if name.startswith("gradient:")}
+    for seed in range(_CHANGES):
+        rng = np.random.default_rng(seed)
+        calls = [
+            tuple(x * nd.array(1 + _CHANGE * rng.standard_normal(x.shape)) for x in args)
+            for args in example.calls
+        ]
+        worst = max(worst, relative_error(before, train(replace(example, calls=tuple(calls)), net)))
+    return worst
 
 
 def relative_error(expected: Mapping[str, Array], found: Mapping[str, Array]) -> float:

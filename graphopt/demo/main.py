@@ -68,7 +68,7 @@ def _plan(quick: bool) -> list[tuple[Recipe, Mode]]:
     words = Recipe("word_lstm", models.word_lstm, {"batch": 8 if quick else 32})
     trees = Recipe("tree_lstm", models.tree_lstm, {"samples": 4 if quick else 12})
     inferred = [resnet, mobilenet, encoder, lstm, words, trees]
-    trained = [encoder, lstm] if quick else [resnet, encoder, lstm, trees]
+    trained = [resnet, encoder, lstm, *([] if quick else [trees])]
     return [(recipe, "inference") for recipe in inferred] + [
         (recipe, "training") for recipe in trained
     ]
@@ -170,6 +170,12 @@ def _show_rows(rows: Sequence[Row]) -> None:
     )
     say("max error: largest difference of outputs (in training also of gradients and")
     say("running statistics) from plain MXNet's, relative to the largest value")
+    for row in rows:
+        if row.jump:
+            say(
+                f"{row.name}: where rounding changes the sign of what a ReLU reads, gradients jump;"
+                f" plain MXNet's by {row.jump:.1e} if images change by 2e-5"
+            )
     _show_reasons(rows)
 
 
