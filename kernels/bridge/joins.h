@@ -161,15 +161,11 @@ bool AreInRows(const std::vector<NDArray>& arrays) {
   });
 }
 
-/* The data of arrays that are overwritten, and so may get rows; of others nothing. */
+/* Outputs for an operator that knows rows only. */
 std::vector<TBlob> RowsOf(const std::vector<NDArray>& arrays,
                           const std::vector<OpReqType>& requests) {
   std::vector<TBlob> found;
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    const bool is_written = requests[i] != mxnet::kNullOp;
-    if (is_written) const_cast<NDArray&>(arrays[i]).InvalidateMKLDNNData();
-    found.push_back(is_written ? arrays[i].data() : Raw(arrays[i]));
-  }
+  for (size_t i = 0; i < arrays.size(); ++i) found.push_back(AsRows(arrays[i], requests[i]));
   return found;
 }
 

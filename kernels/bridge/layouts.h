@@ -140,6 +140,8 @@ NDArray CopyIn(const NDArray& array, const Layout& layout) {
   return copy;
 }
 
+NDArray InRows(const NDArray& array) { return LayoutOf(array) ? array.Reorder2Default() : array; }
+
 /* What an operator that knows rows only writes, or adds to. */
 TBlob AsRows(const NDArray& given, OpReqType request) {
   NDArray& array = const_cast<NDArray&>(given);

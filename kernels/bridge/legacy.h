@@ -115,6 +115,12 @@ bool Flag(const NodeAttrs& attrs, const char* key) {
                                        found->second == "true");
 }
 
+/* An attribute's text, or what is meant where there is none. */
+std::string TextOf(const NodeAttrs& attrs, const char* key, const char* otherwise) {
+  auto found = attrs.dict.find(key);
+  return found == attrs.dict.end() ? otherwise : found->second;
+}
+
 /* What an NDArray begins with points to this. Its header has one member less unless it is told of
  * MKL-DNN, which the packages are built with. VariablesFit has to say yes before it is relied on. */
 struct LegacyChunk {

@@ -119,10 +119,9 @@ void LrnGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context
   const int64_t size = std::strtol(TextOf(attrs, "nsize", "0").c_str(), nullptr, 10);
   const float beta = number("beta", "0.75");
   if (requests[0] != mxnet::kWriteTo || outputs[0].shape().ndim() != 4 || size % 2 != 1 ||
-      !HasPower(beta) || !CanRectify(inputs[0], inputs[1], requests[0], outputs[0]))
+      !HasPower(beta) || !CanWriteDense(inputs[0], inputs[1], requests[0], outputs[0]))
     return plain_lrn_gradient(attrs, context, inputs, requests, outputs);
-  const NDArray gradient = LayoutOf(inputs[0]) ? inputs[0].Reorder2Default() : inputs[0];
-  const NDArray data = LayoutOf(inputs[1]) ? inputs[1].Reorder2Default() : inputs[1];
+  const NDArray gradient = InRows(inputs[0]), data = InRows(inputs[1]);
   const Lrn lrn{number("alpha", "1e-4") / size, beta, number("knorm", "2"), size / 2};
   LrnGradient(lrn, outputs[0].shape(), static_cast<const float*>(gradient.data().dptr_),
               static_cast<const float*>(data.data().dptr_),

@@ -277,16 +277,13 @@ NDArray Blocked(const NDArray& array) {
   return copy;
 }
 
-NDArray InRows(const NDArray& array) { return LayoutOf(array) ? array.Reorder2Default() : array; }
-
 float* WriteBlocks(const NDArray& array) {
   const_cast<NDArray&>(array).CreateMKLDNNData(BlocksOf(array.shape()));
   return static_cast<float*>(Raw(array).dptr_);
 }
 
 float* WriteRows(const NDArray& array) {
-  const_cast<NDArray&>(array).InvalidateMKLDNNData();
-  return static_cast<float*>(array.data().dptr_);
+  return static_cast<float*>(AsRows(array, mxnet::kWriteTo).dptr_);
 }
 
 const float* Floats(const NDArray& array) { return static_cast<const float*>(Raw(array).dptr_); }

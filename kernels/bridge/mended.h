@@ -89,11 +89,6 @@ void Spread(const float* numbers, int64_t images, int64_t channels, int64_t plac
   }
 }
 
-bool Is(const NodeAttrs& attrs, const char* key, const char* value) {
-  auto found = attrs.dict.find(key);
-  return found != attrs.dict.end() && found->second == value;
-}
-
 /* Inputs of averages: the gradient of the output, the data and the output. */
 void PoolingGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
                              const std::vector<NDArray>& inputs,
@@ -103,7 +98,7 @@ void PoolingGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& con
   const mxnet::TShape& shape = outputs[0].shape();
   if (!writes || inputs.size() != 3 || shape.ndim() != 4 || shape.Size() == 0 ||
       outputs[0].dtype() != mshadow::kFloat32 || outputs[0].IsView() ||
-      !Flag(attrs, "global_pool") || !Is(attrs, "pool_type", "avg"))
+      !Flag(attrs, "global_pool") || TextOf(attrs, "pool_type", "max") != "avg")
     return plain_pooling_gradient(attrs, context, inputs, requests, outputs);
   // As the data lie, since gradients from elsewhere are added to it.
   const int block = std::max(BlockOf(inputs[1]), 0);

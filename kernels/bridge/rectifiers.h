@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <string>
 #include <vector>
 
 #include "arrays.h"
@@ -63,18 +62,13 @@ void RectifierGradient(const NDArray& gradient, const NDArray& data, float slope
           slope, output.shape().Size(), static_cast<float*>(Raw(to).dptr_));
 }
 
-bool CanRectify(const NDArray& gradient, const NDArray& data, OpReqType request,
+/* Whether an output like two inputs may be written as its memory lies. */
+bool CanWriteDense(const NDArray& gradient, const NDArray& data, OpReqType request,
                 const NDArray& output) {
   return (request == mxnet::kWriteTo || request == mxnet::kWriteInplace) &&
          output.shape().Size() > 0 && IsPlainOrDense(gradient) && IsPlainOrDense(data) &&
          output.storage_type() == mxnet::kDefaultStorage && output.dtype() == mshadow::kFloat32 &&
          !output.IsView();
-}
-
-/* An attribute's text, or what is meant where there is none. */
-std::string TextOf(const NodeAttrs& attrs, const char* key, const char* otherwise) {
-  auto found = attrs.dict.find(key);
-  return found == attrs.dict.end() ? otherwise : found->second;
 }
 
 /* Inputs: the gradient of the output, and the output. */
@@ -83,7 +77,7 @@ void ActivationGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& 
                                 const std::vector<OpReqType>& requests,
                                 const std::vector<NDArray>& outputs) {
   if (TextOf(attrs, "act_type", "") != "relu" || inputs.size() < 2 ||
-      !CanRectify(inputs[0], inputs[1], requests[0], outputs[0]))
+      !CanWriteDense(inputs[0], inputs[1], requests[0], outputs[0]))
     return plain_activation_gradient(attrs, context, inputs, requests, outputs);
   RectifierGradient(inputs[0], inputs[1], 0, outputs[0]);
 }
@@ -94,7 +88,7 @@ void LeakyGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& conte
                            const std::vector<OpReqType>& requests,
                            const std::vector<NDArray>& outputs) {
   if (TextOf(attrs, "act_type", "leaky") != "leaky" || inputs.size() < 2 ||
-      !CanRectify(inputs[0], inputs[1], requests[0], outputs[0]))
+      !CanWriteDense(inputs[0], inputs[1], requests[0], outputs[0]))
     return plain_leaky_gradient(attrs, context, inputs, requests, outputs);
   const float slope = std::strtof(TextOf(attrs, "slope", "0.25").c_str(), nullptr);
   RectifierGradient(inputs[0], inputs[1], slope, outputs[0]);

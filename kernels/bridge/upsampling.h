@@ -95,11 +95,8 @@ void UpsampleOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
   if (!CanUpsample(attrs, inputs, requests, outputs)) {
     const mxnet::FCompute& plain = is_backward ? plain_upsampling_gradient : plain_upsampling;
     std::vector<NDArray> rows;
-    for (const NDArray& input : inputs)
-      rows.push_back(LayoutOf(input) ? input.Reorder2Default() : input);
-    std::vector<TBlob> written;
-    for (size_t i = 0; i < outputs.size(); ++i) written.push_back(AsRows(outputs[i], requests[i]));
-    return plain(attrs, context, DataOf(rows), requests, written);
+    for (const NDArray& input : inputs) rows.push_back(InRows(input));
+    return plain(attrs, context, DataOf(rows), requests, RowsOf(outputs, requests));
   }
   const int block = BlockOf(inputs[0]);
   NDArray result = outputs[0];

@@ -51,7 +51,7 @@ class _Emitter(Source):
         return [f"row{number}" for number in numbers] + [f"before{number}" for number in sums]
 
     def source(self) -> str:
-        body = self._capture(self._tile)
+        body = self._capture(self._walks)
         size = ITEM_SIZE[self.spec.dtype]
         head = ["def kernel(pointers, strides, m, n, scratch):"]
         for number, dtype in enumerate(storage(self.spec)):
@@ -65,15 +65,6 @@ class _Emitter(Source):
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         head += ["    length = number(n)", "    width = number(m)"]
         return "\n".join([*head, *body, ""])
-
-    def _tile(self) -> None:
-        for at, loop in enumerate(self.plan.loops):
-            self._row_values(self.plan.before[at])
-            self._loop(loop)
-        for values in self.plan.before[len(self.plan.loops) :]:
-            self._row_values(values)
-        for place in self.plan.row_stores:
-            self._store_row(place)
 
     # -- what a value varies along -------------------------------------------------------------
 
@@ -129,12 +120,12 @@ class _Emitter(Source):
 
     def _store_row(self, place: int) -> None:
         """An output that rows have one of, or that is the sum of these."""
-        result, number = self.spec.outputs[place], self.first + place
+        result = self.spec.outputs[place]
         summed = self.spec.summed(result)
         value, is_across = f"v{result.value}", self._is_across(result.value)
         if self.spec.rank - 1 not in result.operand.covers and not is_across:
             value += " * width" if self.spec.rank - 1 in summed else ""
-            self._line(1, self._written(number, "at", "0", value, adds=bool(summed)))
+            self._line(1, self._store(place, "0", value, adds=bool(summed)))
             return
         is_sum = self.spec.rank - 1 not in result.operand.covers
         if is_sum:
@@ -143,14 +134,9 @@ class _Emitter(Source):
         self._fetch(2, [result.value], [])
         if is_sum:
             self._line(2, f"sum{place} = reduce_sum(sum{place}, {value})")
-            self._line(1, self._written(number, "at", "0", f"sum{place}", adds=True))
+            self._line(1, self._store(place, "0", f"sum{place}", adds=True))
         else:
-            self._line(2, self._written(number, "at", "j", value, adds=bool(summed)))
-
-    def _written(self, number: int, base: str, index: str, value: str, *, adds: bool) -> str:
-        if adds:
-            value = f"load{number}({base}{number}, {index}) + {value}"
-        return f"store{number}({base}{number}, {index}, {value})"
+            self._line(2, self._store(place, "j", value, adds=bool(summed)))
 
     # -- walks along rows ----------------------------------------------------------------------
 
@@ -219,8 +205,7 @@ class _Emitter(Source):
                 continue
             summed = self.spec.summed(result)
             value = f"v{result.value}" + (" * width" if self.spec.rank - 1 in summed else "")
-            number = self.first + place
-            self._line(2, self._written(number, "line", "0", value, adds=bool(summed)))
+            self._line(2, self._store(place, "0", value, adds=bool(summed), base="line"))
 
     def _across(self, loop: Loop, reductions: list[int]) -> None:
         """What differs between rows: vectors go this way."""
@@ -253,7 +238,7 @@ class _Emitter(Source):
         for place in stores:
             adds = bool(self.spec.summed(results[place]))
             value = f"v{results[place].value}"
-            self._line(3, self._written(self.first + place, "line", "j", value, adds=adds))
+            self._line(3, self._store(place, "j", value, adds=adds, base="line"))
         for place in sums:
-            total = self._written(self.first + place, "line", "0", f"sum{place}", adds=True)
+            total = self._store(place, "0", f"sum{place}", adds=True, base="line")
             self._line(2, total)

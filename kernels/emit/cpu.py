@@ -141,13 +141,7 @@ class _Emitter(Source):
             self._prefetch_numbered()
         for slot in self.plan.scratch.values():
             self._line(2, f"keep{slot} = scratch + {slot} * n * {ITEM_SIZE[self.spec.dtype]}")
-        for at, loop in enumerate(self.plan.loops):
-            self._row_values(self.plan.before[at])
-            self._loop(loop)
-        for values in self.plan.before[len(self.plan.loops) :]:
-            self._row_values(values)
-        for place in self.plan.row_stores:
-            self._store_row(place)
+        self._walks()
 
     def _prefetch_numbered(self) -> None:
         """Ask for the next row of operands whose rows have numbers: these are in no stream."""

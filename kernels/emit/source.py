@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from graphopt.kernels.emit.schedule import Schedule
+from abc import ABC, abstractmethod
+
+from graphopt.kernels.emit.schedule import Loop, Schedule
 from graphopt.kernels.spec import Arg, KernelSpec
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 #: What reductions begin with.
 START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
 
 
-class Source:
+def expression(op: str, args: list[str]) -> str:
+    """An instruction of some operands, but for the arithmetic that Python has signs for.
+
+    A reduction gets here only if its operand is the same all along the row.
+    """
+    alike = {
+        "extent": "length",
+        "reduce_sum": f"{args[0]} * length" if args else "",
+        "reduce_max": args[0] if args else "",
+        "reduce_min": args[0] if args else "",
+        "reduce_prod": f"pow_({args[0]}, length)" if args else "",
+        "neg": f"-{args[0]}" if args else "",
+        "stop": args[0] if args else "",
+        "literal": args[0] if args else "",
+        "scale_gradient": args[0] if args else "",
+    }
+    return alike.get(op) or f"{op}_({', '.join(args)})"
+
+
+class Source(ABC):
     """Lines of a kernel, as they are written."""
 
     def __init__(self, spec: KernelSpec, plan: Schedule) -> None:
@@ -31,22 +52,9 @@ class Source:
         self.lines.append("    " * indent + text)
 
     def _expression(self, op: str, args: list[str]) -> str:
-        if op in _INFIX:
-            return f"{args[0]} {_INFIX[op]} {args[1]}"
-        # A reduction gets here only if its operand is the same all along the row.
-        alike = {
-            "extent": "length",
-            "reduce_sum": f"{args[0]} * length" if args else "",
-            "reduce_max": args[0] if args else "",
-            "reduce_min": args[0] if args else "",
-            "reduce_prod": f"pow_({args[0]}, length)" if args else "",
-            "neg": f"-{args[0]}" if args else "",
-            "square": f"{args[0]} * {args[0]}" if args else "",
-            "stop": args[0] if args else "",
-            "literal": args[0] if args else "",
-            "scale_gradient": args[0] if args else "",
-        }
-        return alike.get(op) or f"{op}_({', '.join(args)})"
+        if op in INFIX:
+            return f"{args[0]} {INFIX[op]} {args[1]}"
+        return f"{args[0]} * {args[0]}" if op == "square" else expression(op, args)
 
     def _arg(self, arg: Arg) -> str:
         if isinstance(arg, int):
@@ -54,8 +62,30 @@ class Source:
         # By their text: 0.0 and -0.0 are equal.
         return self.literals.setdefault(repr(float(arg)), f"c{len(self.literals)}")
 
-    def _store(self, place: int, index: str, value: str, *, adds: bool) -> str:
+    def _walks(self) -> None:
+        """All walks along rows, and what is computed before, between and after them."""
+        for at, loop in enumerate(self.plan.loops):
+            self._row_values(self.plan.before[at])
+            self._loop(loop)
+        for values in self.plan.before[len(self.plan.loops) :]:
+            self._row_values(values)
+        for place in self.plan.row_stores:
+            self._store_row(place)
+
+    @abstractmethod
+    def _row_values(self, values: list[int]) -> None:
+        """Values that rows have one of."""
+
+    @abstractmethod
+    def _loop(self, loop: Loop) -> None:
+        """A walk along rows."""
+
+    @abstractmethod
+    def _store_row(self, place: int) -> None:
+        """An output that rows have one of."""
+
+    def _store(self, place: int, index: str, value: str, *, adds: bool, base: str = "at") -> str:
         number = self.first + place
         if adds:
-            value = f"load{number}(at{number}, {index}) + {value}"
-        return f"store{number}(at{number}, {index}, {value})"
+            value = f"load{number}({base}{number}, {index}) + {value}"
+        return f"store{number}({base}{number}, {index}, {value})"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from graphopt.kernels.emit.source import INFIX, expression
 from graphopt.kernels.spec import Arg, KernelSpec
-
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def is_flat(spec: KernelSpec) -> bool:
@@ -80,23 +79,11 @@ class Emitter:
         return self.literals.setdefault(repr(float(arg)), f"c{len(self.literals)}")
 
     def _expression(self, op: str, args: list[str]) -> str:
-        if op in _INFIX and (op == "div" or not self.spec.precise):
-            return f"{args[0]} {_INFIX[op]} {args[1]}"
+        if op in INFIX and (op == "div" or not self.spec.precise):
+            return f"{args[0]} {INFIX[op]} {args[1]}"
         if op == "square":
             return self._expression("mul", [args[0], args[0]])
-        # A reduction gets here only if its operand is the same all along the row.
-        alike = {
-            "extent": "length",
-            "reduce_sum": f"{args[0]} * length" if args else "",
-            "reduce_max": args[0] if args else "",
-            "reduce_min": args[0] if args else "",
-            "reduce_prod": f"pow_({args[0]}, length)" if args else "",
-            "neg": f"-{args[0]}" if args else "",
-            "stop": args[0] if args else "",
-            "literal": args[0] if args else "",
-            "scale_gradient": args[0] if args else "",
-        }
-        return alike.get(op) or f"{op}_({', '.join(args)})"
+        return expression(op, args)
 
     def _compute(self, indent: int, number: int, suffixes: Iterable[str]) -> None:
         """An instruction, once for each element."""
