@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: What the environment variable ``GRAPHOPT_AMX`` may be.
 SETTINGS: Final = ("0", "bf16", "fp16")
 
+#: What :func:`dense_means` says where two products take one multiplication.
+IN_PAIRS: Final = "in pairs"
 #: Rows and weights of a layer from which on means that copy rows are worth it.
 _LEAST_ROWS: Final = 32
 _LEAST_WEIGHTS: Final = 1 << 16
@@ -51,7 +53,7 @@ def dense_means(mxnet: Any) -> str | None:
     """
     if has_matrix_unit(mxnet):
         return "by the matrix unit"
-    return "in pairs" if bridge.load(mxnet).graphopt_has_dense() else None
+    return IN_PAIRS if bridge.load(mxnet).graphopt_has_dense() else None
 
 
 @cache

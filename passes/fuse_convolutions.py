@@ -13,8 +13,9 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, DATA, PARAM, Node, NodeId, Value
 from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
-from graphopt.kernels.convolutions.spec import DIRECT, ConvolutionsSpec
+from graphopt.kernels.convolutions.spec import DIRECT, WINOGRAD, ConvolutionsSpec, is_paired
 from graphopt.kernels.convolutions.windows import has_weights, is_convolution, why_not
+from graphopt.kernels.products import IN_PAIRS
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.region import operators, replace_region, results
 from graphopt.pipeline.base import Mode, Pass, PassContext
@@ -37,12 +38,14 @@ class FuseConvolutions(Pass):
     stay in blocks of as many channels as a vector has lanes from one end to the other; sums and
     activations are computed with the convolution before them, and what is joined is written to its
     place at once. Convolutions of 3x3 pixels are computed directly or by Winograd's minimal
-    filtering, whichever is faster on this machine.
+    filtering, whichever is faster on this machine; on processors that add while they multiply,
+    AMD's with AVX-512, two products may take one multiplication.
 
     Which is faster on the whole, regions or MXNet's oneDNN, is measured when the graph is lowered.
 
     Args:
         winograd: consider Winograd's algorithm, which rounds more.
+        paired: consider products in pairs.
 
     Example::
 
@@ -74,6 +77,7 @@ class FuseConvolutions(Pass):
     rounding: ClassVar[str] = "sums are rounded in another order"
 
     winograd: bool = True
+    paired: bool = True
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Grow regions along reads, and replace those with a convolution."""
@@ -109,21 +113,29 @@ class FuseConvolutions(Pass):
             return False
         attrs = {"lanes": lanes, "algorithms": chosen}
         replace_region(edited, nodes, inputs, outputs, CONVOLUTIONS, attrs, body, "region")
-        fast = sum(name != DIRECT for name in chosen)
+        fast, paired = sum(name in WINOGRAD for name in chosen), sum(map(is_paired, chosen))
         cx.count("operators", len(nodes))
         cx.count("by Winograd", fast)
+        cx.count("in pairs", paired)
         how = f", {fast} of the convolutions by Winograd's algorithm" if fast else ""
+        how += f", products of {paired} in pairs" if paired else ""
         cx.passed(f"{operators(nodes)} became one region in blocked layout{how}", nodes[-1])
         return True
 
     def _algorithms(self, body: Graph, lanes: int, cx: PassContext) -> list[str]:
         """The fastest algorithm of every convolution; one that rounds more has to be worth it."""
         found = []
+        has_pairs = cx.target is not None and cx.target.dense_means() == IN_PAIRS
         for node in body.topological():
             if not is_convolution(node):
                 continue
             layer = layer_of(body, node)
-            names = algorithms(layer) if self.winograd else (DIRECT,)
+            names = [
+                name
+                for name in algorithms(layer)
+                if (self.winograd or name not in WINOGRAD)
+                and (not is_paired(name) or (self.paired and has_pairs))
+            ]
             times = _measured(layer, names, lanes, cx)
             best = DIRECT
             for name in names[1:]:
@@ -137,7 +149,7 @@ def _measured(layer: Layer, names: Sequence[str], lanes: int, cx: PassContext) -
     target = cx.target
     if target is None or len(names) == 1:
         return {name: float("inf") if at else 0.0 for at, name in enumerate(names)}
-    parts = ("convolution", str(layer), str(lanes))
+    parts = ("convolution", str(layer), str(lanes), *names)
     found: dict[str, float] = target.measured_once(
         parts, lambda: target.layer_times_ms(layer, names)
     )

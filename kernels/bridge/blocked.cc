@@ -11,9 +11,11 @@ namespace graphopt::blocked {
 int64_t PackedDirect(const Step& step);
 int64_t PackDirectTasks(const Step& step);
 void PackDirectTask(const Step& step, int64_t task, const float* weights, float* packed);
+void PairDirectTask(const Step& step, float* packed);
 int64_t PackedWinograd(const Step& step);
 int64_t PackWinogradTasks(const Step& step);
 void PackWinogradTask(const Step& step, int64_t task, const float* weights, float* packed);
+void PairWinogradTask(const Step& step, int64_t point, float* packed);
 
 namespace {
 
@@ -191,14 +193,14 @@ int64_t Phases(const Step& step) {
 
 int64_t Tasks(const Step& step, int64_t phase) {
   if (step.kind == kWinograd) return WinogradTasks(step, phase);
-  if (step.kind == kDirect) return DirectTasks(step);
+  if (step.kind == kDirect) return step.is_paired ? PairedTasks(step) : DirectTasks(step);
   return Ceil(Items(step), Several(step));
 }
 
 void RunTask(const Bound& bound, int64_t phase, int64_t task, const float* from, float* to) {
   const Step& step = *bound.step;
   if (step.kind == kWinograd) return WinogradTask(bound, phase, task);
-  if (step.kind == kDirect) return DirectTask(bound, task);
+  if (step.kind == kDirect) return step.is_paired ? PairedTask(bound, task) : DirectTask(bound, task);
   const int64_t several = Several(step), all = Items(step);
   const View& walked = Walked(step);
   for (int64_t item = task * several; item < std::min(all, (task + 1) * several); ++item) {
@@ -237,6 +239,18 @@ void PackTask(const Step& step, int64_t task, const float* weights, float* packe
       const int64_t channel = task * kLanes + lane;
       *to++ = channel < step.channels ? weights[channel * taps + tap] : 0.0f;
     }
+}
+
+int64_t PairTasks(const Step& step) {
+  if (!step.is_paired) return 0;
+  return step.kind == kWinograd ? (step.tile + 2) * (step.tile + 2) : 1;
+}
+
+void PairTask(const Step& step, int64_t task, float* packed) {
+  if (step.kind == kWinograd)
+    PairWinogradTask(step, task, packed);
+  else
+    PairDirectTask(step, packed);
 }
 
 }  // namespace graphopt::blocked

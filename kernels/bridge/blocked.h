@@ -57,6 +57,7 @@ struct Step {
   int64_t channels, filters;  // of the whole image, not counting what fills up blocks
   int64_t kernel_y, kernel_x, stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
   int64_t is_planar;          // the image it reads is
+  int64_t is_paired;          // its products are: see paired_blocks.h
   int64_t group;              // blocks of filters that a tile computes: see BestGroup
   int64_t tile;               // of Winograd: output pixels of a tile in each direction
   int64_t chunk;              // of Winograd: tiles that are transformed at a time
@@ -77,6 +78,7 @@ struct Bound {
   int64_t runs;
 };
 
+constexpr int64_t kPairedGroup = 2;   // blocks of filters that a tile of products in pairs computes
 constexpr int64_t kMostBlocks = 512;  // of channels that Winograd's products sum over
 
 inline int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -97,6 +99,8 @@ int64_t DirectTasks(const Step& step);
 void DirectTask(const Bound& bound, int64_t task);
 /* Where the runs of adjacent numbers are that an output sums over, from its pixel's place. */
 std::vector<int64_t> DirectOffsets(const Step& step);
+int64_t PairedTasks(const Step& step);
+void PairedTask(const Bound& bound, int64_t task);
 int64_t WinogradPhases(const Step& step);
 int64_t WinogradTasks(const Step& step, int64_t phase);
 void WinogradTask(const Bound& bound, int64_t phase, int64_t task);
@@ -108,6 +112,9 @@ void WinogradTask(const Bound& bound, int64_t phase, int64_t task);
 int64_t PackedWeights(const Step& step);
 int64_t PackTasks(const Step& step);
 void PackTask(const Step& step, int64_t task, const float* weights, float* packed);
+/* What is left to do when all are done, in tasks of its own. */
+int64_t PairTasks(const Step& step);
+void PairTask(const Step& step, int64_t task, float* packed);
 
 /*
  * One product of Winograd's: c = a times packed for `rows` pixels of `depth` blocks, whose vectors are

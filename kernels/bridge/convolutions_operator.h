@@ -127,6 +127,9 @@ void PackStep(const blocked::Step& step, const float* const* inputs, float* weig
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
   for (int64_t task = 0; task < tasks; ++task)
     blocked::PackTask(step, task, inputs[step.weights], weights);
+  const int64_t pairs = blocked::PairTasks(step);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+  for (int64_t task = 0; task < pairs; ++task) blocked::PairTask(step, task, weights);
   if (step.bias < 0) return;
   std::fill(bias, bias + PackedBias(step), 0.0f);
   std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias);

@@ -33,6 +33,18 @@ inline void TransposeSquare(Lanes (&rows)[kLanes]) {
   if constexpr (2 * S < kLanes) TransposeSquare<2 * S>(rows);
 }
 
+/* The sum of each vector's numbers, one behind the other; the vectors are lost. */
+template <int S = 1>
+inline Lanes SumsOf(Lanes (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; i += 2 * S) {
+    Exchange<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>{});
+    rows[i] += rows[i + S];
+  }
+  if constexpr (2 * S < kLanes) SumsOf<2 * S>(rows);
+  return rows[0];
+}
+
 /* to[j][i] = from[i][j], for `rows` i and `columns` j. */
 inline void Transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns,
                       float* to, int64_t to_stride) {

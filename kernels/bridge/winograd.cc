@@ -55,6 +55,7 @@ void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, in
 void Multiply(const Bound& bound, const Tiling& tiling, int64_t item) {
   const Step& step = *bound.step;
   const int64_t point = item / tiling.groups, group = item % tiling.groups;
+  if (step.is_paired) return MultiplyPairedTiles(bound, tiling, point, group);
   const int64_t block = group * step.group;
   const int64_t depth = tiling.in_blocks * kLanes;
   const float* packed =
@@ -78,6 +79,7 @@ void Run(const Bound& bound, const Tiling& tiling, int64_t phase, int64_t task) 
     for (int64_t item = task * several; item < end; ++item) Multiply(bound, tiling, item);
     return;
   }
+  if (phase == 0 && bound.step->is_paired) return PairedTransformTask(bound, tiling, task);
   const int64_t blocks = phase == 0 ? tiling.in_blocks : tiling.out_blocks;
   const int64_t end = std::min((task + 1) * kTransforms, blocks * tiling.count);
   for (int64_t item = task * kTransforms; item < end; ++item) {
@@ -134,6 +136,7 @@ int64_t WinogradPhases(const Step& step) {
 int64_t WinogradTasks(const Step& step, int64_t phase) {
   const Tiling tiling(step, phase / 3);
   if (phase % 3 == 1) return Ceil(tiling.points * tiling.groups, Products(step, tiling));
+  if (phase % 3 == 0 && step.is_paired) return PairedTransformTasks(tiling);
   return Ceil((phase % 3 == 0 ? tiling.in_blocks : tiling.out_blocks) * tiling.count, kTransforms);
 }
 
@@ -147,7 +150,13 @@ void WinogradTask(const Bound& bound, int64_t phase, int64_t task) {
 
 int64_t PackedWinograd(const Step& step) {
   const Tiling tiling(step, 0);
+  if (step.is_paired) return PackedPaired(step, tiling.in_blocks * kLanes, tiling.points);
   return tiling.points * tiling.in_blocks * tiling.out_blocks * kLanes * kLanes;
+}
+
+void PairWinogradTask(const Step& step, int64_t point, float* packed) {
+  const Tiling tiling(step, 0);
+  PairFilters(step, tiling.in_blocks * kLanes, tiling.points, point, packed);
 }
 
 int64_t PackWinogradTasks(const Step& step) { return Tiling(step, 0).out_blocks; }

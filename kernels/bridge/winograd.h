@@ -98,6 +98,15 @@ struct Tiling {
   }
 };
 
+/* Transforms tiles and makes them rows of pairs (paired_blocks.h), in tasks. */
+int64_t PairedTransformTasks(const Tiling& tiling);
+void PairedTransformTask(const Bound& bound, const Tiling& tiling, int64_t task);
+/* All tiles' product with a panel of filters at a point. */
+void MultiplyPairedTiles(const Bound& bound, const Tiling& tiling, int64_t point, int64_t panel);
+/* Floats of filters in pairs, for outputs that sum over `depth` numbers; makes pairs of packed ones. */
+int64_t PackedPaired(const Step& step, int64_t depth, int64_t points);
+void PairFilters(const Step& step, int64_t depth, int64_t points, int64_t point, float* packed);
+
 struct Corner {
   int64_t image, y, x;
   Corner(const Tiling& tiling, const Step& step, int64_t tile) {
@@ -107,8 +116,10 @@ struct Corner {
   }
 };
 
+/* A tile's block, transformed; its points go to `to` and `point` floats on each. */
 template <int M>
-inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {
+inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number, float* to,
+                           int64_t point) {
   constexpr int T = M + 2;
   const Step& step = *bound.step;
   const View& in = step.in;
@@ -133,8 +144,6 @@ inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t blo
   }
 #pragma GCC unroll 6
   for (int x = 0; x < T; ++x) Minimal<M>::Input(given + x, T, half + x, T);
-  float* to = tiling.Input(bound, 0, block) + number * kLanes;
-  const int64_t point = tiling.in_blocks * tiling.count * kLanes;
 #pragma GCC unroll 6
   for (int y = 0; y < T; ++y) {
     Lanes row[T];
@@ -142,6 +151,12 @@ inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t blo
 #pragma GCC unroll 6
     for (int x = 0; x < T; ++x) StoreLanes(to + (y * T + x) * point, row[x]);
   }
+}
+
+template <int M>
+inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {
+  TransformInput<M>(bound, tiling, block, number, tiling.Input(bound, 0, block) + number * kLanes,
+                    tiling.in_blocks * tiling.count * kLanes);
 }
 
 }  // namespace graphopt::blocked

@@ -17,6 +17,8 @@ from graphopt.kernels.convolutions.steps import Kind
 #: Layers are timed against each other so often, or until this is spent.
 _MOST_ROUNDS = 12
 _PATIENCE_S = 0.06
+#: Different numbers that they are timed with; a prime, so that no two rows are alike.
+_NUMBERS = 4099
 _MEASURED = (Kind.DIRECT, Kind.WINOGRAD, Kind.DEPTHWISE)
 
 if TYPE_CHECKING:
@@ -123,9 +125,10 @@ def layer_times_ms(mxnet: Any, layer: Layer, algorithms: Sequence[str]) -> dict[
 
 
 def _filled(library: Any, text: str, count: int) -> list[Array]:
-    """Numbers for packed inputs, none so small that computing takes longer."""
+    """Numbers for packed inputs; neither they nor differences are so small that it takes longer."""
+    numbers = np.random.default_rng(0).uniform(0.005, 0.015, _NUMBERS).astype(np.float32)
     sizes = [library.graphopt_packed_size(text.encode(), ctypes.c_int64(n)) for n in range(count)]
-    return [np.full(size, 0.01, np.float32) for size in sizes]
+    return [np.resize(numbers, size) for size in sizes]
 
 
 def _run(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from graphopt.ir.node import DATA, Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
-from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec
+from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec, is_paired
 from graphopt.kernels.convolutions.steps import Kind, Step, View
 from graphopt.kernels.convolutions.windows import (
     Activation,
@@ -36,6 +36,10 @@ from graphopt.kernels.convolutions.windows import (
 _NEAR = 400_000
 #: Tiles of Winograd's that are worth a product.
 _FEWEST_TILES = 28
+#: Tiles that are multiplied at a time where products are in pairs, on any processor.
+_STRIP = 8
+#: Blocks of channels of which products of pairs are summed up by themselves.
+_PART = 16
 
 
 @dataclass(frozen=True)
@@ -339,9 +343,11 @@ class _Planner:
             step = replace(step, kind=Kind.DEPTHWISE)
         elif algorithm in WINOGRAD:
             halo = 0
-            step, scratch = self.winograd(step, node, WINOGRAD[algorithm])
+            step, scratch = self.winograd(step, node, algorithm)
         elif self.reads_planes(node):
             step = replace(step, is_planar=True)
+        elif is_paired(algorithm):
+            step = replace(step, is_paired=True)
         if step.is_planar:
             given = self.planar_source(source, halo)
         else:
@@ -377,15 +383,21 @@ class _Planner:
         weights, bias = (*numbers, -1)[:2]
         return weights, bias
 
-    def winograd(self, step: Step, node: Node, tile: int) -> tuple[Step, _Buffer]:
+    def winograd(self, step: Step, node: Node, algorithm: str) -> tuple[Step, _Buffer]:
+        tile, paired = WINOGRAD[algorithm], is_paired(algorithm)
         count, _, height, width = self.size(node.out())
         tiles = count * -(-height // tile) * -(-width // tile)
         blocks = self.blocks(node.inputs[0]) + self.blocks(node.out())
         each = (tile + 2) ** 2 * blocks * self.lanes
         most = max(_FEWEST_TILES, _NEAR // each)
         chunk = -(-tiles // -(-tiles // most))
-        buffer = _Buffer(0, 0, 0, self.lanes, scratch=chunk * each)
-        return replace(step, kind=Kind.WINOGRAD, tile=tile, chunk=chunk), buffer
+        if paired:
+            chunk = -(-chunk // _STRIP) * _STRIP
+        parts = -(-self.blocks(node.inputs[0]) // _PART)
+        noted = (1 + parts) * (tile + 2) ** 2 if paired else 0
+        buffer = _Buffer(0, 0, 0, self.lanes, scratch=chunk * (each + noted))
+        step = replace(step, kind=Kind.WINOGRAD, is_paired=paired, tile=tile, chunk=chunk)
+        return step, buffer
 
     def pooling(self, node: Node) -> None:
         value, last = self.take_activation(node.out())

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node
 from graphopt.ir.types import TensorType
-from graphopt.kernels.convolutions.spec import DIRECT, WINOGRAD, ConvolutionsSpec
+from graphopt.kernels.convolutions.spec import (
+    DIRECT,
+    PAIRED,
+    WINOGRAD,
+    ConvolutionsSpec,
+    is_paired,
+)
 from graphopt.kernels.convolutions.windows import (
     Images,
     Window,
@@ -18,8 +24,10 @@ from graphopt.kernels.convolutions.windows import (
 
 #: Fewer tiles than this are less work directly, whose weights are a ninth of the memory or so.
 _FEWEST_TILES = 4
-#: Channels that Winograd's products sum over at most; see kMostBlocks in the bridge.
-_MOST_CHANNELS = 2048
+#: With fewer channels most of a block's are not there: none to be paired.
+_FEWEST_PAIRED = 16
+#: Channels that Winograd's products sum over at least and at most; see kMostBlocks in the bridge.
+_FEWEST_CHANNELS, _MOST_CHANNELS = 8, 2048
 
 
 @dataclass(frozen=True)
@@ -40,19 +48,20 @@ def layer_of(graph: Graph, node: Node) -> Layer:
 
 def algorithms(layer: Layer) -> tuple[str, ...]:
     """How a layer can be computed, what rounds least first."""
-    found = layer.window
-    fits = found.kernel == (3, 3) and found.stride == found.dilation == (1, 1)
-    if not fits or layer.is_depthwise or not 8 <= layer.shape[1] <= _MOST_CHANNELS:
+    channels, found = layer.shape[1], layer.window
+    if layer.is_depthwise:
         return (DIRECT,)
+    names = [DIRECT] if channels < _FEWEST_PAIRED else [DIRECT, PAIRED]
+    fits = found.kernel == (3, 3) and found.stride == found.dilation == (1, 1)
+    if not fits or not _FEWEST_CHANNELS <= channels <= _MOST_CHANNELS:
+        return tuple(names)
     count, _, height, width = layer.made
-    return (
-        DIRECT,
-        *(
-            name
-            for name, tile in WINOGRAD.items()
-            if count * -(-height // tile) * -(-width // tile) >= _FEWEST_TILES
-        ),
-    )
+    for name, tile in WINOGRAD.items():
+        if is_paired(name) and channels < _FEWEST_PAIRED:
+            continue
+        if count * -(-height // tile) * -(-width // tile) >= _FEWEST_TILES:
+            names.append(name)
+    return tuple(names)
 
 
 def single(layer: Layer, lanes: int, algorithm: str) -> ConvolutionsSpec:

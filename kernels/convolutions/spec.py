@@ -22,10 +22,23 @@ from graphopt.ir.node import Node
 from graphopt.ir.parser import parse as parse_graph
 from graphopt.ir.printer import print_graph
 
-#: How a convolution is computed: directly, or by Winograd's minimal filtering F(m, 3).
+#: How a convolution is computed: directly, or by Winograd's minimal filtering F(m, 3); with its
+#: products in pairs, two for one multiplication, or as they are.
 DIRECT: Final = "direct"
-WINOGRAD: Final = {"winograd2": 2, "winograd4": 4}
+PAIRED: Final = "paired"
+WINOGRAD: Final = {
+    "winograd2": 2,
+    "paired-winograd2": 2,
+    "winograd4": 4,
+    "paired-winograd4": 4,
+}
+ALGORITHMS: Final = (DIRECT, PAIRED, *WINOGRAD)
 _WORD: Final = "convolutions"
+
+
+def is_paired(algorithm: str) -> bool:
+    """Whether products are in pairs."""
+    return algorithm.startswith(PAIRED)
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,6 @@ def parse(text: str) -> ConvolutionsSpec:
     if word != _WORD or not lanes.isdigit():
         raise ParseError(f"not a region of convolutions: {first[:80]!r}")
     for name in algorithms:
-        if name != DIRECT and name not in WINOGRAD:
+        if name not in ALGORITHMS:
             raise ParseError(f"convolutions are not computed by {name!r}")
     return ConvolutionsSpec(parse_graph(rest), int(lanes), tuple(algorithms))

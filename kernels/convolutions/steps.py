@@ -72,6 +72,7 @@ class Step:
     filters: int = 0
     window: Window = field(default_factory=lambda: Window((1, 1)))
     is_planar: bool = False
+    is_paired: bool = False
     tile: int = 0
     chunk: int = 0
     scratch: int = 0
@@ -89,7 +90,8 @@ class Step:
         window = self.window
         for pair in (window.kernel, window.stride, window.dilation, window.pad):
             yield from pair
-        yield from (int(self.is_planar), 0, self.tile, self.chunk, self.scratch)
+        yield from (int(self.is_planar), int(self.is_paired), 0)
+        yield from (self.tile, self.chunk, self.scratch)
         yield from (int(self.is_average), int(self.counts_padding))
         yield _ACTIVATIONS.index(self.activation.kind)
         bounds = struct.pack("=dd", self.activation.low, self.activation.high)

@@ -14,7 +14,7 @@ from graphopt.ir.parser import parse as parse_graph
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer, algorithms, single
-from graphopt.kernels.convolutions.spec import ConvolutionsSpec, parse
+from graphopt.kernels.convolutions.spec import ALGORITHMS, ConvolutionsSpec, parse
 from graphopt.kernels.convolutions.steps import Kind
 from graphopt.kernels.convolutions.windows import Window
 from graphopt.memory import forward_schedule
@@ -144,17 +144,19 @@ def test_algorithms_agree_with_numpy(mx, number: int) -> None:
 
 def test_winograd_is_offered_where_it_can_be() -> None:
     three = Window((3, 3), pad=(1, 1))
-    assert algorithms(layer((1, 64, 14, 14), 64, three)) == ("direct", "winograd2", "winograd4")
-    assert algorithms(layer((1, 64, 4, 4), 64, three)) == ("direct", "winograd2")
+    assert algorithms(layer((1, 64, 14, 14), 64, three)) == ALGORITHMS
+    assert algorithms(layer((1, 64, 4, 4), 64, three)) == ALGORITHMS[:4]
+    assert algorithms(layer((1, 8, 14, 14), 64, three)) == ("direct", "winograd2", "winograd4")
     assert algorithms(layer((1, 3, 64, 64), 64, three)) == ("direct",)
-    assert algorithms(layer((1, 64, 14, 14), 64, Window((3, 3), (2, 2)))) == ("direct",)
+    assert algorithms(layer((1, 64, 14, 14), 64, Window((3, 3), (2, 2)))) == ("direct", "paired")
     assert algorithms(layer((1, 64, 14, 14), 64, three, is_depthwise=True)) == ("direct",)
 
 
 def test_rounding_of_winograd_is_bounded(mx) -> None:
     """Relative to the largest output, on weights as they are initialized."""
     each = layer((1, 256, 28, 28), 32, Window((3, 3), pad=(1, 1)))
-    for algorithm, bound in (("direct", 3e-6), ("winograd2", 3e-6), ("winograd4", 2e-5)):
+    for algorithm in ALGORITHMS:
+        bound = 2e-5 if "winograd4" in algorithm else 3e-6
         spec = single(each, native.lanes(mx), algorithm)
         inputs = values(spec, seed=1)
         (want,) = expected(spec, inputs)
@@ -162,9 +164,75 @@ def test_rounding_of_winograd_is_bounded(mx) -> None:
         assert np.abs(found - want).max() <= bound * np.abs(want).max()
 
 
-def test_not_a_number_and_infinity_get_through(mx) -> None:
+@pytest.mark.parametrize("algorithm", ["direct", "paired"])
+def test_rounding_does_not_grow_with_the_depth_of_positive_numbers(mx, algorithm: str) -> None:
+    """Products of pairs are taken from sums part by part."""
+    spec = single(layer((1, 1024, 4, 4), 32, Window((3, 3))), native.lanes(mx), algorithm)
+    x, w, b = values(spec)
+    (want,) = expected(spec, inputs := [np.abs(x), w, b])
+    ((found,), _) = native.run(mx, spec, inputs)
+    errors = np.sqrt(np.mean((found - want) ** 2) / np.mean(want**2))
+    assert errors < 2e-6
+
+
+@pytest.mark.parametrize("algorithm", ["paired", "paired-winograd2", "paired-winograd4"])
+def test_numbers_of_different_sizes_are_paired(mx, algorithm: str) -> None:
+    """Channels far from one, which meet weights that are as far; images and filters."""
+    spec = single(layer((3, 40, 9, 9), 50, Window((3, 3), pad=(1, 1))), native.lanes(mx), algorithm)
+    x, w, b = values(spec)
+    sizes = 10.0 ** np.linspace(-7, 7, 40)
+    x *= sizes[:, None, None].astype(np.float32)
+    w /= sizes[:, None, None].astype(np.float32)
+    for scale, image in zip((1e-15, 1.0, 1e12), x, strict=True):
+        image *= scale
+    w *= (10.0 ** np.linspace(-3, 1, 50))[:, None, None, None].astype(np.float32)
+    (want,) = expected(spec, [x, w, 0 * b])
+    ((found,), _) = native.run(mx, spec, [x, w, 0 * b])
+    largest = np.abs(want).max(axis=(2, 3), keepdims=True)
+    assert (np.abs(found - want) <= 2e-5 * largest).all()
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "paired", "paired-winograd2", "paired-winograd4"])
+def test_zeros_stay_zeros(mx, algorithm: str) -> None:
+    """Of images and of filters, whatever is beside them."""
+    spec = single(layer((2, 32, 8, 8), 40, Window((3, 3), pad=(1, 1))), native.lanes(mx), algorithm)
+    x, w, b = values(spec)
+    x[1], w[7] = 0, 0
+    ((found,), _) = native.run(mx, spec, [x, w, 0 * b])
+    assert (found[1] == 0).all()
+    assert np.abs(found[0, 7]).max() <= 1e-12
+
+
+@pytest.mark.parametrize("algorithm", ["paired", "paired-winograd2", "paired-winograd4"])
+@pytest.mark.parametrize("size", [1e-25, 1e-37, 1e21])
+def test_images_too_small_or_large_to_be_paired(mx, algorithm: str, size: float) -> None:
+    spec = single(layer((3, 32, 8, 8), 40, Window((3, 3), pad=(1, 1))), native.lanes(mx), algorithm)
+    x, w, b = values(spec)
+    x[1] *= np.float32(size)
+    w[3] *= np.float32(1e-16)
+    (want,) = expected(spec, [x, w, 0 * b])
+    ((found,), _) = native.run(mx, spec, [x, w, 0 * b])
+    largest = np.abs(want).max(axis=(2, 3), keepdims=True)
+    assert (np.abs(found - want) <= 2e-5 * largest + 1e-37).all()
+
+
+@pytest.mark.parametrize("algorithm", ["paired", "paired-winograd2", "paired-winograd4"])
+def test_filters_that_cannot_be_paired(mx, algorithm: str) -> None:
+    spec = single(layer((1, 32, 8, 8), 70, Window((3, 3), pad=(1, 1))), native.lanes(mx), algorithm)
+    x, w, b = values(spec)
+    w[3], w[40, 5], w[69] = np.inf, np.nan, 1e-30
+    ((found,), _) = native.run(mx, spec, [x, w, 0 * b])
+    (want,) = expected(spec, [x, np.nan_to_num(w, posinf=0), 0 * b])
+    assert not np.isfinite(found[0, [3, 40]]).any()
+    rest = [f for f in range(70) if f not in (3, 40)]
+    largest = np.abs(want).max(axis=(2, 3), keepdims=True)
+    assert (np.abs(found - want) <= 2e-5 * largest)[0, rest].all()
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "paired"])
+def test_not_a_number_and_infinity_get_through(mx, algorithm: str) -> None:
     each = layer((1, 16, 6, 6), 16, Window((1, 1)))
-    spec = single(each, native.lanes(mx), "direct")
+    spec = single(each, native.lanes(mx), algorithm)
     x, w, b = values(spec)
     w = np.abs(w)
     x[0, :, 2, 3] = np.nan
@@ -191,10 +259,11 @@ def test_infinity_leaves_nothing_where_filters_fill_no_block(mx) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
-def test_stale_memory_is_not_read(mx) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_stale_memory_is_not_read(mx, algorithm: str) -> None:
     """A second call finds what the first one left in the arena."""
-    each = layer((1, 8, 9, 9), 40, Window((3, 3), pad=(1, 1)))
-    spec = single(each, native.lanes(mx), "direct")
+    each = layer((1, 24, 9, 9), 40, Window((3, 3), pad=(1, 1)))
+    spec = single(each, native.lanes(mx), algorithm)
     inputs = values(spec)
     (once,), _ = native.run(mx, spec, inputs)
     (again,), _ = native.run(mx, spec, inputs, times=3)

@@ -17,8 +17,9 @@ from graphopt.ir.parser import parse
 from graphopt.ir.types import TensorType
 from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer
-from graphopt.kernels.convolutions.spec import spec_of
+from graphopt.kernels.convolutions.spec import ALGORITHMS, spec_of
 from graphopt.kernels.convolutions.steps import Kind
+from graphopt.kernels.products import IN_PAIRS
 from graphopt.passes.fuse_convolutions import FuseConvolutions
 from graphopt.testing import assert_equivalent, run_pass
 
@@ -32,6 +33,9 @@ class Clock(MXNetTarget):
     def __init__(self, favourite: str = "direct") -> None:
         self.favourite = favourite
         self.asked: list[Layer] = []
+
+    def dense_means(self) -> str:
+        return IN_PAIRS  # on any processor
 
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
         self.asked.append(layer)
@@ -58,7 +62,7 @@ def test_example(example):
     assert run_pass(before, PASS, frozen=True).graph == after
 
 
-@pytest.mark.parametrize("favourite", ["direct", "winograd2", "winograd4"])
+@pytest.mark.parametrize("favourite", ALGORITHMS)
 @pytest.mark.parametrize(
     "body",
     [
@@ -149,7 +153,7 @@ def test_pooling(attrs: str) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("favourite", ["direct", "winograd4"])
+@pytest.mark.parametrize("favourite", ["direct", "winograd4", "paired-winograd2"])
 def test_stretching(body: str, steps: int, favourite: str) -> None:
     params = ", ".join(f"param %{name}: ?" for name in "wbve")
     before = net(f"{CONV.replace('36', '32')} {body}", params=params)
@@ -346,11 +350,33 @@ def test_refusals(settings_: dict[str, object], reason: str) -> None:
     assert reason in result.receipts[0].reason
 
 
-def test_winograd_can_be_left_out() -> None:
-    clock = Clock("winograd4")
+@pytest.mark.parametrize(
+    ("favourite", "option"),
+    [
+        ("winograd4", "winograd"),
+        ("paired-winograd4", "winograd"),
+        ("paired-winograd4", "paired"),
+        ("paired", "paired"),
+    ],
+)
+def test_algorithms_can_be_left_out(favourite: str, option: str) -> None:
     after = run_pass(
-        net(f"{CONV} return %c"), f"{PASS}{{winograd=False}}", target=clock, frozen=True
+        net(f"{CONV} return %c"),
+        f"{PASS}{{{option}=False}}",
+        target=Clock(favourite),
+        frozen=True,
     ).graph
+    assert regions(after)[0].attrs["algorithms"] == ("direct",)
+
+
+def test_pairs_are_not_measured_where_they_do_not_pay() -> None:
+    """On processors whose multiplications keep them busy, or that have a matrix unit."""
+
+    class Other(Clock):
+        def dense_means(self) -> str:
+            return "by the matrix unit"
+
+    after = run_pass(net(f"{CONV} return %c"), PASS, target=Other("paired"), frozen=True).graph
     assert regions(after)[0].attrs["algorithms"] == ("direct",)
 
 
@@ -435,7 +461,7 @@ def networks(draw) -> Graph:
 
 
 @settings(max_examples=60)
-@given(networks(), st.sampled_from(["direct", "winograd2", "winograd4"]))
+@given(networks(), st.sampled_from(ALGORITHMS))
 def test_random_networks(graph: Graph, favourite: str) -> None:
     after = fused(graph, favourite)
     assert regions(after)

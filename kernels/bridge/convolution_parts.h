@@ -1,0 +1,86 @@
+/*
+ * What direct convolutions in blocked layout have in common: how they are cut, and where sums go. For files that are
+ * compiled for the processor at hand.
+ */
+#pragma once
+
+#include <algorithm>
+
+#include "lanes.h"
+
+namespace graphopt::blocked {
+namespace {  // each file that includes this may be compiled for other instructions
+
+/* A row cut into pieces that are as even as can be. */
+struct Cut {
+  int64_t pieces, width, wider;  // the first `wider` ones have one pixel more
+
+  Cut(int64_t row, int64_t most)
+      : pieces(Ceil(row, most)), width(row / pieces), wider(row % pieces) {}
+  int64_t Begin(int64_t piece) const { return piece * width + std::min(piece, wider); }
+  int64_t Width(int64_t piece) const { return width + (piece < wider); }
+};
+
+/* Blocks of filters, and how they are shared among tiles: the last tile may have fewer. */
+int64_t Groups(const Step& step) { return Ceil(Ceil(step.filters, kLanes), step.group); }
+
+int64_t BlocksOf(const Step& step, int64_t group) {
+  return std::min(step.group, Ceil(step.filters, kLanes) - group * step.group);
+}
+
+/* Multiplied numbers of each output, with those that fill up a block. */
+int64_t Depth(const Step& step) {
+  const int64_t taps = step.kernel_y * step.kernel_x;
+  return taps * (step.is_planar ? step.channels : Ceil(step.channels, kLanes) * kLanes);
+}
+
+/* Where a tile goes. */
+struct Target {
+  float* out;
+  int64_t out_block;
+  const float* other;
+  int64_t other_block;
+  const float* bias;
+  const Step* step;  // null: nothing but the sums is written
+  int64_t last_block;
+};
+
+/* Bias, other operand and activation. */
+template <int64_t kActivation, bool kHasOther>
+void FinishAs(const Lanes* sum, int pixels, int blocks, const Target& to) {
+  const Lanes zero = {};
+  for (int b = 0; b < blocks; ++b) {
+    const Lanes bias = to.bias ? LoadLanes(to.bias + b * kLanes) : zero;
+    float* out = to.out + b * to.out_block;
+    const float* other = kHasOther ? to.other + b * to.other_block : nullptr;
+    const int64_t filters = b == blocks - 1 ? FiltersOf(*to.step, to.last_block) : kLanes;
+    for (int p = 0; p < pixels; ++p) {
+      Lanes x = sum[b * pixels + p] + bias;
+      if (kHasOther) x += LoadLanes(other + p * kLanes);
+      if (kActivation == kRelu)
+        x = x < zero ? zero : x;
+      else if (kActivation != kNone)
+        x = Activated(*to.step, x);
+      if (filters < kLanes) x = Kept(x, filters);
+      StoreLanes(out + p * kLanes, x);
+    }
+  }
+}
+
+void Finish(const Lanes* sum, int pixels, int blocks, const Target& to) {
+  const bool other = to.other != nullptr;
+  switch (to.step->activation) {
+    case kNone:
+      return other ? FinishAs<kNone, true>(sum, pixels, blocks, to)
+                   : FinishAs<kNone, false>(sum, pixels, blocks, to);
+    case kRelu:
+      return other ? FinishAs<kRelu, true>(sum, pixels, blocks, to)
+                   : FinishAs<kRelu, false>(sum, pixels, blocks, to);
+    default:
+      return other ? FinishAs<kClip, true>(sum, pixels, blocks, to)
+                   : FinishAs<kClip, false>(sum, pixels, blocks, to);
+  }
+}
+
+}  // namespace
+}  // namespace graphopt::blocked

@@ -1,0 +1,109 @@
+/*
+ * Winograd's minimal filtering (winograd.h) with its products in pairs (paired.h).
+ *
+ * Transformed tiles lie in strips of as many as are multiplied at a time: [point][strip][block][tile]. A task
+ * transforms a strip, all channels of it, and makes them rows of pairs; they are still near it.
+ */
+#include "paired_blocks.h"
+#include "winograd.h"
+
+namespace graphopt::blocked {
+namespace {
+
+/* Where strips of tiles lie, and what is noted of their rows. */
+struct Strips {
+  const Tiling& tiling;
+  Cut cut;
+  int64_t strip, point;  // floats of one, with room for kRows tiles; from point to point
+  float *at, *sums, *inverses;
+
+  Strips(const Bound& bound, const Tiling& tiling)
+      : tiling(tiling),
+        cut(tiling.count, kRows),
+        strip(tiling.in_blocks * kRows * kLanes),
+        point(cut.pieces * strip),
+        at(tiling.Input(bound, 0, 0)),
+        sums(at + tiling.points * (tiling.in_blocks + tiling.out_blocks) * bound.step->chunk * kLanes),
+        inverses(sums + tiling.points * bound.step->chunk * Parts()) {}
+  float* Rows(int64_t p, int64_t number) const { return at + p * point + number * strip; }
+  /* What is noted of a strip's rows; of their sums there is one for each part. */
+  int64_t Noted(int64_t p, int64_t number) const { return (p * cut.pieces + number) * kRows; }
+  int64_t Parts() const { return Ceil(tiling.in_blocks, kPart); }
+};
+
+/* Makes a strip's transformed numbers rows of pairs. */
+template <int R>
+void PairStrip(const Bound& bound, const Strips& strips, int64_t number) {
+  constexpr int kPoints = kLanes / R;  // of which one vector has what is found of all rows
+  const int64_t blocks = strips.tiling.in_blocks, points = strips.tiling.points;
+  const PairedPack pack(blocks * kLanes, bound.step->filters, points);
+  const auto at = [](int64_t block) { return block * R * kLanes; };
+  const auto rows_of = [&](int64_t point) {
+    const Notes<const float> notes(pack, point, bound.weights);
+    return Rows<decltype(at)>{strips.Rows(point, number), kLanes, blocks, at, notes.factors};
+  };
+  for (int64_t first = 0; first < points; first += kPoints) {
+    const int count = std::min<int64_t>(kPoints, points - first);
+    Lanes found[kLanes] = {};
+    for (int p = 0; p < count; ++p) AddSquares<R>(rows_of(first + p), found + p * R);
+    Sizes sizes(found, pack.depth);
+    for (int p = 0; p < count; ++p) sizes.Settle(p * R, R, rows_of(first + p));
+    for (int64_t part = 0; part < pack.parts; ++part) {
+      const int64_t begin = part * kPart, end = std::min(begin + kPart, blocks);
+      std::fill(found, found + kLanes, Lanes{});
+      for (int p = 0; p < count; ++p)
+        CopyRows<R>(rows_of(first + p), begin, end, sizes, p * R, strips.Rows(first + p, number), R * kLanes,
+                    found + p * R);
+      float sums[kLanes];
+      StoreLanes(sums, SumsOf(found));
+      for (int p = 0; p < count; ++p)
+        std::copy_n(sums + p * R, R, strips.sums + strips.Noted(first + p, number) * pack.parts + part * kRows);
+    }
+    for (int p = 0; p < count; ++p)
+      std::copy_n(sizes.inverses + p * R, R, strips.inverses + strips.Noted(first + p, number));
+  }
+}
+
+template <int M>
+void Transform(const Bound& bound, const Strips& strips, int64_t number) {
+  const int64_t first = strips.cut.Begin(number), width = strips.cut.Width(number);
+  for (int64_t block = 0; block < strips.tiling.in_blocks; ++block)
+    for (int64_t i = 0; i < width; ++i)
+      TransformInput<M>(bound, strips.tiling, block, first + i, strips.Rows(0, number) + (block * width + i) * kLanes,
+                        strips.point);
+  ForRows<kRows>(width, [&](auto rows) { PairStrip<rows>(bound, strips, number); });
+}
+
+}  // namespace
+
+int64_t PairedTransformTasks(const Tiling& tiling) { return Ceil(tiling.count, kRows); }
+
+void PairedTransformTask(const Bound& bound, const Tiling& tiling, int64_t task) {
+  const Strips strips(bound, tiling);
+  if (bound.step->tile == 2)
+    Transform<2>(bound, strips, task);
+  else
+    Transform<4>(bound, strips, task);
+}
+
+void MultiplyPairedTiles(const Bound& bound, const Tiling& tiling, int64_t point, int64_t panel) {
+  const Strips strips(bound, tiling);
+  const Step& step = *bound.step;
+  const PairedPack pack(tiling.in_blocks * kLanes, step.filters, tiling.points);
+  const int64_t blocks = BlocksOf(step, panel), out_block = tiling.count * kLanes;
+  float* out = tiling.Output(bound, point, panel * kVectors);
+  for (int64_t number = 0; number < strips.cut.pieces; ++number) {
+    const int64_t width = strips.cut.Width(number), noted = strips.Noted(point, number);
+    PairedOperands rows{};
+    rows.in = strips.Rows(point, number);
+    rows.stride = width * kLanes;
+    rows.depth = tiling.in_blocks;
+    rows.row_sums = strips.sums + noted * pack.parts;
+    rows.row_part = kRows;
+    rows.row_inverses = strips.inverses + noted;
+    const Target to{out + strips.cut.Begin(number) * kLanes, out_block, nullptr, 0, nullptr, nullptr, 0};
+    PickPaired(width, blocks)(WithPanel(rows, pack, bound.weights, point, panel), to);
+  }
+}
+
+}  // namespace graphopt::blocked
