@@ -11,6 +11,7 @@ from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, DATA, PARAM, Node, NodeId, Value
+from graphopt.kernels.convolutions.activations import is_light
 from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
 from graphopt.kernels.convolutions.spec import DIRECT, WINOGRAD, ConvolutionsSpec, is_paired
@@ -183,7 +184,17 @@ def _regions(graph: Graph, cx: PassContext) -> list[list[Node]]:
     for node in order:
         if node.id in candidates:
             found.setdefault(groups.find(node.id), []).append(node)
-    return [nodes for nodes in found.values() if any(map(is_convolution, nodes))]
+    trimmed = map(_without_light_beginnings, found.values())
+    return [nodes for nodes in trimmed if any(map(is_convolution, nodes))]
+
+
+def _without_light_beginnings(nodes: Sequence[Node]) -> list[Node]:
+    """Without what is light and reads nothing of the region: images are loaded as they are."""
+    inside = {node.id for node in nodes}
+    for node in nodes:
+        if is_light(node) and not any(value.node in inside for value in node.inputs):
+            inside.remove(node.id)
+    return [node for node in nodes if node.id in inside]
 
 
 def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:

@@ -1,7 +1,8 @@
 /*
  * Steps over blocked images other than full convolutions, and what a step consists of.
  */
-#include "lanes.h"
+#include "activations.h"
+#include "lanes_transpose.h"
 
 #include <algorithm>
 #include <limits>
@@ -68,32 +69,44 @@ void Store(const Bound& bound, int64_t image, int64_t block, int64_t y, float* t
 
 constexpr int kStrip = 8;  // pixels of a row that are computed at a time
 
-template <int P>
-void DepthwiseStrip(const Bound& bound, const float* in, const float* weights, const Lanes& bias,
-                    const float* other, float* to) {
-  const Step& step = *bound.step;
-  Lanes sum[P];
-  for (int p = 0; p < P; ++p) sum[p] = bias;
-  const int64_t pixel = step.stride_x * kLanes;
-  for (int64_t y = 0; y < step.kernel_y; ++y)
-    for (int64_t x = 0; x < step.kernel_x; ++x, weights += kLanes) {
-      const Lanes w = LoadLanes(weights);
-      const float* at = in + y * step.dilation_y * step.in.row_stride + x * step.dilation_x * kLanes;
-#pragma GCC unroll 8
-      for (int p = 0; p < P; ++p) sum[p] += LoadLanes(at + p * pixel) * w;
-    }
+/* Channels of a group that is narrower than a block, or 1. */
+int64_t WidthOf(const Step& step) { return step.kind == kDepthwise ? step.channels / step.groups : 1; }
+
+/* A tap of P pixels: each channel of a group, times what filters make of it. */
+template <int W, int P, int... J>
+inline void AddTap(const float* in, int64_t pixel, const float* weights, Lanes (&sum)[P],
+                   std::integer_sequence<int, J...>) {
 #pragma GCC unroll 8
   for (int p = 0; p < P; ++p) {
-    if (other) sum[p] += LoadLanes(other + p * kLanes);
-    StoreLanes(to + p * kLanes, Activated(step, sum[p]));
+    const Lanes x = LoadLanes(in + p * pixel);
+    ((sum[p] += Spread<W, J>(x) * LoadLanes(weights + J * kLanes)), ...);
   }
 }
 
+template <int W, int P>
+void DepthwiseStrip(const Bound& bound, const float* in, const float* weights, const Lanes& bias,
+                    const Lanes& slope, const float* other, float* to) {
+  const Step& step = *bound.step;
+  Lanes sum[P];
+  for (int p = 0; p < P; ++p) sum[p] = bias;
+  for (int64_t y = 0; y < step.kernel_y; ++y)
+    for (int64_t x = 0; x < step.kernel_x; ++x, weights += W * kLanes)
+      AddTap<W, P>(in + y * step.dilation_y * step.in.row_stride + x * step.dilation_x * kLanes,
+                   step.stride_x * kLanes, weights, sum, std::make_integer_sequence<int, W>{});
+#pragma GCC unroll 8
+  for (int p = 0; p < P; ++p) {
+    if (other) sum[p] += LoadLanes(other + p * kLanes);
+    StoreLanes(to + p * kLanes, Activated(step, sum[p], slope));
+  }
+}
+
+template <int W>
 void Depthwise(const Bound& bound, int64_t image, int64_t block, int64_t y) {
   const Step& step = *bound.step;
   const Lanes zero = {};
   const Lanes bias = bound.bias ? LoadLanes(bound.bias + block * kLanes) : zero;
-  const float* weights = bound.weights + block * kLanes * step.kernel_y * step.kernel_x;
+  const Lanes slope = SlopeOf(step, bound.slopes, block);
+  const float* weights = bound.weights + block * W * kLanes * step.kernel_y * step.kernel_x;
   const float* in = bound.arena + step.in.Place(image, block, y * step.stride_y - step.pad_y) -
                     step.pad_x * kLanes;
   float* to = bound.arena + step.out.Place(image, block, y);
@@ -103,11 +116,20 @@ void Depthwise(const Bound& bound, int64_t image, int64_t block, int64_t y) {
   int64_t x = 0;
   auto at = [&](const float* row, int64_t pixels) { return row ? row + pixels * kLanes : nullptr; };
   for (; x + kStrip <= step.out.width; x += kStrip)
-    DepthwiseStrip<kStrip>(bound, at(in, x * step.stride_x), weights, bias, at(other, x),
-                           to + x * kLanes);
+    DepthwiseStrip<W, kStrip>(bound, at(in, x * step.stride_x), weights, bias, slope, at(other, x),
+                              to + x * kLanes);
   for (; x < step.out.width; ++x)
-    DepthwiseStrip<1>(bound, at(in, x * step.stride_x), weights, bias, at(other, x),
-                      to + x * kLanes);
+    DepthwiseStrip<W, 1>(bound, at(in, x * step.stride_x), weights, bias, slope, at(other, x),
+                         to + x * kLanes);
+}
+
+void Depthwise(const Bound& bound, int64_t image, int64_t block, int64_t y) {
+  switch (WidthOf(*bound.step)) {
+    case 1: return Depthwise<1>(bound, image, block, y);
+    case 2: return Depthwise<2>(bound, image, block, y);
+    case 4: return Depthwise<4>(bound, image, block, y);
+    default: return Depthwise<8>(bound, image, block, y);
+  }
 }
 
 void PoolRow(const Bound& bound, int64_t image, int64_t block, int64_t y) {
@@ -120,7 +142,7 @@ void PoolRow(const Bound& bound, int64_t image, int64_t block, int64_t y) {
   const int64_t y0 = std::max<int64_t>(top, 0), y1 = std::min(top + step.kernel_y, in.height);
   // As in MXNet, padding counts as far as the padded image goes.
   const int64_t padded_y = std::min(top + step.kernel_y, in.height + step.pad_y) - top;
-  const Lanes zero = {};
+  const Lanes zero = {}, slope = SlopeOf(step, bound.slopes, block);
   for (int64_t x = 0; x < step.out.width; ++x, to += kLanes) {
     const int64_t left = x * step.stride_x - step.pad_x;
     const int64_t x0 = std::max<int64_t>(left, 0), x1 = std::min(left + step.kernel_x, in.width);
@@ -139,21 +161,25 @@ void PoolRow(const Bound& bound, int64_t image, int64_t block, int64_t y) {
           step.counts_padding ? padded_y * padded_x : (y1 - y0) * (x1 - x0);
       found = found / (zero + static_cast<float>(counted));
     }
-    StoreLanes(to, Activated(step, found));
+    StoreLanes(to, Activated(step, found, slope));
   }
 }
 
 void Combine(const Bound& bound, int64_t image, int64_t block, int64_t y) {
   const Step& step = *bound.step;
+  const bool is_gate = step.combination == kGate, has_other = step.has_other && !is_gate;
   const float* in = bound.arena + step.in.Place(image, block, y);
-  const float* other =
-      step.has_other ? bound.arena + step.other.Place(image, block, y) : nullptr;
+  const float* other = step.has_other ? bound.arena + step.other.Place(image, block, is_gate ? 0 : y) : nullptr;
   float* to = bound.arena + step.out.Place(image, block, y);
+  const Lanes slope = SlopeOf(step, bound.slopes, block);
+  const Lanes gate = is_gate ? LoadLanes(other) : Lanes{};
   ClearHalo(step.out, bound.arena, image, block, y);
   for (int64_t i = 0; i < step.out.width * kLanes; i += kLanes) {
     Lanes value = LoadLanes(in + i);
-    if (other) value += LoadLanes(other + i);
-    StoreLanes(to + i, Activated(step, value));
+    if (is_gate) value *= gate;
+    if (has_other && step.combination == kSum) value += LoadLanes(other + i);
+    if (has_other && step.combination == kProduct) value *= LoadLanes(other + i);
+    StoreLanes(to + i, Activated(step, value, slope));
   }
 }
 
@@ -174,7 +200,7 @@ const View& Walked(const Step& step) { return step.kind == kStore ? step.in : st
 /* Items that make a task. */
 int64_t Several(const Step& step) {
   int64_t cost = Walked(step).width;
-  if (step.kind == kDepthwise) cost *= step.kernel_y * step.kernel_x;
+  if (step.kind == kDepthwise) cost *= WidthOf(step) * step.kernel_y * step.kernel_x;
   if (step.kind == kPool) cost *= 2 * step.kernel_y * step.kernel_x;
   return std::max<int64_t>(1, kTaskPixels / std::max<int64_t>(1, cost));
 }
@@ -221,7 +247,7 @@ void RunTask(const Bound& bound, int64_t phase, int64_t task, const float* from,
 int64_t PackedWeights(const Step& step) {
   if (step.kind == kWinograd) return PackedWinograd(step);
   if (step.kind == kDirect) return PackedDirect(step);
-  return Ceil(step.channels, kLanes) * kLanes * step.kernel_y * step.kernel_x;
+  return Ceil(step.channels, kLanes) * kLanes * WidthOf(step) * step.kernel_y * step.kernel_x;
 }
 
 int64_t PackTasks(const Step& step) {
@@ -232,13 +258,14 @@ int64_t PackTasks(const Step& step) {
 void PackTask(const Step& step, int64_t task, const float* weights, float* packed) {
   if (step.kind == kWinograd) return PackWinogradTask(step, task, weights, packed);
   if (step.kind == kDirect) return PackDirectTask(step, task, weights, packed);
-  const int64_t taps = step.kernel_y * step.kernel_x;  // depthwise: [block][tap][channel]
-  float* to = packed + task * taps * kLanes;
+  const int64_t taps = step.kernel_y * step.kernel_x, width = WidthOf(step);
+  float* to = packed + task * taps * width * kLanes;  // depthwise: [block][tap][of a group][channel]
   for (int64_t tap = 0; tap < taps; ++tap)
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const int64_t channel = task * kLanes + lane;
-      *to++ = channel < step.channels ? weights[channel * taps + tap] : 0.0f;
-    }
+    for (int64_t i = 0; i < width; ++i)
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const int64_t channel = task * kLanes + lane;
+        *to++ = channel < step.channels ? weights[(channel * width + i) * taps + tap] : 0.0f;
+      }
 }
 
 int64_t PairTasks(const Step& step) {

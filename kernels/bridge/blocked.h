@@ -37,14 +37,17 @@ enum StepKind : int64_t {
   kLoadPlanar = 1,  // a plain input gets a halo, scaled and shifted by channels if there are weights
   kDirect = 2,
   kWinograd = 3,
-  kDepthwise = 4,
+  kDepthwise = 4,   // groups narrower than a block, most often of one channel
   kPool = 5,
-  kCombine = 6,     // one or two operands, added
+  kCombine = 6,     // one or two operands, added or multiplied
   kStore = 7,       // blocked becomes a plain output
   kStretch = 8,     // each pixel becomes stride_y times stride_x of them
 };
 
-enum ActivationKind : int64_t { kNone = 0, kRelu = 1, kClip = 2, kLeaky = 3 };
+enum ActivationKind : int64_t { kNone = 0, kRelu = 1, kClip = 2, kLeaky = 3, kSigmoid = 4 };
+
+/* What kCombine does with its other operand; a gate has one pixel. */
+enum Combination : int64_t { kSum = 0, kProduct = 1, kGate = 2 };
 
 /* What a program does, one after the other; the fields are filled from Python in this order. */
 struct Step {
@@ -54,7 +57,10 @@ struct Step {
   int64_t has_other;
   int64_t array;              // which plain input or output
   int64_t weights, bias;      // which inputs, or -1
+  int64_t slopes;             // of a leaky activation, one for each channel: which input, or -1
+  int64_t combination;        // of kCombine
   int64_t channels, filters;  // of the whole image, not counting what fills up blocks
+  int64_t groups;             // of channels that filters see; as many filters see each
   int64_t kernel_y, kernel_x, stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
   int64_t is_planar;          // the image it reads is
   int64_t is_paired;          // its products are: see paired_blocks.h
@@ -63,8 +69,9 @@ struct Step {
   int64_t chunk;              // of Winograd: tiles that are transformed at a time
   int64_t scratch;            // of Winograd: where it may write
   int64_t is_average, counts_padding;  // of pooling
-  int64_t activation;
-  double low, high;           // bounds of a clip; the slope of a leaky one is `low`
+  int64_t activation, is_gated;  // see activations.py
+  double low, high;              // bounds of a clip; the slope of a leaky one is `low`
+  double scale, shift;
 };
 static_assert(sizeof(Step) % sizeof(int64_t) == 0, "steps are read as whole numbers");
 
@@ -73,7 +80,7 @@ struct Bound {
   const Step* step;
   float* arena;
   const float* weights;  // packed
-  const float* bias;     // filled up to whole blocks, or null
+  const float *bias, *slopes;  // filled up to whole blocks, or null
   const int64_t* offsets;  // of a direct convolution: see DirectOffsets
   int64_t runs;
 };

@@ -108,7 +108,7 @@ TileFunction Pick(int64_t group, int64_t pixels, bool is_adjacent) {
 std::vector<int64_t> DirectOffsets(const Step& step) {
   std::vector<int64_t> offsets;
   const int64_t pixel = step.is_planar ? 1 : kLanes;
-  const int64_t blocks = step.is_planar ? step.channels : Ceil(step.channels, kLanes);
+  const int64_t blocks = step.is_planar ? step.channels : Ceil(ChannelsOf(step), kLanes);
   const bool whole_rows = step.is_planar && step.dilation_x == 1;
   for (int64_t block = 0; block < blocks; ++block)
     for (int64_t y = 0; y < step.kernel_y; ++y)
@@ -161,7 +161,7 @@ void MultiplyBlocked(const float* a, int64_t a_stride, int64_t depth, const floa
   for (int64_t piece = 0; piece < cut.pieces; ++piece) {
     const int64_t at = cut.Begin(piece) * kLanes;
     Pick(group, cut.Width(piece), true)({a + at, kLanes, offsets, depth, kLanes, packed},
-                                        {c + at, c_stride, nullptr, 0, nullptr, nullptr, 0});
+                                        {c + at, c_stride, nullptr, 0, nullptr, nullptr, nullptr, 0});
   }
 }
 
@@ -196,7 +196,8 @@ void DirectTask(const Bound& bound, int64_t task) {
   const int64_t depth = Depth(step);
   const int64_t begin = team * share.groups, end = std::min(begin + share.groups, Groups(step));
   for (int64_t group = begin; group < end; ++group) {
-    const int64_t block = group * step.group, blocks = BlocksOf(step, group);
+    const int64_t block = BlockOf(step, group), blocks = BlocksOf(step, group);
+    const int64_t in_block = InBlockOf(step, group);
     const float* packed = bound.weights + block * kLanes * depth;
     for (int64_t piece = first; piece < last; ++piece) {
       const int64_t y = piece / pieces, strip = piece % pieces;
@@ -204,7 +205,7 @@ void DirectTask(const Bound& bound, int64_t task) {
       if (strip == 0)
         for (int64_t b = 0; b < blocks; ++b)
           ClearHalo(step.out, bound.arena, image, block + b, y);
-      const Operands from{bound.arena + step.in.Place(image, 0, y * step.stride_y) + x * in_pixel,
+      const Operands from{bound.arena + step.in.Place(image, in_block, y * step.stride_y) + x * in_pixel,
                           in_pixel, bound.offsets, bound.runs,
                           RunLength(step), packed};
       const Target to{
@@ -213,6 +214,7 @@ void DirectTask(const Bound& bound, int64_t task) {
           step.has_other ? bound.arena + step.other.Place(image, block, y) + x * kLanes : nullptr,
           step.other.block_stride,
           bound.bias ? bound.bias + block * kLanes : nullptr,
+          bound.slopes ? bound.slopes + block * kLanes : nullptr,
           &step,
           block + blocks - 1};
       Pick(blocks, width, !step.is_planar && step.stride_x == 1)(from, to);
@@ -226,16 +228,16 @@ int64_t PackDirectTasks(const Step& step) { return Groups(step); }
 void PackDirectTask(const Step& step, int64_t group, const float* weights, float* packed) {
   const int64_t taps = step.kernel_y * step.kernel_x;
   auto at = [&](int64_t filter, int64_t channel, int64_t y, int64_t x) {
-    if (filter >= step.filters || channel >= step.channels) return 0.0f;
-    return weights[(filter * step.channels + channel) * taps + y * step.kernel_x + x];
+    if (filter >= step.filters || channel >= ChannelsOf(step)) return 0.0f;
+    return weights[(filter * ChannelsOf(step) + channel) * taps + y * step.kernel_x + x];
   };
-  const int64_t filter = group * step.group * kLanes, width = BlocksOf(step, group) * kLanes;
+  const int64_t filter = BlockOf(step, group) * kLanes, width = BlocksOf(step, group) * kLanes;
   float* to = packed + filter * Depth(step);
   auto row = [&](int64_t channel, int64_t y, int64_t x) {
     for (int64_t i = 0; i < width; ++i) *to++ = at(filter + i, channel, y, x);
   };
   const int64_t block = step.is_planar ? 1 : kLanes;
-  for (int64_t channel = 0; channel < step.channels; channel += block)
+  for (int64_t channel = 0; channel < ChannelsOf(step); channel += block)
     for (int64_t y = 0; y < step.kernel_y; ++y)
       for (int64_t x = 0; x < step.kernel_x; ++x)
         for (int64_t i = 0; i < block; ++i) row(channel + i, y, x);
@@ -248,7 +250,7 @@ void PackDirectTask(const Step& step, int64_t group, const float* weights, float
 int64_t BestGroup(const Step& step) {
   if (step.is_paired) return std::min<int64_t>(kPairedGroup, Ceil(step.filters, kLanes));
   const int64_t row = step.kind == kWinograd ? step.chunk : step.out.width;
-  const int64_t blocks = Ceil(step.filters, kLanes);
+  const int64_t blocks = AlikeBlocks(step);
   double least = 0;
   int64_t best = 1;
   for (int64_t group = 1; group <= std::min<int64_t>(kMostGroup, blocks); ++group) {

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "lanes.h"
+#include "activations.h"
 
 namespace graphopt::blocked {
 namespace {  // each file that includes this may be compiled for other instructions
@@ -21,17 +21,30 @@ struct Cut {
   int64_t Width(int64_t piece) const { return width + (piece < wider); }
 };
 
-/* Blocks of filters, and how they are shared among tiles: the last tile may have fewer. */
-int64_t Groups(const Step& step) { return Ceil(Ceil(step.filters, kLanes), step.group); }
+/* Channels that a filter sees. */
+inline int64_t ChannelsOf(const Step& step) { return step.channels / step.groups; }
 
-int64_t BlocksOf(const Step& step, int64_t group) {
-  return std::min(step.group, Ceil(step.filters, kLanes) - group * step.group);
+/* Blocks of filters that see the same channels, and by how many tiles they are shared: the last one may have fewer. */
+inline int64_t AlikeBlocks(const Step& step) { return Ceil(step.filters / step.groups, kLanes); }
+inline int64_t AlikeTiles(const Step& step) { return Ceil(AlikeBlocks(step), step.group); }
+inline int64_t Groups(const Step& step) { return step.groups * AlikeTiles(step); }
+
+/* Of one of these tiles: its first block of filters, how many it has, and the first block of channels. */
+inline int64_t BlockOf(const Step& step, int64_t tile) {
+  const int64_t tiles = AlikeTiles(step);
+  return tile / tiles * AlikeBlocks(step) + tile % tiles * step.group;
+}
+inline int64_t BlocksOf(const Step& step, int64_t tile) {
+  return std::min(step.group, AlikeBlocks(step) - tile % AlikeTiles(step) * step.group);
+}
+inline int64_t InBlockOf(const Step& step, int64_t tile) {
+  return tile / AlikeTiles(step) * Ceil(ChannelsOf(step), kLanes);
 }
 
 /* Multiplied numbers of each output, with those that fill up a block. */
-int64_t Depth(const Step& step) {
+inline int64_t Depth(const Step& step) {
   const int64_t taps = step.kernel_y * step.kernel_x;
-  return taps * (step.is_planar ? step.channels : Ceil(step.channels, kLanes) * kLanes);
+  return taps * (step.is_planar ? step.channels : Ceil(ChannelsOf(step), kLanes) * kLanes);
 }
 
 /* Where a tile goes. */
@@ -40,7 +53,7 @@ struct Target {
   int64_t out_block;
   const float* other;
   int64_t other_block;
-  const float* bias;
+  const float *bias, *slopes;
   const Step* step;  // null: nothing but the sums is written
   int64_t last_block;
 };
@@ -53,6 +66,7 @@ void FinishAs(const Lanes* sum, int pixels, int blocks, const Target& to) {
     const Lanes bias = to.bias ? LoadLanes(to.bias + b * kLanes) : zero;
     float* out = to.out + b * to.out_block;
     const float* other = kHasOther ? to.other + b * to.other_block : nullptr;
+    const Lanes slope = SlopeOf(*to.step, to.slopes ? to.slopes + b * kLanes : nullptr, 0);
     const int64_t filters = b == blocks - 1 ? FiltersOf(*to.step, to.last_block) : kLanes;
     for (int p = 0; p < pixels; ++p) {
       Lanes x = sum[b * pixels + p] + bias;
@@ -60,7 +74,7 @@ void FinishAs(const Lanes* sum, int pixels, int blocks, const Target& to) {
       if (kActivation == kRelu)
         x = x < zero ? zero : x;
       else if (kActivation != kNone)
-        x = Activated(*to.step, x);
+        x = Activated(*to.step, x, slope);
       if (filters < kLanes) x = Kept(x, filters);
       StoreLanes(out + p * kLanes, x);
     }

@@ -50,10 +50,14 @@ int64_t PackedBias(const blocked::Step& step) {
   return blocked::Ceil(step.filters, blocked::BlockLanes()) * blocked::BlockLanes();
 }
 
+/* Floats of slopes, filled up to whole blocks. */
+int64_t PackedSlopes(const blocked::Step& step) { return step.out.blocks * blocked::BlockLanes(); }
+
 /* Shapes of packed parameters. */
 void PackShapes(Convolutions* made) {
   made->packed = made->inputs;
   for (const blocked::Step& step : made->steps) {
+    if (step.slopes >= 0) made->packed[step.slopes] = Shaped({PackedSlopes(step)});
     if (!HasWeights(step)) continue;
     made->packed[step.weights] = Shaped({blocked::PackedWeights(step)});
     if (step.bias >= 0) made->packed[step.bias] = Shaped({PackedBias(step)});
@@ -120,6 +124,14 @@ bool ConvolutionsType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<
   return true;
 }
 
+/* A step's slopes as it wants them; one may be for all channels. */
+void PackSlopes(const Convolutions& all, const blocked::Step& step, const float* const* inputs, float* slopes) {
+  const int64_t given = all.inputs[step.slopes].Size();
+  const float* from = inputs[step.slopes];
+  std::fill(slopes, slopes + PackedSlopes(step), given == 1 ? *from : 0.0f);
+  if (given > 1) std::copy(from, from + given, slopes);
+}
+
 /* A step's weights and biases as it wants them, from inputs to where these are to be. */
 void PackStep(const blocked::Step& step, const float* const* inputs, float* weights, float* bias) {
   const int64_t tasks = blocked::PackTasks(step);
@@ -142,6 +154,7 @@ class Packed {
       : arrays_(inputs, inputs + all.inputs.size()) {
     if (is_packed) return;
     for (const blocked::Step& step : all.steps) {
+      if (step.slopes >= 0) PackSlopes(all, step, inputs, Add(step.slopes, PackedSlopes(step)));
       if (!HasWeights(step)) continue;
       float* weights = Add(step.weights, blocked::PackedWeights(step));
       float* bias = step.bias < 0 ? nullptr : Add(step.bias, PackedBias(step));
@@ -192,7 +205,7 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
   std::vector<blocked::Bound> bound;
   for (size_t i = 0; i < all.steps.size(); ++i) {
     const blocked::Step& step = all.steps[i];
-    bound.push_back({&step, arena, params[step.weights], params[step.bias], all.offsets[i].data(),
+    bound.push_back({&step, arena, params[step.weights], params[step.bias], params[step.slopes], all.offsets[i].data(),
                      static_cast<int64_t>(all.offsets[i].size())});
   }
   auto next = std::make_unique<std::atomic<int64_t>[]>(all.phases.size());
@@ -221,9 +234,11 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
 }
 
 void PackInputs(const Convolutions& all, const float* const* inputs, float* const* packed) {
-  for (const blocked::Step& step : all.steps)
+  for (const blocked::Step& step : all.steps) {
+    if (step.slopes >= 0) PackSlopes(all, step, inputs, packed[step.slopes]);
     if (HasWeights(step))
       PackStep(step, inputs, packed[step.weights], step.bias < 0 ? nullptr : packed[step.bias]);
+  }
 }
 
 /*

@@ -39,24 +39,6 @@ inline int64_t FiltersOf(const Step& step, int64_t block) {
   return rest < kLanes ? rest : kLanes;
 }
 
-inline Lanes Activated(const Step& step, Lanes x) {
-  const Lanes zero = {};
-  switch (step.activation) {
-    case kRelu: return x < zero ? zero : x;  // NaN stays
-    case kClip: {
-      const Lanes low = zero + static_cast<float>(step.low);
-      const Lanes high = zero + static_cast<float>(step.high);
-      x = x < low ? low : x;
-      return x > high ? high : x;
-    }
-    case kLeaky: {
-      const Lanes scaled = x * static_cast<float>(step.low);
-      return x > zero ? x : scaled;
-    }
-    default: return x;
-  }
-}
-
 /* Zeroes what surrounds row `y`, and what is above the first and below the last. */
 inline void ClearHalo(const View& view, float* arena, int64_t image, int64_t block, int64_t y) {
   if (view.halo == 0) return;

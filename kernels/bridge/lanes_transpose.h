@@ -24,6 +24,26 @@ inline void Exchange(Lanes& a, Lanes& b, std::integer_sequence<int, J...>) {
   b = high;
 }
 
+/* Of each group of W lanes number I, in all of them. */
+template <int W, int I, int... J>
+inline Lanes SpreadAs(const Lanes& x, std::integer_sequence<int, J...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(x, x, (J / W * W + I)...);
+#else
+  return __builtin_shuffle(x, Whole32{(J / W * W + I)...});
+#endif
+}
+
+template <int W, int I>
+inline Lanes Spread(const Lanes& x) {
+  if constexpr (W == 1)
+    return x;
+  else if constexpr (W <= kLanes)
+    return SpreadAs<W, I>(x, std::make_integer_sequence<int, kLanes>{});
+  else
+    return Lanes{};  // these are whole blocks
+}
+
 /* A square: vectors become its columns. */
 template <int S = 1>
 inline void TransposeSquare(Lanes (&rows)[kLanes]) {

@@ -114,6 +114,7 @@ blocked::Step StepOf(int64_t images, int64_t channels, int64_t filters, const in
   constexpr int tile = blocked::kTrainingTile;
   blocked::Step step{};
   step.kind = blocked::kWinograd;
+  step.groups = 1;
   step.images = images, step.channels = channels, step.filters = filters;
   step.kernel_y = step.kernel_x = 3;
   step.stride_y = step.stride_x = step.dilation_y = step.dilation_x = 1;
@@ -163,7 +164,7 @@ void Filter(blocked::Step step, const blocked::Filters& filters, const float* fr
   step.out = ViewOf(to, arena, step.filters, out);
   const int64_t tasks = blocked::FilterTasks(filters), phases = blocked::Phases(step);
   const auto run = [&](const blocked::Step& mine, int64_t phase, int64_t task) {
-    blocked::RunTask({&mine, arena, packed, bias, nullptr, 0}, phase, task, nullptr, nullptr);
+    blocked::RunTask({&mine, arena, packed, bias, nullptr, nullptr, 0}, phase, task, nullptr, nullptr);
   };
   if (!is_own) {
     RunPhases(
@@ -198,7 +199,7 @@ void FilterGradient(blocked::Step step, const float* x, const float* dy, float* 
   const int64_t in[] = {step.in.height, step.in.width}, out[] = {step.out.height, step.out.width};
   step.in = ViewOf(x, arena, step.channels, in);
   step.out = ViewOf(dy, arena, step.filters, out);
-  const blocked::Bound bound{&step, arena, nullptr, nullptr, nullptr, 0};
+  const blocked::Bound bound{&step, arena, nullptr, nullptr, nullptr, nullptr, 0};
   RunPhases(
       blocked::GradientPhases(step),
       [&](int64_t phase) { return blocked::GradientTasks(step, phase); },

@@ -105,6 +105,7 @@ void Multiply(const Bound& bound, const Strip& strip, const PairedPack& pack, in
                   step.has_other ? bound.arena + step.other.Place(strip.image, block, strip.y) + x : nullptr,
                   step.other.block_stride,
                   bound.bias ? bound.bias + block * kLanes : nullptr,
+                  bound.slopes ? bound.slopes + block * kLanes : nullptr,
                   &step,
                   block + blocks - 1};
   PickPaired(strip.width, blocks)(WithPanel(rows, pack, bound.weights, 0, panel), to);

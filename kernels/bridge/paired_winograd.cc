@@ -101,7 +101,7 @@ void MultiplyPairedTiles(const Bound& bound, const Tiling& tiling, int64_t point
     rows.row_sums = strips.sums + noted * pack.parts;
     rows.row_part = kRows;
     rows.row_inverses = strips.inverses + noted;
-    const Target to{out + strips.cut.Begin(number) * kLanes, out_block, nullptr, 0, nullptr, nullptr, 0};
+    const Target to{out + strips.cut.Begin(number) * kLanes, out_block, nullptr, 0, nullptr, nullptr, nullptr, 0};
     PickPaired(width, blocks)(WithPanel(rows, pack, bound.weights, point, panel), to);
   }
 }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "activations.h"
 #include "winograd.h"
 
 namespace graphopt::blocked {
@@ -33,6 +34,7 @@ void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, in
   for (int y = 0; y < M; ++y) Minimal<M>::Output(half + y * T, 1, found + y * M, 1);
   const Lanes zero = {};
   const Lanes bias = bound.bias ? LoadLanes(bound.bias + block * kLanes) : zero;
+  const Lanes slope = SlopeOf(step, bound.slopes, block);
   const int64_t filters = FiltersOf(step, block);
   const int64_t rows = std::min<int64_t>(M, step.out.height - corner.y);
   const int64_t columns = std::min<int64_t>(M, step.out.width - corner.x);
@@ -46,7 +48,7 @@ void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, in
     for (int64_t x = 0; x < columns; ++x) {
       Lanes value = found[y * M + x] + bias;
       if (other) value += LoadLanes(other + x * kLanes);
-      value = Activated(step, value);
+      value = Activated(step, value, slope);
       StoreLanes(to + x * kLanes, filters < kLanes ? Kept(value, filters) : value);
     }
   }

@@ -14,18 +14,21 @@ from dataclasses import dataclass, replace
 from graphopt.ir.node import DATA, Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
+from graphopt.kernels.convolutions.activations import Activation, gated, simplest, then, unary
 from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec, is_paired
-from graphopt.kernels.convolutions.steps import Kind, Step, View
+from graphopt.kernels.convolutions.steps import Combination, Kind, Step, View
 from graphopt.kernels.convolutions.windows import (
-    Activation,
     Images,
     Pair,
     Window,
-    activation,
+    groups_of,
     is_concat,
     is_convolution,
     is_dense,
     is_depthwise,
+    is_gate,
+    is_prelu,
+    is_product,
     is_sum,
     size_of,
     stretch,
@@ -238,6 +241,7 @@ class _Planner:
                 array=self.number[read.node],
                 channels=channels,
                 filters=channels,
+                groups=channels,
                 weights=weights,
                 bias=bias,
             )
@@ -266,14 +270,52 @@ class _Planner:
         self.done.add(user.id)
         return user.out(), other
 
-    def take_activation(self, value: Value) -> tuple[Value, Activation]:
-        """The activation that ``value`` goes into."""
+    def take_activations(self, value: Value, step: Step) -> tuple[Value, Step]:
+        """The functions of each number that ``value`` goes into, and the step with them."""
+        found = step.activation
+        while (taken := self.take_gate(value, found) or self.take_unary(value, found)) is not None:
+            value, found = taken
+            user = self.graph[value.node]
+            if is_prelu(user):
+                step = replace(step, slopes=self.number[user.inputs[1].node])
+        return value, replace(step, activation=simplest(found))
+
+    def take_unary(self, value: Value, before: Activation) -> tuple[Value, Activation] | None:
+        """The function that ``value`` goes into, behind another; if they are one together."""
         user = self.only_user(value)
-        found = activation(user) if user is not None else None
+        found = unary(user) if user is not None else None
         if user is None or found is None:
-            return value, Activation()
+            return None
+        both = then(before, found)
+        if both is None:
+            return None
         self.done.add(user.id)
-        return user.out(), found
+        return user.out(), both
+
+    def take_gate(self, value: Value, before: Activation) -> tuple[Value, Activation] | None:
+        """The product of ``value`` with a function of it, as in Swish."""
+        users = [self.graph[use.node] for use in self.graph.users(value)]
+        if before != Activation() or len(users) != 2 or self.graph.is_output(value):
+            return None
+        product = next((user for user in users if is_product(user)), None)
+        if product is None or all(map(is_product, users)):
+            return None
+        node = next(user for user in users if user is not product)
+        gate: Activation | None = Activation()
+        chain = [product.id]
+        while gate is not None and node is not product:
+            found = None if is_prelu(node) else unary(node)
+            gate = then(gate, found) if found is not None else None
+            chain.append(node.id)
+            following = self.only_user(node.out())
+            if following is None:
+                return None
+            node = following
+        found = gated(gate) if gate is not None else None
+        if found is None:
+            return None
+        self.done.update(chain)
+        return product.out(), found
 
     def take_stretch(self, value: Value) -> tuple[Value, Pair]:
         """Repetitions that ``value`` goes into, one after the other."""
@@ -315,7 +357,7 @@ class _Planner:
         source = node.inputs[0]
         is_first = self.graph[source.node].is_input or source in self.scaling
         few = 2 * self.size(source)[1] <= self.lanes
-        by_sums = self.algorithm[node.id] not in WINOGRAD and not is_depthwise(self.graph, node)
+        by_sums = self.algorithm[node.id] not in WINOGRAD and groups_of(node) == 1
         return is_first and few and by_sums
 
     def takes_scaling(self, node: Node) -> bool:
@@ -339,7 +381,7 @@ class _Planner:
         found = step.window
         halo = 0 if found.kernel == (1, 1) and found.pad == (0, 0) else max(found.pad)
         algorithm, scratch = self.algorithm[node.id], None
-        if is_depthwise(self.graph, node):
+        if step.groups > 1 and step.channels // step.groups < self.lanes:
             step = replace(step, kind=Kind.DEPTHWISE)
         elif algorithm in WINOGRAD:
             halo = 0
@@ -363,7 +405,6 @@ class _Planner:
     def with_weights(self, node: Node) -> tuple[Step, Value, _Place | None]:
         """A step with what it takes along: what it makes, and what it adds."""
         value, other = self.take_sum(node.out())
-        value, last = self.take_activation(value)
         weights, bias = self.parameters(node)
         step = Step(
             Kind.DIRECT,
@@ -372,9 +413,10 @@ class _Planner:
             bias=bias,
             channels=self.size(node.inputs[0])[1],
             filters=self.size(node.out())[1],
+            groups=groups_of(node),
             window=window(self.graph, node),
-            activation=last,
         )
+        value, step = self.take_activations(value, step)
         return step, value, self.source(other) if other is not None else None
 
     def parameters(self, node: Node) -> tuple[int, int]:
@@ -400,15 +442,14 @@ class _Planner:
         return step, buffer
 
     def pooling(self, node: Node) -> None:
-        value, last = self.take_activation(node.out())
         step = Step(
             Kind.POOL,
             self.count,
             window=window(self.graph, node),
             is_average=node.attrs.get("pool_type", "max") == "avg",
             counts_padding=node.attrs.get("count_include_pad") not in (False, "False", 0, "0"),
-            activation=last,
         )
+        value, step = self.take_activations(node.out(), step)
         self.emit(step, value, self.source(node.inputs[0]))
 
     def stretch(self, node: Node) -> None:
@@ -432,20 +473,34 @@ class _Planner:
         self.ready.add(node.out())
 
     def combine(self, node: Node) -> None:
-        """A sum or an activation that no other step took along."""
-        if not is_sum(node):
-            found = activation(node)
-            assert found is not None
-            step = Step(Kind.COMBINE, self.count, activation=found)
-            self.emit(step, node.out(), self.source(node.inputs[0]))
+        """A sum, a product or a function that no other step took along."""
+        step = Step(Kind.COMBINE, self.count)
+        if is_product(node):
+            self.product(node, step)
             return
-        value, last = self.take_activation(node.out())
+        if not is_sum(node):
+            found = unary(node)
+            assert found is not None
+            slopes = self.number[node.inputs[1].node] if is_prelu(node) else -1
+            step = replace(step, activation=found, slopes=slopes)
+            value, step = self.take_activations(node.out(), step)
+            self.emit(step, value, self.source(node.inputs[0]))
+            return
+        value, last = self.take_activations(node.out(), step)
         first, *others = (self.source(v) for v in node.inputs)
         for at, other in enumerate(others):
-            is_last = at == len(others) - 1
-            step = Step(Kind.COMBINE, self.count, activation=last if is_last else Activation())
-            self.emit(step, value, first, other)
+            self.emit(last if at == len(others) - 1 else step, value, first, other)
             first = self.place(value)
+
+    def product(self, node: Node, step: Step) -> None:
+        """A product of images, or of images and a gate."""
+        first, other = node.inputs
+        if is_gate(self.graph, first, other):
+            first, other = other, first
+        is_whole = self.size(first) == self.size(other)
+        step = replace(step, combination=Combination.PRODUCT if is_whole else Combination.GATE)
+        value, step = self.take_activations(node.out(), step)
+        self.emit(step, value, self.source(first), self.source(other))
 
     def emit(
         self,

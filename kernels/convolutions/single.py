@@ -17,7 +17,7 @@ from graphopt.kernels.convolutions.spec import (
 from graphopt.kernels.convolutions.windows import (
     Images,
     Window,
-    is_depthwise,
+    groups_of,
     size_of,
     window,
 )
@@ -37,19 +37,19 @@ class Layer:
     shape: Images
     made: Images
     window: Window
-    is_depthwise: bool
+    groups: int = 1
 
 
 def layer_of(graph: Graph, node: Node) -> Layer:
     """The layer that a node of a region is."""
     shape, made = size_of(graph, node.inputs[0]), size_of(graph, node.out())
-    return Layer(shape, made, window(graph, node), is_depthwise(graph, node))
+    return Layer(shape, made, window(graph, node), groups_of(node))
 
 
 def algorithms(layer: Layer) -> tuple[str, ...]:
     """How a layer can be computed, what rounds least first."""
     channels, found = layer.shape[1], layer.window
-    if layer.is_depthwise:
+    if layer.groups > 1:
         return (DIRECT,)
     names = [DIRECT] if channels < _FEWEST_PAIRED else [DIRECT, PAIRED]
     fits = found.kernel == (3, 3) and found.stride == found.dilation == (1, 1)
@@ -68,7 +68,7 @@ def single(layer: Layer, lanes: int, algorithm: str) -> ConvolutionsSpec:
     """A region of one convolution with a bias."""
     body = Graph("region")
     channels, filters = layer.shape[1], layer.made[1]
-    found, groups = layer.window, channels if layer.is_depthwise else 1
+    found, groups = layer.window, layer.groups
     weights = (filters, channels // groups, *found.kernel)
     x = body.add_input("in0", DATA, TensorType("float32", layer.shape)).out()
     w = body.add_input("in1", PARAM, TensorType("float32", weights)).out()

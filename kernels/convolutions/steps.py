@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 
-from graphopt.kernels.convolutions.windows import Activation, Window
+from graphopt.kernels.convolutions.activations import Activation
+from graphopt.kernels.convolutions.windows import Window
 
-_ACTIVATIONS = ("none", "relu", "clip", "leaky")
+_ACTIVATIONS = ("none", "relu", "clip", "leaky", "sigmoid")
 
 
 class Kind(IntEnum):
@@ -24,6 +25,14 @@ class Kind(IntEnum):
     COMBINE = 6
     STORE = 7
     STRETCH = 8
+
+
+class Combination(IntEnum):
+    """What a step that combines does with its other operand."""
+
+    SUM = 0
+    PRODUCT = 1
+    GATE = 2  # of a number for each channel
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,11 @@ class Step:
     array: int = -1
     weights: int = -1
     bias: int = -1
+    slopes: int = -1
+    combination: Combination = Combination.SUM
     channels: int = 0
     filters: int = 0
+    groups: int = 1
     window: Window = field(default_factory=lambda: Window((1, 1)))
     is_planar: bool = False
     is_paired: bool = False
@@ -86,13 +98,15 @@ class Step:
         for view in (self.source, self.into, self.other or View()):
             yield from astuple(view)
         yield int(self.other is not None)
-        yield from (self.array, self.weights, self.bias, self.channels, self.filters)
+        yield from (self.array, self.weights, self.bias, self.slopes, int(self.combination))
+        yield from (self.channels, self.filters, self.groups)
         window = self.window
         for pair in (window.kernel, window.stride, window.dilation, window.pad):
             yield from pair
         yield from (int(self.is_planar), int(self.is_paired), 0)
         yield from (self.tile, self.chunk, self.scratch)
         yield from (int(self.is_average), int(self.counts_padding))
-        yield _ACTIVATIONS.index(self.activation.kind)
-        bounds = struct.pack("=dd", self.activation.low, self.activation.high)
-        yield from struct.unpack("=qq", bounds)
+        last = self.activation
+        yield from (_ACTIVATIONS.index(last.kind), int(last.gated))
+        numbers = struct.pack("=dddd", last.low, last.high, last.scale, last.shift)
+        yield from struct.unpack("=qqqq", numbers)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
+from graphopt.kernels.convolutions.activations import unary
 
 Pair = tuple[int, int]
 Images = tuple[int, int, int, int]
@@ -19,6 +20,8 @@ Images = tuple[int, int, int, int]
 _JOINT: Final = 16
 #: Pixels of a halo at most: more would be mostly zeros.
 _MOST_PADDING: Final = 16
+#: Channels of groups that a block has several of.
+_NARROW: Final = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,6 @@ class Window:
     def is_pointwise(self) -> bool:
         """Whether every output pixel is made from the one input pixel at its place."""
         return self.kernel == (1, 1) and self.stride == (1, 1) and self.pad == (0, 0)
-
-
-@dataclass(frozen=True)
-class Activation:
-    """What a step does last; ``low`` and ``high`` bound a clip, ``low`` is a leaky slope."""
-
-    kind: Literal["none", "relu", "clip", "leaky"] = "none"
-    low: float = 0.0
-    high: float = 0.0
 
 
 def images(graph: Graph, value: Value) -> Images | None:
@@ -89,14 +83,23 @@ def is_dense(node: Node) -> bool:
 
 def has_weights(node: Node) -> bool:
     """Whether all inputs of a node but the first are learned."""
-    return is_convolution(node) or is_dense(node)
+    return is_convolution(node) or is_dense(node) or is_prelu(node)
+
+
+def is_prelu(node: Node) -> bool:
+    """Whether a node multiplies what is not positive by a learned slope for each channel."""
+    return canonical(node.op) == "LeakyReLU" and node.attrs.get("act_type") == "prelu"
+
+
+def groups_of(node: Node) -> int:
+    """Groups of channels of a convolution, which each are seen by as many filters."""
+    return _number(node.attrs, "num_group", 1)
 
 
 def is_depthwise(graph: Graph, node: Node) -> bool:
     """Whether every channel of a convolution has a filter of its own."""
-    groups = _number(node.attrs, "num_group", 1)
     given, made = images(graph, node.inputs[0]), images(graph, node.out())
-    return given is not None and made is not None and 1 < groups == given[1] == made[1]
+    return given is not None and made is not None and 1 < groups_of(node) == given[1] == made[1]
 
 
 def window(graph: Graph, node: Node) -> Window:
@@ -115,21 +118,21 @@ def window(graph: Graph, node: Node) -> Window:
     )
 
 
-def activation(node: Node) -> Activation | None:
-    """What a pointwise node of one operand does, or ``None`` if it is none that steps end with."""
-    op, attrs = canonical(node.op), node.attrs
-    if op == "relu" or (op == "Activation" and attrs.get("act_type") == "relu"):
-        return Activation("relu")
-    if op == "LeakyReLU" and attrs.get("act_type", "leaky") == "leaky":
-        return Activation("leaky", _real(attrs, "slope", 0.25))
-    if op == "clip":
-        return Activation("clip", _real(attrs, "a_min", 0.0), _real(attrs, "a_max", 0.0))
-    return None
-
-
 def is_sum(node: Node) -> bool:
     """Whether a node adds images of one size."""
     return canonical(node.op) in _SUMS
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node multiplies two images."""
+    return canonical(node.op) in _PRODUCTS
+
+
+def is_gate(graph: Graph, value: Value, of: Value) -> bool:
+    """Whether ``value`` has a number for each channel of another's images."""
+    gate, size = images(graph, value), images(graph, of)
+    ranks = graph.type_of(value).rank, graph.type_of(of).rank
+    return gate is not None and size is not None and gate == (*size[:2], 1, 1) and ranks == (4, 4)
 
 
 def is_concat(node: Node) -> bool:
@@ -153,9 +156,11 @@ def _convolution(graph: Graph, node: Node) -> str | None:
     attrs = node.attrs
     if attrs.get("layout") not in (None, "None", "NCHW"):
         return f"its layout is {attrs['layout']}"
-    groups = _number(attrs, "num_group", 1)
-    if groups != 1 and not is_depthwise(graph, node):
-        return f"it has {groups} groups"
+    groups = groups_of(node)
+    width, made = (size_of(graph, v)[1] // groups for v in (node.inputs[0], node.out()))
+    whole = width % _JOINT == made % _JOINT == 0
+    if groups != 1 and not whole and not (width == made and width in _NARROW):
+        return f"it has {groups} groups of {width} channels and {made} filters"
     found = window(graph, node)
     if max(found.pad) > _MOST_PADDING:
         return "its padding is large"
@@ -190,7 +195,13 @@ def _pooling(graph: Graph, node: Node) -> str | None:
 
 
 def _activation(graph: Graph, node: Node) -> str | None:
-    return None if activation(node) else "steps do not end with this activation"
+    if unary(node) is None:
+        return "steps do not end with this activation"
+    if not is_prelu(node):
+        return None
+    slopes, channels = graph.type_of(node.inputs[1]), size_of(graph, node.inputs[0])[1]
+    fits = slopes.dtype == "float32" and slopes.shape in ((channels,), (1,))
+    return None if fits else "its slopes are not one for each channel"
 
 
 def _sum(graph: Graph, node: Node) -> str | None:
@@ -198,6 +209,14 @@ def _sum(graph: Graph, node: Node) -> str | None:
         return "it adds nothing"
     sizes = {images(graph, value) for value in node.inputs}
     return None if len(sizes) == 1 else "its operands differ in size"
+
+
+def _product(graph: Graph, node: Node) -> str | None:
+    a, b = node.inputs
+    if images(graph, a) == images(graph, b):
+        return None
+    found = is_gate(graph, a, b) or is_gate(graph, b, a)
+    return None if found else "its operands are neither images of one size nor a gate"
 
 
 def _up_sampling(_graph: Graph, node: Node) -> str | None:
@@ -225,29 +244,37 @@ def _concat(graph: Graph, node: Node) -> str | None:
 
 
 _SUMS: Final = frozenset({"elemwise_add", "broadcast_add", "add_n"})
+_PRODUCTS: Final = frozenset({"elemwise_mul", "broadcast_mul"})
+_UNARY: Final = (
+    "Activation",
+    "relu",
+    "LeakyReLU",
+    "clip",
+    "sigmoid",
+    "hard_sigmoid",
+    "_plus_scalar",
+    "_minus_scalar",
+    "_rminus_scalar",
+    "_mul_scalar",
+    "_div_scalar",
+    "negative",
+)
 _RULES: Final[dict[str, Callable[[Graph, Node], str | None]]] = {
     "Convolution": _convolution,
     "FullyConnected": _dense,
     "Pooling": _pooling,
-    "Activation": _activation,
-    "relu": _activation,
-    "LeakyReLU": _activation,
-    "clip": _activation,
     "Concat": _concat,
     "UpSampling": _up_sampling,
     "repeat": _repeat,
+    **dict.fromkeys(_UNARY, _activation),
     **dict.fromkeys(_SUMS, _sum),
+    **dict.fromkeys(_PRODUCTS, _product),
 }
 
 
 def _number(attrs: Attrs, name: str, default: int) -> int:
     found = attrs.get(name)
     return default if found in (None, "None") else int(str(found))
-
-
-def _real(attrs: Attrs, name: str, default: float) -> float:
-    found = attrs.get(name)
-    return default if found in (None, "None") else float(str(found))
 
 
 def _pair(attrs: Attrs, name: str, default: Pair) -> Pair:

@@ -34,11 +34,11 @@ def layer(
     filters: int,
     window: Window,
     *,
-    is_depthwise: bool = False,
+    groups: int = 1,
 ) -> Layer:
     sizes = zip(shape[2:], window.kernel, window.stride, window.dilation, window.pad, strict=True)
     y, x = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, d, p in sizes)
-    return Layer(shape, (shape[0], filters, y, x), window, is_depthwise)
+    return Layer(shape, (shape[0], filters, y, x), window, groups)
 
 
 def values(spec: ConvolutionsSpec, seed: int = 0) -> list[np.ndarray]:
@@ -121,7 +121,7 @@ LAYERS = [
     layer((3, 70, 5, 7), 33, Window((1, 1), (2, 2))),
     layer((1, 32, 7, 7), 96, Window((3, 3), pad=(1, 1))),
     layer((1, 64, 31, 1), 64, Window((3, 1), pad=(1, 0))),
-    layer((1, 24, 13, 13), 24, Window((5, 5), (2, 2), pad=(2, 2)), is_depthwise=True),
+    layer((1, 24, 13, 13), 24, Window((5, 5), (2, 2), pad=(2, 2)), groups=24),
     layer((1, 2, 9, 9), 3, Window((3, 3), dilation=(3, 2), pad=(3, 2))),
     layer((1, 300, 4, 4), 20, Window((3, 3), pad=(2, 2))),
 ]
@@ -149,7 +149,7 @@ def test_winograd_is_offered_where_it_can_be() -> None:
     assert algorithms(layer((1, 8, 14, 14), 64, three)) == ("direct", "winograd2", "winograd4")
     assert algorithms(layer((1, 3, 64, 64), 64, three)) == ("direct",)
     assert algorithms(layer((1, 64, 14, 14), 64, Window((3, 3), (2, 2)))) == ("direct", "paired")
-    assert algorithms(layer((1, 64, 14, 14), 64, three, is_depthwise=True)) == ("direct",)
+    assert algorithms(layer((1, 64, 14, 14), 64, three, groups=64)) == ("direct",)
 
 
 def test_rounding_of_winograd_is_bounded(mx) -> None:

@@ -168,7 +168,7 @@ def test_a_mark_is_kept_in_files() -> None:
 
 
 def test_directions_are_timed() -> None:
-    layer = Layer((2, 16, 8, 8), (2, 16, 8, 8), Window((3, 3), pad=(1, 1)), is_depthwise=False)
+    layer = Layer((2, 16, 8, 8), (2, 16, 8, 8), Window((3, 3), pad=(1, 1)))
     found = direction_times_ms(mx, layer)
     assert set(found) == set(DIRECTIONS)
     assert all(0 < took < 1e4 for times in found.values() for took in times)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,6 +167,136 @@ def test_stretching(body: str, steps: int, favourite: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ("%s = sigmoid(%c) return %s", 0),
+        ('%s = Activation(%c) {act_type="sigmoid"} return %s', 0),
+        ("%s = hard_sigmoid(%c) {alpha=0.3, beta=0.4} return %s", 0),
+        ("%s = sigmoid(%c) %m = elemwise_mul(%c, %s) return %m", 0),
+        ("%h = hard_sigmoid(%c) %m = broadcast_mul(%h, %c) return %m", 0),
+        (
+            "%p = _plus_scalar(%c) {scalar=3.0} %k = clip(%p) {a_min=0.0, a_max=6.0}"
+            "%d = _div_scalar(%k) {scalar=6.0} %m = elemwise_mul(%c, %d) return %m",
+            0,
+        ),
+        ("%p = _mul_scalar(%c) {scalar=-2.0} %k = clip(%p) {a_min=-1.0, a_max=3.0} return %k", 0),
+        ("%n = _rminus_scalar(%c) {scalar=1.0} %r = relu(%n) return %r", 0),
+        (
+            "%q = _mul_scalar(%c) {scalar=1.7} %s = sigmoid(%q)%m = elemwise_mul(%c, %s) return %m",
+            0,
+        ),
+        # What comes behind is no one function with what is before it.
+        ("%s = sigmoid(%c) %p = _plus_scalar(%s) {scalar=1.0} return %p", 1),
+        ("%s = sigmoid(%c) %r = relu(%s) return %r", 1),
+        ('%r = LeakyReLU(%c) {act_type="leaky"} %s = sigmoid(%r) return %s', 1),
+        # A product of two functions is neither.
+        ("%s = sigmoid(%c) %r = relu(%c) %m = elemwise_mul(%r, %s) return %m", 3),
+        ("%s = sigmoid(%c) %m = elemwise_mul(%c, %s) return %m, %s", 2),
+        ("%m = elemwise_mul(%c, %c) return %m", 1),
+    ],
+)
+@pytest.mark.parametrize("favourite", ["direct", "winograd2", "paired"])
+def test_functions_of_each_number(body: str, steps: int, favourite: str) -> None:
+    """Steps take along what is one function behind them; the others are steps of their own."""
+    before = net(f"{CONV} {body}")
+    after = fused(before, favourite)
+    (region,) = regions(after)
+    assert [node.op for node in after if not node.is_input] == [region.op]
+    assert [s.kind for s in plan(spec_of(region)).steps].count(Kind.COMBINE) == steps
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize("slopes", [36, 1])
+@pytest.mark.parametrize("favourite", ["direct", "winograd4", "paired"])
+@pytest.mark.parametrize("given", ["%c", "%p", "%s"])
+def test_slopes_of_channels(slopes: int, favourite: str, given: str) -> None:
+    """Behind a convolution, pooling, and by itself."""
+    before = net(
+        f"{CONV} %p = Pooling(%c) {{kernel=(2, 2)}} %s = sigmoid(%c)"
+        f'%r = LeakyReLU({given}, %g) {{act_type="prelu"}} return %r, %p, %s',
+        params=f"param %w: ?, param %b: ?, param %g: f32[{slopes}]",
+    )
+    after = fused(before, favourite)
+    (region,) = regions(after)
+    assert [node.op for node in after if not node.is_input] == [region.op]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+def test_slopes_from_data_stay_outside() -> None:
+    before = net(
+        f'{CONV} %r = LeakyReLU(%c, %g) {{act_type="prelu"}} return %r',
+        params="param %w: ?, param %b: ?, %g: f32[36]",
+    )
+    after = fused(before)
+    assert [node.op for node in after if not node.is_input] == [CONVOLUTIONS, "LeakyReLU"]
+
+
+@pytest.mark.parametrize("order", ["%c, %g", "%g, %c"])
+def test_gates(order: str) -> None:
+    """A number for each channel, as in squeeze and excitation."""
+    before = net(
+        f'{CONV} %p = Pooling(%c) {{global_pool=True, pool_type="avg", kernel=(1, 1)}}'
+        "%e = Convolution(%p, %v) {kernel=(1, 1), num_filter=36, no_bias=True}"
+        f"%g = sigmoid(%e) %m = broadcast_mul({order}) %r = relu(%m)"
+        "%k = Convolution(%r, %u) {kernel=(1, 1), num_filter=36, no_bias=True} return %k, %m",
+        params="param %w: ?, param %b: ?, param %v: ?, param %u: ?",
+    )
+    after = fused(before)
+    (region,) = regions(after)
+    assert [node.op for node in after if not node.is_input] == [region.op]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+def test_infinity_and_not_a_number_pass_functions() -> None:
+    before = net(
+        "%c = Convolution(%x, %w, %b) {kernel=(1, 1), num_filter=20, num_group=20}"
+        "%s = sigmoid(%c) %h = hard_sigmoid(%c) %m = elemwise_mul(%c, %s) return %s, %h, %m, %c"
+    )
+    after = fused(before)
+    x = np.zeros((2, 20, 9, 11), np.float32)
+    x[0, :, 0, :4] = np.inf, -np.inf, np.nan, 200.0
+    values = {"x": x, "w": np.ones((20, 1, 1, 1), np.float32), "b": np.zeros(20, np.float32)}
+    want, found = (MXNetTarget().evaluate(graph, values) for graph in (before, after))
+    for name, array in want.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-37, err_msg=name)
+
+
+def test_functions_of_inputs_stay_outside() -> None:
+    """Images are loaded as they are, planes if there are few channels."""
+    before = net(
+        "%d = _div_scalar(%x) {scalar=255.0} %p = _minus_scalar(%d) {scalar=0.5}"
+        "%c = Convolution(%p, %w, %b) {kernel=(3, 3), num_filter=8} return %c",
+        x="f32[1,3,9,9]",
+    )
+    after = fused(before)
+    ops = [node.op for node in after if not node.is_input]
+    assert ops == ["_div_scalar", "_minus_scalar", CONVOLUTIONS]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "groups"),
+    [(32, 32, 8), (48, 48, 6), (20, 20, 10), (64, 64, 2), (96, 32, 2), (32, 128, 2), (36, 36, 9)],
+)
+@pytest.mark.parametrize(
+    "window", ["kernel=(3, 3), pad=(1, 1)", "kernel=(1, 1)", "kernel=(3, 3), stride=(2, 2)"]
+)
+def test_groups(channels: int, filters: int, groups: int, window: str) -> None:
+    """Of some channels of a block, or of whole blocks."""
+    before = net(
+        f"%c = Convolution(%x, %w, %b) {{{window}, num_filter={filters}, num_group={groups}}}"
+        "%r = relu(%c) %d = Convolution(%r, %v) {kernel=(1, 1), num_filter=5, no_bias=True}"
+        "return %c, %d",
+        x=f"f32[2,{channels},9,11]",
+        params="param %w: ?, param %b: ?, param %v: ?",
+    )
+    after = fused(before)
+    (region,) = regions(after)
+    assert [node.op for node in after if not node.is_input] == [region.op]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
     ("body", "reason"),
     [
         (
@@ -289,7 +420,7 @@ def test_what_lies_between_two_regions_makes_two() -> None:
         (
             "%c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=20, num_group=2} return %c",
             "f32[2,20,9,11]",
-            "it has 2 groups",
+            "it has 2 groups of 10 channels and 10 filters",
         ),
         (
             "%c = Convolution(%x, %w, %b) {kernel=(3,), num_filter=4} return %c",
