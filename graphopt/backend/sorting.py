@@ -96,17 +96,31 @@ class WithoutChoosing:
                 largest number in their column where that is above one.
         """
         self._expected = self._expected or self._found(first)
-        scales = {key: _scale(array) for key, array in self._expected.items()}
-        found = self._found(name)
-        compare(
-            {key: array / scales[key] for key, array in self._expected.items()},
-            {key: array / scales[key] for key, array in found.items()},
-            where=name,
-        )
+        compare_columns(self._expected, self._found(name), name)
 
     def _found(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         engine = self._engines[name]()
         return run_once(engine, {n: self._values[n] for n in engine.inputs})
+
+
+def compare_columns(
+    expected: Mapping[str, np.ndarray[Any, Any]],
+    found: Mapping[str, np.ndarray[Any, Any]],
+    where: str,
+) -> None:
+    """Compare what two engines found, as shares of the largest number in its column.
+
+    Only where that is above one: what a deep net rounds is as large as what it adds up.
+
+    Raises:
+        GraphError: values differ by more than their dtype allows.
+    """
+    scales = {key: _scale(array) for key, array in expected.items()}
+    compare(
+        {key: array / scales[key] for key, array in expected.items()},
+        {key: array / scales[key] for key, array in found.items()},
+        where=where,
+    )
 
 
 def run_once(engine: Engine, known: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -123,3 +123,19 @@ def test_columns_are_as_exact_as_their_largest_number():
     assert sorting._scale(array).dtype == np.float32
     assert sorting._scale(np.arange(3)).tolist() == [1]
     assert sorting._scale(np.zeros((0, 3), "float32")).tolist() == [1]
+
+
+def test_rounding_of_large_numbers_is_no_difference():
+    """Some numbers near zero are off by more than what is small beside one."""
+    graph = with_types(
+        parse("""graph g(%x: f32[1,64,12,12], param %w: f32[32,64,3,3]) {
+          %c = Convolution(%x, %w) {kernel=(3, 3), num_filter=32, no_bias=True} return %c }""")
+    )
+    feeds = random_feeds(graph, seed=3)
+    feeds["x"] = feeds["x"] * np.float32(1e3)
+    lowered = run_on_kernels(graph, feeds)
+    assert CONVOLUTION_KERNELS not in lowered.choice.failed
+    want = lower(graph, {"w": feeds["w"]}, engine=CACHED_OP)(x=feeds["x"])[0].asnumpy()
+    wrong = want + 2e-3 * np.abs(want).max() * np.float32(want == want.min())
+    with pytest.raises(GraphError, match="engine changed out beyond"):
+        sorting.compare_columns({"out": want}, {"out": wrong}, "engine")
