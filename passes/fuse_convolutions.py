@@ -15,7 +15,12 @@ from graphopt.kernels.convolutions.activations import is_light
 from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
 from graphopt.kernels.convolutions.spec import DIRECT, WINOGRAD, ConvolutionsSpec, is_paired
-from graphopt.kernels.convolutions.windows import has_weights, is_convolution, why_not
+from graphopt.kernels.convolutions.windows import (
+    has_weights,
+    is_convolution,
+    is_reshape,
+    why_not,
+)
 from graphopt.kernels.products import IN_PAIRS
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.region import operators, replace_region, results
@@ -192,7 +197,9 @@ def _without_light_beginnings(nodes: Sequence[Node]) -> list[Node]:
     """Without what is light and reads nothing of the region: images are loaded as they are."""
     inside = {node.id for node in nodes}
     for node in nodes:
-        if is_light(node) and not any(value.node in inside for value in node.inputs):
+        if (is_light(node) or is_reshape(node)) and not any(
+            value.node in inside for value in node.inputs
+        ):
             inside.remove(node.id)
     return [node for node in nodes if node.id in inside]
 

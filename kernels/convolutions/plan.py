@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graphopt.ir.node import DATA, Node, NodeId, Value
-from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels.convolutions.activations import Activation, gated, simplest, then, unary
 from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec, is_paired
@@ -22,13 +21,16 @@ from graphopt.kernels.convolutions.windows import (
     Pair,
     Window,
     groups_of,
+    is_adaptive,
     is_concat,
     is_convolution,
     is_dense,
     is_depthwise,
     is_gate,
+    is_pooling,
     is_prelu,
     is_product,
+    is_reshape,
     is_sum,
     size_of,
     stretch,
@@ -340,7 +342,7 @@ class _Planner:
                 self.convolution(node)
             elif is_dense(node):
                 self.dense(node)
-            elif canonical(node.op) == "Pooling":
+            elif is_pooling(node):
                 self.pooling(node)
             elif is_concat(node):
                 self.concat(node)
@@ -446,7 +448,7 @@ class _Planner:
             Kind.POOL,
             self.count,
             window=window(self.graph, node),
-            is_average=node.attrs.get("pool_type", "max") == "avg",
+            is_average=is_adaptive(node) or node.attrs.get("pool_type", "max") == "avg",
             counts_padding=node.attrs.get("count_include_pad") not in (False, "False", 0, "0"),
         )
         value, step = self.take_activations(node.out(), step)
@@ -473,13 +475,13 @@ class _Planner:
         self.ready.add(node.out())
 
     def combine(self, node: Node) -> None:
-        """A sum, a product or a function that no other step took along."""
+        """A sum, a product or a function that no other step took along, or a copy."""
         step = Step(Kind.COMBINE, self.count)
         if is_product(node):
             self.product(node, step)
             return
         if not is_sum(node):
-            found = unary(node)
+            found = Activation() if is_reshape(node) else unary(node)
             assert found is not None
             slopes = self.number[node.inputs[1].node] if is_prelu(node) else -1
             step = replace(step, activation=found, slopes=slopes)

@@ -107,7 +107,7 @@ def window(graph: Graph, node: Node) -> Window:
     attrs = node.attrs
     if is_dense(node):
         return Window(size_of(graph, node.inputs[0])[2:])
-    if not is_convolution(node) and attrs.flag("global_pool"):
+    if is_adaptive(node) or (not is_convolution(node) and attrs.flag("global_pool")):
         return Window(size_of(graph, node.inputs[0])[2:])
     one, none = (1, 1), (0, 0)
     return Window(
@@ -133,6 +133,21 @@ def is_gate(graph: Graph, value: Value, of: Value) -> bool:
     gate, size = images(graph, value), images(graph, of)
     ranks = graph.type_of(value).rank, graph.type_of(of).rank
     return gate is not None and size is not None and gate == (*size[:2], 1, 1) and ranks == (4, 4)
+
+
+def is_pooling(node: Node) -> bool:
+    """Whether a node reduces windows of pixels."""
+    return canonical(node.op) == "Pooling" or is_adaptive(node)
+
+
+def is_adaptive(node: Node) -> bool:
+    """Whether a node averages as many windows as its output has pixels; here it has one."""
+    return canonical(node.op) == _ADAPTIVE
+
+
+def is_reshape(node: Node) -> bool:
+    """Whether a node reads images of one pixel as rows of numbers, or rows as such images."""
+    return canonical(node.op) in _RESHAPES
 
 
 def is_concat(node: Node) -> bool:
@@ -194,6 +209,16 @@ def _pooling(graph: Graph, node: Node) -> str | None:
     return None
 
 
+def _adaptive(graph: Graph, node: Node) -> str | None:
+    pixels = size_of(graph, node.out())[2:]
+    return None if pixels == (1, 1) else "it averages more than the whole image"
+
+
+def _reshape(graph: Graph, node: Node) -> str | None:
+    given, made = size_of(graph, node.inputs[0]), size_of(graph, node.out())
+    return None if given == made and made[2:] == (1, 1) else "it moves pixels to other channels"
+
+
 def _activation(graph: Graph, node: Node) -> str | None:
     if unary(node) is None:
         return "steps do not end with this activation"
@@ -243,6 +268,8 @@ def _concat(graph: Graph, node: Node) -> str | None:
     return None
 
 
+_ADAPTIVE: Final = "_contrib_AdaptiveAvgPooling2D"
+_RESHAPES: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
 _SUMS: Final = frozenset({"elemwise_add", "broadcast_add", "add_n"})
 _PRODUCTS: Final = frozenset({"elemwise_mul", "broadcast_mul"})
 _UNARY: Final = (
@@ -263,6 +290,8 @@ _RULES: Final[dict[str, Callable[[Graph, Node], str | None]]] = {
     "Convolution": _convolution,
     "FullyConnected": _dense,
     "Pooling": _pooling,
+    _ADAPTIVE: _adaptive,
+    **dict.fromkeys(_RESHAPES, _reshape),
     "Concat": _concat,
     "UpSampling": _up_sampling,
     "repeat": _repeat,

@@ -247,6 +247,30 @@ def test_gates(order: str) -> None:
     assert_equivalent(before, after, **TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "pool",
+    [
+        '%p = Pooling(%c) {global_pool=True, pool_type="avg", kernel=(1, 1)}',
+        "%p = _contrib_AdaptiveAvgPooling2D(%c) {output_size=(1,)}",
+    ],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_gates_through_rows(pool: str, batch: int) -> None:
+    """Squeezed to rows for FullyConnected, and back."""
+    before = net(
+        f"{CONV} {pool} %f = Flatten(%p) %e = FullyConnected(%f, %v) {{num_hidden=9, no_bias=True}}"
+        "%r = relu(%e) %h = FullyConnected(%r, %u) {num_hidden=36, no_bias=True} %g = sigmoid(%h)"
+        "%q = Reshape(%g) {shape=(-1, 36, 1, 1)} %m = broadcast_mul(%c, %q)"
+        "%k = Convolution(%m, %t) {kernel=(1, 1), num_filter=7, no_bias=True} return %k",
+        x=f"f32[{batch},20,9,11]",
+        params="param %w: ?, param %b: ?, param %v: f32[9,36], param %u: ?, param %t: ?",
+    )
+    after = fused(before)
+    (region,) = regions(after)
+    assert [node.op for node in after if not node.is_input] == [region.op]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
 def test_infinity_and_not_a_number_pass_functions() -> None:
     before = net(
         "%c = Convolution(%x, %w, %b) {kernel=(1, 1), num_filter=20, num_group=20}"
