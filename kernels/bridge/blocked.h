@@ -61,6 +61,7 @@ struct Step {
   int64_t combination;        // of kCombine
   int64_t channels, filters;  // of the whole image, not counting what fills up blocks
   int64_t groups;             // of channels that filters see; as many filters see each
+  int64_t bundle;             // groups that count as one, so that it is of whole blocks
   int64_t kernel_y, kernel_x, stride_y, stride_x, dilation_y, dilation_x, pad_y, pad_x;
   int64_t is_planar;          // the image it reads is
   int64_t is_paired;          // its products are: see paired_blocks.h

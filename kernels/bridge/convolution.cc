@@ -227,9 +227,13 @@ int64_t PackDirectTasks(const Step& step) { return Groups(step); }
 /* Direct: [group][run][i][filters of the group], filled up with zeros. A task packs a group. */
 void PackDirectTask(const Step& step, int64_t group, const float* weights, float* packed) {
   const int64_t taps = step.kernel_y * step.kernel_x;
+  // Of groups that are bundled each has its own channels; filters have no weights for the others.
+  const int64_t seen = ChannelsOf(step) / step.bundle, alike = step.filters / step.groups;
+  const int64_t own = alike / step.bundle;
   auto at = [&](int64_t filter, int64_t channel, int64_t y, int64_t x) {
     if (filter >= step.filters || channel >= ChannelsOf(step)) return 0.0f;
-    return weights[(filter * ChannelsOf(step) + channel) * taps + y * step.kernel_x + x];
+    if (step.bundle > 1 && channel / seen != filter % alike / own) return 0.0f;
+    return weights[(filter * seen + channel % seen) * taps + y * step.kernel_x + x];
   };
   const int64_t filter = BlockOf(step, group) * kLanes, width = BlocksOf(step, group) * kLanes;
   float* to = packed + filter * Depth(step);

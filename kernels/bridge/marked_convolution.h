@@ -114,7 +114,7 @@ blocked::Step StepOf(int64_t images, int64_t channels, int64_t filters, const in
   constexpr int tile = blocked::kTrainingTile;
   blocked::Step step{};
   step.kind = blocked::kWinograd;
-  step.groups = 1;
+  step.groups = step.bundle = 1;
   step.images = images, step.channels = channels, step.filters = filters;
   step.kernel_y = step.kernel_x = 3;
   step.stride_y = step.stride_x = step.dilation_y = step.dilation_x = 1;

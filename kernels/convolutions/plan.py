@@ -20,6 +20,7 @@ from graphopt.kernels.convolutions.windows import (
     Images,
     Pair,
     Window,
+    bundle,
     groups_of,
     is_adaptive,
     is_concat,
@@ -27,6 +28,7 @@ from graphopt.kernels.convolutions.windows import (
     is_dense,
     is_depthwise,
     is_gate,
+    is_narrow,
     is_pooling,
     is_prelu,
     is_product,
@@ -34,6 +36,7 @@ from graphopt.kernels.convolutions.windows import (
     is_sum,
     size_of,
     stretch,
+    widths,
     window,
 )
 
@@ -383,8 +386,11 @@ class _Planner:
         found = step.window
         halo = 0 if found.kernel == (1, 1) and found.pad == (0, 0) else max(found.pad)
         algorithm, scratch = self.algorithm[node.id], None
-        if step.groups > 1 and step.channels // step.groups < self.lanes:
+        channels, filters = widths(self.graph, node)
+        if step.groups > 1 and is_narrow(channels, filters) and channels < self.lanes:
             step = replace(step, kind=Kind.DEPTHWISE)
+        elif (together := bundle(step.groups, channels, filters)) > 1:
+            step = replace(step, groups=step.groups // together, bundle=together)
         elif algorithm in WINOGRAD:
             halo = 0
             step, scratch = self.winograd(step, node, algorithm)

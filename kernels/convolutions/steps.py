@@ -82,6 +82,7 @@ class Step:
     channels: int = 0
     filters: int = 0
     groups: int = 1
+    bundle: int = 1
     window: Window = field(default_factory=lambda: Window((1, 1)))
     is_planar: bool = False
     is_paired: bool = False
@@ -99,7 +100,7 @@ class Step:
             yield from astuple(view)
         yield int(self.other is not None)
         yield from (self.array, self.weights, self.bias, self.slopes, int(self.combination))
-        yield from (self.channels, self.filters, self.groups)
+        yield from (self.channels, self.filters, self.groups, self.bundle)
         window = self.window
         for pair in (window.kernel, window.stride, window.dilation, window.pad):
             yield from pair

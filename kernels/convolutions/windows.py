@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -96,6 +97,26 @@ def groups_of(node: Node) -> int:
     return _number(node.attrs, "num_group", 1)
 
 
+def widths(graph: Graph, node: Node) -> Pair:
+    """Channels and filters of each group of a convolution."""
+    channels, filters = (size_of(graph, value)[1] for value in (node.inputs[0], node.out()))
+    return channels // groups_of(node), filters // groups_of(node)
+
+
+def is_narrow(channels: int, filters: int) -> bool:
+    """Whether a block has several whole groups, or one."""
+    return channels == filters and channels in _NARROW
+
+
+def bundle(groups: int, channels: int, filters: int) -> int:
+    """How many groups are whole blocks of channels and of filters together; 0 if too many are."""
+    if groups == 1:
+        return 1
+    blocks = (_JOINT // math.gcd(_JOINT, width) for width in (channels, filters))
+    found = math.lcm(*blocks)
+    return 0 if groups % found else found
+
+
 def is_depthwise(graph: Graph, node: Node) -> bool:
     """Whether every channel of a convolution has a filter of its own."""
     given, made = images(graph, node.inputs[0]), images(graph, node.out())
@@ -171,11 +192,9 @@ def _convolution(graph: Graph, node: Node) -> str | None:
     attrs = node.attrs
     if attrs.get("layout") not in (None, "None", "NCHW"):
         return f"its layout is {attrs['layout']}"
-    groups = groups_of(node)
-    width, made = (size_of(graph, v)[1] // groups for v in (node.inputs[0], node.out()))
-    whole = width % _JOINT == made % _JOINT == 0
-    if groups != 1 and not whole and not (width == made and width in _NARROW):
-        return f"it has {groups} groups of {width} channels and {made} filters"
+    width, made = widths(graph, node)
+    if not bundle(groups_of(node), width, made) and not is_narrow(width, made):
+        return f"it has {groups_of(node)} groups of {width} channels and {made} filters"
     found = window(graph, node)
     if max(found.pad) > _MOST_PADDING:
         return "its padding is large"

@@ -300,13 +300,24 @@ def test_functions_of_inputs_stay_outside() -> None:
 
 @pytest.mark.parametrize(
     ("channels", "filters", "groups"),
-    [(32, 32, 8), (48, 48, 6), (20, 20, 10), (64, 64, 2), (96, 32, 2), (32, 128, 2), (36, 36, 9)],
+    [
+        (32, 32, 8),
+        (48, 48, 6),
+        (20, 20, 10),
+        (36, 36, 9),
+        (64, 64, 2),
+        (96, 32, 2),
+        (32, 128, 2),
+        (64, 128, 16),  # two blocks of channels and four of filters are bundled
+        (32, 64, 32),
+        (96, 32, 4),
+    ],
 )
 @pytest.mark.parametrize(
     "window", ["kernel=(3, 3), pad=(1, 1)", "kernel=(1, 1)", "kernel=(3, 3), stride=(2, 2)"]
 )
 def test_groups(channels: int, filters: int, groups: int, window: str) -> None:
-    """Of some channels of a block, or of whole blocks."""
+    """Of some channels of a block, of whole blocks, or such as make whole blocks together."""
     before = net(
         f"%c = Convolution(%x, %w, %b) {{{window}, num_filter={filters}, num_group={groups}}}"
         "%r = relu(%c) %d = Convolution(%r, %v) {kernel=(1, 1), num_filter=5, no_bias=True}"
