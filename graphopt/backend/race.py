@@ -13,7 +13,7 @@ from graphopt.compat import import_mxnet
 _SHORT_S = 1e-3
 _BURST = 10
 #: Engines that take this many times the best one's time are not timed again: at once, and later.
-_HOPELESS, _BEHIND = 1.5, 1.15
+_HOPELESS, _BEHIND = 2.5, 1.25
 #: Rounds that a race takes at most, and at least while more than one engine is left.
 _MOST_ROUNDS, _FEWEST_ROUNDS = 20, 4
 #: Seconds for each engine after which the race is over if those rounds are done.

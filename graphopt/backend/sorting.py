@@ -25,6 +25,8 @@ from graphopt.ir.node import DATA, Node
 from graphopt.ir.ops import canonical
 from graphopt.pipeline.instruments import compare
 
+#: Axes of images: samples, channels, lines and columns.
+_IMAGES = 4
 #: What puts values in order, or picks some by comparing them.
 CHOOSING = frozenset(
     (
@@ -134,11 +136,12 @@ def _scale(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The largest number of each column, in the array's dtype; 1 where it is less.
 
     The corner of a box is a difference of numbers as large as an image, and as exact as these.
+    Columns of pixels have nothing in common: of images it is the largest of all.
     """
     if array.dtype.kind != "f" or not array.size:
         return np.ones(1, array.dtype)
     sizes = np.abs(np.where(np.isfinite(array), array, 0))
-    largest = sizes.max(axis=tuple(range(array.ndim - 1)))
+    largest = sizes.max(axis=None if array.ndim == _IMAGES else tuple(range(array.ndim - 1)))
     return np.asarray(np.maximum(largest, 1), array.dtype)
 
 

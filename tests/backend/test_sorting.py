@@ -122,6 +122,8 @@ def test_columns_are_as_exact_as_their_largest_number():
     np.testing.assert_array_equal(sorting._scale(array), [400, 1])
     assert sorting._scale(array).dtype == np.float32
     assert sorting._scale(np.arange(3)).tolist() == [1]
+    images = np.array([1.0, 30.0, 2.0, 4.0], "float32").reshape(1, 1, 2, 2)
+    np.testing.assert_array_equal(sorting._scale(images), 30)
     assert sorting._scale(np.zeros((0, 3), "float32")).tolist() == [1]
 
 
