@@ -16,8 +16,8 @@ from graphopt.kernels.convolutions.plan import plan
 from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
 from graphopt.kernels.convolutions.spec import DIRECT, WINOGRAD, ConvolutionsSpec, is_paired
 from graphopt.kernels.convolutions.windows import (
+    has_algorithm,
     has_weights,
-    is_convolution,
     is_reshape,
     why_not,
 )
@@ -39,7 +39,7 @@ _WORTH = 0.9
 class FuseConvolutions(Pass):
     """Convolutions with all that lies between them are one node, computed in blocked layout.
 
-    A region holds convolutions (of one group, or depthwise), pooling, sums, concatenations,
+    A region holds convolutions and deconvolutions, pooling, sums, concatenations,
     ReLU-like activations, nearest upsampling, and the FullyConnected layers behind them. Images
     stay in blocks of as many channels as a vector has lanes from one end to the other; sums and
     activations are computed with the convolution before them, and what is joined is written to its
@@ -87,7 +87,7 @@ class FuseConvolutions(Pass):
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Grow regions along reads, and replace those with a convolution."""
-        if not any(is_convolution(node) for node in graph):
+        if not any(has_algorithm(node) for node in graph):
             return graph
         why = None if cx.target is None else cx.target.why_no_kernels(cx.settings.device)
         if why is not None:
@@ -133,7 +133,7 @@ class FuseConvolutions(Pass):
         found = []
         has_pairs = cx.target is not None and cx.target.dense_means() == IN_PAIRS
         for node in body.topological():
-            if not is_convolution(node):
+            if not has_algorithm(node):
                 continue
             layer = layer_of(body, node)
             names = [
@@ -175,7 +175,7 @@ def _regions(graph: Graph, cx: PassContext) -> list[list[Node]]:
             why = None if learned else "its weights are computed from data"
         if why is None:
             candidates.add(node.id)
-        elif is_convolution(node):
+        elif has_algorithm(node):
             cx.missed(f"stays outside of regions: {why}", node)
     groups = Groups(graph)
     order = graph.topological()
@@ -190,7 +190,7 @@ def _regions(graph: Graph, cx: PassContext) -> list[list[Node]]:
         if node.id in candidates:
             found.setdefault(groups.find(node.id), []).append(node)
     trimmed = map(_without_light_beginnings, found.values())
-    return [nodes for nodes in trimmed if any(map(is_convolution, nodes))]
+    return [nodes for nodes in trimmed if any(map(has_algorithm, nodes))]
 
 
 def _without_light_beginnings(nodes: Sequence[Node]) -> list[Node]:

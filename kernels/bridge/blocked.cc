@@ -194,6 +194,24 @@ void Stretch(const Bound& bound, int64_t image, int64_t block, int64_t y) {
   }
 }
 
+/* Each pixel reads channels of its own: blocks lie [vertical place][horizontal place][filters]. */
+void Shuffle(const Bound& bound, int64_t image, int64_t block, int64_t y) {
+  const Step& step = *bound.step;
+  const int64_t across = step.stride_x, first = y % step.stride_y * across;
+  const Lanes zero = {}, slope = SlopeOf(step, bound.slopes, block);
+  const Lanes bias = bound.bias ? LoadLanes(bound.bias + block * kLanes) : zero;
+  const int64_t filters = FiltersOf(step, block), alike = step.in.blocks / (step.stride_y * across);
+  float* to = bound.arena + step.out.Place(image, block, y);
+  ClearHalo(step.out, bound.arena, image, block, y);
+  for (int64_t at = 0; at < across; ++at) {
+    const float* from = bound.arena + step.in.Place(image, (first + at) * alike + block, y / step.stride_y);
+    for (int64_t x = at; x < step.out.width; x += across, from += kLanes) {
+      const Lanes value = Activated(step, LoadLanes(from) + bias, slope);
+      StoreLanes(to + x * kLanes, filters < kLanes ? Kept(value, filters) : value);
+    }
+  }
+}
+
 /* The image whose rows are the items of a step. */
 const View& Walked(const Step& step) { return step.kind == kStore ? step.in : step.out; }
 
@@ -239,6 +257,7 @@ void RunTask(const Bound& bound, int64_t phase, int64_t task, const float* from,
       case kPool: PoolRow(bound, image, block, y); break;
       case kCombine: Combine(bound, image, block, y); break;
       case kStretch: Stretch(bound, image, block, y); break;
+      case kShuffle: Shuffle(bound, image, block, y); break;
       default: Store(bound, image, block, y, to);
     }
   }

@@ -42,6 +42,7 @@ enum StepKind : int64_t {
   kCombine = 6,     // one or two operands, added or multiplied
   kStore = 7,       // blocked becomes a plain output
   kStretch = 8,     // each pixel becomes stride_y times stride_x of them
+  kShuffle = 9,     // as many pixels that were channels go to their places
 };
 
 enum ActivationKind : int64_t { kNone = 0, kRelu = 1, kClip = 2, kLeaky = 3, kSigmoid = 4 };
@@ -70,6 +71,8 @@ struct Step {
   int64_t chunk;              // of Winograd: tiles that are transformed at a time
   int64_t scratch;            // of Winograd: where it may write
   int64_t is_average, counts_padding;  // of pooling
+  // Of a deconvolution whose filters make a convolution's, or zeros; vertical, horizontal.
+  int64_t turned_kernel[2], turned_stride[2], turned_pad[2];
   int64_t activation, is_gated;  // see activations.py
   double low, high;              // bounds of a clip; the slope of a leaky one is `low`
   double scale, shift;
@@ -119,6 +122,8 @@ void WinogradTask(const Bound& bound, int64_t phase, int64_t task);
  */
 int64_t PackedWeights(const Step& step);
 int64_t PackTasks(const Step& step);
+/* The filters of a convolution that a deconvolution's, (channels, filters, y, x), become. */
+std::vector<float> Turned(const Step& step, int64_t filters, const float* weights);
 void PackTask(const Step& step, int64_t task, const float* weights, float* packed);
 /* What is left to do when all are done, in tasks of its own. */
 int64_t PairTasks(const Step& step);

@@ -222,6 +222,29 @@ void DirectTask(const Bound& bound, int64_t task) {
   }
 }
 
+std::vector<float> Turned(const Step& step, int64_t filters, const float* weights) {
+  const int64_t* kernel = step.turned_kernel;
+  const int64_t *stride = step.turned_stride, *pad = step.turned_pad;
+  const int64_t phases = stride[0] * stride[1], whole = step.filters / phases;
+  std::vector<float> found(step.filters * step.channels * step.kernel_y * step.kernel_x);
+  // Tap `t` of a phase is `d` inputs from the one that stands where the output does.
+  const auto tap = [&](int axis, int64_t phase, int64_t at) {
+    const int64_t d = at - (axis ? step.pad_x : step.pad_y), t = phase + pad[axis] - stride[axis] * d;
+    return t >= 0 && t < kernel[axis] ? t : -1;
+  };
+  float* to = found.data();
+  for (int64_t phase = 0; phase < phases; ++phase)
+    for (int64_t filter = 0; filter < whole; ++filter)
+      for (int64_t channel = 0; channel < step.channels; ++channel)
+        for (int64_t y = 0; y < step.kernel_y; ++y)
+          for (int64_t x = 0; x < step.kernel_x; ++x, ++to) {
+            const int64_t down = tap(0, phase / stride[1], y), across = tap(1, phase % stride[1], x);
+            if (filter < filters && down >= 0 && across >= 0)
+              *to = weights[((channel * filters + filter) * kernel[0] + down) * kernel[1] + across];
+          }
+  return found;
+}
+
 int64_t PackDirectTasks(const Step& step) { return Groups(step); }
 
 /* Direct: [group][run][i][filters of the group], filled up with zeros. A task packs a group. */

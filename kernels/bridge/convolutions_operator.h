@@ -43,8 +43,6 @@ mxnet::TShape ReadShape(const int64_t** at) {
   return shape;
 }
 
-bool HasWeights(const blocked::Step& step) { return step.weights >= 0; }
-
 /* Floats of a bias, filled up to whole blocks. */
 int64_t PackedBias(const blocked::Step& step) {
   return blocked::Ceil(step.filters, blocked::BlockLanes()) * blocked::BlockLanes();
@@ -58,8 +56,7 @@ void PackShapes(Convolutions* made) {
   made->packed = made->inputs;
   for (const blocked::Step& step : made->steps) {
     if (step.slopes >= 0) made->packed[step.slopes] = Shaped({PackedSlopes(step)});
-    if (!HasWeights(step)) continue;
-    made->packed[step.weights] = Shaped({blocked::PackedWeights(step)});
+    if (step.weights >= 0) made->packed[step.weights] = Shaped({blocked::PackedWeights(step)});
     if (step.bias >= 0) made->packed[step.bias] = Shaped({PackedBias(step)});
   }
 }
@@ -132,17 +129,29 @@ void PackSlopes(const Convolutions& all, const blocked::Step& step, const float*
   if (given > 1) std::copy(from, from + given, slopes);
 }
 
-/* A step's weights and biases as it wants them, from inputs to where these are to be. */
-void PackStep(const blocked::Step& step, const float* const* inputs, float* weights, float* bias) {
-  const int64_t tasks = blocked::PackTasks(step);
+/* A step's weights as it wants them, from inputs to where these are to be. */
+void PackStep(const Convolutions& all, const blocked::Step& step, const float* const* inputs, float* to) {
+  const float* weights = inputs[step.weights];
+  std::vector<float> turned;
+  if (step.turned_kernel[0]) {
+    turned = blocked::Turned(step, all.inputs[step.weights][1], weights);
+    weights = turned.data();
+  }
+  const int64_t tasks = blocked::PackTasks(step), pairs = blocked::PairTasks(step);
   const int threads = Threads(kPackedNs * blocked::PackedWeights(step), tasks);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
-  for (int64_t task = 0; task < tasks; ++task)
-    blocked::PackTask(step, task, inputs[step.weights], weights);
-  const int64_t pairs = blocked::PairTasks(step);
+  for (int64_t task = 0; task < tasks; ++task) blocked::PackTask(step, task, weights, to);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
-  for (int64_t task = 0; task < pairs; ++task) blocked::PairTask(step, task, weights);
+  for (int64_t task = 0; task < pairs; ++task) blocked::PairTask(step, task, to);
+}
+
+/* Packs what a step has learned; `place` tells where an input of so many floats is to be. */
+template <typename Place>
+void PackLearned(const Convolutions& all, const blocked::Step& step, const float* const* inputs, const Place& place) {
+  if (step.slopes >= 0) PackSlopes(all, step, inputs, place(step.slopes, PackedSlopes(step)));
+  if (step.weights >= 0) PackStep(all, step, inputs, place(step.weights, blocked::PackedWeights(step)));
   if (step.bias < 0) return;
+  float* bias = place(step.bias, PackedBias(step));
   std::fill(bias, bias + PackedBias(step), 0.0f);
   std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias);
 }
@@ -153,13 +162,8 @@ class Packed {
   Packed(const Convolutions& all, const float* const* inputs, bool is_packed)
       : arrays_(inputs, inputs + all.inputs.size()) {
     if (is_packed) return;
-    for (const blocked::Step& step : all.steps) {
-      if (step.slopes >= 0) PackSlopes(all, step, inputs, Add(step.slopes, PackedSlopes(step)));
-      if (!HasWeights(step)) continue;
-      float* weights = Add(step.weights, blocked::PackedWeights(step));
-      float* bias = step.bias < 0 ? nullptr : Add(step.bias, PackedBias(step));
-      PackStep(step, inputs, weights, bias);
-    }
+    for (const blocked::Step& step : all.steps)
+      PackLearned(all, step, inputs, [&](int64_t input, int64_t size) { return Add(input, size); });
   }
   const float* operator[](int64_t input) const { return input < 0 ? nullptr : arrays_[input]; }
 
@@ -234,11 +238,8 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
 }
 
 void PackInputs(const Convolutions& all, const float* const* inputs, float* const* packed) {
-  for (const blocked::Step& step : all.steps) {
-    if (step.slopes >= 0) PackSlopes(all, step, inputs, packed[step.slopes]);
-    if (HasWeights(step))
-      PackStep(step, inputs, packed[step.weights], step.bias < 0 ? nullptr : packed[step.bias]);
-  }
+  for (const blocked::Step& step : all.steps)
+    PackLearned(all, step, inputs, [&](int64_t input, int64_t) { return packed[input]; });
 }
 
 /*

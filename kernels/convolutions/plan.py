@@ -16,15 +16,18 @@ from graphopt.ir.types import TensorType
 from graphopt.kernels.convolutions.activations import Activation, gated, simplest, then, unary
 from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec, is_paired
 from graphopt.kernels.convolutions.steps import Combination, Kind, Step, View
+from graphopt.kernels.convolutions.transposed import made_by_convolution, transposed
 from graphopt.kernels.convolutions.windows import (
     Images,
     Pair,
     Window,
     bundle,
     groups_of,
+    has_algorithm,
     is_adaptive,
     is_concat,
     is_convolution,
+    is_deconvolution,
     is_dense,
     is_depthwise,
     is_gate,
@@ -171,7 +174,7 @@ class _Planner:
         self.graph, self.lanes = spec.body, spec.lanes
         self.order = self.graph.topological()
         self.number = {node.id: at for at, node in enumerate(self.graph.inputs)}
-        convolutions = [node for node in self.order if is_convolution(node)]
+        convolutions = [node for node in self.order if has_algorithm(node)]
         self.algorithm = {
             node.id: name for node, name in zip(convolutions, spec.algorithms, strict=True)
         }
@@ -343,6 +346,8 @@ class _Planner:
                 continue
             if is_convolution(node):
                 self.convolution(node)
+            elif is_deconvolution(node):
+                self.deconvolution(node)
             elif is_dense(node):
                 self.dense(node)
             elif is_pooling(node):
@@ -383,8 +388,7 @@ class _Planner:
             return
         source = node.inputs[0]
         step, value, added = self.with_weights(node)
-        found = step.window
-        halo = 0 if found.kernel == (1, 1) and found.pad == (0, 0) else max(found.pad)
+        halo = _halo(self.size(source), self.size(node.out()), step.window)
         algorithm, scratch = self.algorithm[node.id], None
         channels, filters = widths(self.graph, node)
         if step.groups > 1 and is_narrow(channels, filters) and channels < self.lanes:
@@ -393,7 +397,8 @@ class _Planner:
             step = replace(step, groups=step.groups // together, bundle=together)
         elif algorithm in WINOGRAD:
             halo = 0
-            step, scratch = self.winograd(step, node, algorithm)
+            made = self.size(node.out())
+            step, scratch = self.winograd(step, made, algorithm)
         elif self.reads_planes(node):
             step = replace(step, is_planar=True)
         elif is_paired(algorithm):
@@ -404,6 +409,36 @@ class _Planner:
             given = self.source(source)
             given.buffer.halo = max(given.buffer.halo, halo)
         self.emit(step, value, given, added, scratch)
+
+    def deconvolution(self, node: Node) -> None:
+        """A convolution that makes several pixels as channels, and their way to their places."""
+        found, algorithm = transposed(node), self.algorithm[node.id]
+        given, made = self.size(node.inputs[0]), made_by_convolution(self.graph, node)
+        weights, bias = self.parameters(node)
+        step = Step(
+            Kind.DIRECT,
+            self.count,
+            weights=weights,
+            channels=given[1],
+            filters=made[1],
+            window=found.window,
+            is_paired=is_paired(algorithm),
+            transposed=found,
+        )
+        scratch, source = None, self.source(node.inputs[0])
+        if algorithm in WINOGRAD:
+            step, scratch = self.winograd(step, made, algorithm)
+        else:
+            halo = _halo(given, made, found.window)
+            source.buffer.halo = max(source.buffer.halo, halo)
+        blocks = made[1] // self.lanes
+        between = _Place(_Buffer(blocks, *made[2:], self.lanes), 0, blocks)
+        self.drafts.append(_Draft(step, between, source, scratch=scratch))
+        filters = self.size(node.out())[1]
+        window = Window((1, 1), stride=found.stride)
+        place = Step(Kind.SHUFFLE, self.count, bias=bias, filters=filters, window=window)
+        value, place = self.take_activations(node.out(), place)
+        self.emit(place, value, between)
 
     def dense(self, node: Node) -> None:
         """A matrix times whole images: a convolution as large as they are."""
@@ -433,17 +468,17 @@ class _Planner:
         weights, bias = (*numbers, -1)[:2]
         return weights, bias
 
-    def winograd(self, step: Step, node: Node, algorithm: str) -> tuple[Step, _Buffer]:
+    def winograd(self, step: Step, made: Images, algorithm: str) -> tuple[Step, _Buffer]:
         tile, paired = WINOGRAD[algorithm], is_paired(algorithm)
-        count, _, height, width = self.size(node.out())
+        count, _, height, width = made
+        given, filters = (-(-size // self.lanes) for size in (step.channels, step.filters))
         tiles = count * -(-height // tile) * -(-width // tile)
-        blocks = self.blocks(node.inputs[0]) + self.blocks(node.out())
-        each = (tile + 2) ** 2 * blocks * self.lanes
+        each = (tile + 2) ** 2 * (given + filters) * self.lanes
         most = max(_FEWEST_TILES, _NEAR // each)
         chunk = -(-tiles // -(-tiles // most))
         if paired:
             chunk = -(-chunk // _STRIP) * _STRIP
-        parts = -(-self.blocks(node.inputs[0]) // _PART)
+        parts = -(-given // _PART)
         noted = (1 + parts) * (tile + 2) ** 2 if paired else 0
         buffer = _Buffer(0, 0, 0, self.lanes, scratch=chunk * (each + noted))
         step = replace(step, kind=Kind.WINOGRAD, is_paired=paired, tile=tile, chunk=chunk)
@@ -569,6 +604,16 @@ class _Planner:
             into, source = into.as_row(), source.as_row()
             other = other.as_row() if other else None
         return replace(step, into=into, source=source, other=other, scratch=scratch)
+
+
+def _halo(given: Images, made: Images, window: Window) -> int:
+    """How far a window reaches out of the image, on any side."""
+    sizes = (given[2:], made[2:], window.kernel, window.stride, window.dilation, window.pad)
+    behind = (
+        (m - 1) * stride + (k - 1) * dilation - pad - (g - 1)
+        for g, m, k, stride, dilation, pad in zip(*sizes, strict=True)
+    )
+    return max(map(int, (*window.pad, *behind)))
 
 
 def _first_fit(buffers: Sequence[_Buffer], count: int) -> int:

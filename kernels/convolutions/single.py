@@ -14,10 +14,12 @@ from graphopt.kernels.convolutions.spec import (
     ConvolutionsSpec,
     is_paired,
 )
+from graphopt.kernels.convolutions.transposed import made_by_convolution, transposed
 from graphopt.kernels.convolutions.windows import (
     Images,
     Window,
     groups_of,
+    is_deconvolution,
     size_of,
     window,
 )
@@ -41,8 +43,10 @@ class Layer:
 
 
 def layer_of(graph: Graph, node: Node) -> Layer:
-    """The layer that a node of a region is."""
+    """The layer that a node of a region is; a deconvolution is the convolution it becomes."""
     shape, made = size_of(graph, node.inputs[0]), size_of(graph, node.out())
+    if is_deconvolution(node):
+        return Layer(shape, made_by_convolution(graph, node), transposed(node).window)
     return Layer(shape, made, window(graph, node), groups_of(node))
 
 

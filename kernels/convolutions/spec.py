@@ -48,7 +48,7 @@ class ConvolutionsSpec:
     Attributes:
         body: the region in MXNet's operators; parameters have the role ``param``.
         lanes: channels that make a block, which is a matter of the processor.
-        algorithms: for each ``Convolution`` of the body, in its order.
+        algorithms: for each ``Convolution`` and ``Deconvolution`` of the body, in its order.
     """
 
     body: Graph

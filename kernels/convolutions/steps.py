@@ -8,6 +8,7 @@ from dataclasses import astuple, dataclass, field
 from enum import IntEnum
 
 from graphopt.kernels.convolutions.activations import Activation
+from graphopt.kernels.convolutions.transposed import Transposed
 from graphopt.kernels.convolutions.windows import Window
 
 _ACTIVATIONS = ("none", "relu", "clip", "leaky", "sigmoid")
@@ -25,6 +26,7 @@ class Kind(IntEnum):
     COMBINE = 6
     STORE = 7
     STRETCH = 8
+    SHUFFLE = 9
 
 
 class Combination(IntEnum):
@@ -86,6 +88,7 @@ class Step:
     window: Window = field(default_factory=lambda: Window((1, 1)))
     is_planar: bool = False
     is_paired: bool = False
+    transposed: Transposed | None = None
     tile: int = 0
     chunk: int = 0
     scratch: int = 0
@@ -107,6 +110,9 @@ class Step:
         yield from (int(self.is_planar), int(self.is_paired), 0)
         yield from (self.tile, self.chunk, self.scratch)
         yield from (int(self.is_average), int(self.counts_padding))
+        turned = self.transposed or Transposed((0, 0), (0, 0), (0, 0))
+        for pair in astuple(turned):
+            yield from pair
         last = self.activation
         yield from (_ACTIVATIONS.index(last.kind), int(last.gated))
         numbers = struct.pack("=dddd", last.low, last.high, last.scale, last.shift)

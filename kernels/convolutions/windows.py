@@ -21,6 +21,9 @@ Images = tuple[int, int, int, int]
 _JOINT: Final = 16
 #: Pixels of a halo at most: more would be mostly zeros.
 _MOST_PADDING: Final = 16
+#: Of deconvolutions: with larger strides, or fewer channels, too many numbers would be zero.
+_MOST_STRIDE: Final = 4
+_FEWEST_CHANNELS: Final = 8
 #: Channels of groups that a block has several of.
 _NARROW: Final = (1, 2, 4, 8)
 
@@ -77,6 +80,16 @@ def is_convolution(node: Node) -> bool:
     return canonical(node.op) == "Convolution"
 
 
+def is_deconvolution(node: Node) -> bool:
+    """Whether a node is a transposed convolution."""
+    return canonical(node.op) == "Deconvolution"
+
+
+def has_algorithm(node: Node) -> bool:
+    """Whether there are several ways to compute a node."""
+    return is_convolution(node) or is_deconvolution(node)
+
+
 def is_dense(node: Node) -> bool:
     """Whether a node multiplies whole images by a matrix."""
     return canonical(node.op) == "FullyConnected"
@@ -84,7 +97,7 @@ def is_dense(node: Node) -> bool:
 
 def has_weights(node: Node) -> bool:
     """Whether all inputs of a node but the first are learned."""
-    return is_convolution(node) or is_dense(node) or is_prelu(node)
+    return has_algorithm(node) or is_dense(node) or is_prelu(node)
 
 
 def is_prelu(node: Node) -> bool:
@@ -132,10 +145,10 @@ def window(graph: Graph, node: Node) -> Window:
         return Window(size_of(graph, node.inputs[0])[2:])
     one, none = (1, 1), (0, 0)
     return Window(
-        _pair(attrs, "kernel", one),
-        _pair(attrs, "stride", one),
-        _pair(attrs, "dilate", one) if is_convolution(node) else one,
-        _pair(attrs, "pad", none),
+        pair_of(attrs, "kernel", one),
+        pair_of(attrs, "stride", one),
+        pair_of(attrs, "dilate", one) if is_convolution(node) else one,
+        pair_of(attrs, "pad", none),
     )
 
 
@@ -198,6 +211,26 @@ def _convolution(graph: Graph, node: Node) -> str | None:
     found = window(graph, node)
     if max(found.pad) > _MOST_PADDING:
         return "its padding is large"
+    return None
+
+
+def _deconvolution(graph: Graph, node: Node) -> str | None:
+    attrs = node.attrs
+    if attrs.get("layout") not in (None, "None", "NCHW"):
+        return f"its layout is {attrs['layout']}"
+    if groups_of(node) != 1:
+        return f"it has {groups_of(node)} groups"
+    if pair_of(attrs, "dilate", (1, 1)) != (1, 1):
+        return "it is dilated"
+    if any(pair_of(attrs, "target_shape", (0, 0))):
+        return "its padding follows from target_shape"
+    given, made = size_of(graph, node.inputs[0]), size_of(graph, node.out())
+    sizes = (pair_of(attrs, name, (1, 1)) for name in ("kernel", "stride"))
+    for kernel, stride, pad in zip(*sizes, pair_of(attrs, "pad", (0, 0)), strict=True):
+        if stride > min(_MOST_STRIDE, kernel) or pad >= kernel:
+            return f"its stride is {stride}, its kernel {kernel} and its padding {pad}"
+    if given[1] < _FEWEST_CHANNELS or made[1] < _FEWEST_CHANNELS:
+        return "it has few channels"
     return None
 
 
@@ -307,6 +340,7 @@ _UNARY: Final = (
 )
 _RULES: Final[dict[str, Callable[[Graph, Node], str | None]]] = {
     "Convolution": _convolution,
+    "Deconvolution": _deconvolution,
     "FullyConnected": _dense,
     "Pooling": _pooling,
     _ADAPTIVE: _adaptive,
@@ -325,7 +359,8 @@ def _number(attrs: Attrs, name: str, default: int) -> int:
     return default if found in (None, "None") else int(str(found))
 
 
-def _pair(attrs: Attrs, name: str, default: Pair) -> Pair:
+def pair_of(attrs: Attrs, name: str, default: Pair) -> Pair:
+    """An attribute of two extents."""
     found = attrs.get(name)
     if not isinstance(found, tuple) or not found:
         return default

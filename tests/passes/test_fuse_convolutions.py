@@ -332,6 +332,62 @@ def test_groups(channels: int, filters: int, groups: int, window: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "window",
+    [
+        "kernel=(4, 4), stride=(2, 2), pad=(1, 1)",
+        "kernel=(2, 2), stride=(2, 2)",
+        "kernel=(3, 3), stride=(2, 2), pad=(1, 1)",
+        "kernel=(3, 3), stride=(2, 2), pad=(1, 1), adj=(1, 1)",
+        "kernel=(3, 3), pad=(1, 1)",
+        "kernel=(5, 4), stride=(3, 2), pad=(2, 0), adj=(1, 0)",
+        "kernel=(4, 2), stride=(1, 2), pad=(3, 1)",
+        "kernel=(1, 1)",
+    ],
+)
+@pytest.mark.parametrize("filters", [32, 21])
+@pytest.mark.parametrize("favourite", ALGORITHMS)
+def test_deconvolutions(window: str, filters: int, favourite: str) -> None:
+    before = net(
+        f"{CONV} %d = Deconvolution(%c, %v, %e) {{{window}, num_filter={filters}, no_bias=False}}"
+        "%r = relu(%d) return %r",
+        params="param %w: ?, param %b: ?, param %v: ?, param %e: ?",
+    )
+    after = fused(before, favourite)
+    (region,) = regions(after)
+    assert [node.op for node in after if not node.is_input] == [region.op]
+    kinds = [step.kind for step in plan(spec_of(region)).steps]
+    assert kinds.count(Kind.SHUFFLE) == 1
+    assert Kind.COMBINE not in kinds  # the activation is taken along
+    assert_equivalent(before, after, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "reason"),
+    [
+        ("kernel=(2, 2), num_filter=20, num_group=20", "it has 20 groups"),
+        ("kernel=(2, 2), dilate=(2, 2), num_filter=20", "it is dilated"),
+        (
+            "kernel=(4, 4), stride=(2, 2), target_shape=(17, 21), num_filter=20",
+            "its padding follows from target_shape",
+        ),
+        (
+            "kernel=(16, 16), stride=(8, 8), pad=(4, 4), num_filter=20",
+            "its stride is 8, its kernel 16 and its padding 4",
+        ),
+        (
+            "kernel=(2, 2), stride=(3, 3), num_filter=20",
+            "its stride is 3, its kernel 2 and its padding 0",
+        ),
+        ("kernel=(2, 2), num_filter=3", "it has few channels"),
+    ],
+)
+def test_deconvolutions_that_stay(attrs: str, reason: str) -> None:
+    before = net(f"%d = Deconvolution(%x, %w) {{{attrs}}} return %d", params="param %w: ?")
+    result = run_pass(before, PASS, target=Clock(), frozen=True)
+    assert [remark.message for remark in result.remarks] == [f"stays outside of regions: {reason}"]
+
+
+@pytest.mark.parametrize(
     ("body", "reason"),
     [
         (
