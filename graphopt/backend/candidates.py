@@ -11,13 +11,19 @@ from graphopt.backend.choice import (
     CACHED_OP,
     CACHED_OP_ONEDNN,
     CONVOLUTION_KERNELS,
+    EXACT_CONVOLUTIONS,
     EXECUTOR_ONEDNN,
     KERNELS,
     PRODUCT_KERNELS,
     STEP,
     Choice,
 )
-from graphopt.backend.convolutions import has_convolutions, with_packed
+from graphopt.backend.convolutions import (
+    has_convolutions,
+    has_large_tiles,
+    with_packed,
+    with_small_tiles,
+)
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.inline import is_all_small, run_by_caller
 from graphopt.backend.keeping import keeps
@@ -123,9 +129,13 @@ class Candidates:
             return self._without_packed(graph, arrays)
         plain = unfuse(graph, is_packed) if has_packed(graph) else graph
         name = CONVOLUTION_KERNELS if has_convolutions(packed) else PRODUCT_KERNELS
-        return self._without_packed(plain, arrays) | {
-            name: lambda: self._packed(packed, arrays, name)
-        }
+        found = self._without_packed(plain, arrays)
+        found[name] = lambda: self._packed(packed, arrays, name)
+        if has_large_tiles(packed):
+            found[EXACT_CONVOLUTIONS] = lambda: self._packed(
+                with_small_tiles(packed), arrays, EXACT_CONVOLUTIONS
+            )
+        return found
 
     def _without_packed(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
         if not is_fused(graph):

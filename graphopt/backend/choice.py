@@ -11,6 +11,8 @@ EXECUTOR_ONEDNN = "executor + oneDNN subgraphs"
 KERNELS = " + kernels"
 #: What runs convolutions in blocked layout of our own, and the rest on oneDNN.
 CONVOLUTION_KERNELS = "executor + convolution kernels"
+#: The same with what rounds no more than direct convolutions do.
+EXACT_CONVOLUTIONS = CONVOLUTION_KERNELS + ", small tiles"
 #: What runs dense layers over packed weights.
 PRODUCT_KERNELS = "executor + packed products"
 STEP = "executor for training"

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from graphopt.backend.candidates import Form, Make, is_packed
-from graphopt.backend.choice import CONVOLUTION_KERNELS, PRODUCT_KERNELS, Choice
+from graphopt.backend.choice import (
+    CONVOLUTION_KERNELS,
+    EXACT_CONVOLUTIONS,
+    PRODUCT_KERNELS,
+    Choice,
+)
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.order import in_less_memory
@@ -93,12 +98,13 @@ class _Agreement:
         self, name: str, found: dict[str, np.ndarray[Any, Any]], error: GraphError
     ) -> None:
         """Whether it is rounding of large numbers, or of what values are chosen by."""
+        if chooses(self._form.graph):  # the size of an index says nothing
+            self._apart.compare(self._first, name)
+            return
         try:
             compare_columns(self._expected, found, name)
         except GraphError:
-            if not chooses(self._form.graph):
-                raise error from None
-            self._apart.compare(self._first, name)
+            raise error from None
 
     @cached_property
     def _apart(self) -> WithoutChoosing:
@@ -115,6 +121,8 @@ def _made(
     engines: dict[str, Engine] = {}
     feeds: dict[str, dict[str, Any]] = {}
     for name, make in candidates.items():
+        if name == EXACT_CONVOLUTIONS and CONVOLUTION_KERNELS in engines:
+            continue  # slower, and not needed
         try:
             engine = make()
             if len(candidates) > 1:
@@ -136,7 +144,7 @@ def ordered(form: Form, engine: Engine, arrays: Mapping[str, Any], choice: Choic
     """The engine, with its operators in an order that takes less memory if one is found."""
     if form.training or not isinstance(engine, CachedOpEngine | ExecutorEngine):
         return engine
-    if engine.name in (CONVOLUTION_KERNELS, PRODUCT_KERNELS):
+    if engine.name in (CONVOLUTION_KERNELS, EXACT_CONVOLUTIONS, PRODUCT_KERNELS):
         return engine  # regions share their memory already; packed nodes have no plain order
     parts = ("order", engine.name, *key_of(form, ()))
     known = remembered(parts)

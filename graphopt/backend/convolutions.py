@@ -11,12 +11,29 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, PARAM
 from graphopt.ir.types import TensorType
 from graphopt.kernels.convolutions.native import packed
-from graphopt.kernels.convolutions.spec import spec_of
+from graphopt.kernels.convolutions.spec import LARGE_TILES, spec_of
 
 
 def has_convolutions(graph: Graph) -> bool:
     """Whether a graph holds regions of convolutions."""
     return any(node.op == CONVOLUTIONS for node in graph)
+
+
+def has_large_tiles(graph: Graph) -> bool:
+    """Whether a convolution is computed by an algorithm that rounds more than direct ones."""
+    return any(
+        LARGE_TILES.keys() & spec_of(node).algorithms for node in graph if node.op == CONVOLUTIONS
+    )
+
+
+def with_small_tiles(graph: Graph) -> Graph:
+    """A copy where algorithms round no more than direct ones: Winograd's with tiles of 2x2."""
+    copy = graph.copy()
+    for node in graph:
+        if node.op == CONVOLUTIONS:
+            names = (LARGE_TILES.get(name, name) for name in spec_of(node).algorithms)
+            copy.update(node.but(attrs=node.attrs.set(algorithms=tuple(names))))
+    return copy
 
 
 def with_packed(graph: Graph, values: Mapping[str, Any], ctx: Any) -> tuple[Graph, dict[str, Any]]:

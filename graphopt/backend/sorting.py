@@ -25,8 +25,8 @@ from graphopt.ir.node import DATA, Node
 from graphopt.ir.ops import canonical
 from graphopt.pipeline.instruments import compare
 
-#: Axes of images: samples, channels, lines and columns.
-_IMAGES = 4
+#: Axes of boxes: samples, boxes, and their corners, scores and classes.
+_BOXES = 3
 #: What puts values in order, or picks some by comparing them.
 CHOOSING = frozenset(
     (
@@ -110,7 +110,7 @@ def compare_columns(
     found: Mapping[str, np.ndarray[Any, Any]],
     where: str,
 ) -> None:
-    """Compare what two engines found, as shares of the largest number in its column.
+    """Compare what two engines found, as shares of the largest number; see :func:`_scale`.
 
     Only where that is above one: what a deep net rounds is as large as what it adds up.
 
@@ -133,15 +133,15 @@ def run_once(engine: Engine, known: Mapping[str, Any]) -> dict[str, np.ndarray[A
 
 
 def _scale(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The largest number of each column, in the array's dtype; 1 where it is less.
+    """The largest number, in the array's dtype; 1 where it is less. Of boxes that of each column.
 
-    The corner of a box is a difference of numbers as large as an image, and as exact as these.
-    Columns of pixels have nothing in common: of images it is the largest of all.
+    The corner of a box is a difference of numbers as large as an image, and as exact as these; its
+    score is not. Numbers of an embedding, or of images, are as exact as each other.
     """
     if array.dtype.kind != "f" or not array.size:
         return np.ones(1, array.dtype)
     sizes = np.abs(np.where(np.isfinite(array), array, 0))
-    largest = sizes.max(axis=None if array.ndim == _IMAGES else tuple(range(array.ndim - 1)))
+    largest = sizes.max(axis=(0, 1) if array.ndim == _BOXES else None)
     return np.asarray(np.maximum(largest, 1), array.dtype)
 
 

@@ -32,6 +32,8 @@ WINOGRAD: Final = {
     "winograd4": 4,
     "paired-winograd4": 4,
 }
+#: What rounds more than direct convolutions, and what to take instead where that is too much.
+LARGE_TILES: Final = {"winograd4": "winograd2", "paired-winograd4": "paired-winograd2"}
 ALGORITHMS: Final = (DIRECT, PAIRED, *WINOGRAD)
 _WORD: Final = "convolutions"
 
