@@ -21,6 +21,7 @@ void PairWinogradTask(const Step& step, int64_t point, float* packed);
 namespace {
 
 constexpr int64_t kTaskPixels = 2048;  // of a block, that a task is worth
+constexpr int64_t kFewestTasks = 8;    // fewer are shared badly
 
 /* A plain image is (images, channels, height, width). */
 void Load(const Bound& bound, int64_t image, int64_t block, int64_t y, const float* from) {
@@ -215,16 +216,17 @@ void Shuffle(const Bound& bound, int64_t image, int64_t block, int64_t y) {
 /* The image whose rows are the items of a step. */
 const View& Walked(const Step& step) { return step.kind == kStore ? step.in : step.out; }
 
+int64_t Items(const Step& step) {
+  return step.images * Walked(step).blocks * Walked(step).height;
+}
+
 /* Items that make a task. */
 int64_t Several(const Step& step) {
   int64_t cost = Walked(step).width;
   if (step.kind == kDepthwise) cost *= WidthOf(step) * step.kernel_y * step.kernel_x;
   if (step.kind == kPool) cost *= 2 * step.kernel_y * step.kernel_x;
-  return std::max<int64_t>(1, kTaskPixels / std::max<int64_t>(1, cost));
-}
-
-int64_t Items(const Step& step) {
-  return step.images * Walked(step).blocks * Walked(step).height;
+  const int64_t wanted = Ceil(Items(step), kFewestTasks);
+  return std::clamp<int64_t>(kTaskPixels / std::max<int64_t>(1, cost), 1, wanted);
 }
 
 }  // namespace

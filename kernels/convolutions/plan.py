@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from graphopt.ir.node import DATA, Node, NodeId, Value
 from graphopt.ir.types import TensorType
 from graphopt.kernels.convolutions.activations import Activation, gated, simplest, then, unary
+from graphopt.kernels.convolutions.arena import Buffer, Place, first_fit
 from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec, is_paired
 from graphopt.kernels.convolutions.steps import Combination, Kind, Step, View
 from graphopt.kernels.convolutions.transposed import made_by_convolution, transposed
@@ -92,81 +93,15 @@ def plan(spec: ConvolutionsSpec) -> Program:
     return planner.program()
 
 
-@dataclass(eq=False)
-class _Buffer:
-    """Images in the arena: a value, several side by side, or scratch. Equal to itself only.
-
-    Of rows of numbers, images of one pixel, the same block of all lies side by side, as the pixels
-    of one image do: so they are multiplied by a matrix together.
-    """
-
-    blocks: int
-    height: int
-    width: int
-    lanes: int
-    rows: int = 0
-    halo: int = 0
-    scratch: int = 0
-    first: int = -1  # steps that write or read it
-    last: int = -1
-    at: int = 0
-
-    @property
-    def row(self) -> int:
-        return (self.width + 2 * self.halo) * self.lanes
-
-    @property
-    def block(self) -> int:
-        return self.rows * self.lanes or (self.height + 2 * self.halo) * self.row
-
-    @property
-    def image(self) -> int:
-        return self.lanes if self.rows else self.blocks * self.block
-
-    def size(self, count: int) -> int:
-        """Floats, up to a whole number of cache lines."""
-        images = 1 if self.rows else count
-        size = self.scratch or images * self.blocks * self.block
-        return -(-size // 16) * 16
-
-    def touch(self, step: int) -> None:
-        self.first = step if self.first < 0 else self.first
-        self.last = step
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Some adjacent blocks of a buffer."""
-
-    buffer: _Buffer
-    block: int
-    blocks: int
-
-    def view(self) -> View:
-        buffer = self.buffer
-        at = buffer.at + self.block * buffer.block
-        at += buffer.halo * (buffer.row + buffer.lanes)
-        return View(
-            at,
-            buffer.image,
-            buffer.block,
-            buffer.row,
-            self.blocks,
-            buffer.height,
-            buffer.width,
-            buffer.halo,
-        )
-
-
 @dataclass(frozen=True)
 class _Draft:
     """A step whose places are not known yet."""
 
     step: Step
-    into: _Place | None = None
-    source: _Place | None = None
-    other: _Place | None = None
-    scratch: _Buffer | None = None
+    into: Place | None = None
+    source: Place | None = None
+    other: Place | None = None
+    scratch: Buffer | None = None
 
 
 class _Planner:
@@ -178,8 +113,8 @@ class _Planner:
         self.algorithm = {
             node.id: name for node, name in zip(convolutions, spec.algorithms, strict=True)
         }
-        self.places: dict[Value, _Place] = {}
-        self.planar: dict[Value, _Place] = {}
+        self.places: dict[Value, Place] = {}
+        self.planar: dict[Value, Place] = {}
         #: What only scales and shifts an input, by what it makes.
         self.scaling: dict[Value, Node] = {}
         self.ready: set[Value] = set()
@@ -197,14 +132,14 @@ class _Planner:
     def blocks(self, value: Value) -> int:
         return -(-self.size(value)[1] // self.lanes)
 
-    def place(self, value: Value) -> _Place:
+    def place(self, value: Value) -> Place:
         """Where a value lies; decided when it is first asked for."""
         if value not in self.places:
             _, _, height, width = self.size(value)
             blocks = self.blocks(value)
             rows = self.count if self.graph.type_of(value).rank == 2 else 0
-            buffer = _Buffer(blocks, height, width, self.lanes, rows)
-            self.places[value] = _Place(buffer, 0, blocks)
+            buffer = Buffer(blocks, height, width, self.lanes, rows)
+            self.places[value] = Place(buffer, 0, blocks)
         return self.places[value]
 
     def place_joined(self) -> None:
@@ -217,10 +152,10 @@ class _Planner:
                 blocks = self.blocks(value)
                 source = self.graph[value.node]
                 if value not in self.places and not source.is_input:
-                    self.places[value] = _Place(whole.buffer, whole.block + block, blocks)
+                    self.places[value] = Place(whole.buffer, whole.block + block, blocks)
                 block += blocks
 
-    def source(self, value: Value) -> _Place:
+    def source(self, value: Value) -> Place:
         """The place of a value that a step reads; inputs are loaded when first read."""
         place = self.place(value)
         node = self.graph[value.node]
@@ -231,14 +166,14 @@ class _Planner:
             self.drafts.append(_Draft(step, place))
         return place
 
-    def planar_source(self, value: Value, halo: int) -> _Place:
+    def planar_source(self, value: Value, halo: int) -> Place:
         """An input with all channels as planes, for a convolution that has few of them.
 
         It may be scaled and shifted on the way.
         """
         if value not in self.planar:
             _, channels, height, width = self.size(value)
-            place = _Place(_Buffer(channels, height, width, 1), 0, channels)
+            place = Place(Buffer(channels, height, width, 1), 0, channels)
             self.planar[value] = place
             scaling = self.scaling.get(value)
             weights, bias = (-1, -1) if scaling is None else self.parameters(scaling)
@@ -432,7 +367,7 @@ class _Planner:
             halo = _halo(given, made, found.window)
             source.buffer.halo = max(source.buffer.halo, halo)
         blocks = made[1] // self.lanes
-        between = _Place(_Buffer(blocks, *made[2:], self.lanes), 0, blocks)
+        between = Place(Buffer(blocks, *made[2:], self.lanes), 0, blocks)
         self.drafts.append(_Draft(step, between, source, scratch=scratch))
         filters = self.size(node.out())[1]
         window = Window((1, 1), stride=found.stride)
@@ -445,7 +380,7 @@ class _Planner:
         step, value, added = self.with_weights(node)
         self.emit(step, value, self.source(node.inputs[0]), added)
 
-    def with_weights(self, node: Node) -> tuple[Step, Value, _Place | None]:
+    def with_weights(self, node: Node) -> tuple[Step, Value, Place | None]:
         """A step with what it takes along: what it makes, and what it adds."""
         value, other = self.take_sum(node.out())
         weights, bias = self.parameters(node)
@@ -468,7 +403,7 @@ class _Planner:
         weights, bias = (*numbers, -1)[:2]
         return weights, bias
 
-    def winograd(self, step: Step, made: Images, algorithm: str) -> tuple[Step, _Buffer]:
+    def winograd(self, step: Step, made: Images, algorithm: str) -> tuple[Step, Buffer]:
         tile, paired = WINOGRAD[algorithm], is_paired(algorithm)
         count, _, height, width = made
         given, filters = (-(-size // self.lanes) for size in (step.channels, step.filters))
@@ -480,7 +415,7 @@ class _Planner:
             chunk = -(-chunk // _STRIP) * _STRIP
         parts = -(-given // _PART)
         noted = (1 + parts) * (tile + 2) ** 2 if paired else 0
-        buffer = _Buffer(0, 0, 0, self.lanes, scratch=chunk * (each + noted))
+        buffer = Buffer(0, 0, 0, self.lanes, scratch=chunk * (each + noted))
         step = replace(step, kind=Kind.WINOGRAD, is_paired=paired, tile=tile, chunk=chunk)
         return step, buffer
 
@@ -508,7 +443,7 @@ class _Planner:
         whole, block = self.place(node.out()), 0
         for value in node.inputs:
             blocks = self.blocks(value)
-            place = _Place(whole.buffer, whole.block + block, blocks)
+            place = Place(whole.buffer, whole.block + block, blocks)
             if self.place(value) != place:
                 copy = Step(Kind.COMBINE, self.count)
                 self.drafts.append(_Draft(copy, place, self.source(value)))
@@ -549,9 +484,9 @@ class _Planner:
         self,
         step: Step,
         value: Value,
-        source: _Place,
-        other: _Place | None = None,
-        scratch: _Buffer | None = None,
+        source: Place,
+        other: Place | None = None,
+        scratch: Buffer | None = None,
     ) -> None:
         self.drafts.append(_Draft(step, self.place(value), source, other, scratch))
         if value not in self.ready and not self.graph.is_output(value):
@@ -575,14 +510,14 @@ class _Planner:
 
     def pack(self) -> int:
         """Give every buffer its place; returns the floats of the arena."""
-        buffers: dict[int, _Buffer] = {}
+        buffers: dict[int, Buffer] = {}
         for number, draft in enumerate(self.drafts):
-            used: Sequence[_Place | None] = (draft.into, draft.source, draft.other)
+            used: Sequence[Place | None] = (draft.into, draft.source, draft.other)
             found = [place.buffer for place in used if place is not None]
             for buffer in (*found, *([draft.scratch] if draft.scratch else [])):
                 buffers[id(buffer)] = buffer
                 buffer.touch(number)
-        return _first_fit(list(buffers.values()), self.count)
+        return first_fit(list(buffers.values()), self.count)
 
     def finish(self, draft: _Draft) -> Step:
         """The step with its places; over one long row where that makes no difference."""
@@ -614,27 +549,6 @@ def _halo(given: Images, made: Images, window: Window) -> int:
         for g, m, k, stride, dilation, pad in zip(*sizes, strict=True)
     )
     return max(map(int, (*window.pad, *behind)))
-
-
-def _first_fit(buffers: Sequence[_Buffer], count: int) -> int:
-    """Place the largest buffers first, each as low as it can lie; returns where the highest ends.
-
-    For the few hundred images of a network this is within some percent of the best, and at once;
-    :mod:`graphopt.memory` would be compiled first.
-    """
-    placed: list[_Buffer] = []
-    end = 0
-    for buffer in sorted(buffers, key=lambda b: (-b.size(count), b.first)):
-        size = buffer.size(count)
-        around = [p for p in placed if p.first <= buffer.last and buffer.first <= p.last]
-        buffer.at = 0
-        for other in sorted(around, key=lambda p: p.at):
-            if other.at >= buffer.at + size:
-                break
-            buffer.at = max(buffer.at, other.at + other.size(count))
-        placed.append(buffer)
-        end = max(end, buffer.at + size)
-    return end
 
 
 def _shape(type_: TensorType) -> tuple[int, ...]:
