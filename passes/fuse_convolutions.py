@@ -39,10 +39,10 @@ _WORTH = 0.9
 class FuseConvolutions(Pass):
     """Convolutions with all that lies between them are one node, computed in blocked layout.
 
-    A region holds convolutions and deconvolutions, pooling, sums, concatenations,
-    ReLU-like activations, nearest upsampling, and the FullyConnected layers behind them. Images
+    A region holds convolutions and deconvolutions, pooling, sums, products, concatenations,
+    functions of each number, gates of each channel, nearest upsampling, and FullyConnected. Images
     stay in blocks of as many channels as a vector has lanes from one end to the other; sums and
-    activations are computed with the convolution before them, and what is joined is written to its
+    functions are computed with the convolution before them, and what is joined is written to its
     place at once. Convolutions of 3x3 pixels are computed directly or by Winograd's minimal
     filtering, whichever is faster on this machine; on processors that add while they multiply,
     AMD's with AVX-512, two products may take one multiplication.
