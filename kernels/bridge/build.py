@@ -41,6 +41,7 @@ SOURCES = (
     "schedule.cc",
     "schedule_plan.cc",
     "blocked.cc",
+    "align.cc",
     "product.cc",
 )
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
@@ -61,6 +62,7 @@ _VECTORS = {
     "winograd.cc": ["-O2"],
     "winograd_gradient.cc": ["-O2"],
     "blocked.cc": ["-O2"],
+    "align.cc": ["-O2"],
     "product.cc": ["-O2"],
 }
 _INSTRUCTIONS = {

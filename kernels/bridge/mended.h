@@ -1,7 +1,7 @@
 /*
  * Operators of MXNet that are computed in another way, in every net of the process.
  *
- * Some spare MXNet loops of its own: of boxes (boxes.h), of concatenation (joins.h) and of nearest upsampling
+ * Some spare MXNet loops of its own: of boxes (boxes.h, align.h), of concatenation (joins.h) and of nearest upsampling
  * (upsampling.h). Some spare copies of arrays and changes of their layout: the gradients of relu
  * (rectifiers.h), of concatenation and of upsampling. The others spare it oneDNN's reference code, which takes
  * 10 to 200 times as long. For the gradient of LRN (lrn.h) oneDNN has nothing else. For the rest it has fast
@@ -17,6 +17,7 @@
 #include <cstring>
 #include <vector>
 
+#include "align_operator.h"
 #include "arrays.h"
 #include "boxes.h"
 #include "joins.h"
@@ -155,6 +156,7 @@ void MendOperators() {
   Replace("_backward_Concat", &plain_concat_gradient_on_rows,
           LegacyFunction(&ConcatGradientOnRows));
   Replace("_contrib_box_nms", &plain_box_nms, LegacyFunction(&BoxNms));
+  Replace("_contrib_ROIAlign", &plain_align, LegacyFunction(&AlignOnRows));
 }
 
 }  // namespace graphopt

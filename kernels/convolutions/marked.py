@@ -38,7 +38,9 @@ def why_unfit(layer: Layer, lanes: int) -> str | None:
         lanes: channels that make a block.
     """
     window, channels, filters = layer.window, layer.shape[1], layer.made[1]
-    if layer.groups > 1 or window.kernel != (3, 3):
+    if layer.groups > 1:
+        return f"it has {layer.groups} groups"
+    if window.kernel != (3, 3):
         return "it is none of 3x3 pixels"
     if window.stride != (1, 1) or window.dilation != (1, 1):
         return "it leaves out pixels"

@@ -85,7 +85,7 @@ def test_what_is_no_faster_stays_and_is_told() -> None:
         (net("stride=(2, 2)"), "it leaves out pixels"),
         (net("dilate=(2, 2)"), "it leaves out pixels"),
         (net("num_group=2"), "it has 2 groups"),
-        (net("num_group=32"), "it is none of 3x3 pixels"),
+        (net("num_group=32"), "it has 32 groups"),
         (net("pad=(3, 3)"), "its padding is large"),
         (net(x="f32[2,3,8,8]"), "its 3 channels and 32 filters are no whole blocks of 16"),
         (net(filters=10), "its 32 channels and 10 filters are no whole blocks of 16"),
