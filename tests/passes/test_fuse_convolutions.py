@@ -629,17 +629,51 @@ def networks(draw) -> Graph:
         py, px = draw(st.integers(0, ky - 1)), draw(st.integers(0, kx - 1))
         grouped = draw(st.integers(0, 3)) == 0
         filters = c if grouped else draw(st.sampled_from([5, 16, 32, 40]))
+        width = draw(st.sampled_from([w for w in (1, 2, 4, 8, 16, 20) if c % w == 0]))
         name = f"w{len(values)}"
-        weights = (filters, 1 if grouped else c, ky, kx)
+        weights = (filters, width if grouped else c, ky, kx)
         inputs = [source, graph.add_input(name, PARAM, TensorType("float32", weights)).out()]
         no_bias = draw(st.booleans())
         if not no_bias:
             bias = TensorType("float32", (filters,))
             inputs.append(graph.add_input(f"b{len(values)}", PARAM, bias).out())
         attrs = {"kernel": (ky, kx), "stride": (sy, sx), "pad": (py, px), "num_filter": filters,
-                 "num_group": c if grouped else 1, "no_bias": no_bias}  # fmt: skip
+                 "num_group": c // width if grouped else 1, "no_bias": no_bias}  # fmt: skip
         add("Convolution", inputs, attrs,
             (n, filters, (h + 2 * py - ky) // sy + 1, (w + 2 * px - kx) // sx + 1))  # fmt: skip
+
+    def deconvolve(source: Value) -> None:
+        n, c, *size = shape[source]
+        made, attrs = [], {"num_filter": draw(st.sampled_from([8, 16, 21])), "no_bias": True}
+        attrs |= {"kernel": (), "stride": (), "pad": ()}
+        for extent in size:
+            k = draw(st.integers(1, 4))
+            s, p = draw(st.integers(1, min(2, k))), draw(st.integers(0, min(1, k - 1)))
+            for name, number in (("kernel", k), ("stride", s), ("pad", p)):
+                attrs[name] = (*attrs[name], number)
+            made.append(s * (extent - 1) + k - 2 * p)
+        if min(made) < 1:
+            return
+        weights = TensorType("float32", (c, attrs["num_filter"], *attrs["kernel"]))
+        w = graph.add_input(f"w{len(values)}", PARAM, weights).out()
+        add("Deconvolution", [source, w], attrs, (n, attrs["num_filter"], *made))
+
+    def swish(source: Value) -> None:
+        """Or some of it, read by others as well."""
+        add("_plus_scalar", [source], {"scalar": 3.0}, shape[source])
+        add("clip", [values[-1]], {"a_min": 0.0, "a_max": 6.0}, shape[source])
+        add("_div_scalar", [values[-1]], {"scalar": 6.0}, shape[source])
+        add("elemwise_mul", [source, values[-1]], {}, shape[source])
+
+    def gate(source: Value) -> None:
+        n, c, *_ = shape[source]
+        attrs = {"kernel": (1, 1), "global_pool": True, "pool_type": "avg"}
+        add("Pooling", [source], attrs, (n, c, 1, 1))
+        add("sigmoid", [values[-1]], {}, (n, c, 1, 1))
+        if draw(st.booleans()):
+            add("Flatten", [values[-1]], {}, (n, c))
+            add("Reshape", [values[-1]], {"shape": (-1, c, 1, 1)}, (n, c, 1, 1))
+        add("broadcast_mul", [source, values[-1]], {}, shape[source])
 
     def multiply(source: Value) -> None:
         n, *extents = shape[source]
@@ -654,15 +688,26 @@ def networks(draw) -> Graph:
         source = draw(st.sampled_from(values[-3:]))
         n, c, *size = shape[source]
         kinds = ["conv", "conv", "relu", "add", "concat", "pool", "tanh", "dense"]
+        kinds += ["sigmoid", "prelu", "swish", "gate", "deconv", "negative"]
         kind = draw(st.sampled_from(kinds))
         alike = [value for value in values if shape[value] == shape[source]]
-        if not size and kind in ("conv", "pool"):
+        if not size and kind in ("conv", "pool", "gate", "deconv"):
             kind = "dense"
         if kind == "conv":
             convolve(source)
         elif kind == "dense":
             multiply(source)
-        elif kind in ("relu", "tanh"):
+        elif kind == "deconv":
+            deconvolve(source)
+        elif kind == "gate":
+            gate(source)
+        elif kind == "swish":
+            swish(source)
+        elif kind == "prelu":
+            slopes = TensorType("float32", (c,))
+            g = graph.add_input(f"g{len(values)}", PARAM, slopes).out()
+            add("LeakyReLU", [source, g], {"act_type": "prelu"}, shape[source])
+        elif kind in ("relu", "tanh", "sigmoid", "negative"):
             add(kind, [source], {}, shape[source])
         elif kind == "add":
             add("elemwise_add", [source, draw(st.sampled_from(alike))], {}, shape[source])
