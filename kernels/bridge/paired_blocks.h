@@ -17,6 +17,7 @@ using paired::kRows;
 using paired::kVectors;
 using paired::kWidth;
 
+static_assert(kVectors == kPairedGroup, "a tile is what BestGroup says");
 constexpr int kThrees = kLanes / 3, kAlone = kLanes % 3;  // of a block; what is behind threes is alone
 /*
  * Blocks of a part. What products of pairs add up to is taken from sums part by part: of numbers that are all

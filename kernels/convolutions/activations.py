@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.node import Node
@@ -12,18 +12,19 @@ from graphopt.ir.ops import canonical
 
 #: Operators that a step computes by itself where no other step takes them along: worth it between
 #: others only.
-_LIGHT = frozenset(
-    {
-        "sigmoid",
-        "hard_sigmoid",
-        "_plus_scalar",
-        "_minus_scalar",
-        "_rminus_scalar",
-        "_mul_scalar",
-        "_div_scalar",
-        "negative",
-    }
+_LIGHT: Final = (
+    "sigmoid",
+    "hard_sigmoid",
+    "_plus_scalar",
+    "_minus_scalar",
+    "_rminus_scalar",
+    "_mul_scalar",
+    "_div_scalar",
+    "negative",
 )
+#: What may be a function of each number; :func:`unary` tells which.
+UNARY: Final = ("Activation", "relu", "LeakyReLU", "clip", *_LIGHT)
+_LEAKY: Final = ("leaky", "prelu")
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,6 @@ def _affine(op: str, attrs: Attrs) -> Activation | None:
     if found is None or not all(map(math.isfinite, found)):
         return None
     return _clip(-math.inf, math.inf, *found)
-
-
-_LEAKY = ("leaky", "prelu")
 
 
 def _real(attrs: Attrs, name: str, default: float) -> float:

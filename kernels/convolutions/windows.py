@@ -11,7 +11,7 @@ from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
-from graphopt.kernels.convolutions.activations import unary
+from graphopt.kernels.convolutions.activations import UNARY, unary
 
 Pair = tuple[int, int]
 Images = tuple[int, int, int, int]
@@ -324,20 +324,6 @@ _ADAPTIVE: Final = "_contrib_AdaptiveAvgPooling2D"
 _RESHAPES: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
 _SUMS: Final = frozenset({"elemwise_add", "broadcast_add", "add_n"})
 _PRODUCTS: Final = frozenset({"elemwise_mul", "broadcast_mul"})
-_UNARY: Final = (
-    "Activation",
-    "relu",
-    "LeakyReLU",
-    "clip",
-    "sigmoid",
-    "hard_sigmoid",
-    "_plus_scalar",
-    "_minus_scalar",
-    "_rminus_scalar",
-    "_mul_scalar",
-    "_div_scalar",
-    "negative",
-)
 _RULES: Final[dict[str, Callable[[Graph, Node], str | None]]] = {
     "Convolution": _convolution,
     "Deconvolution": _deconvolution,
@@ -348,7 +334,7 @@ _RULES: Final[dict[str, Callable[[Graph, Node], str | None]]] = {
     "Concat": _concat,
     "UpSampling": _up_sampling,
     "repeat": _repeat,
-    **dict.fromkeys(_UNARY, _activation),
+    **dict.fromkeys(UNARY, _activation),
     **dict.fromkeys(_SUMS, _sum),
     **dict.fromkeys(_PRODUCTS, _product),
 }
