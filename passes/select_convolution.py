@@ -1,34 +1,61 @@
-"""The faster of two algorithms for every convolution of a training step."""
+"""The fastest algorithm for every convolution of a training step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node
-from graphopt.kernels.convolutions.marked import DIRECTIONS, MARK, Times, mark, why_unfit
+from graphopt.kernels.convolutions.marked import (
+    MARK,
+    MXNET,
+    PAIRED_WINOGRAD4,
+    WINOGRAD4,
+    Times,
+    Ways,
+    mark,
+    ways,
+    why_unfit,
+)
 from graphopt.kernels.convolutions.single import Layer, layer_of
+from graphopt.kernels.convolutions.spec import PAIRED, WINOGRAD, is_paired
 from graphopt.kernels.convolutions.windows import is_convolution, why_not
+from graphopt.kernels.products import IN_PAIRS
 from graphopt.pipeline.base import Mode, Pass, PassContext
 
-_TOLD = {"forward": "forward", "data": "gradient of images", "weight": "gradient of filters"}
+_TOLD: Final = {
+    "forward": "forward",
+    "data": "gradient of images",
+    "weight": "gradient of filters",
+}
+_NAMES: Final = {
+    WINOGRAD4: "Winograd's algorithm",
+    PAIRED_WINOGRAD4: "Winograd's algorithm in pairs",
+    PAIRED: "pairs",
+}
 
 
 @dataclass(frozen=True)
 class SelectConvolution(Pass):
-    """Convolutions of 3x3 pixels are computed by Winograd's algorithm where that is faster.
+    """Convolutions of 3x3 pixels and of one are computed as is fastest.
 
     In training: a convolution, the gradient of its images and that of its filters are each timed
-    by MXNet's oneDNN, which multiplies directly, and by Winograd's minimal filtering with tiles of
-    4x4, which takes a quarter of the multiplications (Lavin and Gray, Fast Algorithms for
-    Convolutional Neural Networks, 2016). What is faster is written into the attribute
-    ``__winograd__``; without graphopt MXNet pays no heed to it. Each distinct layer is timed once
-    on a machine. Only float32 on the CPU, one group, strides of one, whole blocks of channels.
+    by MXNet's oneDNN, which multiplies directly, and otherwise: of 3x3 pixels by Winograd's minimal
+    filtering with tiles of 4x4, which takes a quarter of the multiplications (Lavin and Gray, Fast
+    Algorithms for Convolutional Neural Networks, 2016); of one pixel, and by Winograd's too, with
+    products in pairs, on processors that add while they multiply (Winograd, A new algorithm for
+    inner product, 1968). What is faster is written into the attribute ``__algorithms__``; without
+    graphopt MXNet pays no heed to it. Each distinct layer is timed once on a machine. Only float32
+    on the CPU, one group, whole blocks of channels, and strides of one where filters have 3x3
+    pixels.
 
     Args:
-        min_gain: how many times as fast Winograd's algorithm, which rounds more, has to be.
+        min_gain: how many times as fast as MXNet's another algorithm, which rounds more, has to be.
+        winograd: consider Winograd's algorithm.
+        paired: consider products in pairs.
 
     Example::
 
@@ -40,7 +67,8 @@ class SelectConvolution(Pass):
         }
         // after
         graph net(%x: f32[8,64,56,56], param %w: f32[64,64,3,3]) {
-          %c = Convolution(%x, %w) {__winograd__="forward data weight", kernel=(3, 3),
+          %c = Convolution(%x, %w) {
+              __algorithms__="forward:winograd4 data:winograd4 weight:winograd4", kernel=(3, 3),
               no_bias=True, num_filter=64, pad=(1, 1)} : f32[8,64,56,56]
           return %c
         }
@@ -49,9 +77,11 @@ class SelectConvolution(Pass):
     name: ClassVar[str] = "select-convolution"
     modes: ClassVar[frozenset[Mode]] = frozenset({"training"})
     cpu_only: ClassVar[str] = "it compares convolutions on CPUs only"
-    rounding: ClassVar[str] = "Winograd's algorithm rounds more"
+    rounding: ClassVar[str] = "Winograd's algorithm and products in pairs round more"
 
     min_gain: float = 1.1
+    winograd: bool = True
+    paired: bool = True
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Mark nodes in place; linear besides the measuring."""
@@ -63,6 +93,7 @@ class SelectConvolution(Pass):
             cx.missed(f"convolutions stay as they are: {why}", found[0])
             return graph
         edited, held = graph.copy(), held_nodes(graph)
+        has_pairs = cx.target.dense_means() == IN_PAIRS
         for node in found:
             if node.id in held or not node.inputs:
                 continue
@@ -72,28 +103,54 @@ class SelectConvolution(Pass):
             if layer is None or why is not None:
                 cx.missed(f"it is computed directly: {why}", node)
                 continue
-            self._mark(edited, node, layer, cx)
+            possible = self._ways(layer, has_pairs)
+            if not any(possible.values()):
+                cx.missed("it is computed directly: there is no other way for it here", node)
+                continue
+            self._mark(edited, node, _measured(layer, possible, cx), cx)
         return edited
 
-    def _mark(self, edited: Graph, node: Node, layer: Layer, cx: PassContext) -> None:
-        times = _measured(layer, cx)
-        chosen = tuple(d for d in DIRECTIONS if times[d][0] >= self.min_gain * times[d][1])
+    def _ways(self, layer: Layer, has_pairs: bool) -> Ways:
+        return {
+            direction: tuple(name for name in names if self.winograd or name not in WINOGRAD)
+            for direction, names in ways(layer, has_pairs=has_pairs and self.paired).items()
+        }
+
+    def _mark(self, edited: Graph, node: Node, times: Times, cx: PassContext) -> None:
+        chosen = {direction: self._fastest(times[direction]) for direction in times}
         told = ", ".join(
-            f"{_TOLD[d]} {times[d][1]:.2f} ms for {times[d][0]:.2f} ms" for d in DIRECTIONS
+            _told(direction, chosen[direction], times[direction]) for direction in times
         )
-        if not chosen:
-            cx.note(f"Winograd's algorithm is no faster: {told}", node)
+        if set(chosen.values()) == {MXNET}:
+            cx.note(f"no algorithm is faster than MXNet's: {told}", node)
             return
         edited.update(node.but(attrs=node.attrs.set(**{MARK: mark(chosen)})))
-        cx.passed(f"by Winograd's algorithm: {told}", node)
+        cx.passed(told, node)
         cx.count("convolutions")
-        cx.count("directions", len(chosen))
+        names = [name for name in chosen.values() if name != MXNET]
+        cx.count("directions", len(names))
+        cx.count("by Winograd", sum(name in WINOGRAD for name in names))
+        cx.count("in pairs", sum(map(is_paired, names)))
+
+    def _fastest(self, times: Mapping[str, float]) -> str:
+        """Of a direction, whose other ways round more than MXNet's."""
+        best = min((name for name in times if name != MXNET), key=times.__getitem__)
+        return best if times[MXNET] >= self.min_gain * times[best] else MXNET
 
 
-def _measured(layer: Layer, cx: PassContext) -> Times:
+def _told(direction: str, chosen: str, times: Mapping[str, float]) -> str:
+    """What became of a direction, and why."""
+    by = {name: f"{_NAMES[name]} {took:.2f} ms" for name, took in times.items() if name != MXNET}
+    if chosen == MXNET:
+        return f"{_TOLD[direction]} by MXNet {times[MXNET]:.2f} ms ({', '.join(by.values())})"
+    return f"{_TOLD[direction]} by {by[chosen]} (MXNet {times[MXNET]:.2f})"
+
+
+def _measured(layer: Layer, possible: Ways, cx: PassContext) -> Times:
     target = cx.target
     assert target is not None
+    names = (f"{direction}:{','.join(names)}" for direction, names in possible.items())
     found: Times = target.measured_once(
-        ("directions", str(layer)), lambda: target.direction_times_ms(layer)
+        ("directions", str(layer), *names), lambda: target.direction_times_ms(layer, possible)
     )
     return found

@@ -21,7 +21,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
-from graphopt.kernels.convolutions.marked import direction_times_ms
+from graphopt.kernels.convolutions.marked import Times, Ways, direction_times_ms
 from graphopt.kernels.convolutions.single import Layer
 from graphopt.kernels.products import dense_means, is_tiled, packed_size
 
@@ -99,9 +99,9 @@ class MXNetTarget:
         """See :func:`graphopt.kernels.convolutions.native.layer_times_ms`."""
         return native.layer_times_ms(import_mxnet(), layer, algorithms)
 
-    def direction_times_ms(self, layer: Layer) -> Mapping[str, tuple[float, float]]:
+    def direction_times_ms(self, layer: Layer, ways: Ways) -> Times:
         """See :func:`graphopt.kernels.convolutions.marked.direction_times_ms`."""
-        return direction_times_ms(import_mxnet(), layer)
+        return direction_times_ms(import_mxnet(), layer, ways)
 
     def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
         """See :mod:`graphopt.backend.measured`."""

@@ -63,8 +63,10 @@ class Target(Protocol):
     def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
         """Milliseconds of a convolution by each algorithm, in turns, the best of some."""
 
-    def direction_times_ms(self, layer: Layer) -> Mapping[str, tuple[float, float]]:
-        """Milliseconds of a convolution and of its gradients, MXNet's way and by Winograd's."""
+    def direction_times_ms(
+        self, layer: Layer, ways: Mapping[str, Sequence[str]]
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Milliseconds of a convolution and of its gradients, MXNet's way and by others."""
 
     def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
         """``measure()``, or what it gave on this machine before; ``parts`` say what it is about."""

@@ -87,6 +87,7 @@ struct Bound {
   const float *bias, *slopes;  // filled up to whole blocks, or null
   const int64_t* offsets;  // of a direct convolution: see DirectOffsets
   int64_t runs;
+  const float* factors = nullptr;  // of a large layer in pairs (filtering.h): what its channels are multiplied by
 };
 
 constexpr int64_t kPairedGroup = 2;   // blocks of filters that a tile of products in pairs computes
@@ -131,9 +132,9 @@ void PairTask(const Step& step, int64_t task, float* packed);
 
 /*
  * One product of Winograd's: c = a times packed for `rows` pixels of `depth` blocks, whose vectors are
- * `stride` floats apart from block to block in both.
+ * `stride` floats apart from block to block in both; perhaps added to what is there.
  */
 void MultiplyBlocked(const float* a, int64_t a_stride, int64_t depth, const float* packed,
-                     int64_t group, float* c, int64_t c_stride, int64_t rows);
+                     int64_t group, float* c, int64_t c_stride, int64_t rows, bool adds);
 
 }  // namespace graphopt::blocked

@@ -55,6 +55,12 @@ void Tile(const Operands& from, const Target& to) {
     }
   }
   if (to.step == nullptr) {
+    if (to.adds) {
+#pragma GCC unroll 14
+      for (int p = 0; p < P; ++p)
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b) sum[p][b] += LoadLanes(to.out + b * to.out_block + p * kLanes);
+    }
 #pragma GCC unroll 14
     for (int p = 0; p < P; ++p)
 #pragma GCC unroll 4
@@ -154,14 +160,14 @@ struct Strips {
 }  // namespace
 
 void MultiplyBlocked(const float* a, int64_t a_stride, int64_t depth, const float* packed,
-                     int64_t group, float* c, int64_t c_stride, int64_t rows) {
+                     int64_t group, float* c, int64_t c_stride, int64_t rows, bool adds) {
   int64_t offsets[kMostBlocks];
   for (int64_t i = 0; i < depth; ++i) offsets[i] = i * a_stride;
   const Cut cut(rows, kPixels[group]);
   for (int64_t piece = 0; piece < cut.pieces; ++piece) {
     const int64_t at = cut.Begin(piece) * kLanes;
     Pick(group, cut.Width(piece), true)({a + at, kLanes, offsets, depth, kLanes, packed},
-                                        {c + at, c_stride, nullptr, 0, nullptr, nullptr, nullptr, 0});
+                                        {c + at, c_stride, nullptr, 0, nullptr, nullptr, nullptr, 0, adds});
   }
 }
 

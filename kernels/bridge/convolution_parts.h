@@ -54,8 +54,9 @@ struct Target {
   const float* other;
   int64_t other_block;
   const float *bias, *slopes;
-  const Step* step;  // null: nothing but the sums is written
+  const Step* step;  // null: nothing but the sums is written, or added
   int64_t last_block;
+  bool adds = false;
 };
 
 /* Bias, other operand and activation. */

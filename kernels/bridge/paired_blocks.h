@@ -236,8 +236,11 @@ void PairedTile(const PairedOperands& from, const Target& to) {
     for (int v = 0; v < V; ++v) {
       const Lanes inverses = LoadLanes(from.inverses + v * kLanes);
 #pragma GCC unroll 8
-      for (int i = 0; i < R; ++i)
-        StoreLanes(out + v * block + i * kLanes, sums[i][v] * (inverses * from.row_inverses[i]));
+      for (int i = 0; i < R; ++i) {
+        float* at = out + v * block + i * kLanes;
+        const Lanes sum = sums[i][v] * (inverses * from.row_inverses[i]);
+        StoreLanes(at, is_done && to.adds ? LoadLanes(at) + sum : sum);
+      }
     }
     if (is_done) return;
   } else {
@@ -245,7 +248,10 @@ void PairedTile(const PairedOperands& from, const Target& to) {
   }
   if (to.step) return Finish(found, R, V, to);
   for (int v = 0; v < V; ++v)
-    for (int i = 0; i < R; ++i) StoreLanes(to.out + v * to.out_block + i * kLanes, found[v * R + i]);
+    for (int i = 0; i < R; ++i) {
+      float* at = to.out + v * to.out_block + i * kLanes;
+      StoreLanes(at, to.adds ? LoadLanes(at) + found[v * R + i] : found[v * R + i]);
+    }
 }
 
 using PairedRunner = void (*)(const PairedOperands&, const Target&);
@@ -282,6 +288,7 @@ bool PairPanel(float* panel, int64_t depth, const float* factors, float* sums, i
     for (int v = 0; v < V; ++v) StoreLanes(at(p, v), LoadLanes(at(p, v)) * LoadLanes(scales + v * kLanes));
   for (int64_t p = 0; p < depth; p += kLanes) {
     float* to = sums + p / kLanes / kPart * part;
+    if (p / kLanes % kPart == 0) std::memset(to, 0, V * kBlockBytes);
     for (int i = 0; i < 3 * kThrees; i += 3)
       for (int v = 0; v < V; ++v)
         StoreLanes(to + v * kLanes,
@@ -291,27 +298,37 @@ bool PairPanel(float* panel, int64_t depth, const float* factors, float* sums, i
   return is_paired;
 }
 
+/* Notes what a point's numbers `begin` to `end` of the depth are multiplied by, from the sums of squares of all filters'. */
+void NoteFactors(const Notes<float>& notes, int64_t begin, int64_t end, int64_t filters) {
+  for (int64_t p = begin; p < end; ++p)
+    notes.factors[p] = paired::InverseOf(paired::ShiftOfRow(notes.factors[p], filters));
+}
+
+/* Floats that rows of a panel are wide. */
+int64_t WidthOf(const PairedPack& pack, int64_t panel) {
+  return std::min<int64_t>(kVectors, pack.blocks - panel * kVectors) * kLanes;
+}
+
+/* Makes pairs of a panel, when what its numbers are multiplied by has been noted. */
+void PairPanel(const PairedPack& pack, const Notes<float>& notes, int64_t panel, float* at) {
+  const auto pair = WidthOf(pack, panel) == kWidth ? PairPanel<kVectors> : PairPanel<1>;
+  notes.panels[panel] = pair(at, pack.depth, notes.factors, notes.sums + panel * kWidth, pack.blocks * kLanes,
+                             notes.inverses + panel * kWidth);
+}
+
 /* Makes pairs of a point's filters. */
 void PairPoint(const PairedPack& pack, int64_t filters, int64_t point, float* packed) {
   const Notes<float> notes(pack, point, packed);
   float* panels = packed + point * pack.Point();
-  std::fill(notes.factors, notes.factors + pack.noted, 0.0f);
-  const int64_t part = pack.blocks * kLanes;
-  const auto width = [&](int64_t panel) { return std::min<int64_t>(kVectors, pack.blocks - panel * kVectors) * kLanes; };
+  std::fill(notes.factors, notes.factors + pack.depth, 0.0f);
   for (int64_t panel = 0; panel < pack.panels; ++panel) {
     const float* from = panels + panel * kWidth * pack.depth;
-    for (int64_t p = 0; p < pack.depth; ++p)
-      notes.factors[p] += paired::SquaresOf(from + p * width(panel), 1, width(panel));
+    const int64_t width = WidthOf(pack, panel);
+    for (int64_t p = 0; p < pack.depth; ++p) notes.factors[p] += paired::SquaresOf(from + p * width, 1, width);
   }
-  for (int64_t p = 0; p < pack.depth; ++p)
-    notes.factors[p] = paired::InverseOf(paired::ShiftOfRow(notes.factors[p], filters));
-  for (int64_t panel = 0; panel < pack.panels; ++panel) {
-    float* at = panels + panel * kWidth * pack.depth;
-    float *sums = notes.sums + panel * kWidth, *inverses = notes.inverses + panel * kWidth;
-    notes.panels[panel] = width(panel) == kWidth
-                              ? PairPanel<kVectors>(at, pack.depth, notes.factors, sums, part, inverses)
-                              : PairPanel<1>(at, pack.depth, notes.factors, sums, part, inverses);
-  }
+  NoteFactors(notes, 0, pack.depth, filters);
+  for (int64_t panel = 0; panel < pack.panels; ++panel)
+    PairPanel(pack, notes, panel, panels + panel * kWidth * pack.depth);
 }
 
 }  // namespace

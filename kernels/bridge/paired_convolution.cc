@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "execute.h"
+#include "filtering.h"
 #include "paired_blocks.h"
 #include "winograd.h"
 
@@ -18,6 +19,7 @@ constexpr int64_t kMostCopied = 96 << 10;   // floats of rows that are copied at
 constexpr int64_t kFewestStrips = 4;        // of a task, if there are so many: they share what is read of a panel
 constexpr int64_t kFewestPanels = 4;        // of a task, as each copies its rows
 constexpr int64_t kFewestTasks = 12;
+constexpr int64_t kNotedAtATime = 128;      // numbers of the depth, of filters that are packed
 
 /* How tasks share the pixels, in strips of a row, and the panels. */
 struct PairedShare {
@@ -136,6 +138,27 @@ void PairedTask(const Bound& bound, int64_t task) {
       for (int64_t i = 0; i < count; ++i)
         Multiply(bound, Strip(share, step, first + i), pack, panel, copied, i);
   }
+}
+
+/* Filters of one pixel are a matrix, whose rows are the numbers that are summed over. */
+int64_t PointwiseTasks(const Step& step, int64_t phase) {
+  const PairedPack pack(step.channels, step.filters, 1);
+  return phase ? pack.panels : Ceil(step.channels, kNotedAtATime);
+}
+
+void PointwiseTask(const Filters& filters, const Step& step, int64_t phase, int64_t task, float* packed) {
+  const PairedPack pack(step.channels, step.filters, 1);
+  const Notes<float> notes(pack, 0, packed);
+  const int64_t row = filters.is_turned ? filters.count : 1, column = filters.is_turned ? 1 : filters.channels;
+  if (phase == 0) {
+    const int64_t begin = task * kNotedAtATime, end = std::min(begin + kNotedAtATime, step.channels);
+    paired::SumSquares(filters.weights, row, column, begin, end, step.filters, notes.factors);
+    return NoteFactors(notes, begin, end, step.filters);
+  }
+  const int64_t first = task * kWidth, width = WidthOf(pack, task);
+  float* panel = packed + first * pack.depth;
+  PackPanel(filters.weights + first * column, row, column, pack.depth, width, panel, width);
+  PairPanel(pack, notes, task, panel);
 }
 
 int64_t PackedPaired(const Step& step, int64_t depth, int64_t points) {

@@ -4,31 +4,37 @@
  * Transformed tiles lie in strips of as many as are multiplied at a time: [point][strip][block][tile]. A task
  * transforms a strip, all channels of it, and makes them rows of pairs; they are still near it.
  */
+#include "filtering.h"
 #include "paired_blocks.h"
 #include "winograd.h"
 
 namespace graphopt::blocked {
 namespace {
 
+constexpr int64_t kSlab = 5;  // blocks of channels of a large layer at a time; all points of a panel stay near a thread
+static_assert(kSlab <= kPart, "a slab is a part");
+
 /* Where strips of tiles lie, and what is noted of their rows. */
 struct Strips {
   const Tiling& tiling;
   Cut cut;
   int64_t strip, point;  // floats of one, with room for kRows tiles; from point to point
+  int64_t part, parts;   // blocks of a part, of which rows' pairs are summed up by themselves
   float *at, *sums, *inverses;
 
   Strips(const Bound& bound, const Tiling& tiling)
       : tiling(tiling),
         cut(tiling.count, kRows),
         strip(tiling.in_blocks * kRows * kLanes),
-        point(cut.pieces * strip),
+        point(OddLines(tiling.in_blocks * kRows * cut.pieces)),
+        part(bound.factors ? SlabOf(tiling) : kPart),
+        parts(Ceil(tiling.in_blocks, part)),
         at(tiling.Input(bound, 0, 0)),
-        sums(at + tiling.points * (tiling.in_blocks + tiling.out_blocks) * bound.step->chunk * kLanes),
-        inverses(sums + tiling.points * bound.step->chunk * Parts()) {}
+        sums(bound.factors ? tiling.Output(bound, 0, 0) : tiling.Behind(bound)),
+        inverses(sums + tiling.points * tiling.chunk * parts) {}
   float* Rows(int64_t p, int64_t number) const { return at + p * point + number * strip; }
   /* What is noted of a strip's rows; of their sums there is one for each part. */
   int64_t Noted(int64_t p, int64_t number) const { return (p * cut.pieces + number) * kRows; }
-  int64_t Parts() const { return Ceil(tiling.in_blocks, kPart); }
 };
 
 /* Makes a strip's transformed numbers rows of pairs. */
@@ -39,8 +45,8 @@ void PairStrip(const Bound& bound, const Strips& strips, int64_t number) {
   const PairedPack pack(blocks * kLanes, bound.step->filters, points);
   const auto at = [](int64_t block) { return block * R * kLanes; };
   const auto rows_of = [&](int64_t point) {
-    const Notes<const float> notes(pack, point, bound.weights);
-    return Rows<decltype(at)>{strips.Rows(point, number), kLanes, blocks, at, notes.factors};
+    const float* factors = bound.factors ? bound.factors : Notes<const float>(pack, point, bound.weights).factors;
+    return Rows<decltype(at)>{strips.Rows(point, number), kLanes, blocks, at, factors};
   };
   for (int64_t first = 0; first < points; first += kPoints) {
     const int count = std::min<int64_t>(kPoints, points - first);
@@ -48,8 +54,8 @@ void PairStrip(const Bound& bound, const Strips& strips, int64_t number) {
     for (int p = 0; p < count; ++p) AddSquares<R>(rows_of(first + p), found + p * R);
     Sizes sizes(found, pack.depth);
     for (int p = 0; p < count; ++p) sizes.Settle(p * R, R, rows_of(first + p));
-    for (int64_t part = 0; part < pack.parts; ++part) {
-      const int64_t begin = part * kPart, end = std::min(begin + kPart, blocks);
+    for (int64_t part = 0; part < strips.parts; ++part) {
+      const int64_t begin = part * strips.part, end = std::min(begin + strips.part, blocks);
       std::fill(found, found + kLanes, Lanes{});
       for (int p = 0; p < count; ++p)
         CopyRows<R>(rows_of(first + p), begin, end, sizes, p * R, strips.Rows(first + p, number), R * kLanes,
@@ -57,7 +63,7 @@ void PairStrip(const Bound& bound, const Strips& strips, int64_t number) {
       float sums[kLanes];
       StoreLanes(sums, SumsOf(found));
       for (int p = 0; p < count; ++p)
-        std::copy_n(sums + p * R, R, strips.sums + strips.Noted(first + p, number) * pack.parts + part * kRows);
+        std::copy_n(sums + p * R, R, strips.sums + strips.Noted(first + p, number) * strips.parts + part * kRows);
     }
     for (int p = 0; p < count; ++p)
       std::copy_n(sizes.inverses + p * R, R, strips.inverses + strips.Noted(first + p, number));
@@ -75,6 +81,10 @@ void Transform(const Bound& bound, const Strips& strips, int64_t number) {
 }
 
 }  // namespace
+
+int64_t NotedOfPairs(const Tiling& tiling, bool is_large) {
+  return 1 + Ceil(tiling.in_blocks, is_large ? SlabOf(tiling) : kPart);
+}
 
 int64_t PairedTransformTasks(const Tiling& tiling) { return Ceil(tiling.count, kRows); }
 
@@ -104,6 +114,57 @@ void MultiplyPairedTiles(const Bound& bound, const Tiling& tiling, int64_t point
     const Target to{out + strips.cut.Begin(number) * kLanes, out_block, nullptr, 0, nullptr, nullptr, nullptr, 0};
     PickPaired(width, blocks)(WithPanel(rows, pack, bound.weights, point, panel), to);
   }
+}
+
+int64_t SlabOf(const Tiling& tiling) { return Ceil(tiling.in_blocks, Ceil(tiling.in_blocks, kSlab)); }
+
+int64_t StripsOf(const Tiling& tiling) { return Ceil(tiling.count, kRows); }
+
+int64_t StripBegin(const Tiling& tiling, int64_t strip) { return Cut(tiling.count, kRows).Begin(strip); }
+
+int64_t PairedSlabFloats(int64_t depth, int64_t blocks) { return (depth * kLanes + 3) * blocks * kLanes; }
+
+void PairSlab(const float* factors, int64_t depth, int64_t blocks, float* packed) {
+  const int64_t width = blocks * kLanes;
+  float *sums = packed + depth * kLanes * width, *inverses = sums + width;
+  const auto pair = blocks == kVectors ? PairPanel<kVectors> : PairPanel<1>;
+  inverses[width] = pair(packed, depth * kLanes, factors, sums, 0, inverses);
+}
+
+void MultiplyPairedSlab(const Bound& bound, const Tiling& tiling, int64_t point, int64_t slab, int64_t begin, int64_t end,
+                        const float* packed, int64_t blocks, float* to, int64_t block_stride) {
+  const Strips strips(bound, tiling);
+  const int64_t first = slab * strips.part, depth = std::min(strips.part, tiling.in_blocks - first);
+  const int64_t width = blocks * kLanes, before = strips.cut.Begin(begin);
+  PairedOperands from{};
+  from.depth = depth;
+  from.packed = packed;
+  from.factors = bound.factors + first * kLanes;
+  from.sums = packed + depth * kLanes * width;
+  from.inverses = from.sums + width;
+  from.is_paired = from.inverses[width] != 0;
+  for (int64_t number = begin; number < end; ++number) {
+    const int64_t rows = strips.cut.Width(number), noted = strips.Noted(point, number);
+    from.in = strips.Rows(point, number) + first * rows * kLanes;
+    from.stride = rows * kLanes;
+    from.row_sums = strips.sums + noted * strips.parts + slab * kRows;
+    from.row_inverses = strips.inverses + noted;
+    Target target{to + (strips.cut.Begin(number) - before) * kLanes, block_stride, nullptr, 0, nullptr, nullptr, nullptr,
+                  0, slab > 0};
+    PickPaired(rows, blocks)(from, target);
+  }
+}
+
+void NoteChannels(const Filters& filters, int64_t begin, int64_t end, float* factors) {
+  constexpr int64_t kTaps = 9;
+  std::fill(factors + begin, factors + end, 0.0f);
+  for (int64_t filter = 0; filter < (filters.is_turned ? 1 : filters.count); ++filter)
+    for (int64_t channel = begin; channel < end; ++channel)
+      factors[channel] += filters.is_turned
+                              ? paired::SquaresOf(filters.weights + channel * filters.count * kTaps, 1, filters.count * kTaps)
+                              : paired::SquaresOf(filters.weights + (filter * filters.channels + channel) * kTaps, 1, kTaps);
+  for (int64_t channel = begin; channel < end; ++channel)
+    factors[channel] = paired::InverseOf(paired::ShiftOfRow(factors[channel], filters.count * kTaps));
 }
 
 }  // namespace graphopt::blocked

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "filtering.h"
 #include "winograd.h"
 
 namespace graphopt::blocked {
@@ -19,12 +20,11 @@ namespace {
 constexpr double kTaskWork = 1e6;  // multiplications a task is worth
 
 template <int M>
-void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {
+void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number, const float* from,
+                     int64_t point) {
   constexpr int T = M + 2;
   const Step& step = *bound.step;
   const Corner corner(tiling, step, tiling.first + number);
-  const float* from = tiling.Output(bound, 0, block) + number * kLanes;
-  const int64_t point = tiling.out_blocks * tiling.count * kLanes;
   Lanes given[T * T], half[M * T], found[M * M];
 #pragma GCC unroll 36
   for (int i = 0; i < T * T; ++i) given[i] = LoadLanes(from + i * point);
@@ -64,7 +64,7 @@ void Multiply(const Bound& bound, const Tiling& tiling, int64_t item) {
       bound.weights + (point * tiling.out_blocks + block) * kLanes * depth;
   MultiplyBlocked(tiling.Input(bound, point, 0), tiling.count * kLanes, tiling.in_blocks, packed,
                   std::min(step.group, tiling.out_blocks - block),
-                  tiling.Output(bound, point, block), tiling.count * kLanes, tiling.count);
+                  tiling.Output(bound, point, block), tiling.count * kLanes, tiling.count, false);
 }
 
 /* Products that a task computes. */
@@ -89,7 +89,8 @@ void Run(const Bound& bound, const Tiling& tiling, int64_t phase, int64_t task) 
     if (phase == 0)
       TransformInput<M>(bound, tiling, block, number);
     else
-      TransformOutput<M>(bound, tiling, block, number);
+      TransformOutput<M>(bound, tiling, block, number, tiling.Output(bound, 0, block) + number * kLanes,
+                         tiling.OutPoint());
   }
 }
 
@@ -130,6 +131,11 @@ void Pack(const Step& step, const Tiling& tiling, int64_t block, const float* we
 }
 
 }  // namespace
+
+void TransformTrainingOutput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number, const float* from,
+                             int64_t point) {
+  TransformOutput<kTrainingTile>(bound, tiling, block, number, from, point);
+}
 
 int64_t WinogradPhases(const Step& step) {
   return 3 * Ceil(Tiling(step, 0).all, step.chunk);

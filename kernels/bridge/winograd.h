@@ -9,6 +9,8 @@
 
 namespace graphopt::blocked {
 
+struct Filters;
+
 constexpr int64_t kTransforms = 48;  // tiles of a block of channels that a task transforms
 
 template <int M>
@@ -72,16 +74,21 @@ struct Minimal<4> {
       {1. / 24, 1. / 12, 1. / 6}, {1. / 24, -1. / 12, 1. / 6}, {0, 0, 1}};
 };
 
+/* Floats from point to point, of so many vectors. As a power of two they would all be in the same set of the cache. */
+inline int64_t OddLines(int64_t vectors) { return (vectors | 1) * kLanes; }
+
 struct Tiling {
+  int64_t chunk;  // tiles that there is room for
   int64_t down, across, all, first, count, side, points;
   int64_t in_blocks, out_blocks, groups;
 
-  Tiling(const Step& step, int64_t chunk)
-      : down(Ceil(step.out.height, step.tile)),
+  Tiling(const Step& step, int64_t number)
+      : chunk(step.chunk),
+        down(Ceil(step.out.height, step.tile)),
         across(Ceil(step.out.width, step.tile)),
         all(step.images * down * across),
-        first(chunk * step.chunk),
-        count(std::min(step.chunk, all - first)),
+        first(number * chunk),
+        count(std::min(chunk, all - first)),
         side(step.tile + 2),
         points(side * side),
         in_blocks(Ceil(step.channels, kLanes)),
@@ -90,19 +97,41 @@ struct Tiling {
 
   /* Transformed input [point][block][tile], then transformed output alike. */
   float* Input(const Bound& bound, int64_t point, int64_t block) const {
-    return bound.arena + bound.step->scratch + (point * in_blocks + block) * count * kLanes;
+    return bound.arena + bound.step->scratch + point * InPoint() + block * count * kLanes;
   }
   float* Output(const Bound& bound, int64_t point, int64_t block) const {
-    return bound.arena + bound.step->scratch + points * in_blocks * bound.step->chunk * kLanes +
-           (point * out_blocks + block) * count * kLanes;
+    return Input(bound, 0, 0) + points * OddLines(in_blocks * chunk) + point * OutPoint() + block * count * kLanes;
   }
+  /* What is behind both. */
+  float* Behind(const Bound& bound) const { return Output(bound, 0, 0) + points * OddLines(out_blocks * chunk); }
+  int64_t InPoint() const { return OddLines(in_blocks * count); }
+  int64_t OutPoint() const { return OddLines(out_blocks * count); }
 };
 
+/* A tile's output, whose points are `point` floats apart, of a tile of training's. */
+void TransformTrainingOutput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number, const float* from,
+                             int64_t point);
 /* Transforms tiles and makes them rows of pairs (paired_blocks.h), in tasks. */
 int64_t PairedTransformTasks(const Tiling& tiling);
 void PairedTransformTask(const Bound& bound, const Tiling& tiling, int64_t task);
+/* Floats that are noted of a row of pairs at a point, behind transformed tiles; of large layers (filtering.h). */
+int64_t NotedOfPairs(const Tiling& tiling, bool is_large);
 /* All tiles' product with a panel of filters at a point. */
 void MultiplyPairedTiles(const Bound& bound, const Tiling& tiling, int64_t point, int64_t panel);
+/*
+ * Of large layers some blocks of channels at a time: floats of a point of a panel of transformed filters, as wide as so
+ * many blocks, with what is noted behind; makes pairs of it, and multiplies strips `begin` to `end` by it, written or
+ * added where `to` is, rows of a block together.
+ */
+int64_t SlabOf(const Tiling& tiling);
+int64_t StripsOf(const Tiling& tiling);
+int64_t StripBegin(const Tiling& tiling, int64_t strip);
+int64_t PairedSlabFloats(int64_t depth, int64_t blocks);
+void PairSlab(const float* factors, int64_t depth, int64_t blocks, float* packed);
+void MultiplyPairedSlab(const Bound& bound, const Tiling& tiling, int64_t point, int64_t slab, int64_t begin, int64_t end,
+                        const float* packed, int64_t blocks, float* to, int64_t block_stride);
+/* What channels `begin` to `end` of filters are multiplied by at all points. */
+void NoteChannels(const Filters& filters, int64_t begin, int64_t end, float* factors);
 /* Floats of filters in pairs, for outputs that sum over `depth` numbers; makes pairs of packed ones. */
 int64_t PackedPaired(const Step& step, int64_t depth, int64_t points);
 void PairFilters(const Step& step, int64_t depth, int64_t points, int64_t point, float* packed);
@@ -156,7 +185,7 @@ inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t blo
 template <int M>
 inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t block, int64_t number) {
   TransformInput<M>(bound, tiling, block, number, tiling.Input(bound, 0, block) + number * kLanes,
-                    tiling.in_blocks * tiling.count * kLanes);
+                    tiling.InPoint());
 }
 
 }  // namespace graphopt::blocked

@@ -1,4 +1,4 @@
-"""MXNet's convolutions in training, marked to be computed by Winograd's algorithm.
+"""MXNet's convolutions in training, marked to be computed by algorithms of ours.
 
 The bridge looks at the mark (``marked_convolution.h``); everything else of the operator is MXNet's.
 """
@@ -6,28 +6,45 @@ The bridge looks at the mark (``marked_convolution.h``); everything else of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from graphopt.kernels.convolutions.single import Layer
+from graphopt.kernels.convolutions.spec import PAIRED
 
 #: The attribute that is the mark; MXNet keeps attributes with such names for others.
-MARK: Final = "__winograd__"
+MARK: Final = "__algorithms__"
 #: What is computed by itself: the output, and the gradients of the images and of the filters.
 DIRECTIONS: Final = ("forward", "data", "weight")
+#: MXNet's way, by oneDNN.
+MXNET: Final = "mxnet"
+WINOGRAD4: Final = "winograd4"
+PAIRED_WINOGRAD4: Final = "paired-winograd4"
 
 #: Images are timed up to so many multiplications, as all take the same time.
-_MOST_MACS = 3e9
+_MOST_MACS = 1e9
 _ROUNDS = 4
 
-#: Milliseconds of a direction by MXNet's way and by Winograd's.
-Times = Mapping[str, tuple[float, float]]
+#: How each direction can be computed besides by MXNet.
+Ways = Mapping[str, Sequence[str]]
+#: Milliseconds of each direction, by MXNet and by each of its ways.
+Times = Mapping[str, Mapping[str, float]]
 
 
-def mark(directions: tuple[str, ...]) -> str:
-    """The value of the mark for some directions."""
-    return " ".join(directions)
+def mark(chosen: Mapping[str, str]) -> str:
+    """The value of the mark: of each direction that is not MXNet's, how it is computed."""
+    return " ".join(f"{direction}:{name}" for direction, name in chosen.items() if name != MXNET)
+
+
+def ways(layer: Layer, *, has_pairs: bool) -> Ways:
+    """How each direction of a layer that is not unfit can be computed besides by MXNet."""
+    if layer.window.kernel == (1, 1):
+        found = (PAIRED,) if has_pairs else ()
+        data = found if layer.window.stride == (1, 1) else ()
+        return {"forward": found, "data": data, "weight": found}
+    fast = (WINOGRAD4, PAIRED_WINOGRAD4) if has_pairs else (WINOGRAD4,)
+    return {"forward": fast, "data": fast, "weight": (WINOGRAD4,)}
 
 
 def why_unfit(layer: Layer, lanes: int) -> str | None:
@@ -40,54 +57,70 @@ def why_unfit(layer: Layer, lanes: int) -> str | None:
     window, channels, filters = layer.window, layer.shape[1], layer.made[1]
     if layer.groups > 1:
         return f"it has {layer.groups} groups"
-    if window.kernel != (3, 3):
-        return "it is none of 3x3 pixels"
-    if window.stride != (1, 1) or window.dilation != (1, 1):
+    if window.kernel not in ((3, 3), (1, 1)):
+        return "it is neither of 3x3 pixels nor of one"
+    if window.dilation != (1, 1) or (window.kernel == (3, 3) and window.stride != (1, 1)):
         return "it leaves out pixels"
-    if max(window.pad) > 2:
+    if max(window.pad) > (2 if window.kernel == (3, 3) else 0):
         return "its padding is large"
     if channels % lanes or filters % lanes:
         return f"its {channels} channels and {filters} filters are no whole blocks of {lanes}"
     return None
 
 
-def direction_times_ms(mxnet: Any, layer: Layer) -> dict[str, tuple[float, float]]:
-    """Milliseconds of each direction by MXNet's way and by Winograd's, in turns, the best of some.
+def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[str, float]]:
+    """Milliseconds of each direction by MXNet and by its ways, in turns, the best of some.
 
     Args:
         mxnet: the module.
         layer: a convolution that can be marked; of its images some are taken.
+        ways: of it; directions without any are not timed.
     """
+    window = layer.window
     count, channels, height, width = layer.shape
-    filters, macs = layer.made[1], 9 * channels * layer.made[1] * layer.made[2] * layer.made[3]
+    filters, pixels = layer.made[1], layer.made[2] * layer.made[3]
+    macs = window.kernel[0] * window.kernel[1] * channels * filters * pixels
     count = max(1, min(count, int(_MOST_MACS / macs)))
-    nd, every = mxnet.nd, mark(DIRECTIONS)
+    nd = mxnet.nd
+    options = {
+        "kernel": window.kernel,
+        "stride": window.stride,
+        "pad": window.pad,
+        "num_filter": filters,
+        "no_bias": True,
+    }
 
-    def convolve(x: Any, w: Any, marked: bool, pad: tuple[int, int]) -> Any:
-        extra = {MARK: every} if marked else {}
-        options = {"kernel": (3, 3), "pad": pad, "num_filter": w.shape[0], "no_bias": True}
-        return nd.Convolution(x, w, **options, **extra)
+    def convolve(x: Any, w: Any, direction: str, name: str) -> Any:
+        return nd.Convolution(x, w, **options, **_marked({direction: name}))
 
     def blocks(shape: tuple[int, ...]) -> Any:
         """Numbers in the layout in which the marked ones leave them."""
         around = shape[1]
+        weights = nd.ones((around, around, 3, 3)) / around
+        same = {"kernel": (3, 3), "pad": (1, 1), "num_filter": around, "no_bias": True}
         numbers = nd.random.uniform(-1, 1, shape=shape)
-        return convolve(numbers, nd.ones((around, around, 3, 3)) / around, True, (1, 1))
+        return nd.Convolution(numbers, weights, **same, **_marked({"forward": WINOGRAD4}))
 
-    found: dict[str, tuple[float, float]] = {}
-    with mxnet.autograd.pause():
+    found: dict[str, dict[str, float]] = {}
+    # As in training, where weights stay in rows.
+    with mxnet.autograd.pause(train_mode=True):
         x = blocks((count, channels, height, width))
         head = blocks((count, *layer.made[1:]))
-        w = nd.random.uniform(-0.1, 0.1, shape=(filters, channels, 3, 3))
-        for direction in DIRECTIONS:
+        w = nd.random.uniform(-0.1, 0.1, shape=(filters, channels, *window.kernel))
+        for direction in (d for d in DIRECTIONS if ways[d]):
             x.attach_grad("write" if direction == "data" else "null")
             w.attach_grad("write" if direction == "weight" else "null")
-            calls = [
-                _call(mxnet, partial(convolve, x, w, marked, layer.window.pad), direction, head)
-                for marked in (False, True)
-            ]
+            calls = {
+                name: _call(mxnet, partial(convolve, x, w, direction, name), direction, head)
+                for name in (MXNET, *ways[direction])
+            }
             found[direction] = _in_turns(mxnet, calls)
     return found
+
+
+def _marked(chosen: Mapping[str, str]) -> dict[str, str]:
+    value = mark(chosen)
+    return {MARK: value} if value else {}
 
 
 def _call(
@@ -100,13 +133,13 @@ def _call(
     return lambda: y.backward(head, retain_graph=True)
 
 
-def _in_turns(mxnet: Any, calls: list[Callable[[], object]]) -> tuple[float, float]:
-    best = [float("inf")] * len(calls)
+def _in_turns(mxnet: Any, calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    best = dict.fromkeys(calls, float("inf"))
     for number in range(_ROUNDS + 1):
-        for at, call in enumerate(calls):
+        for name, call in calls.items():
             start = time.perf_counter()
             call()
             mxnet.nd.waitall()
             if number:  # the first one allocates
-                best[at] = min(best[at], (time.perf_counter() - start) * 1e3)
-    return best[0], best[1]
+                best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
+    return best

@@ -415,7 +415,8 @@ class _Planner:
             chunk = -(-chunk // _STRIP) * _STRIP
         parts = -(-given // _PART)
         noted = (1 + parts) * (tile + 2) ** 2 if paired else 0
-        buffer = Buffer(0, 0, 0, self.lanes, scratch=chunk * (each + noted))
+        odd = 2 * (tile + 2) ** 2 * self.lanes  # see OddLines in winograd.h
+        buffer = Buffer(0, 0, 0, self.lanes, scratch=chunk * (each + noted) + odd)
         step = replace(step, kind=Kind.WINOGRAD, is_paired=paired, tile=tile, chunk=chunk)
         return step, buffer
 

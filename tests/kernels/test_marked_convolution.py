@@ -1,4 +1,4 @@
-"""MXNet's convolutions and their gradients by Winograd's algorithm, where a node is marked."""
+"""MXNet's convolutions and their gradients by algorithms of ours, where a node is marked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ import pytest
 
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
-from graphopt.kernels.convolutions.marked import DIRECTIONS, MARK, direction_times_ms, mark
+from graphopt.kernels.convolutions.marked import (
+    DIRECTIONS,
+    MARK,
+    MXNET,
+    PAIRED_WINOGRAD4,
+    WINOGRAD4,
+    direction_times_ms,
+    mark,
+    ways,
+)
 from graphopt.kernels.convolutions.single import Layer
+from graphopt.kernels.convolutions.spec import PAIRED
 from graphopt.kernels.convolutions.windows import Window
 
 mx = import_mxnet()
@@ -24,10 +34,28 @@ CASES = [
     ((5, 16, 4, 4), 16, (1, 1), False),
     ((1, 16, 3, 3), 16, (0, 0), True),
     ((2, 64, 40, 52), 64, (1, 1), False),
-    ((1, 160, 21, 22), 112, (1, 2), False),
+    ((1, 160, 21, 22), 112, (1, 2), True),
+    ((9, 16, 9, 8), 256, (1, 1), False),
+    ((2, 336, 5, 5), 16, (1, 1), True),
+    ((3, 208, 30, 31), 176, (0, 1), False),
 ]
-#: Of the largest number.
-TOLERANCE = 6e-5
+#: Images, filters, strides, whether there is a bias, of filters of one pixel.
+POINTWISE = [
+    ((2, 32, 13, 15), 48, (1, 1), True),
+    ((1, 16, 1, 1), 16, (1, 1), False),
+    ((3, 48, 9, 8), 80, (2, 2), True),
+    ((2, 16, 7, 9), 32, (1, 2), False),
+    ((4, 64, 23, 17), 16, (1, 1), False),
+    ((2, 320, 11, 12), 288, (1, 1), True),
+    ((1, 272, 40, 41), 304, (2, 3), False),
+]
+#: Of the largest number: Winograd's algorithm, and pairs.
+TOLERANCE, PAIRED_TOLERANCE = 6e-5, 3e-6
+
+
+def all_by(name: str) -> dict[str, str]:
+    """A mark for all directions."""
+    return {MARK: mark(dict.fromkeys(DIRECTIONS, name))}
 
 
 def calls() -> int:
@@ -40,21 +68,31 @@ def numbers(shape: tuple[int, ...], scale: float = 1.0, seed: int = 0) -> np.nda
     return made.astype("float32")
 
 
-def arguments(shape: tuple[int, ...], filters: int, bias: bool) -> list[np.ndarray]:
-    weight = (filters, shape[1], 3, 3)
-    found = [numbers(shape), numbers(weight, (9 * shape[1]) ** -0.5, 1)]
+def arguments(shape: tuple[int, ...], filters: int, bias: bool, size: int = 3) -> list[np.ndarray]:
+    weight = (filters, shape[1], size, size)
+    found = [numbers(shape), numbers(weight, (size * size * shape[1]) ** -0.5, 1)]
     return [*found, numbers((filters,), seed=2)] if bias else found
 
 
 def step(
-    given: list[np.ndarray], pad: tuple[int, int], dtype: str, requests: Any = "write", **more: str
+    given: list[np.ndarray],
+    pad: tuple[int, int],
+    dtype: str,
+    requests: Any = "write",
+    stride: tuple[int, int] = (1, 1),
+    **more: str,
 ) -> list[np.ndarray]:
     """The output and all gradients."""
     arrays = [mx.nd.array(each, dtype=dtype) for each in given]
     wanted = [requests] * len(arrays) if isinstance(requests, str) else requests
     for array, request in zip(arrays, wanted, strict=True):
         array.attach_grad(request)
-    options = {"kernel": (3, 3), "pad": pad, "num_filter": given[1].shape[0]}
+    options = {
+        "kernel": given[1].shape[2:],
+        "pad": pad,
+        "stride": stride,
+        "num_filter": given[1].shape[0],
+    }
     with mx.autograd.record():
         y = mx.nd.Convolution(*arrays, **options, no_bias=len(given) == 2, **more)
     y.backward(mx.nd.array(numbers(y.shape, seed=3), dtype=dtype))
@@ -62,33 +100,95 @@ def step(
     return [y.asnumpy(), *(gradient.asnumpy() for gradient in read)]
 
 
-def check(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+def check(
+    found: list[np.ndarray], expected: list[np.ndarray], tolerance: float = TOLERANCE
+) -> None:
     for got, want in zip(found, expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())
+        np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * np.abs(want).max())
 
 
+@pytest.mark.parametrize("name", [WINOGRAD4, PAIRED_WINOGRAD4])
 @pytest.mark.parametrize(("shape", "filters", "pad", "bias"), CASES)
 def test_values_and_gradients(
-    shape: tuple[int, ...], filters: int, pad: tuple[int, int], bias: bool
+    shape: tuple[int, ...], filters: int, pad: tuple[int, int], bias: bool, name: str
 ) -> None:
     given = arguments(shape, filters, bias)
     before = calls()
-    found = step(given, pad, "float32", **{MARK: mark(DIRECTIONS)})
+    found = step(given, pad, "float32", **all_by(name))
     assert calls() == before + 2
     check(found, step(given, pad, "float64"))
+
+
+@pytest.mark.parametrize(("shape", "filters", "stride", "bias"), POINTWISE)
+def test_pointwise_values_and_gradients(
+    shape: tuple[int, ...], filters: int, stride: tuple[int, int], bias: bool
+) -> None:
+    given = arguments(shape, filters, bias, size=1)
+    before = calls()
+    found = step(given, (0, 0), "float32", stride=stride, **all_by(PAIRED))
+    assert calls() == before + 2
+    check(found, step(given, (0, 0), "float64", stride=stride), PAIRED_TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 12, 12), (2, 320, 12, 12)])
+def test_pairs_of_uneven_numbers(shape: tuple[int, ...]) -> None:
+    """Images, channels and filters of sizes that differ by up to 2^20, and some that are zero."""
+    rng, filters = np.random.default_rng(5), 288
+    x, w = arguments(shape, filters, bias=False, size=1)
+    x *= np.exp2(rng.integers(-10, 11, (shape[0], shape[1], 1, 1))).astype("float32")
+    w *= np.exp2(rng.integers(-10, 11, (filters, 1, 1, 1))).astype("float32")
+    x[0, :, 3], w[7], w[:, 5] = 0, 0, 0
+    results = [
+        step([x, w], (0, 0), dtype, **more)
+        for dtype, more in (("float32", all_by(PAIRED)), ("float64", {}), ("float32", {}))
+    ]
+    for got, want, plain in zip(*results, strict=True):
+        # Against what each number is made of: its error by sums of plain products.
+        error = np.abs(got - want).max(axis=(-2, -1)) / np.abs(want).max(axis=(-2, -1)).clip(1e-30)
+        usual = np.abs(plain - want).max(axis=(-2, -1)) / np.abs(want).max(axis=(-2, -1)).clip(
+            1e-30
+        )
+        assert np.quantile(error, 0.9) <= 8 * np.quantile(usual, 0.9) + 1e-6
+        assert (np.abs(got[want == 0]) <= 2.0**-40 * np.abs(want).max()).all()
+
+
+def test_no_numbers_in_pairs() -> None:
+    """What is infinite or no number stays with its pixel, and with its filter."""
+    given = arguments((2, 32, 9, 9), 48, bias=False, size=1)
+    given[0][0, 3, 2, 2], given[0][1, 4, 5, 6] = np.nan, np.inf
+    given[1][11, 7] = np.inf
+    y, _, _ = step(given, (0, 0), "float32", **all_by(PAIRED))
+    want, *_ = step(given, (0, 0), "float64")
+    assert np.array_equal(np.isfinite(y), np.isfinite(want))
+    assert np.array_equal(np.isnan(y), np.isnan(want))
+    finite = np.isfinite(want)
+    np.testing.assert_allclose(y[finite], want[finite], rtol=0, atol=1e-5)
+
+
+def test_gradients_of_filters_of_huge_and_no_numbers() -> None:
+    given = arguments((2, 32, 9, 9), 48, bias=False, size=1)
+    given[0][:, 3] *= 2.0**90
+    given[0][0, 20, 2, 2] = np.nan
+    *_, found = step(given, (0, 0), "float32", **all_by(PAIRED))
+    *_, want = step(given, (0, 0), "float64")
+    assert np.array_equal(np.isnan(found), np.isnan(want))
+    assert np.isnan(found[:, 20]).all()
+    for channel in (0, 3, 31):
+        bound = 1e-5 * np.abs(want[:, channel]).max()
+        np.testing.assert_allclose(found[:, channel], want[:, channel], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_direction_by_itself(direction: str) -> None:
     given = arguments((2, 32, 14, 14), 16, bias=True)
     before = calls()
-    found = step(given, (1, 1), "float32", **{MARK: mark((direction,))})
+    found = step(given, (1, 1), "float32", **{MARK: mark({direction: WINOGRAD4})})
     assert calls() == before + 1
     check(found, step(given, (1, 1), "float64"))
 
 
 def test_gradients_that_are_not_wanted_or_added() -> None:
-    given, marked = arguments((2, 32, 9, 9), 32, bias=True), {MARK: mark(DIRECTIONS)}
+    given, marked = arguments((2, 32, 9, 9), 32, bias=True), all_by(WINOGRAD4)
     for requests in (("write", "null", "null"), ("null", "write", "write")):
         before = calls()
         found = step(given, (1, 1), "float32", requests, **marked)
@@ -104,7 +204,7 @@ def test_images_in_any_layout(before: int) -> None:
     x, pointwise = numbers((2, 32, 10, 10)), numbers((channels, 32, 1, 1), 0.2, 4)
     weight, head = numbers((32, channels, 3, 3), 0.1, 1), numbers((2, 32, 10, 10), seed=3)
     results = []
-    for dtype, extra in (("float64", {}), ("float32", {MARK: mark(DIRECTIONS)})):
+    for dtype, extra in (("float64", {}), ("float32", all_by(WINOGRAD4))):
         arrays = [mx.nd.array(each, dtype=dtype) for each in (x, pointwise, weight)]
         for array in arrays:
             array.attach_grad()
@@ -138,7 +238,7 @@ def test_what_a_mark_does_not_fit_is_left_to_mxnet(
     weight = (filters, shape[1] // given.get("num_group", 1), *given["kernel"])
     x, w = mx.nd.array(numbers(shape)), mx.nd.array(numbers(weight, 0.1))
     before = calls()
-    found = mx.nd.Convolution(x, w, **given, **{MARK: mark(DIRECTIONS)}).asnumpy()
+    found = mx.nd.Convolution(x, w, **given, **all_by(WINOGRAD4)).asnumpy()
     assert np.array_equal(found, mx.nd.Convolution(x, w, **given).asnumpy())
     assert calls() == before
 
@@ -146,14 +246,14 @@ def test_what_a_mark_does_not_fit_is_left_to_mxnet(
 def test_a_dilated_convolution_is_left_to_mxnet() -> None:
     x, w = mx.nd.array(numbers((1, 16, 12, 12))), mx.nd.array(numbers((16, 16, 3, 3), 0.1))
     given = {"kernel": (3, 3), "pad": (2, 2), "dilate": (2, 2), "num_filter": 16, "no_bias": True}
-    found = mx.nd.Convolution(x, w, **given, **{MARK: mark(DIRECTIONS)}).asnumpy()
+    found = mx.nd.Convolution(x, w, **given, **all_by(WINOGRAD4)).asnumpy()
     assert np.array_equal(found, mx.nd.Convolution(x, w, **given).asnumpy())
 
 
 def test_no_number_stays_within_its_tiles() -> None:
     given = arguments((1, 16, 24, 24), 16, bias=False)
     given[0][0, 3, 2, 2] = np.nan
-    found = step(given, (1, 1), "float32", **{MARK: mark(DIRECTIONS)})
+    found = step(given, (1, 1), "float32", **all_by(WINOGRAD4))
     assert np.isnan(found[0][0, :, 1:4, 1:4]).all()
     assert not np.isnan(found[0][0, :, 8:, 8:]).any()
 
@@ -161,14 +261,27 @@ def test_no_number_stays_within_its_tiles() -> None:
 def test_a_mark_is_kept_in_files() -> None:
     x, w = mx.sym.var("x"), mx.sym.var("w")
     options = {"kernel": (3, 3), "num_filter": 16, "no_bias": True, "name": "c"}
-    symbol = mx.sym.Convolution(x, w, **options, **{MARK: mark(("forward",))})
+    symbol = mx.sym.Convolution(x, w, **options, **{MARK: mark({"forward": WINOGRAD4})})
     again = mx.sym.load_json(symbol.tojson())
     (node,) = (n for n in json.loads(again.tojson())["nodes"] if n["name"] == "c")
-    assert node["attrs"][MARK] == "forward"
+    assert node["attrs"][MARK] == "forward:winograd4"
 
 
-def test_directions_are_timed() -> None:
-    layer = Layer((2, 16, 8, 8), (2, 16, 8, 8), Window((3, 3), pad=(1, 1)))
-    found = direction_times_ms(mx, layer)
-    assert set(found) == set(DIRECTIONS)
-    assert all(0 < took < 1e4 for times in found.values() for took in times)
+@pytest.mark.parametrize(
+    ("window", "made"),
+    [
+        (Window((3, 3), pad=(1, 1)), 8),
+        (Window((1, 1)), 8),
+        (Window((1, 1), stride=(2, 2)), 4),
+    ],
+)
+def test_directions_are_timed(window: Window, made: int) -> None:
+    layer = Layer((2, 16, 8, 8), (2, 32, made, made), window)
+    possible = ways(layer, has_pairs=True)
+    before = calls()
+    found = direction_times_ms(mx, layer, possible)
+    assert calls() > before
+    assert {direction for direction, names in possible.items() if names} == set(found)
+    for direction, times in found.items():
+        assert list(times) == [MXNET, *possible[direction]]
+        assert all(0 < took < 1e4 for took in times.values())

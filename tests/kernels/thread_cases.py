@@ -17,6 +17,14 @@ from graphopt import nn
 from graphopt.backend.invoke import invoke
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
+from graphopt.kernels.convolutions.marked import (
+    DIRECTIONS,
+    MARK,
+    PAIRED_WINOGRAD4,
+    WINOGRAD4,
+    mark,
+)
+from graphopt.kernels.convolutions.spec import PAIRED
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.cells import Cell, body_of
 
@@ -123,6 +131,20 @@ def products() -> Callable[[], Found]:
     return run
 
 
+def convolution(name: str, kernel: int, channels: int, filters: int) -> Callable[[], Found]:
+    """A convolution marked for an algorithm in all directions."""
+    x, w = noise(3, channels, 21, 22), noise(filters, channels, kernel, kernel, seed=1)
+    options = {"kernel": (kernel, kernel), "num_filter": filters, "no_bias": True}
+    marked = {MARK: mark(dict.fromkeys(DIRECTIONS, name))}
+
+    def run() -> Found:
+        w.attach_grad()
+        found = learnt(None, x, lambda: mx.nd.Convolution(x, w, **options, **marked), False)
+        return [*found, w.grad]
+
+    return run
+
+
 CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "LSTM": lambda: recurrence("LSTM", False),
     "LSTM with lengths": lambda: recurrence("LSTM", True),
@@ -135,6 +157,12 @@ CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "lookups": lookups,
     "trees": trees,
     "batch_dot": products,
+    "Winograd": lambda: convolution(WINOGRAD4, 3, 48, 64),
+    "Winograd of a large layer": lambda: convolution(WINOGRAD4, 3, 208, 176),
+    "Winograd in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 48, 64),
+    "Winograd of a large layer in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 208, 176),
+    "pairs": lambda: convolution(PAIRED, 1, 48, 64),
+    "pairs of a large layer": lambda: convolution(PAIRED, 1, 320, 288),
 }
 
 

@@ -10,32 +10,53 @@ from graphopt.backend.infer import with_types
 from graphopt.backend.target import MXNetTarget
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
-from graphopt.kernels.convolutions.marked import MARK
+from graphopt.kernels.convolutions.marked import MARK, MXNET, PAIRED_WINOGRAD4, WINOGRAD4, Ways
 from graphopt.kernels.convolutions.single import Layer
+from graphopt.kernels.convolutions.spec import PAIRED
+from graphopt.kernels.products import IN_PAIRS
 from graphopt.passes.select_convolution import SelectConvolution
 from graphopt.testing import assert_equivalent, run_pass
 
 
 class Clock(MXNetTarget):
-    """A target on which MXNet takes 1 ms for everything, and Winograd's algorithm what is told."""
+    """A target on which MXNet takes 1 ms for everything, and others in a direction what is told."""
 
-    def __init__(self, forward: float = 0.5, data: float = 0.5, weight: float = 0.5) -> None:
+    def __init__(
+        self,
+        forward: float = 0.5,
+        data: float = 0.5,
+        weight: float = 0.5,
+        *,
+        pairs: float | None = None,
+    ) -> None:
+        """``pairs``: what they take of that; without it the processor has none."""
         self.told = {"forward": forward, "data": data, "weight": weight}
+        self.pairs = pairs
         self.timed: list[Layer] = []
 
     def block_lanes(self) -> int:
         return 16
 
+    def dense_means(self) -> str | None:
+        return None if self.pairs is None else IN_PAIRS
+
     def measured_once(self, parts, measure):
         return measure()
 
-    def direction_times_ms(self, layer: Layer) -> Mapping[str, tuple[float, float]]:
+    def direction_times_ms(self, layer: Layer, ways: Ways) -> Mapping[str, Mapping[str, float]]:
         self.timed.append(layer)
-        return {direction: (1.0, took) for direction, took in self.told.items()}
+        share = {WINOGRAD4: 1.0, PAIRED_WINOGRAD4: self.pairs or 1.0, PAIRED: self.pairs or 1.0}
+        return {
+            direction: {MXNET: 1.0} | {name: self.told[direction] * share[name] for name in names}
+            for direction, names in ways.items()
+            if names
+        }
 
 
-def net(attrs: str = "pad=(1, 1)", x: str = "f32[2,32,8,8]", filters: int = 32) -> Graph:
-    options = f"{{kernel=(3, 3), no_bias=True, num_filter={filters}, {attrs}}}"
+def net(
+    attrs: str = "pad=(1, 1)", x: str = "f32[2,32,8,8]", filters: int = 32, kernel: int = 3
+) -> Graph:
+    options = f"{{kernel=({kernel}, {kernel}), no_bias=True, num_filter={filters}, {attrs}}}"
     return with_types(
         parse(f"graph g(%x: {x}, param %w: ?) {{ %c = Convolution(%x, %w) {options} return %c }}")
     )
@@ -51,8 +72,9 @@ def test_example(example):
     assert result.graph == after
     (remark,) = result.remarks
     assert remark.message == (
-        "by Winograd's algorithm: forward 0.50 ms for 1.00 ms, gradient of images 0.50 ms for"
-        " 1.00 ms, gradient of filters 0.50 ms for 1.00 ms"
+        "forward by Winograd's algorithm 0.50 ms (MXNet 1.00), gradient of images by Winograd's"
+        " algorithm 0.50 ms (MXNet 1.00), gradient of filters by Winograd's algorithm 0.50 ms"
+        " (MXNet 1.00)"
     )
 
 
@@ -60,23 +82,66 @@ def test_example(example):
 def test_outputs_and_gradients_stay(attrs: str) -> None:
     before = net(attrs)
     result = run_pass(before, "select-convolution", target=Clock(), mode="training")
-    assert result.receipts[0].stats == {"convolutions": 1, "directions": 3}
+    assert result.receipts[0].stats == {
+        "convolutions": 1,
+        "directions": 3,
+        "by Winograd": 3,
+        "in pairs": 0,
+    }
     assert_equivalent(before, result.graph, training=True, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("attrs", "chosen"),
+    [
+        ("stride=(1, 1)", "forward:paired data:paired weight:paired"),
+        ("stride=(2, 2)", "forward:paired weight:paired"),
+    ],
+)
+def test_pointwise_outputs_and_gradients_stay(attrs: str, chosen: str) -> None:
+    before = net(attrs, kernel=1)
+    clock = Clock(pairs=0.8)
+    result = run_pass(before, "select-convolution", target=clock, mode="training")
+    assert marks(result.graph) == [chosen]
+    directions = chosen.count(":")
+    assert result.receipts[0].stats == {
+        "convolutions": 1,
+        "directions": directions,
+        "by Winograd": 0,
+        "in pairs": directions,
+    }
+    assert_equivalent(before, result.graph, training=True, rtol=1e-4, atol=1e-5)
+
+
+def test_the_fastest_way_is_taken() -> None:
+    def chosen(pipeline: str, clock: Clock) -> list[object]:
+        return marks(run_pass(net(), pipeline, target=clock, mode="training").graph)
+
+    by_pairs = "forward:paired-winograd4 data:paired-winograd4 weight:winograd4"
+    as_they_are = "forward:winograd4 data:winograd4 weight:winograd4"
+    assert chosen("select-convolution", Clock(pairs=0.8)) == [by_pairs]
+    assert chosen("select-convolution", Clock(pairs=1.2)) == [as_they_are]
+    assert chosen("select-convolution{paired=False}", Clock(pairs=0.8)) == [as_they_are]
+    assert not chosen("select-convolution{winograd=False}", Clock(pairs=0.8))
 
 
 def test_each_direction_is_chosen_by_itself() -> None:
     result = run_pass(net(), "select-convolution", target=Clock(0.95, 0.7, 1.3), mode="training")
-    assert marks(result.graph) == ["data"]
+    assert marks(result.graph) == ["data:winograd4"]
     result = run_pass(
         net(), "select-convolution{min_gain=1.0}", target=Clock(0.95, 0.7, 1.3), mode="training"
     )
-    assert marks(result.graph) == ["forward data"]
+    assert marks(result.graph) == ["forward:winograd4 data:winograd4"]
 
 
 def test_what_is_no_faster_stays_and_is_told() -> None:
     result = run_pass(net(), "select-convolution", target=Clock(1.0, 1.0, 1.0), mode="training")
     assert result.receipts[0].status == "unchanged"
-    assert "Winograd's algorithm is no faster: forward 1.00 ms" in result.remarks[0].message
+    assert result.remarks[0].message == (
+        "no algorithm is faster than MXNet's: forward by MXNet 1.00 ms (Winograd's algorithm"
+        " 1.00 ms), gradient of images by MXNet 1.00 ms (Winograd's algorithm 1.00 ms), gradient of"
+        " filters by MXNet 1.00 ms (Winograd's algorithm 1.00 ms)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,6 +149,9 @@ def test_what_is_no_faster_stays_and_is_told() -> None:
     [
         (net("stride=(2, 2)"), "it leaves out pixels"),
         (net("dilate=(2, 2)"), "it leaves out pixels"),
+        (net("pad=(0, 0)", kernel=5), "it is neither of 3x3 pixels nor of one"),
+        (net("pad=(1, 1)", kernel=1), "its padding is large"),
+        (net("pad=(0, 0)", kernel=1), "there is no other way for it here"),
         (net("num_group=2"), "it has 2 groups"),
         (net("num_group=32"), "it has 32 groups"),
         (net("pad=(3, 3)"), "its padding is large"),
