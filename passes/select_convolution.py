@@ -79,7 +79,7 @@ class SelectConvolution(Pass):
     cpu_only: ClassVar[str] = "it compares convolutions on CPUs only"
     rounding: ClassVar[str] = "Winograd's algorithm and products in pairs round more"
 
-    min_gain: float = 1.1
+    min_gain: float = 1.05
     winograd: bool = True
     paired: bool = True
 

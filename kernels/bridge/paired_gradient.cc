@@ -17,6 +17,15 @@ namespace {
 
 using paired::kRows;
 
+constexpr int kOfNoNumber = 255;  // the exponent of infinities and of what is no number
+constexpr int64_t kBlocksOfTask = 4;
+constexpr int64_t kFewestTasks = 12;
+constexpr int64_t kFewFilters = 64 << 10;  // numbers of filters of which threads have sums of their own
+constexpr int64_t kMostUnits = 16;         // whose sums are added up in the end, as many on any number of threads
+constexpr int64_t kMostPixels = 384;  // that are summed over at a time
+/* Pixels of a part. What products of pairs add up to is taken from sums part by part, as it grows with them. */
+constexpr int64_t kPartPixels = 192, kParts = kMostPixels / kPartPixels;
+static_assert(kPartPixels % 3 == 0, "parts are of whole threes");
 constexpr int64_t kOuterBlocks = paired::kVectors;  // of the right operand that a tile computes with
 
 /*
@@ -46,23 +55,22 @@ struct OuterBlocks {
   float* Times(bool is_left) const {
     return Left(left_blocks + right_blocks) + (is_left ? 0 : Ceil(count, kLanes) * kLanes);
   }
-  /* Of each channel: what its pairs add up to, negative; one over what it was multiplied by, zero if it is all zeros.
-   * Those of a panel's blocks are side by side; blocks of the right operand follow those of the left one. */
-  float* Sums(int64_t block) const { return Times(false) + (Ceil(count, kLanes) + block) * kLanes; }
-  float* Inverses(int64_t block) const { return Sums(left_blocks + right_blocks + block); }
+  /* Of each channel: what its pairs add up to, negative, of each part; what it was multiplied by, and one over that, which
+   * is zero if it is all zeros. Those of a panel's blocks are side by side; blocks of the right operand follow those of
+   * the left one. */
+  float* Sums(int64_t part, int64_t block) const { return Noted(part, block); }
+  float* Scales(int64_t block) const { return Noted(kParts, block); }
+  float* Inverses(int64_t block) const { return Noted(kParts + 1, block); }
   /* Not zero: the block's numbers can be in pairs. */
-  float* ArePaired(int64_t block) const { return Sums(2 * (left_blocks + right_blocks)) + block; }
+  float* ArePaired(int64_t block) const { return Noted(kParts + 2, 0) + block; }
 
  private:
-  static constexpr int64_t kNoted = 3;  // vectors of each block
-};
+  static constexpr int64_t kNoted = kParts + 3;  // vectors of each block
 
-constexpr int kOfNoNumber = 255;  // the exponent of infinities and of what is no number
-constexpr int64_t kBlocksOfTask = 4;
-constexpr int64_t kFewestTasks = 12;
-constexpr int64_t kFewFilters = 64 << 10;  // numbers of filters of which threads have sums of their own
-constexpr int64_t kMostUnits = 16;         // whose sums are added up in the end, as many on any number of threads
-constexpr int64_t kMostPixels = 192;  // that are summed over at a time: panels of so many stay in the level-1 cache
+  float* Noted(int64_t what, int64_t block) const {
+    return Times(false) + (Ceil(count, kLanes) + what * (left_blocks + right_blocks) + block) * kLanes;
+  }
+};
 
 Whole32 ExponentsOf(Lanes x) { return ((Whole32)x >> 23) & kOfNoNumber; }
 Lanes PowersOfTwo(Whole32 exponents) { return (Lanes)((exponents + 127) << 23); }
@@ -167,8 +175,12 @@ void PairBlock(const OuterBlocks& to, int64_t block, const float* from, const At
   bool are_paired = true;
   for (int i = 0; i < kLanes; ++i) are_paired = are_paired && fit[i];
   const Whole32 moved = are_paired ? shifts : Whole32{};
-  const Lanes sums = ScaleBlock(place.at, place.pixel, to.count, PowersOfTwo(moved));
-  StoreLanes(to.Sums(block), -sums);
+  const Lanes scale = PowersOfTwo(moved);
+  for (int64_t part = 0, first = 0; part < kParts; ++part, first += kPartPixels) {
+    const int64_t count = std::clamp<int64_t>(to.count - first, 0, kPartPixels);
+    StoreLanes(to.Sums(part, block), -ScaleBlock(place.at + first * place.pixel, place.pixel, count, scale));
+  }
+  StoreLanes(to.Scales(block), scale);
   StoreLanes(to.Inverses(block), (Lanes)((Whole32)PowersOfTwo(-moved) & ~are_zero));
   *to.ArePaired(block) = are_paired;
 }
@@ -178,21 +190,26 @@ void MultiplyOuter(const OuterBlocks& from, int64_t panel, int64_t begin, int64_
                    bool adds) {
   const int64_t first = panel * kOuterBlocks, blocks = std::min(kOuterBlocks, from.right_blocks - first);
   const int64_t of_notes = from.left_blocks + first;
-  const paired::Panel numbers{from.Right(first), from.Sums(of_notes), nullptr,        from.Inverses(of_notes),
-                              from.count,        from.count / 3,      from.count % 3};
+  const int64_t parts = Ceil(from.count, kPartPixels);
+  paired::Panel panels[kParts];
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t begin = part * kPartPixels, count = std::min(kPartPixels, from.count - begin);
+    panels[part] = {from.Right(first) + begin * blocks * kLanes, from.Sums(part, of_notes), from.Scales(of_notes),
+                    from.Inverses(of_notes), count, count / 3, count % 3};
+  }
   bool is_paired = true;
   for (int64_t b = 0; b < blocks; ++b) is_paired = is_paired && *from.ArePaired(of_notes + b);
   const paired::Runner run = paired::Pick<kLanes>(kRows, blocks);
   paired::Row rows[kRows];
-  const paired::Tile tile{rows, &numbers, 1, 0, blocks * kLanes, adds};
+  const paired::Tile tile{rows, panels, parts, 0, blocks * kLanes, adds};
   for (int64_t block = begin; block < end; ++block) {
     const bool are_paired = is_paired && *from.ArePaired(block);
-    const float *left = from.Left(block), *sums = from.Sums(block), *inverses = from.Inverses(block);
+    const float *left = from.Left(block), *inverses = from.Inverses(block);
     for (int64_t lane = 0; lane < kLanes; lane += kRows) {
       for (int64_t i = 0; i < kRows; ++i) {
         rows[i].left = left + lane + i;
         rows[i].to = to + (block * kLanes + lane + i) * stride;
-        rows[i].sums[0] = sums[lane + i];
+        for (int64_t part = 0; part < parts; ++part) rows[i].sums[part] = from.Sums(part, block)[lane + i];
         rows[i].inverse = inverses[lane + i];
       }
       if (are_paired)
