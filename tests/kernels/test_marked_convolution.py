@@ -223,8 +223,8 @@ def test_images_in_any_layout(before: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "filters", "options"),
     [
-        ((2, 12, 8, 8), 16, {}),
-        ((2, 16, 8, 8), 20, {}),
+        ((2, 13, 8, 8), 16, {}),
+        ((2, 16, 8, 8), 21, {}),
         ((2, 16, 8, 8), 16, {"kernel": (1, 1)}),
         ((2, 16, 9, 9), 16, {"stride": (2, 2)}),
         ((2, 32, 8, 8), 32, {"num_group": 2}),
