@@ -21,7 +21,7 @@ from graphopt.kernels.convolutions.marked import (
     why_unfit,
 )
 from graphopt.kernels.convolutions.single import Layer, layer_of
-from graphopt.kernels.convolutions.spec import PAIRED, WINOGRAD, is_paired
+from graphopt.kernels.convolutions.spec import DIRECT, PAIRED, WINOGRAD, is_paired
 from graphopt.kernels.convolutions.windows import is_convolution, why_not
 from graphopt.kernels.products import IN_PAIRS
 from graphopt.pipeline.base import Mode, Pass, PassContext
@@ -35,6 +35,7 @@ _NAMES: Final = {
     WINOGRAD4: "Winograd's algorithm",
     PAIRED_WINOGRAD4: "Winograd's algorithm in pairs",
     PAIRED: "pairs",
+    DIRECT: "kernels for groups",
 }
 
 
@@ -47,10 +48,11 @@ class SelectConvolution(Pass):
     filtering with tiles of 4x4, which takes a quarter of the multiplications (Lavin and Gray, Fast
     Algorithms for Convolutional Neural Networks, 2016); of one pixel, and by Winograd's too, with
     products in pairs, on processors that add while they multiply (Winograd, A new algorithm for
-    inner product, 1968). What is faster is written into the attribute ``__algorithms__``; without
+    inner product, 1968); of 3x3 pixels in groups of 2, 4 or 8 channels, by kernels for these. What
+    is faster is written into the attribute ``__algorithms__``; without
     graphopt MXNet pays no heed to it. Each distinct layer is timed once on a machine. Only float32
-    on the CPU, one group, whole blocks of channels, and strides of one where filters have 3x3
-    pixels.
+    on the CPU, whole blocks of channels, and strides of one where filters have 3x3 pixels and are
+    in one group.
 
     Args:
         min_gain: how many times as fast as MXNet's another algorithm, which rounds more, has to be.

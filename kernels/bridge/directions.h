@@ -55,7 +55,7 @@ struct Algorithm {
 
 /* A convolution in whole blocks of channels and filters, its kernel as high as wide. */
 struct Geometry {
-  int64_t images, channels, filters, kernel, in[2], out[2], pad[2], stride[2];
+  int64_t images, channels, filters, groups, kernel, in[2], out[2], pad[2], stride[2];
 
   /* The one that makes the gradient of its images from that of its output; its strides are ones. */
   Geometry Turned() const {
@@ -84,9 +84,9 @@ constexpr int64_t kStrip = 8;  // tiles that are multiplied at a time in pairs
 /* A convolution, without the places of its images. */
 blocked::Step StepOf(const Geometry& geometry, const Algorithm& algorithm) {
   blocked::Step step{};
-  step.kind = algorithm.is_winograd ? blocked::kWinograd : blocked::kDirect;
+  step.kind = algorithm.is_winograd ? blocked::kWinograd : geometry.groups > 1 ? blocked::kDepthwise : blocked::kDirect;
   step.is_paired = algorithm.is_paired;
-  step.groups = step.bundle = 1;
+  step.groups = geometry.groups, step.bundle = 1;
   step.images = geometry.images, step.channels = geometry.channels, step.filters = geometry.filters;
   step.kernel_y = step.kernel_x = geometry.kernel;
   step.stride_y = geometry.stride[0], step.stride_x = geometry.stride[1];
@@ -161,19 +161,31 @@ void FilterPacked(const blocked::Step& step, const blocked::Filters& filters, co
       AllThreads());
 }
 
+/* The same in groups. */
+void FilterGroups(blocked::Step step, const blocked::Filters& filters, const float* from, float* to, const float* bias) {
+  Scratch scratch(blocked::GroupedFloats(step));
+  float* packed = scratch.data();
+  Place(from, to, packed, &step);
+  const blocked::Bound bound{&step, packed, packed, bias, nullptr, nullptr, 0};
+  RunPhases(
+      2, [&](int64_t phase) { return blocked::GroupedTasks(step, phase); },
+      [&](int64_t phase, int64_t task) { blocked::GroupedTask(bound, filters, phase, task, packed); }, AllThreads());
+}
+
 /* Images through filters; `from` and `to` are in blocks. */
 void Filter(Geometry geometry, const Algorithm& algorithm, const float* weights, bool is_turned, const float* from,
             float* to, const float* bias) {
   if (geometry.kernel == 1 && geometry.stride[0] == 1 && geometry.stride[1] == 1)
     for (auto extent : {geometry.in, geometry.out}) extent[1] *= extent[0], extent[0] = 1;  // one long row
   blocked::Step step = StepOf(geometry, algorithm);
+  const blocked::Filters filters{weights, geometry.filters, geometry.channels, is_turned};
+  if (geometry.groups > 1) return FilterGroups(step, filters, from, to, bias);
   const bool is_large = algorithm.is_winograd && blocked::IsLarge(step);
   if (algorithm.is_winograd)
     step.chunk = is_large ? TilesAtATime(step, kLargeFloats, step.channels)
                           : TilesAtATime(step, kOwnFloats, step.channels + step.filters);
   if (algorithm.is_paired) step.chunk = blocked::Ceil(step.chunk, kStrip) * kStrip;
   step.group = blocked::BestGroup(step);
-  const blocked::Filters filters{weights, geometry.filters, geometry.channels, is_turned};
   const int64_t floats = AlignedFloats(is_large ? step.channels : blocked::PackedWeights(step));
   const int64_t own = AlignedFloats(blocked::ScratchFloats(step));
   Scratch scratch(floats + (is_large ? 1 : AllThreads()) * own);
@@ -197,7 +209,7 @@ void FilterGradient(const Geometry& geometry, const Algorithm& algorithm, const 
   const int64_t channels = geometry.channels + geometry.filters;
   if (algorithm.is_winograd)
     step.chunk = TilesAtATime(step, blocked::IsLarge(step) ? 2 * kLargeFloats : kSharedFloats, channels);
-  else
+  else if (algorithm.is_paired)
     step.chunk = blocked::PartsOf(step, kSharedFloats);
   const int64_t floats = AlignedFloats(blocked::SummedFloats(step));
   Scratch scratch(floats + blocked::GradientScratchFloats(step));

@@ -1,6 +1,6 @@
 /*
- * Convolutions in training: Winograd's (winograd_gradient.cc) and those in pairs (paired.h), of 3x3 pixels or of one.
- * Channels and filters fill whole blocks.
+ * Convolutions in training: Winograd's (winograd_gradient.cc), those of one pixel in pairs (paired.h), and those in groups
+ * (grouped.cc). Channels and filters fill whole blocks.
  */
 #pragma once
 
@@ -12,8 +12,8 @@ constexpr int kTrainingTile = 4;         // output pixels of Winograd's tile in 
 constexpr int64_t kFewChannels = 256;    // with filters, of layers that are not large
 
 /*
- * Filters, (count, channels, y, x). Turned ones are those of the gradient of images: they lie as (channels, count, y, x),
- * and pixels are read from the last to the first.
+ * Filters, (count, channels of a group, y, x). Turned ones are those of the gradient of images: they lie as (channels,
+ * count, y, x), in each group if there are several, and pixels are read from the last to the first.
  */
 struct Filters {
   const float* weights;
@@ -59,6 +59,14 @@ void LargeTask(const Bound& bound, const Filters& filters, int64_t phase, int64_
 int64_t LargeGradientPhases(const Step& step);
 int64_t LargeGradientTasks(const Step& step, int64_t phase);
 void LargeGradientTask(const Bound& bound, int64_t phase, int64_t task, float* gradient);
+/* Groups of 2, 4 or 8 channels and filters, of 3x3 pixels; both have two phases. `packed` has room for GroupedFloats, and is
+ * the bound's weights; the gradient's sums are in the step's scratch. */
+int64_t GroupedFloats(const Step& step);
+int64_t GroupedTasks(const Step& step, int64_t phase);
+void GroupedTask(const Bound& bound, const Filters& filters, int64_t phase, int64_t task, float* packed);
+int64_t GroupedGradientFloats(const Step& step);
+int64_t GroupedGradientTasks(const Step& step, int64_t phase);
+void GroupedGradientTask(const Bound& bound, int64_t phase, int64_t task, float* gradient);
 int64_t PointwiseTasks(const Step& step, int64_t phase);
 void PointwiseTask(const Filters& filters, const Step& step, int64_t phase, int64_t task, float* packed);
 int64_t PointwiseGradientFloats(const Step& step);

@@ -28,7 +28,8 @@ Algorithm AlgorithmOf(const NodeAttrs& attrs, const std::string& direction) {
   const std::string name = found->second.substr(begin, found->second.find(' ', begin) - begin);
   if (name == "winograd4") return {true, true, false};
   if (name == "paired-winograd4") return {true, true, true};
-  return {name == "paired", false, true};
+  if (name == "paired") return {true, false, true};
+  return {name == "direct", false, false};
 }
 
 /* Whether strides or the like are those of every convolution that says nothing. */
@@ -38,40 +39,42 @@ bool AreOnes(const NodeAttrs& attrs, const char* key) {
          found->second == "None";
 }
 
-/* A pair of numbers, "(2, 2)"; ones if nothing is said. */
-void ReadStrides(const NodeAttrs& attrs, int64_t* strides) {
-  auto found = attrs.dict.find("stride");
-  if (found == attrs.dict.end() || std::sscanf(found->second.c_str(), "(%ld ,%ld", strides, strides + 1) != 2)
-    strides[0] = strides[1] = 1;
+/* A pair of numbers, "(2, 2)", or what they are if nothing is said. */
+void ReadPair(const NodeAttrs& attrs, const char* key, int64_t usual, int64_t* pair) {
+  auto found = attrs.dict.find(key);
+  if (found == attrs.dict.end() || std::sscanf(found->second.c_str(), "(%ld ,%ld", pair, pair + 1) != 2)
+    pair[0] = pair[1] = usual;
 }
 
 /* What the convolution of an operator is; whether there is a way of ours to compute it. */
 struct Found : Geometry {
-  bool fits_winograd = false, fits_pairs = false;
+  bool fits_winograd = false, fits_pairs = false, fits_groups = false;
 
   Found(const NodeAttrs& attrs, const NDArray& data, const mxnet::TShape& weight, const mxnet::TShape& made)
       : Geometry{} {
     const mxnet::TShape& shape = data.shape();
     const int64_t lanes = blocked::BlockLanes();
     if (shape.ndim() != 4 || weight.ndim() != 4 || made.ndim() != 4 || shape.Size() == 0 || made.Size() == 0 ||
-        data.dtype() != mshadow::kFloat32 || weight[2] != weight[3] || weight[1] != shape[1] ||
+        data.dtype() != mshadow::kFloat32 || weight[2] != weight[3] || shape[1] % weight[1] ||
         shape[1] % lanes || weight[0] % lanes || shape[1] > blocked::kMostBlocks * lanes ||
         weight[0] > blocked::kMostBlocks * lanes || !AreOnes(attrs, "dilate"))
       return;
-    images = shape[0], channels = shape[1], filters = weight[0], kernel = weight[2];
-    ReadStrides(attrs, stride);
-    bool is_whole = true;
+    images = shape[0], channels = shape[1], filters = weight[0], kernel = weight[2], groups = channels / weight[1];
+    ReadPair(attrs, "stride", 1, stride);
+    ReadPair(attrs, "pad", 0, pad);
     for (int d = 0; d < 2; ++d) {
       in[d] = shape[2 + d], out[d] = made[2 + d];
-      const int64_t twice = out[d] - in[d] + 2;
-      is_whole = is_whole && stride[d] == 1 && twice >= 0 && twice % 2 == 0 && twice <= 4;
-      pad[d] = kernel == 3 ? twice / 2 : 0;
+      if (pad[d] < 0 || pad[d] >= kernel || (in[d] + 2 * pad[d] - kernel) / stride[d] + 1 != out[d]) return;
     }
-    fits_winograd = kernel == 3 && is_whole;
-    fits_pairs = kernel == 1;
-    for (int d = 0; d < 2; ++d) fits_pairs = fits_pairs && (in[d] - 1) / stride[d] + 1 == out[d];
+    const int64_t width = weight[1];
+    fits_winograd = kernel == 3 && groups == 1 && HasOneStride();
+    fits_pairs = kernel == 1 && groups == 1;
+    fits_groups = kernel == 3 && channels == filters && width < lanes && (width == 2 || width == 4 || width == 8);
   }
-  bool Fits(const Algorithm& algorithm) const { return algorithm.is_winograd ? fits_winograd : fits_pairs; }
+  bool HasOneStride() const { return stride[0] == 1 && stride[1] == 1; }
+  bool Fits(const Algorithm& algorithm) const {
+    return algorithm.is_winograd ? fits_winograd : algorithm.is_paired ? fits_pairs : fits_groups;
+  }
 };
 
 bool IsWhole(const NDArray& array) { return array.byte_offset_ == 0 && !array.IsView(); }
@@ -104,7 +107,7 @@ void ConvolutionGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&
            IsWhole(outputs[output]);
   };
   const Algorithm of_data = AlgorithmOf(attrs, "data"), of_weight = AlgorithmOf(attrs, "weight");
-  const bool data = is_ours(of_data, 0) && found.stride[0] == 1 && found.stride[1] == 1, bias = requests.size() > 2;
+  const bool data = is_ours(of_data, 0) && found.HasOneStride(), bias = requests.size() > 2;
   const bool weight = is_ours(of_weight, 1) && (!bias || requests[2] == mxnet::kWriteTo);
   if (!data && !weight) return plain(requests);
   mended_calls.fetch_add(1, std::memory_order_relaxed);

@@ -91,6 +91,7 @@ int64_t ScratchFloats(const Step& step) {
 }
 
 int64_t GradientScratchFloats(const Step& step) {
+  if (step.kind == kDepthwise) return GroupedGradientFloats(step);
   if (step.kind != kWinograd) return PointwiseGradientFloats(step);
   const Tiling tiling(step, 0);
   return tiling.points * (OddLines(tiling.in_blocks * step.chunk) + OddLines(tiling.out_blocks * step.chunk));
@@ -101,16 +102,19 @@ int64_t SummedFloats(const Step& step) {
 }
 
 int64_t GradientPhases(const Step& step) {
+  if (step.kind == kDepthwise) return 2;
   if (step.kind != kWinograd) return PointwiseGradientPhases(step);
   return IsLarge(step) ? LargeGradientPhases(step) : FewGradientPhases(step);
 }
 
 int64_t GradientTasks(const Step& step, int64_t phase) {
+  if (step.kind == kDepthwise) return GroupedGradientTasks(step, phase);
   if (step.kind != kWinograd) return PointwiseGradientTasks(step, phase);
   return IsLarge(step) ? LargeGradientTasks(step, phase) : FewGradientTasks(step, phase);
 }
 
 void GradientTask(const Bound& bound, int64_t phase, int64_t task, float* sums, float* gradient) {
+  if (bound.step->kind == kDepthwise) return GroupedGradientTask(bound, phase, task, gradient);
   if (bound.step->kind != kWinograd) return PointwiseGradientTask(bound, phase, task, gradient);
   if (IsLarge(*bound.step)) return LargeGradientTask(bound, phase, task, gradient);
   FewGradientTask(bound, phase, task, sums, gradient);

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from graphopt.kernels.convolutions.single import Layer
-from graphopt.kernels.convolutions.spec import PAIRED
+from graphopt.kernels.convolutions.spec import DIRECT, PAIRED
 
 #: The attribute that is the mark; MXNet keeps attributes with such names for others.
 MARK: Final = "__algorithms__"
@@ -22,6 +22,8 @@ MXNET: Final = "mxnet"
 WINOGRAD4: Final = "winograd4"
 PAIRED_WINOGRAD4: Final = "paired-winograd4"
 
+#: Channels and filters of groups that the bridge knows.
+_WIDTHS = (2, 4, 8)
 #: Images are timed up to so many multiplications, as all take the same time.
 _MOST_MACS = 1e9
 _ROUNDS = 4
@@ -39,8 +41,8 @@ def mark(chosen: Mapping[str, str]) -> str:
 
 def ways(layer: Layer, *, has_pairs: bool) -> Ways:
     """How each direction of a layer that is not unfit can be computed besides by MXNet."""
-    if layer.window.kernel == (1, 1):
-        found = (PAIRED,) if has_pairs else ()
+    if layer.groups > 1 or layer.window.kernel == (1, 1):
+        found = (DIRECT,) if layer.groups > 1 else (PAIRED,) if has_pairs else ()
         data = found if layer.window.stride == (1, 1) else ()
         return {"forward": found, "data": data, "weight": found}
     fast = (WINOGRAD4, PAIRED_WINOGRAD4) if has_pairs else (WINOGRAD4,)
@@ -55,16 +57,19 @@ def why_unfit(layer: Layer, lanes: int) -> str | None:
         lanes: channels that make a block.
     """
     window, channels, filters = layer.window, layer.shape[1], layer.made[1]
-    if layer.groups > 1:
-        return f"it has {layer.groups} groups"
     if window.kernel not in ((3, 3), (1, 1)):
         return "it is neither of 3x3 pixels nor of one"
-    if window.dilation != (1, 1) or (window.kernel == (3, 3) and window.stride != (1, 1)):
+    strides_fit = window.stride == (1, 1) or layer.groups > 1 or window.kernel == (1, 1)
+    if window.dilation != (1, 1) or not strides_fit:
         return "it leaves out pixels"
-    if max(window.pad) > (2 if window.kernel == (3, 3) else 0):
+    if max(window.pad) >= window.kernel[0]:
         return "its padding is large"
     if channels % lanes or filters % lanes:
         return f"its {channels} channels and {filters} filters are no whole blocks of {lanes}"
+    width = channels // layer.groups
+    fits = window.kernel == (3, 3) and channels == filters and width in _WIDTHS and width < lanes
+    if layer.groups > 1 and not fits:
+        return f"it has {layer.groups} groups of {width} channels"
     return None
 
 
@@ -79,7 +84,7 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
     window = layer.window
     count, channels, height, width = layer.shape
     filters, pixels = layer.made[1], layer.made[2] * layer.made[3]
-    macs = window.kernel[0] * window.kernel[1] * channels * filters * pixels
+    macs = window.kernel[0] * window.kernel[1] * channels // layer.groups * filters * pixels
     count = max(1, min(count, int(_MOST_MACS / macs)))
     nd = mxnet.nd
     options = {
@@ -87,6 +92,7 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
         "stride": window.stride,
         "pad": window.pad,
         "num_filter": filters,
+        "num_group": layer.groups,
         "no_bias": True,
     }
 
@@ -106,7 +112,7 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
     with mxnet.autograd.pause(train_mode=True):
         x = blocks((count, channels, height, width))
         head = blocks((count, *layer.made[1:]))
-        w = nd.random.uniform(-0.1, 0.1, shape=(filters, channels, *window.kernel))
+        w = nd.random.uniform(-0.1, 0.1, shape=(filters, channels // layer.groups, *window.kernel))
         for direction in (d for d in DIRECTIONS if ways[d]):
             x.attach_grad("write" if direction == "data" else "null")
             w.attach_grad("write" if direction == "weight" else "null")

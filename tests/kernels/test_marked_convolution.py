@@ -10,6 +10,7 @@ import pytest
 
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
+from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.marked import (
     DIRECTIONS,
     MARK,
@@ -21,7 +22,7 @@ from graphopt.kernels.convolutions.marked import (
     ways,
 )
 from graphopt.kernels.convolutions.single import Layer
-from graphopt.kernels.convolutions.spec import PAIRED
+from graphopt.kernels.convolutions.spec import DIRECT, PAIRED
 from graphopt.kernels.convolutions.windows import Window
 
 mx = import_mxnet()
@@ -49,8 +50,17 @@ POINTWISE = [
     ((2, 320, 11, 12), 288, (1, 1), True),
     ((1, 272, 40, 41), 304, (2, 3), False),
 ]
-#: Of the largest number: Winograd's algorithm, and pairs.
-TOLERANCE, PAIRED_TOLERANCE = 6e-5, 3e-6
+#: Images, groups, strides, padding, whether there is a bias.
+GROUPED = [
+    ((2, 32, 9, 10), 8, (1, 1), (1, 1), True),
+    ((3, 64, 10, 7), 8, (2, 2), (1, 1), False),
+    ((1, 48, 7, 9), 24, (1, 1), (0, 2), True),
+    ((2, 16, 12, 3), 2, (2, 1), (2, 0), False),
+    ((4, 32, 1, 1), 4, (1, 1), (1, 1), True),
+    ((1, 16, 2, 5), 4, (3, 3), (2, 2), False),
+]
+#: Of the largest number: Winograd's algorithm, pairs, and what rounds as any sum does.
+TOLERANCE, PAIRED_TOLERANCE, USUAL_TOLERANCE = 6e-5, 3e-6, 2e-6
 
 
 def all_by(name: str) -> dict[str, str]:
@@ -80,6 +90,7 @@ def step(
     dtype: str,
     requests: Any = "write",
     stride: tuple[int, int] = (1, 1),
+    groups: int = 1,
     **more: str,
 ) -> list[np.ndarray]:
     """The output and all gradients."""
@@ -92,6 +103,7 @@ def step(
         "pad": pad,
         "stride": stride,
         "num_filter": given[1].shape[0],
+        "num_group": groups,
     }
     with mx.autograd.record():
         y = mx.nd.Convolution(*arrays, **options, no_bias=len(given) == 2, **more)
@@ -128,6 +140,24 @@ def test_pointwise_values_and_gradients(
     found = step(given, (0, 0), "float32", stride=stride, **all_by(PAIRED))
     assert calls() == before + 2
     check(found, step(given, (0, 0), "float64", stride=stride), PAIRED_TOLERANCE)
+
+
+@pytest.mark.parametrize(("shape", "groups", "stride", "pad", "bias"), GROUPED)
+def test_grouped_values_and_gradients(
+    shape: tuple[int, ...],
+    groups: int,
+    stride: tuple[int, int],
+    pad: tuple[int, int],
+    bias: bool,
+) -> None:
+    given = arguments(shape, shape[1], bias)
+    given[1] = np.ascontiguousarray(given[1][:, : shape[1] // groups])
+    before = calls()
+    found = step(given, pad, "float32", stride=stride, groups=groups, **all_by(DIRECT))
+    fits = shape[1] // groups < native.lanes(mx)
+    assert calls() == before + 2 * fits
+    expected = step(given, pad, "float64", stride=stride, groups=groups)
+    check(found, expected, USUAL_TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 12, 12), (2, 320, 12, 12)])
@@ -273,10 +303,12 @@ def test_a_mark_is_kept_in_files() -> None:
         (Window((3, 3), pad=(1, 1)), 8),
         (Window((1, 1)), 8),
         (Window((1, 1), stride=(2, 2)), 4),
+        (Window((3, 3), stride=(2, 2), pad=(1, 1)), 4),
     ],
 )
 def test_directions_are_timed(window: Window, made: int) -> None:
-    layer = Layer((2, 16, 8, 8), (2, 32, made, made), window)
+    groups = 8 if window.kernel == (3, 3) and made == 4 else 1
+    layer = Layer((2, 32, 8, 8), (2, 32, made, made), window, groups)
     possible = ways(layer, has_pairs=True)
     before = calls()
     found = direction_times_ms(mx, layer, possible)

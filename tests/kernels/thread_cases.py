@@ -24,7 +24,7 @@ from graphopt.kernels.convolutions.marked import (
     WINOGRAD4,
     mark,
 )
-from graphopt.kernels.convolutions.spec import PAIRED
+from graphopt.kernels.convolutions.spec import DIRECT, PAIRED
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.cells import Cell, body_of
 
@@ -131,10 +131,17 @@ def products() -> Callable[[], Found]:
     return run
 
 
-def convolution(name: str, kernel: int, channels: int, filters: int) -> Callable[[], Found]:
+def convolution(
+    name: str, kernel: int, channels: int, filters: int, groups: int = 1
+) -> Callable[[], Found]:
     """A convolution marked for an algorithm in all directions."""
-    x, w = noise(3, channels, 21, 22), noise(filters, channels, kernel, kernel, seed=1)
-    options = {"kernel": (kernel, kernel), "num_filter": filters, "no_bias": True}
+    x, w = noise(3, channels, 21, 22), noise(filters, channels // groups, kernel, kernel, seed=1)
+    options = {
+        "kernel": (kernel, kernel),
+        "num_filter": filters,
+        "num_group": groups,
+        "no_bias": True,
+    }
     marked = {MARK: mark(dict.fromkeys(DIRECTIONS, name))}
 
     def run() -> Found:
@@ -161,6 +168,7 @@ CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "Winograd of a large layer": lambda: convolution(WINOGRAD4, 3, 208, 176),
     "Winograd in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 48, 64),
     "Winograd of a large layer in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 208, 176),
+    "groups": lambda: convolution(DIRECT, 3, 48, 48, groups=12),
     "pairs": lambda: convolution(PAIRED, 1, 48, 64),
     "pairs of a large layer": lambda: convolution(PAIRED, 1, 320, 288),
 }

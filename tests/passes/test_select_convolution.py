@@ -12,7 +12,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
 from graphopt.kernels.convolutions.marked import MARK, MXNET, PAIRED_WINOGRAD4, WINOGRAD4, Ways
 from graphopt.kernels.convolutions.single import Layer
-from graphopt.kernels.convolutions.spec import PAIRED
+from graphopt.kernels.convolutions.spec import DIRECT, PAIRED
 from graphopt.kernels.products import IN_PAIRS
 from graphopt.passes.select_convolution import SelectConvolution
 from graphopt.testing import assert_equivalent, run_pass
@@ -45,7 +45,8 @@ class Clock(MXNetTarget):
 
     def direction_times_ms(self, layer: Layer, ways: Ways) -> Mapping[str, Mapping[str, float]]:
         self.timed.append(layer)
-        share = {WINOGRAD4: 1.0, PAIRED_WINOGRAD4: self.pairs or 1.0, PAIRED: self.pairs or 1.0}
+        pairs = self.pairs or 1.0
+        share = {WINOGRAD4: 1.0, PAIRED_WINOGRAD4: pairs, PAIRED: pairs, DIRECT: 1.0}
         return {
             direction: {MXNET: 1.0} | {name: self.told[direction] * share[name] for name in names}
             for direction, names in ways.items()
@@ -113,6 +114,20 @@ def test_pointwise_outputs_and_gradients_stay(attrs: str, chosen: str) -> None:
     assert_equivalent(before, result.graph, training=True, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("attrs", "chosen"),
+    [
+        ("num_group=8, pad=(1, 1)", "forward:direct data:direct weight:direct"),
+        ("num_group=16, stride=(2, 2)", "forward:direct weight:direct"),
+    ],
+)
+def test_groups_outputs_and_gradients_stay(attrs: str, chosen: str) -> None:
+    before = net(attrs)
+    result = run_pass(before, "select-convolution", target=Clock(), mode="training")
+    assert marks(result.graph) == [chosen]
+    assert_equivalent(before, result.graph, training=True, rtol=1e-4, atol=1e-5)
+
+
 def test_the_fastest_way_is_taken() -> None:
     def chosen(pipeline: str, clock: Clock) -> list[object]:
         return marks(run_pass(net(), pipeline, target=clock, mode="training").graph)
@@ -152,8 +167,8 @@ def test_what_is_no_faster_stays_and_is_told() -> None:
         (net("pad=(0, 0)", kernel=5), "it is neither of 3x3 pixels nor of one"),
         (net("pad=(1, 1)", kernel=1), "its padding is large"),
         (net("pad=(0, 0)", kernel=1), "there is no other way for it here"),
-        (net("num_group=2"), "it has 2 groups"),
-        (net("num_group=32"), "it has 32 groups"),
+        (net("num_group=2"), "it has 2 groups of 16 channels"),
+        (net("num_group=32"), "it has 32 groups of 1 channels"),
         (net("pad=(3, 3)"), "its padding is large"),
         (net(x="f32[2,3,8,8]"), "its 3 channels and 32 filters are no whole blocks of 16"),
         (net(filters=10), "its 32 channels and 10 filters are no whole blocks of 16"),
