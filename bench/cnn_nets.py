@@ -10,15 +10,26 @@ nn = import_mxnet().gluon.nn
 
 
 class _Bottleneck(nn.HybridBlock):  # type: ignore[misc, name-defined]
-    """A residual block around a convolution in 32 groups, with a gate for each channel."""
+    """A residual block around a convolution in groups, perhaps with a gate for each channel."""
 
-    def __init__(self, width: int, outputs: int, stride: int, gated: bool, first: bool) -> None:
+    def __init__(
+        self,
+        width: int,
+        outputs: int,
+        stride: int,
+        first: bool,
+        *,
+        gated: bool = False,
+        groups: int = 32,
+        dilation: int = 1,
+    ) -> None:
         super().__init__()
         with self.name_scope():
             self.body = nn.HybridSequential()
             self.body.add(nn.Conv2D(width, 1, use_bias=False), nn.BatchNorm())
             self.body.add(nn.Activation("relu"))
-            self.body.add(nn.Conv2D(width, 3, stride, 1, groups=32, use_bias=False))
+            around = {"padding": dilation, "dilation": dilation, "groups": groups}
+            self.body.add(nn.Conv2D(width, 3, stride, use_bias=False, **around))
             self.body.add(nn.BatchNorm(), nn.Activation("relu"))
             self.body.add(nn.Conv2D(outputs, 1, use_bias=False), nn.BatchNorm())
             self.gate = nn.HybridSequential() if gated else None
@@ -47,6 +58,32 @@ def resnext50(gated: bool = False, prefix: str = "resnext_") -> Any:
             for at in range(blocks):
                 width, first = 128 << stage, at == 0
                 stride = 2 if first and stage else 1
-                net.add(_Bottleneck(width, 2 * width, stride, gated, first))
+                net.add(_Bottleneck(width, 2 * width, stride, first, gated=gated))
         net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(1000))
     return net
+
+
+def fcn_resnet50(classes: int = 21, prefix: str = "fcn_") -> Any:
+    """A ResNet-50 whose last stages dilate instead of leaving pixels out (Yu and Koltun, 2016).
+
+    A head gives scores of classes, stretched to the size of the image (Long et al., 2015).
+    """
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(nn.Conv2D(64, 7, 2, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
+        net.add(nn.MaxPool2D(3, 2, 1))
+        for stage, (blocks, stride, dilation) in enumerate(
+            ((3, 1, 1), (4, 2, 1), (6, 1, 2), (3, 1, 4))
+        ):
+            for at in range(blocks):
+                width, first = 64 << stage, at == 0
+                more = {"groups": 1, "dilation": dilation}
+                net.add(_Bottleneck(width, 4 * width, stride if first else 1, first, **more))
+        net.add(nn.Conv2D(512, 3, padding=1, use_bias=False), nn.BatchNorm())
+        net.add(nn.Activation("relu"), nn.Conv2D(classes, 1))
+        net.add(nn.HybridLambda(_stretched))
+    return net
+
+
+def _stretched(F: Any, x: Any) -> Any:
+    return F.contrib.BilinearResize2D(x, scale_height=8, scale_width=8)

@@ -10,7 +10,7 @@ import pytest
 
 import graphopt
 from bench import workloads
-from bench.cnn_nets import resnext50
+from bench.cnn_nets import fcn_resnet50, resnext50
 from bench.peers.client import Peers
 from bench.pixel_nets import unet
 from bench.report import Record
@@ -47,6 +47,11 @@ def _unet(batch: int, extent: int) -> Example:
     )
 
 
+def _fcn(batch: int, extent: int) -> Example:
+    net = fcn_resnet50()
+    return models.example("fcn_resnet50", net, (data.normal((batch, 3, extent, extent)),))
+
+
 NETS: dict[str, Callable[[int, int], Example]] = {
     "mobilenet_v2_1_0": _zoo("mobilenet_v2_1_0"),
     "resnext50": _resnext("resnext50", gated=False),
@@ -54,6 +59,7 @@ NETS: dict[str, Callable[[int, int], Example]] = {
     "resnet50_v1": _zoo("resnet50_v1"),
     "resnet18_v1": _zoo("resnet18_v1"),
     "unet": _unet,
+    "fcn_resnet50": _fcn,
 }
 
 

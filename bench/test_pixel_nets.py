@@ -10,6 +10,7 @@ import pytest
 
 import graphopt
 from bench import workloads
+from bench.cnn_nets import fcn_resnet50
 from bench.peers.client import Peers
 from bench.pixel_nets import take_statistics, unet, yolo3
 from bench.report import Record
@@ -21,6 +22,7 @@ from graphopt.demo.checking import infer, relative_error
 #: How to make a net for images of an extent, and the extent.
 NETS: dict[str, tuple[Callable[[int], Any], int]] = {
     "unet": (lambda _extent: unet(), 256),
+    "fcn_resnet50": (lambda _extent: fcn_resnet50(), 320),
     "yolo3_darknet53": (lambda extent: yolo3(extent=extent), 416),
 }
 #: Those that put out (class, score, corners).

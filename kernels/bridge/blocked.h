@@ -95,6 +95,11 @@ constexpr int64_t kMostBlocks = 512;  // of channels that Winograd's products su
 
 inline int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* Winograd's tiles along an axis. Where pixels of a window are `dilation` apart, so are those of a tile. */
+inline int64_t TilesOf(int64_t size, int64_t dilation, int64_t tile) {
+  return dilation * Ceil(Ceil(size, dilation), tile);
+}
+
 /*
  * A step is done in phases, each in tasks that may run side by side. Tasks of a phase must be done
  * before the next one begins.

@@ -55,14 +55,14 @@ struct Algorithm {
 
 /* A convolution in whole blocks of channels and filters, its kernel as high as wide. */
 struct Geometry {
-  int64_t images, channels, filters, groups, kernel, in[2], out[2], pad[2], stride[2];
+  int64_t images, channels, filters, groups, kernel, in[2], out[2], pad[2], stride[2], dilation[2];
 
   /* The one that makes the gradient of its images from that of its output; its strides are ones. */
   Geometry Turned() const {
     Geometry found = *this;
     std::swap(found.channels, found.filters);
     std::swap(found.in, found.out);
-    for (int64_t& each : found.pad) each = kernel - 1 - each;
+    for (int d = 0; d < 2; ++d) found.pad[d] = (kernel - 1) * dilation[d] - pad[d];
     return found;
   }
 };
@@ -90,7 +90,7 @@ blocked::Step StepOf(const Geometry& geometry, const Algorithm& algorithm) {
   step.images = geometry.images, step.channels = geometry.channels, step.filters = geometry.filters;
   step.kernel_y = step.kernel_x = geometry.kernel;
   step.stride_y = geometry.stride[0], step.stride_x = geometry.stride[1];
-  step.dilation_y = step.dilation_x = 1;
+  step.dilation_y = geometry.dilation[0], step.dilation_x = geometry.dilation[1];
   step.pad_y = geometry.pad[0], step.pad_x = geometry.pad[1];
   step.bias = -1;
   step.tile = blocked::kTrainingTile;
@@ -102,8 +102,8 @@ blocked::Step StepOf(const Geometry& geometry, const Algorithm& algorithm) {
 
 /* Tiles that are transformed at a time, some `near` floats of so many channels. */
 int64_t TilesAtATime(const blocked::Step& step, int64_t near, int64_t channels) {
-  const int64_t tiles =
-      step.images * blocked::Ceil(step.out.height, step.tile) * blocked::Ceil(step.out.width, step.tile);
+  const int64_t tiles = step.images * blocked::TilesOf(step.out.height, step.dilation_y, step.tile) *
+                        blocked::TilesOf(step.out.width, step.dilation_x, step.tile);
   const int64_t each = (step.tile + 2) * (step.tile + 2) * channels;
   return blocked::Ceil(tiles, blocked::Ceil(tiles, std::max(kFewestTiles, near / each)));
 }

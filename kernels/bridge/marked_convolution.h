@@ -32,13 +32,6 @@ Algorithm AlgorithmOf(const NodeAttrs& attrs, const std::string& direction) {
   return {name == "direct", false, false};
 }
 
-/* Whether strides or the like are those of every convolution that says nothing. */
-bool AreOnes(const NodeAttrs& attrs, const char* key) {
-  auto found = attrs.dict.find(key);
-  return found == attrs.dict.end() || found->second.find_first_of("023456789") == std::string::npos ||
-         found->second == "None";
-}
-
 /* A pair of numbers, "(2, 2)", or what they are if nothing is said. */
 void ReadPair(const NodeAttrs& attrs, const char* key, int64_t usual, int64_t* pair) {
   auto found = attrs.dict.find(key);
@@ -57,19 +50,23 @@ struct Found : Geometry {
     if (shape.ndim() != 4 || weight.ndim() != 4 || made.ndim() != 4 || shape.Size() == 0 || made.Size() == 0 ||
         data.dtype() != mshadow::kFloat32 || weight[2] != weight[3] || shape[1] % weight[1] ||
         shape[1] % lanes || weight[0] % lanes || shape[1] > blocked::kMostBlocks * lanes ||
-        weight[0] > blocked::kMostBlocks * lanes || !AreOnes(attrs, "dilate"))
+        weight[0] > blocked::kMostBlocks * lanes)
       return;
     images = shape[0], channels = shape[1], filters = weight[0], kernel = weight[2], groups = channels / weight[1];
     ReadPair(attrs, "stride", 1, stride);
     ReadPair(attrs, "pad", 0, pad);
+    ReadPair(attrs, "dilate", 1, dilation);
     for (int d = 0; d < 2; ++d) {
       in[d] = shape[2 + d], out[d] = made[2 + d];
-      if (pad[d] < 0 || pad[d] >= kernel || (in[d] + 2 * pad[d] - kernel) / stride[d] + 1 != out[d]) return;
+      const int64_t reach = (kernel - 1) * dilation[d];
+      if (pad[d] < 0 || pad[d] > reach || (in[d] + 2 * pad[d] - reach - 1) / stride[d] + 1 != out[d]) return;
     }
     const int64_t width = weight[1];
     fits_winograd = kernel == 3 && groups == 1 && HasOneStride();
     fits_pairs = kernel == 1 && groups == 1;
-    fits_groups = kernel == 3 && channels == filters && width < lanes && (width == 2 || width == 4 || width == 8);
+    const bool is_dense = dilation[0] == 1 && dilation[1] == 1;
+    fits_groups = kernel == 3 && is_dense && channels == filters && width < lanes &&
+                  (width == 2 || width == 4 || width == 8);
   }
   bool HasOneStride() const { return stride[0] == 1 && stride[1] == 1; }
   bool Fits(const Algorithm& algorithm) const {

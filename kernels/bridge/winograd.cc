@@ -36,20 +36,17 @@ void TransformOutput(const Bound& bound, const Tiling& tiling, int64_t block, in
   const Lanes bias = bound.bias ? LoadLanes(bound.bias + block * kLanes) : zero;
   const Lanes slope = SlopeOf(step, bound.slopes, block);
   const int64_t filters = FiltersOf(step, block);
-  const int64_t rows = std::min<int64_t>(M, step.out.height - corner.y);
-  const int64_t columns = std::min<int64_t>(M, step.out.width - corner.x);
-  for (int64_t y = 0; y < rows; ++y) {
-    float* to = bound.arena + step.out.Place(corner.image, block, corner.y + y) + corner.x * kLanes;
-    const float* other =
-        step.has_other
-            ? bound.arena + step.other.Place(corner.image, block, corner.y + y) + corner.x * kLanes
-            : nullptr;
-    if (corner.x == 0) ClearHalo(step.out, bound.arena, corner.image, block, corner.y + y);
-    for (int64_t x = 0; x < columns; ++x) {
-      Lanes value = found[y * M + x] + bias;
-      if (other) value += LoadLanes(other + x * kLanes);
+  for (int64_t row = 0; row < corner.rows; ++row) {
+    const int64_t y = corner.y + row * step.dilation_y;
+    float* to = bound.arena + step.out.Place(corner.image, block, y);
+    const float* other = step.has_other ? bound.arena + step.other.Place(corner.image, block, y) : nullptr;
+    if (corner.x == 0) ClearHalo(step.out, bound.arena, corner.image, block, y);
+    for (int64_t column = 0; column < corner.columns; ++column) {
+      const int64_t x = (corner.x + column * step.dilation_x) * kLanes;
+      Lanes value = found[row * M + column] + bias;
+      if (other) value += LoadLanes(other + x);
       value = Activated(step, value, slope);
-      StoreLanes(to + x * kLanes, filters < kLanes ? Kept(value, filters) : value);
+      StoreLanes(to + x, filters < kLanes ? Kept(value, filters) : value);
     }
   }
 }

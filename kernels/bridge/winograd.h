@@ -84,8 +84,8 @@ struct Tiling {
 
   Tiling(const Step& step, int64_t number)
       : chunk(step.chunk),
-        down(Ceil(step.out.height, step.tile)),
-        across(Ceil(step.out.width, step.tile)),
+        down(TilesOf(step.out.height, step.dilation_y, step.tile)),
+        across(TilesOf(step.out.width, step.dilation_x, step.tile)),
         all(step.images * down * across),
         first(number * chunk),
         count(std::min(chunk, all - first)),
@@ -136,12 +136,23 @@ void NoteChannels(const Filters& filters, int64_t begin, int64_t end, float* fac
 int64_t PackedPaired(const Step& step, int64_t depth, int64_t points);
 void PairFilters(const Step& step, int64_t depth, int64_t points, int64_t point, float* packed);
 
+/* The first output pixel of a tile, and how many of the tile's rows and columns the image has; others are `step.dilation`
+ * apart. */
 struct Corner {
-  int64_t image, y, x;
-  Corner(const Tiling& tiling, const Step& step, int64_t tile) {
-    image = tile / (tiling.down * tiling.across);
-    y = tile / tiling.across % tiling.down * step.tile;
-    x = tile % tiling.across * step.tile;
+  int64_t image, y, x, rows, columns;
+  Corner(const Tiling& tiling, const Step& step, int64_t tile)
+      : image(tile / (tiling.down * tiling.across)),
+        y(Begin(tile / tiling.across % tiling.down, step.dilation_y, step.tile)),
+        x(Begin(tile % tiling.across, step.dilation_x, step.tile)),
+        rows(Count(step.out.height - y, step.dilation_y, step.tile)),
+        columns(Count(step.out.width - x, step.dilation_x, step.tile)) {}
+
+ private:
+  static int64_t Begin(int64_t number, int64_t dilation, int64_t tile) {
+    return number / dilation * tile * dilation + number % dilation;
+  }
+  static int64_t Count(int64_t left, int64_t dilation, int64_t tile) {
+    return std::min(tile, left > 0 ? Ceil(left, dilation) : 0);
   }
 };
 
@@ -154,22 +165,21 @@ inline void TransformInput(const Bound& bound, const Tiling& tiling, int64_t blo
   const View& in = step.in;
   const Corner corner(tiling, step, tiling.first + number);
   const int64_t top = corner.y - step.pad_y, left = corner.x - step.pad_x;
+  const int64_t down = step.dilation_y, across = step.dilation_x;
   const float* from = bound.arena + in.Place(corner.image, block, 0);
   Lanes given[T * T], half[T * T];
-  if (top >= 0 && left >= 0 && top + T <= in.height && left + T <= in.width) {
+  if (top >= 0 && left >= 0 && top + (T - 1) * down < in.height && left + (T - 1) * across < in.width) {
     for (int y = 0; y < T; ++y)
 #pragma GCC unroll 6
       for (int x = 0; x < T; ++x)
-        given[y * T + x] = LoadLanes(from + (top + y) * in.row_stride + (left + x) * kLanes);
+        given[y * T + x] = LoadLanes(from + (top + y * down) * in.row_stride + (left + x * across) * kLanes);
   } else {
     const Lanes zero = {};
-    for (int y = 0; y < T; ++y)
-      for (int x = 0; x < T; ++x) {
-        const bool inside = top + y >= 0 && top + y < in.height && left + x >= 0 &&
-                            left + x < in.width;
-        given[y * T + x] =
-            inside ? LoadLanes(from + (top + y) * in.row_stride + (left + x) * kLanes) : zero;
-      }
+    for (int i = 0; i < T * T; ++i) {
+      const int64_t y = top + i / T * down, x = left + i % T * across;
+      const bool inside = y >= 0 && y < in.height && x >= 0 && x < in.width;
+      given[i] = inside ? LoadLanes(from + y * in.row_stride + x * kLanes) : zero;
+    }
   }
 #pragma GCC unroll 6
   for (int x = 0; x < T; ++x) Minimal<M>::Input(given + x, T, half + x, T);

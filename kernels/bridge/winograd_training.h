@@ -75,15 +75,13 @@ void TransformGradient(const Bound& bound, const Tiling& tiling, int64_t block, 
                        int64_t point) {
   const Step& step = *bound.step;
   const Corner corner(tiling, step, tiling.first + number);
-  const int64_t rows = std::min<int64_t>(M, step.out.height - corner.y);
-  const int64_t columns = std::min<int64_t>(M, step.out.width - corner.x);
   const Lanes zero = {};
   Lanes given[M * M], half[T * M];
   for (int y = 0; y < M; ++y) {
-    const float* from =
-        bound.arena + step.out.Place(corner.image, block, corner.y + y) + corner.x * kLanes;
+    const float* from = bound.arena + step.out.Place(corner.image, block, corner.y + y * step.dilation_y) +
+                        corner.x * kLanes;
     for (int x = 0; x < M; ++x)
-      given[y * M + x] = y < rows && x < columns ? LoadLanes(from + x * kLanes) : zero;
+      given[y * M + x] = y < corner.rows && x < corner.columns ? LoadLanes(from + x * step.dilation_x * kLanes) : zero;
   }
   for (int x = 0; x < M; ++x) Minimal<M>::OutputGradient(given + x, M, half + x, M);
   for (int y = 0; y < T; ++y) {

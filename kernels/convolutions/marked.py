@@ -59,10 +59,12 @@ def why_unfit(layer: Layer, lanes: int) -> str | None:
     window, channels, filters = layer.window, layer.shape[1], layer.made[1]
     if window.kernel not in ((3, 3), (1, 1)):
         return "it is neither of 3x3 pixels nor of one"
-    strides_fit = window.stride == (1, 1) or layer.groups > 1 or window.kernel == (1, 1)
-    if window.dilation != (1, 1) or not strides_fit:
+    if window.kernel == (3, 3) and window.stride != (1, 1) and layer.groups == 1:
         return "it leaves out pixels"
-    if max(window.pad) >= window.kernel[0]:
+    if window.dilation != (1, 1) and (window.kernel == (1, 1) or layer.groups > 1):
+        return "its pixels lie apart"
+    reach = (2 * apart if window.kernel == (3, 3) else 0 for apart in window.dilation)
+    if any(pad > most for pad, most in zip(window.pad, reach, strict=True)):
         return "its padding is large"
     if channels % lanes or filters % lanes:
         return f"its {channels} channels and {filters} filters are no whole blocks of {lanes}"
@@ -91,6 +93,7 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
         "kernel": window.kernel,
         "stride": window.stride,
         "pad": window.pad,
+        "dilate": window.dilation,
         "num_filter": filters,
         "num_group": layer.groups,
         "no_bias": True,

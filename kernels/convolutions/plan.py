@@ -40,6 +40,7 @@ from graphopt.kernels.convolutions.windows import (
     is_sum,
     size_of,
     stretch,
+    tiles_of,
     widths,
     window,
 )
@@ -405,9 +406,8 @@ class _Planner:
 
     def winograd(self, step: Step, made: Images, algorithm: str) -> tuple[Step, Buffer]:
         tile, paired = WINOGRAD[algorithm], is_paired(algorithm)
-        count, _, height, width = made
         given, filters = (-(-size // self.lanes) for size in (step.channels, step.filters))
-        tiles = count * -(-height // tile) * -(-width // tile)
+        tiles = tiles_of(made, step.window.dilation, tile)
         each = (tile + 2) ** 2 * (given + filters) * self.lanes
         most = max(_FEWEST_TILES, _NEAR // each)
         chunk = -(-tiles // -(-tiles // most))

@@ -21,6 +21,7 @@ from graphopt.kernels.convolutions.windows import (
     groups_of,
     is_deconvolution,
     size_of,
+    tiles_of,
     window,
 )
 
@@ -56,14 +57,13 @@ def algorithms(layer: Layer) -> tuple[str, ...]:
     if layer.groups > 1:
         return (DIRECT,)
     names = [DIRECT] if channels < _FEWEST_PAIRED else [DIRECT, PAIRED]
-    fits = found.kernel == (3, 3) and found.stride == found.dilation == (1, 1)
+    fits = found.kernel == (3, 3) and found.stride == (1, 1)
     if not fits or not _FEWEST_CHANNELS <= channels <= _MOST_CHANNELS:
         return tuple(names)
-    count, _, height, width = layer.made
     for name, tile in WINOGRAD.items():
         if is_paired(name) and channels < _FEWEST_PAIRED:
             continue
-        if count * -(-height // tile) * -(-width // tile) >= _FEWEST_TILES:
+        if tiles_of(layer.made, found.dilation, tile) >= _FEWEST_TILES:
             names.append(name)
     return tuple(names)
 

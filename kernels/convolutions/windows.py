@@ -43,6 +43,14 @@ class Window:
         return self.kernel == (1, 1) and self.stride == (1, 1) and self.pad == (0, 0)
 
 
+def tiles_of(made: Images, dilation: Pair, tile: int) -> int:
+    """Tiles of Winograd's algorithm; where a window's pixels lie apart, so do those of a tile."""
+    count = made[0]
+    for size, apart in zip(made[2:], dilation, strict=True):
+        count *= apart * -(-size // (apart * tile))
+    return count
+
+
 def images(graph: Graph, value: Value) -> Images | None:
     """(images, channels, height, width) of a float32 value that has them all, or ``None``.
 

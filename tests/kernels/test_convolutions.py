@@ -124,6 +124,8 @@ LAYERS = [
     layer((1, 24, 13, 13), 24, Window((5, 5), (2, 2), pad=(2, 2)), groups=24),
     layer((1, 2, 9, 9), 3, Window((3, 3), dilation=(3, 2), pad=(3, 2))),
     layer((1, 300, 4, 4), 20, Window((3, 3), pad=(2, 2))),
+    layer((2, 36, 17, 22), 40, Window((3, 3), dilation=(2, 4), pad=(2, 4))),
+    layer((1, 16, 9, 8), 16, Window((3, 3), dilation=(6, 3), pad=(4, 0))),
 ]
 
 
@@ -148,6 +150,8 @@ def test_winograd_is_offered_where_it_can_be() -> None:
     assert algorithms(layer((1, 64, 4, 4), 64, three)) == ALGORITHMS[:4]
     assert algorithms(layer((1, 8, 14, 14), 64, three)) == ("direct", "winograd2", "winograd4")
     assert algorithms(layer((1, 3, 64, 64), 64, three)) == ("direct",)
+    apart = Window((3, 3), dilation=(2, 2), pad=(2, 2))
+    assert algorithms(layer((1, 64, 14, 14), 64, apart)) == ALGORITHMS
     assert algorithms(layer((1, 64, 14, 14), 64, Window((3, 3), (2, 2)))) == ("direct", "paired")
     assert algorithms(layer((1, 64, 14, 14), 64, three, groups=64)) == ("direct",)
 

@@ -91,6 +91,7 @@ def step(
     requests: Any = "write",
     stride: tuple[int, int] = (1, 1),
     groups: int = 1,
+    dilate: tuple[int, int] = (1, 1),
     **more: str,
 ) -> list[np.ndarray]:
     """The output and all gradients."""
@@ -104,6 +105,7 @@ def step(
         "stride": stride,
         "num_filter": given[1].shape[0],
         "num_group": groups,
+        "dilate": dilate,
     }
     with mx.autograd.record():
         y = mx.nd.Convolution(*arrays, **options, no_bias=len(given) == 2, **more)
@@ -273,11 +275,33 @@ def test_what_a_mark_does_not_fit_is_left_to_mxnet(
     assert calls() == before
 
 
-def test_a_dilated_convolution_is_left_to_mxnet() -> None:
-    x, w = mx.nd.array(numbers((1, 16, 12, 12))), mx.nd.array(numbers((16, 16, 3, 3), 0.1))
-    given = {"kernel": (3, 3), "pad": (2, 2), "dilate": (2, 2), "num_filter": 16, "no_bias": True}
-    found = mx.nd.Convolution(x, w, **given, **all_by(WINOGRAD4)).asnumpy()
+@pytest.mark.parametrize("name", [WINOGRAD4, PAIRED_WINOGRAD4])
+@pytest.mark.parametrize(
+    ("shape", "filters", "dilate", "pad"),
+    [
+        ((2, 32, 13, 15), 48, (2, 2), (2, 2)),
+        ((1, 48, 30, 21), 32, (3, 4), (3, 2)),
+        ((2, 272, 9, 11), 32, (4, 1), (4, 1)),
+        ((1, 16, 9, 13), 256, (4, 6), (0, 12)),
+    ],
+)
+def test_pixels_that_lie_apart(
+    shape: tuple[int, ...], filters: int, dilate: tuple[int, int], pad: tuple[int, int], name: str
+) -> None:
+    given = arguments(shape, filters, bias=True)
+    before = calls()
+    found = step(given, pad, "float32", dilate=dilate, **all_by(name))
+    assert calls() == before + 2
+    check(found, step(given, pad, "float64", dilate=dilate))
+
+
+def test_groups_whose_pixels_lie_apart_are_left_to_mxnet() -> None:
+    x, w = mx.nd.array(numbers((1, 16, 12, 12))), mx.nd.array(numbers((16, 4, 3, 3), 0.1))
+    given = {"kernel": (3, 3), "dilate": (2, 2), "num_group": 4, "num_filter": 16, "no_bias": True}
+    before = calls()
+    found = mx.nd.Convolution(x, w, **given, **all_by(DIRECT)).asnumpy()
     assert np.array_equal(found, mx.nd.Convolution(x, w, **given).asnumpy())
+    assert calls() == before
 
 
 def test_no_number_stays_within_its_tiles() -> None:

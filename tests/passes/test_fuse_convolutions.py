@@ -131,6 +131,23 @@ def test_pooling(attrs: str) -> None:
     assert_equivalent(before, after, **TOLERANCE)
 
 
+@pytest.mark.parametrize("favourite", ["direct", "winograd2", "winograd4", "paired-winograd4"])
+def test_pixels_of_windows_that_lie_apart(favourite: str) -> None:
+    """With a sum and a function, behind a convolution and before one that reads a halo."""
+    params = ", ".join(f"param %{name}: ?" for name in "wbveu")
+    body = (
+        "%c = Convolution(%x, %w, %b) {kernel=(1, 1), num_filter=36}"
+        " %d = Convolution(%c, %v, %e) {kernel=(3, 3), dilate=(2, 3), pad=(2, 3), num_filter=36}"
+        " %s = elemwise_add(%d, %c) %r = relu(%s)"
+        " %f = Convolution(%r, %u) {kernel=(5, 5), pad=(2, 2), num_filter=8, no_bias=True}"
+        " return %f"
+    )
+    before = net(body, "f32[2,20,19,14]", params=params)
+    after = fused(before, favourite)
+    assert len(regions(after)) == 1
+    assert_equivalent(before, after, **TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("body", "steps"),
     [

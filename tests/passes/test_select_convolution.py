@@ -79,7 +79,9 @@ def test_example(example):
     )
 
 
-@pytest.mark.parametrize("attrs", ["pad=(1, 1)", "pad=(0, 0)", "pad=(2, 1)"])
+@pytest.mark.parametrize(
+    "attrs", ["pad=(1, 1)", "pad=(0, 0)", "pad=(2, 1)", "dilate=(2, 3), pad=(2, 6)"]
+)
 def test_outputs_and_gradients_stay(attrs: str) -> None:
     before = net(attrs)
     result = run_pass(before, "select-convolution", target=Clock(), mode="training")
@@ -163,7 +165,9 @@ def test_what_is_no_faster_stays_and_is_told() -> None:
     ("graph", "why"),
     [
         (net("stride=(2, 2)"), "it leaves out pixels"),
-        (net("dilate=(2, 2)"), "it leaves out pixels"),
+        (net("dilate=(2, 2), num_group=8"), "its pixels lie apart"),
+        (net("dilate=(2, 2)", kernel=1), "its pixels lie apart"),
+        (net("dilate=(2, 1), pad=(4, 3)"), "its padding is large"),
         (net("pad=(0, 0)", kernel=5), "it is neither of 3x3 pixels nor of one"),
         (net("pad=(1, 1)", kernel=1), "its padding is large"),
         (net("pad=(0, 0)", kernel=1), "there is no other way for it here"),
