@@ -1,8 +1,8 @@
 /*
  * Operators of MXNet that are computed in another way, in every net of the process.
  *
- * Some spare MXNet loops of its own: of boxes (boxes.h, align.h), of concatenation (joins.h) and of nearest upsampling
- * (upsampling.h). Some spare copies of arrays and changes of their layout: the gradients of relu
+ * Some spare MXNet loops of its own: of boxes (boxes.h, align.h), of concatenation (joins.h), of nearest upsampling
+ * (upsampling.h) and of bilinear resizing (resizing.h). Some spare copies of arrays and changes of their layout: the gradients of relu
  * (rectifiers.h), of concatenation and of upsampling. The others spare it oneDNN's reference code, which takes
  * 10 to 200 times as long. For the gradient of LRN (lrn.h) oneDNN has nothing else. For the rest it has fast
  * code for some of what the convolutions around have left:
@@ -25,6 +25,7 @@
 #include "lrn.h"
 #include "marked_convolution.h"
 #include "rectifiers.h"
+#include "resizing.h"
 #include "upsampling.h"
 
 namespace graphopt {
@@ -157,6 +158,8 @@ void MendOperators() {
           LegacyFunction(&ConcatGradientOnRows));
   Replace("_contrib_box_nms", &plain_box_nms, LegacyFunction(&BoxNms));
   Replace("_contrib_ROIAlign", &plain_align, LegacyFunction(&AlignOnRows));
+  Replace("_contrib_BilinearResize2D", &plain_resizing, LegacyFunction(&ResizingOnRows));
+  Replace("_backward_contrib_BilinearResize2D", &plain_resizing_gradient, LegacyFunction(&ResizingGradientOnRows));
 }
 
 }  // namespace graphopt
