@@ -49,7 +49,6 @@ struct OuterBlocks {
     const int64_t first = block / kOuterBlocks * kOuterBlocks;
     return (first + 1 < right_blocks ? kOuterBlocks : 1) * kLanes;
   }
-  int64_t panels() const { return Ceil(right_blocks, kOuterBlocks); }
 
   /* What each pixel of the left operand is multiplied by, and what one of the right operand is: one over that. */
   float* Times(bool is_left) const {
