@@ -49,10 +49,9 @@ class SelectConvolution(Pass):
     Algorithms for Convolutional Neural Networks, 2016); of one pixel, and by Winograd's too, with
     products in pairs, on processors that add while they multiply (Winograd, A new algorithm for
     inner product, 1968); of 3x3 pixels in groups of 2, 4 or 8 channels, by kernels for these. What
-    is faster is written into the attribute ``__algorithms__``; without
-    graphopt MXNet pays no heed to it. Each distinct layer is timed once on a machine. Only float32
-    on the CPU, whole blocks of channels, and strides of one where filters have 3x3 pixels and are
-    in one group.
+    is faster is written into the attribute ``__algorithms__``; without graphopt MXNet pays no heed
+    to it. Each distinct layer is timed once on a machine. Only float32 on the CPU, whole blocks of
+    channels, and strides of one where filters have 3x3 pixels and are in one group.
 
     Args:
         min_gain: how many times as fast as MXNet's another algorithm, which rounds more, has to be.

@@ -1,6 +1,7 @@
 /*
  * What training takes besides winograd.cc for layers of few channels: filters transformed anew in every step, as they are or
- * turned for the gradient of images, and the gradient of filters. Threads work on the same tiles.
+ * turned for the gradient of images, and the gradient of filters. Threads work on the same tiles. Behind that, which file
+ * computes each kind of step (filtering.h).
  */
 #include <algorithm>
 
