@@ -299,6 +299,11 @@ def _one_plus_erf(x: Value) -> Value:
     return float64.FORMAT.erf(x) + 1.0
 
 
+def _exp_nonpositive(x: Value) -> Value:
+    kind = float32.FORMAT if x.ir.type == ir.FloatType() else float64.FORMAT
+    return kind.exp_nonpositive(x)
+
+
 def _sigmoid_times_tanh(x: Value, y: Value) -> Value:
     kind = float32.FORMAT if x.ir.type == ir.FloatType() else float64.FORMAT
     return kind.sigmoid_times_tanh(x, y)
@@ -342,6 +347,7 @@ def _xor(x: Value, y: Value) -> Value:
 _DIRECT: dict[str, Callable[..., Value]] = {
     "and": _and,
     "eq": _compare("=="),
+    "exp_nonpositive": _exp_nonpositive,
     "ge": _compare(">="),
     "gt": _compare(">"),
     "half": _half,
@@ -351,6 +357,7 @@ _DIRECT: dict[str, Callable[..., Value]] = {
     "ne": _compare("!="),
     "not": _not,
     "one_plus_erf": _one_plus_erf,
+    "one_plus_erf_by": float32.one_plus_erf_by,
     "or": _or,
     "recip": _recip,
     "relu": _relu,
@@ -377,14 +384,17 @@ def _any_order(operation: str) -> Callable[[Value, Value], Value]:
     return combine
 
 
-def _extreme(name: str) -> Callable[[Value, Value], Value]:
-    """llvm.maximum or llvm.minimum: NaN goes through, either of two zeros may come out."""
+def _extreme(name: str, *allowed: str) -> Callable[[Value, Value], Value]:
+    """llvm.maximum or llvm.minimum: NaN goes through, either of two zeros may come out.
+
+    ``nnan`` leaves it to the processor what becomes of NaN, and makes one instruction of three.
+    """
 
     def combine(x: Value, y: Value) -> Value:
         kind = x.ir.type
         signature = ir.FunctionType(kind, [kind, kind])
         function = x.builder.module.declare_intrinsic(name, (kind,), signature)
-        return Value(x.builder, x.builder.call(function, [x.ir, y.ir], fastmath=("nsz",)))
+        return Value(x.builder, x.builder.call(function, [x.ir, y.ir], fastmath=("nsz", *allowed)))
 
     return combine
 
@@ -393,6 +403,7 @@ _REDUCERS = {
     "reduce_sum": _any_order("fadd"),
     "reduce_prod": _any_order("fmul"),
     "reduce_max": _extreme("llvm.maximum"),
+    "reduce_max_number": _extreme("llvm.maxnum", "nnan"),
     "reduce_min": _extreme("llvm.minimum"),
 }
 

@@ -63,6 +63,11 @@ def _erf_slope(e: Emit, x: Any, _y: Any) -> Any:
     return e("mul", 2 / math.sqrt(math.pi), e("exp", e("neg", e("square", x))))
 
 
+def _erf_gradients(e: Emit, args: Sequence[Any], y: Any, g: Any) -> Sequence[Any]:
+    # The power follows from x, and is no variable of its own.
+    return (e("mul", g, _erf_slope(e, args[0], y)), None)
+
+
 def _gate_slopes(e: Emit, args: Sequence[Any], y: Any, g: Any) -> Sequence[Any]:
     gate, bent = e("sigmoid", args[0]), e("tanh", args[1])
     by_gate = e("mul", e("mul", g, y), e("sub", 1.0, gate))
@@ -179,6 +184,8 @@ INSTRUCTIONS: Final[dict[str, Info]] = {
     "cosh": Info(1, cost=60, gradient=_unary(lambda e, x, y: e("sinh", x))),
     "erf": Info(1, cost=24, gradient=_unary(_erf_slope)),
     # put in place of others by kernels/contract.py
+    "exp_nonpositive": Info(1, cost=10, gradient=_unary(lambda e, x, y: y)),
+    "one_plus_erf_by": Info(2, cost=12, gradient=_erf_gradients),
     "one_plus_erf": Info(1, cost=20, gradient=_unary(_erf_slope)),
     "sigmoid_times_tanh": Info(2, cost=28, gradient=_gate_slopes),
     # circular and hyperbolic
@@ -233,6 +240,8 @@ INSTRUCTIONS: Final[dict[str, Info]] = {
     "extent": Info(0, cost=0, gradient=_none, kind=Kind.REDUCE),
     "reduce_sum": Info(1, Kind.REDUCE, gradient=lambda e, a, y, g: (g,)),
     "reduce_max": Info(1, Kind.REDUCE, gradient=_extremum),
+    # the largest that is a number; put in place of others by kernels/contract.py
+    "reduce_max_number": Info(1, Kind.REDUCE, gradient=_extremum),
     "reduce_min": Info(1, Kind.REDUCE, gradient=_extremum),
     "reduce_prod": Info(
         1, Kind.REDUCE, gradient=lambda e, a, y, g: (e("mul", g, e("div", y, a[0])),)

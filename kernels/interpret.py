@@ -165,6 +165,7 @@ def _normalize(inner: tuple[int, ...], x: Array, epsilon: Array) -> Array:
 
 _ROWS: dict[str, Callable[..., Array]] = {
     "reduce_sum": lambda inner, x: x.sum(inner, keepdims=True),
+    "reduce_max_number": lambda inner, x: np.fmax.reduce(x, inner, keepdims=True),
     "reduce_max": lambda inner, x: x.max(inner, keepdims=True),
     "reduce_min": lambda inner, x: x.min(inner, keepdims=True),
     "reduce_prod": lambda inner, x: x.prod(inner, keepdims=True),
@@ -200,6 +201,7 @@ _MAPS: dict[str, Callable[..., Array]] = {
     "trunc": np.trunc,
     "half": lambda x: x.astype(np.float16),
     "exp": np.exp,
+    "exp_nonpositive": np.exp,
     "expm1": np.expm1,
     "log": np.log,
     "log2": np.log2,
@@ -212,6 +214,7 @@ _MAPS: dict[str, Callable[..., Array]] = {
     "cosh": np.cosh,
     "erf": _by_element(math.erf),
     "sigmoid_times_tanh": lambda x, y: np.tanh(y) / (1 + np.exp(-x)),
+    "one_plus_erf_by": lambda x, _power: _by_element(lambda v: math.erfc(-v))(x),
     "one_plus_erf": _by_element(lambda x: math.erfc(-x)),
     "sin": np.sin,
     "cos": np.cos,

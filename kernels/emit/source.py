@@ -9,7 +9,13 @@ from graphopt.kernels.spec import Arg, KernelSpec
 
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 #: What reductions begin with.
-START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
+START = {
+    "reduce_sum": "0.0",
+    "reduce_prod": "1.0",
+    "reduce_max": "-inf",
+    "reduce_max_number": "-inf",
+    "reduce_min": "inf",
+}
 
 
 def expression(op: str, args: list[str]) -> str:
@@ -21,6 +27,7 @@ def expression(op: str, args: list[str]) -> str:
         "extent": "length",
         "reduce_sum": f"{args[0]} * length" if args else "",
         "reduce_max": args[0] if args else "",
+        "reduce_max_number": args[0] if args else "",
         "reduce_min": args[0] if args else "",
         "reduce_prod": f"pow_({args[0]}, length)" if args else "",
         "neg": f"-{args[0]}" if args else "",

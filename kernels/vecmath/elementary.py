@@ -88,6 +88,14 @@ class Format:
         power = self.power_of_two(n + select(lifted, n.like(_LIFT), 0))
         return fma(p, 2.0, 2.0) * power * select(lifted, x.like(2.0**-_LIFT), 1.0)
 
+    def exp_nonpositive(self, x: Value) -> Value:
+        """e**x for x <= 0, and 0 where that is below the smallest normal number."""
+        # At the lower end, and for what is masked out of a softmax, the bits of the power are 0's.
+        low = -self.bias * math.log(2)
+        n, p = self.reduce(select(x < low, low, x), self.bias)
+        power = self.power_of_two(n)
+        return fma(p, power, power)
+
     def expm1(self, x: Value) -> Value:
         """e**x - 1."""
         # Half of the result first: 2**n may be the first power of two beyond the format.

@@ -86,6 +86,23 @@ def log2_erfc(a: Decimal) -> Decimal:
     return log_erfc(a) / LN2
 
 
+def erfc_argument(t: Decimal) -> Decimal:
+    """The a of t = 1 / (1 + 0.4 * a)."""
+    return (1 / t - 1) * Decimal("2.5")
+
+
+def erfc_tail(t: Decimal) -> Decimal:
+    """erfc(a) * exp(a**2) / t where t = 1 / (1 + 0.4 * a)."""
+    a = erfc_argument(t)
+    return (1 - erf(a)) * (a * a).exp() / t
+
+
+def erfc_power(t: Decimal) -> Decimal:
+    """The weight that turns an error of `erfc_tail` into one of erf."""
+    a = erfc_argument(t)
+    return (-a * a).exp() * t
+
+
 def exp2_tail(f: Decimal) -> Decimal:
     """(2**f - 1) / f."""
     x = f * LN2
@@ -189,6 +206,7 @@ FITS: dict[str, tuple[Real, Real, float, float, dict[str, int]]] = {
     "cos": (cos_tail, lambda z: z * z, 0, QUARTER_PI, {"float32": 2, "float64": 5}),
     "erf": (erf_tail, one, 0, 1, {"float32": 6, "float64": 12}),
     "log2_erfc": (log2_erfc, erfc, 0, 4, {"float32": 8}),
+    "erfc_tail": (erfc_tail, erfc_power, 1 / 2.6, 1, {"float32": 5}),
     "exp2": (exp2_tail, abs, -0.5, 0.5, {"float32": 5}),
     "rcbrt": (rcbrt, cbrt, 0.5 * ROOT, ROOT, {"float32": 3, "float64": 5}),
     "erfc32": (log_erfc, erfc, 1, 4, {"float32": 5}),

@@ -98,6 +98,14 @@ LOG2_ERFC = (
     4.368388569e-4,
     -4.433986007e-5,
 )
+ERFC_TAIL = (
+    2.319223246e-1,
+    1.618223539e-1,
+    4.682766355e-1,
+    -3.709103673e-1,
+    7.091484727e-1,
+    -2.002594470e-1,
+)
 LOG2 = (
     2.8853900817901410e0,
     9.6179667328159324e-1,
@@ -145,6 +153,14 @@ def one_plus_erf(x: Value) -> Value:
     shifted = p + magic
     rest = p - (shifted - magic)
     tail = fma(rest, horner(rest, EXP2), 1.0) * FORMAT.power_of_two(shifted.bits())
+    return select(x < 0.0, tail, 2.0 - tail)
+
+
+def one_plus_erf_by(x: Value, power: Value) -> Value:
+    """1 + erf(x) where `power` is e**-(x*x), off by 3.6e-7 at most."""
+    # Hastings' form, erfc(a) = e**-(a*a) * t * P(t) with t = 1 / (1 + 0.4 * a).
+    t = 1.0 / fma(fabs(x), 0.4, 1.0)
+    tail = power * (t * horner(t, ERFC_TAIL))
     return select(x < 0.0, tail, 2.0 - tail)
 
 

@@ -148,3 +148,116 @@ def test_gradients_of_contracted_instructions() -> None:
     np.testing.assert_allclose(made[0], made[1], rtol=1e-13)
     for got, want in zip(*slopes, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-15)
+
+
+ERF_AND_POWER = (
+    "f32[a] (f32[a]) { %1 = erf %0; %2 = add %1 1.0; %3 = square %0; %4 = neg %3; %5 = exp %4;"
+    " return %2:f32[a], %5:f32[a] }"
+)
+
+
+def test_erf_by_a_power_that_is_there() -> None:
+    spec = parse(ERF_AND_POWER)
+    ops = ["square", "neg", "exp_nonpositive", "one_plus_erf_by"]
+    assert [step.op for step in contract(spec).body] == ops
+    x = np.linspace(-7, 7, 400_001)
+    x = np.concatenate([x, [0.0, -0.0, 1e-40, 1e30, math.inf, -1e30, -math.inf]]).astype("float32")
+    got, power = run(spec, [x])
+    want = np.array([math.erfc(-value) for value in x.tolist()])
+    assert np.abs(got - want).max() < 3.6e-7
+    assert (got >= 0).all()
+    assert (got <= 2).all()
+    assert (got[-2:] == 0).all()
+    assert (got[-4:-2] == 2).all()
+    assert (power[-4:] == 0).all()
+    for unknown in run(spec, [np.array([np.nan], "float32")]):
+        assert np.isnan(unknown).all()
+
+
+def test_powers_of_others_stay() -> None:
+    spec = parse(ERF_AND_POWER.replace("square %0", "square %1"))
+    assert [step.op for step in contract(spec).body] == [step.op for step in spec.body]
+    spec = parse(ERF_AND_POWER.replace("%5 = exp", "%5 = expm1"))
+    assert "one_plus_erf" in [step.op for step in contract(spec).body]
+
+
+def test_gradient_of_gelu() -> None:
+    spec = parse(GELU.format(dtype="f32", sum="add %2 1.0"))
+    gradient = differentiate(spec).spec
+    assert gradient is not None
+    assert {"one_plus_erf_by", "exp_nonpositive"} <= {step.op for step in contract(gradient).body}
+    x = np.linspace(-14, 14, 100_001).astype("float32")
+    inputs = [np.ones_like(x), x]
+    (got,) = run(spec, inputs, backward=True)
+    (want,) = evaluate(gradient, inputs, dtype="float64")
+    assert np.abs(got - want).max() < 4e-7
+
+
+SOFTMAX = "{dtype}[a|b] ({dtype}[a,b]) {{ %1 = {op} %0; {more} return {end}:{dtype}[a,b] }}"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("more", ["", "%2 = mul %1 3.0;"])
+def test_softmax(dtype: str, op: str, more: str) -> None:
+    spec = parse(SOFTMAX.format(dtype=dtype, op=op, more=more, end="%2" if more else "%1"))
+    ops = [step.op for step in prepared(spec).body]
+    assert ops[:3] == ["reduce_max_number", "sub", "exp_nonpositive"]
+    kind = {"f32": "float32", "f64": "float64"}[dtype]
+    x = np.random.default_rng(0).normal(size=(9, 70)).astype(kind)
+    x[0, 3:50] = -1e9
+    x[1] = -np.inf
+    x[2, ::2] = -np.inf
+    x[3] = np.linspace(-1000, 0, 70)
+    x[4, 69] = np.nan
+    x[5, 0] = np.nan
+    x[6, 33] = np.inf
+    x[7] = np.nan
+    (got,) = run(spec, [x])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        (want,) = evaluate(spec, [x], dtype="float64")
+    # The logarithm of a sum just above 1 is off by what the sum was rounded by.
+    last = {"float32": 2e-6, "float64": 1e-14}[kind]
+    tiny = {"float32": 1e-37, "float64": 1e-306}[kind] if op == "softmax" else last
+    np.testing.assert_allclose(got, want, rtol=last, atol=tiny)
+    assert np.isnan(got[[1, 4, 5, 6, 7]]).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # What NaN makes of these is seen without the sum.
+        "f32[a|b] (f32[a,b]) { %1 = reduce_max %0; %2 = sub %0 %1; %3 = exp %2;"
+        " return %3:f32[a,b] }",
+        "f32[a|b] (f32[a,b]) { %1 = reduce_max %0; %2 = sub %0 %1; %3 = exp %2;"
+        " %4 = reduce_sum %3; %5 = recip %4; %6 = mul %3 %5; %7 = add %6 %1;"
+        " return %7:f32[a,b] }",
+        "f32[a|b] (f32[a,b]) { %1 = reduce_max %0; %2 = sub %0 %1; %3 = exp %2;"
+        " %4 = reduce_sum %3; %5 = recip %4; %6 = mul %3 %5; return %6:f32[a,b], %3:f32[a,b] }",
+        "f32[a|b] (f32[a,b], f32[a,b]) { %2 = reduce_max %0; %3 = sub %1 %2; %4 = exp %3;"
+        " %5 = reduce_sum %4; %6 = recip %5; %7 = mul %4 %6; return %7:f32[a,b] }",
+        "precise f32[a|b] (f32[a,b]) { %1 = softmax %0; return %1:f32[a,b] }",
+    ],
+)
+def test_exps_that_are_no_softmax_stay(text: str) -> None:
+    assert "exp" in [step.op for step in prepared(parse(text)).body]
+    assert "reduce_max" in [step.op for step in prepared(parse(text)).body]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_exp_of_what_is_not_positive(kind: str) -> None:
+    short = {"float32": "f32", "float64": "f64"}[kind]
+    text = f"{short}[a] ({short}[a]) {{ %1 = exp_nonpositive %0; return %1:{short}[a] }}"
+    info = np.finfo(kind)
+    lowest = float(np.log(info.smallest_normal))
+    x = np.concatenate([np.linspace(lowest, 0, 400_001), -np.logspace(-30, 0, 999), [0.0, -0.0]])
+    x = x.astype(kind)
+    x = x[x >= lowest * (1 - 1e-7)]
+    (got,) = run(parse(text), [x])
+    want = np.exp(x.astype("longdouble"))
+    error = np.abs(got - want) / np.spacing(want.astype(kind)).astype("longdouble")
+    assert error[want > info.smallest_normal].max() < 1.1
+    below = np.array([lowest * 1.01, -1e9, -np.inf, np.nan], kind)
+    (got,) = run(parse(text), [below])
+    assert (got[:3] == 0).all()
+    assert np.isnan(got[3])
