@@ -44,26 +44,33 @@ bool DenseShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVect
   return true;
 }
 
-/* By vectors: for numbers that cannot be packed, or where there is nothing better. */
-void MultiplyPlainly(const dense::Product& product, int threads) {
-  constexpr int64_t kRows = 128;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic, 1)
-  for (int64_t row = 0; row < product.rows; row += kRows) {
-    const int64_t rows = std::min(kRows, product.rows - row);
-    product::Matrix left = product.left;
-    left.at += left.is_transposed ? row : row * left.stride;
-    float* to = product.to + row * product.to_stride;
-    product::Multiply(rows, product.depth, product.units, left, product.right, to,
-                      product.to_stride, product.adds);
-    for (int64_t r = 0; product.bias && r < rows; ++r)
-      for (int64_t j = 0; j < product.units; ++j) to[r * product.to_stride + j] += product.bias[j];
+/* By vectors: for numbers that cannot be packed otherwise, or where there is nothing better. Threads pack
+ * the right operand together, then take tasks as they come. */
+void MultiplyByVectors(const dense::Product& product, int threads) {
+  const int64_t depth = product.depth, units = product.units;
+  float* packed = product::PackedRoom(depth, units);
+  product::Plan plan = product::MakePlan(product.rows, depth, units, threads);
+  plan.from_stride = product.left.stride;
+  plan.to_stride = product.to_stride;
+  plan.turns = product.left.is_transposed;
+  const product::Operands operands{product.left.at, packed,           product.bias, product.to,
+                                   product.activation, product.adds};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < product::PackTasks(product.right, depth, units); ++task)
+      product::PackTask(product.right, depth, units, task, packed);
+    product::Copied copied;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < plan.tasks(); ++task)
+      product::RunTask(plan, operands, task, &copied);
   }
 }
 
 void RunDense(const dense::Product& product, int threads) {
   if (product.rows == 0 || product.units == 0) return;
   const dense::Means* best = dense::Best();
-  if (!best || !best->multiply(product, threads)) MultiplyPlainly(product, threads);
+  if (!best || !best->multiply(product, threads)) MultiplyByVectors(product, threads);
 }
 
 void DenseForward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,

@@ -38,6 +38,7 @@ constexpr int64_t kRoom = kChunk * kRows * kStride;  // floats of copied rows
 constexpr uintptr_t kLineBytes = 64;
 constexpr int64_t kLineFloats = kLineBytes / sizeof(float);
 constexpr size_t kMostKept = 4 << 20;     // floats of a thread's buffer, unless a call needs more
+constexpr int64_t kRowsOfTask = 64;       // that are packed at a time
 constexpr int64_t kRowsAhead = 16;        // that are asked for before they are copied
 constexpr int64_t kAhead = 32;            // steps of the depth that weights are asked for before
 
@@ -196,11 +197,12 @@ void CopyVectors(const float* from, int64_t columns, float* to) {
   std::memcpy(to, from, columns * sizeof(float));
 }
 
-/* Rows `at` to `next`, cut into panels. */
-void CutRows(const Matrix& matrix, int64_t units, int64_t at, int64_t next, float* packed) {
-  for (int64_t p = at; p < next; ++p) {
+/* Rows `begin` to `end` of a part that is rows `at` to `next`, cut into panels. */
+void CutRows(const Matrix& matrix, int64_t units, int64_t at, int64_t next, int64_t begin, int64_t end,
+             float* packed) {
+  for (int64_t p = begin; p < end; ++p) {
     const float* from = matrix.at + p * matrix.stride;
-    if (matrix.stride > units && p + kRowsAhead < next)  // no stream that the processor sees coming
+    if (matrix.stride > units && p + kRowsAhead < end)  // no stream that the processor sees coming
       AskForRow(from + kRowsAhead * matrix.stride, units);
     for (int64_t column = 0; column < units; column += kWidth) {
       const int64_t width = WidthOf(units, column / kWidth);
@@ -211,14 +213,8 @@ void CutRows(const Matrix& matrix, int64_t units, int64_t at, int64_t next, floa
 }
 
 void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed) {
-  for (int64_t part = 0, at = 0; at < depth; ++part) {
-    const int64_t next = PartAt(depth, part + 1);
-    if (!matrix.is_transposed) CutRows(matrix, units, at, next, packed);
-    for (int64_t panel = 0; matrix.is_transposed && panel * kWidth < units; ++panel)
-      TurnPanel(matrix, units, at, next, panel, packed + (next - at) * panel * kWidth);
-    packed += (next - at) * WidthOf(units);
-    at = next;
-  }
+  for (int64_t task = 0; task < PackTasks(matrix, depth, units); ++task)
+    PackTask(matrix, depth, units, task, packed);
 }
 
 /* The rows of a chunk, in one part of their depth; copied unless this thread has them already. */
@@ -231,13 +227,18 @@ const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chun
   float* to = Room() + (all_fit ? part * rows * kStride : 0);
   if (part < copied->parts) return to;
   const int64_t at = PartAt(plan.depth, part), depth = PartAt(plan.depth, part + 1) - at;
+  copied->parts = part + 1;
+  if (plan.turns) {
+    blocked::Transpose(operands.from + at * plan.from_stride + first, plan.from_stride, depth, rows, to,
+                       kStride);
+    return to;
+  }
   const float* from = operands.from + first * plan.from_stride + at;
   for (int64_t i = 0; i < rows; ++i, from += plan.from_stride) {
     if (plan.from_stride > plan.depth && i + kRowsAhead < rows)
       AskForRow(from + kRowsAhead * plan.from_stride, depth);
     std::memcpy(to + i * kStride, from, depth * sizeof(float));
   }
-  copied->parts = part + 1;
   return to;
 }
 
@@ -284,6 +285,23 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
   }
 }
 
+int64_t PackTasks(const Matrix& matrix, int64_t depth, int64_t units) {
+  return matrix.is_transposed ? Ceil(units, kWidth) : Ceil(depth, kRowsOfTask);
+}
+
+void PackTask(const Matrix& matrix, int64_t depth, int64_t units, int64_t task, float* packed) {
+  for (int64_t part = 0, at = 0; at < depth; ++part) {
+    const int64_t next = PartAt(depth, part + 1);
+    if (matrix.is_transposed)
+      TurnPanel(matrix, units, at, next, task, packed + (next - at) * task * kWidth);
+    else
+      CutRows(matrix, units, at, next, std::max(at, task * kRowsOfTask),
+              std::min(next, (task + 1) * kRowsOfTask), packed);
+    packed += (next - at) * WidthOf(units);
+    at = next;
+  }
+}
+
 int64_t PackedSize(int64_t depth, int64_t units) { return depth * WidthOf(units); }
 
 void Pack(const float* weights, int64_t depth, int64_t units, float* packed) {
@@ -292,22 +310,20 @@ void Pack(const float* weights, int64_t depth, int64_t units, float* packed) {
 
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
               float* to, int64_t to_stride, bool adds) {
-  static thread_local std::vector<float> kept_packed, kept_rows;
-  float* packed = Aligned(&kept_packed, PackedSize(depth, units));
+  float* packed = PackedRoom(depth, units);
   PackMatrix(right, depth, units, packed);
   Plan plan = MakePlan(rows, depth, units, 1);
   plan.to_stride = to_stride;
-  const float* from = left.at;
-  if (left.is_transposed) {
-    float* turned = Aligned(&kept_rows, rows * depth);
-    blocked::Transpose(left.at, left.stride, depth, rows, turned, depth);
-    from = turned;
-  } else {
-    plan.from_stride = left.stride;
-  }
+  plan.from_stride = left.stride;
+  plan.turns = left.is_transposed;
   Copied copied;
   for (int64_t task = 0; task < plan.tasks(); ++task)
-    RunTask(plan, {from, packed, nullptr, to, kNone, adds}, task, &copied);
+    RunTask(plan, {left.at, packed, nullptr, to, kNone, adds}, task, &copied);
+}
+
+float* PackedRoom(int64_t depth, int64_t units) {
+  static thread_local std::vector<float> kept;
+  return Aligned(&kept, PackedSize(depth, units));
 }
 
 }  // namespace graphopt::product

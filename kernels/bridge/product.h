@@ -30,6 +30,7 @@ struct Plan {
   int64_t from_stride, to_stride;  // floats from row to row; MakePlan has them adjoin
   int64_t panels, team, teams;    // panels of a team
   int64_t strips, chunk, chunks;  // strips of a chunk; a strip is the rows of a tile
+  bool turns = false;             // what it multiplies has a row for each number of the depth
 
   int64_t tasks() const { return teams * chunks; }
   int64_t RowOf(int64_t strip) const { return rows * strip / strips; }
@@ -53,6 +54,13 @@ struct Matrix {
   int64_t stride;  // floats from one of them to the next
   bool is_transposed;
 };
+
+/* Packing a matrix by tasks, in any order. */
+int64_t PackTasks(const Matrix& matrix, int64_t depth, int64_t units);
+void PackTask(const Matrix& matrix, int64_t depth, int64_t units, int64_t task, float* packed);
+
+/* Memory of this thread for a packed matrix, until it asks again. */
+float* PackedRoom(int64_t depth, int64_t units);
 
 /* to = left (rows x depth) times right (depth x units), or is added to it; by this thread alone. */
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
