@@ -46,7 +46,6 @@ _INTEGERS = {"int8": 8, "uint8": 8, "bool": 8, "int32": 32, "int64": 64}
 _UNSIGNED = ("uint8", "bool")
 #: Of 4 vectors with more operands some would have to be kept in memory; an LSTM's cell has 11.
 _FEW_OPERANDS = 12
-_AVX512_BYTES = 64
 
 _VECMATH = {
     "abs": "abs",
@@ -106,7 +105,7 @@ def compile_object(
         text = _to_ir(source, spec, waiting=waiting, groups=(), at_once=1)
         return _compiled(text), len(schedule(spec).scratch)
     # Rows with numbers are those of recurrences, a few vectors long: their ends matter.
-    groups = _groups(spec) if index and "+avx512f" in processor()[1] else ()
+    groups = _groups(spec) if index and _vector_bytes() else ()
     if piece:
         source, scratch = emit_piece(spec), 0
     else:
@@ -219,8 +218,14 @@ def _groups(spec: KernelSpec) -> tuple[int, ...]:
 
 
 def _lanes(spec: KernelSpec) -> int:
-    """Elements of a vector of AVX-512."""
-    return _AVX512_BYTES // ITEM_SIZE[spec.dtype]
+    """Elements of a vector."""
+    return _vector_bytes() // ITEM_SIZE[spec.dtype]
+
+
+def _vector_bytes() -> int:
+    """Of a vector that can leave elements out; 0 where there are none."""
+    _, features = processor()
+    return 64 if "+avx512f" in features else 32 if "+avx2" in features else 0
 
 
 @cache
