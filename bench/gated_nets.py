@@ -17,6 +17,13 @@ class HardSwish(nn.HybridBlock):  # type: ignore[misc, name-defined]
         return x * (F.clip(x + 3, 0, 6) / 6)
 
 
+class Mish(nn.HybridBlock):  # type: ignore[misc, name-defined]
+    """``x tanh(log(1 + exp(x)))`` (Misra, 2019), of operators that Gluon has."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return x * F.tanh(F.Activation(x, act_type="softrelu"))
+
+
 class _HardSigmoid(nn.HybridBlock):  # type: ignore[misc, name-defined]
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.clip(x + 3, 0, 6) / 6
@@ -28,6 +35,7 @@ _FUNCTIONS = {
     "hard-sigmoid": _HardSigmoid,
     "swish": nn.Swish,
     "hard-swish": HardSwish,
+    "mish": Mish,
 }
 
 
@@ -121,6 +129,54 @@ def efficientnet(prefix: str = "efficientnet_") -> Any:
                 net.add(_Inverted(channels, kernel, 1 if at else stride, "swish", gate))
                 given = made
         net.add(*_convolved(1280), nn.Swish(), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(1000))
+    return net
+
+
+def _mish(channels: int, kernel: int = 1, stride: int = 1) -> Any:
+    layer = nn.HybridSequential()
+    layer.add(*_convolved(channels, kernel, stride), Mish())
+    return layer
+
+
+class _MishUnit(nn.HybridBlock):  # type: ignore[misc, name-defined]
+    def __init__(self, middle: int, made: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.HybridSequential()
+            self.body.add(_mish(middle), _mish(made, 3))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return x + self.body(x)
+
+
+class _PartialStage(nn.HybridBlock):  # type: ignore[misc, name-defined]
+    """A stage that half of the channels go around (Wang et al., 2020)."""
+
+    def __init__(self, made: int, units: int, *, is_first: bool) -> None:
+        super().__init__()
+        half = made if is_first else made // 2
+        with self.name_scope():
+            self.down, self.around = _mish(made, 3, 2), _mish(half)
+            self.through = nn.HybridSequential()
+            self.through.add(_mish(half))
+            for _ in range(units):
+                self.through.add(_MishUnit(made // 2, half))
+            self.through.add(_mish(half))
+            self.join = _mish(made)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        x = self.down(x)
+        return self.join(F.concat(self.through(x), self.around(x), dim=1))
+
+
+def csp_darknet(prefix: str = "csp_darknet_") -> Any:
+    """CSPDarknet-53 with Mish, the backbone of YOLOv4 (Bochkovskiy et al., 2020)."""
+    net = nn.HybridSequential(prefix=prefix)
+    with net.name_scope():
+        net.add(_mish(32, 3))
+        for at, (made, units) in enumerate(((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4))):
+            net.add(_PartialStage(made, units, is_first=at == 0))
+        net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(1000))
     return net
 
 

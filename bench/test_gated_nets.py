@@ -23,6 +23,7 @@ NETS: dict[str, tuple[Callable[[], Any], int]] = {
     "se_resnext50": (lambda: cnn_nets.resnext50(gated=True, prefix="se_resnext_"), 224),
     "mobilenet_v3": (gated_nets.mobilenet_v3, 224),
     "efficientnet_b0": (gated_nets.efficientnet, 224),
+    "csp_darknet53": (gated_nets.csp_darknet, 256),
     "arcface_r50": (gated_nets.arcface, 112),
     "pose_resnet18": (gated_nets.pose, 256),
 }

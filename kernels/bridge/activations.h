@@ -21,6 +21,26 @@ inline Lanes SlopeOf(const Step& step, const float* slopes, int64_t block) {
   return slopes ? LoadLanes(slopes + block * kLanes) : Everywhere(static_cast<float>(step.low));
 }
 
+/* x where it is positive, and else what exp(x) - 1 is times `low`; all that times `high`. */
+inline Lanes Elu(const Step& step, Lanes x) {
+  const Lanes zero = {}, end = Everywhere(-87.0f);
+  Lanes y = x < zero ? x : zero;  // NaN is positive
+  y = y < end ? end : y;
+  const Lanes below = ExpMinusOne(y) * static_cast<float>(step.low);
+  return (x < zero ? below : x) * static_cast<float>(step.high);
+}
+
+/* Those that few nets have; not in line, where they would be in every kernel. */
+[[gnu::noinline]] inline Lanes Curve(const Step& step, Lanes y) {
+  switch (step.activation) {
+    case kTanh: return Tanh(y);
+    case kSoftplus: return Softplus(y);
+    case kTanhOfSoftplus: return TanhOfSoftplus(y);
+    case kElu: return Elu(step, y);
+    default: return NormalBelow(y);
+  }
+}
+
 inline Lanes Activated(const Step& step, Lanes x, const Lanes& slope) {
   const Lanes zero = {};
   switch (step.activation) {
@@ -33,12 +53,12 @@ inline Lanes Activated(const Step& step, Lanes x, const Lanes& slope) {
     default: break;
   }
   Lanes y = x * static_cast<float>(step.scale) + static_cast<float>(step.shift);
-  if (step.activation == kSigmoid) {
-    y = Sigmoid(y);
-  } else {
+  if (step.activation == kClip) {
     const Lanes low = zero + static_cast<float>(step.low), high = zero + static_cast<float>(step.high);
     y = y < low ? low : y;
     y = y > high ? high : y;
+  } else {
+    y = step.activation == kSigmoid ? Sigmoid(y) : Curve(step, y);
   }
   return step.is_gated ? x * y : y;
 }

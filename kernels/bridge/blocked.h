@@ -45,7 +45,18 @@ enum StepKind : int64_t {
   kShuffle = 9,     // as many pixels that were channels go to their places
 };
 
-enum ActivationKind : int64_t { kNone = 0, kRelu = 1, kClip = 2, kLeaky = 3, kSigmoid = 4 };
+enum ActivationKind : int64_t {
+  kNone = 0,
+  kRelu = 1,
+  kClip = 2,
+  kLeaky = 3,
+  kSigmoid = 4,
+  kTanh = 5,
+  kSoftplus = 6,
+  kTanhOfSoftplus = 7,
+  kNormalBelow = 8,
+  kElu = 9,
+};
 
 /* What kCombine does with its other operand; a gate has one pixel. */
 enum Combination : int64_t { kSum = 0, kProduct = 1, kGate = 2 };
@@ -74,7 +85,7 @@ struct Step {
   // Of a deconvolution whose filters make a convolution's, or zeros; vertical, horizontal.
   int64_t turned_kernel[2], turned_stride[2], turned_pad[2];
   int64_t activation, is_gated;  // see activations.py
-  double low, high;              // bounds of a clip; the slope of a leaky one is `low`
+  double low, high;              // bounds of a clip; the slope of a leaky one or an ELU is `low`
   double scale, shift;
 };
 static_assert(sizeof(Step) % sizeof(int64_t) == 0, "steps are read as whole numbers");

@@ -26,16 +26,71 @@ inline Lanes Horner(Lanes x, const float (&coefficients)[N]) {
   return found;
 }
 
+/* exp(x) = 2**n * (1 + rest), with n in the lowest bits of `shifted`; for x in [-87, 88]. */
+struct Powers {
+  Lanes shifted, rest;
+
+  explicit Powers(Lanes x) {
+    constexpr float kTail[] = {5.000000062e-1f, 1.666654249e-1f, 4.166628142e-2f, 8.366650645e-3f,
+                               1.394650833e-3f};
+    constexpr float kMagic = 12582912.0f;  // adding it rounds to a whole number
+    shifted = x * 1.4426950408889634f + kMagic;
+    const Lanes n = shifted - kMagic;
+    const Lanes r = (x - n * 0.6931471824645996f) + n * 1.9046542121259336e-09f;
+    rest = r + r * r * Horner(r, kTail);
+  }
+  /* y times 2**n, for y near 1. */
+  Lanes Scaled(Lanes y) const { return (Lanes)((Whole32)y + ((Whole32)shifted << 23)); }
+};
+
 /* For x in [-87, 88]. */
 inline Lanes Exp(Lanes x) {
-  constexpr float kTail[] = {5.000000062e-1f, 1.666654249e-1f, 4.166628142e-2f, 8.366650645e-3f,
-                             1.394650833e-3f};
-  constexpr float kMagic = 12582912.0f;  // adding it rounds to a whole number, in the lowest bits
-  const Lanes shifted = x * 1.4426950408889634f + kMagic;
-  const Lanes n = shifted - kMagic;
-  const Lanes r = (x - n * 0.6931471824645996f) + n * 1.9046542121259336e-09f;
-  const Lanes p = 1.0f + (r + r * r * Horner(r, kTail));
-  return (Lanes)((Whole32)p + ((Whole32)shifted << 23));
+  const Powers powers(x);
+  return powers.Scaled(1.0f + powers.rest);
+}
+
+/* exp(x) - 1, for x in [-87, 88]. */
+inline Lanes ExpMinusOne(Lanes x) {
+  const Powers powers(x);
+  const Lanes power = powers.Scaled(Everywhere(1.0f));
+  return power * powers.rest + (power - 1.0f);
+}
+
+inline Lanes Tanh(Lanes x) {
+  const Lanes end = Everywhere(10.0f);
+  Lanes a = Absolute(x);
+  a = a > end ? end : a;  // NaN stays
+  const Lanes below = ExpMinusOne(-2.0f * a);
+  return WithSign(below / (2.0f + below), x);
+}
+
+/* log(1 + exp(x)). */
+inline Lanes Softplus(Lanes x) {
+  constexpr float kTail[] = {3.333331672e-1f,  -2.500081057e-1f, 2.000228693e-1f, -1.662454928e-1f,
+                             1.418117962e-1f, -1.312878807e-1f, 1.288172259e-1f, -7.859602996e-2f};
+  const Lanes zero = {}, end = Everywhere(87.0f);
+  Lanes a = Absolute(x);
+  a = a > end ? end : a;  // NaN stays
+  const Lanes t = Exp(-a);
+  // log(1 + t) is log(1 + f), plus log(2) where t is large, and what that is beyond its first part.
+  const Whole32 is_high = t > 0.41421356f;
+  const Lanes f = is_high ? t * 0.5f - 0.5f : t;
+  const Lanes rest = f * f * (f * Horner(f, kTail) - 0.5f);
+  const Lanes low = is_high ? f + (rest - 1.9046542121259336e-09f) : f + rest;
+  const Lanes high = is_high ? low + 0.6931471824645996f : low;
+  return (x > zero ? x : zero) + (x < -end ? zero : high);
+}
+
+/* tanh(log(1 + exp(x))), of which Mish is made. */
+inline Lanes TanhOfSoftplus(Lanes x) {
+  // With z = exp(-|x|) a quotient of polynomials, whose terms are all positive.
+  const Lanes zero = {}, end = Everywhere(87.0f);
+  Lanes a = Absolute(x);
+  a = a > end ? end : a;  // NaN stays
+  const Lanes z = Exp(-a);
+  const Lanes above = x > zero ? 1.0f + 2.0f * z : z * (z + 2.0f);
+  const Lanes more = x > zero ? 2.0f * z * z : Everywhere(2.0f);
+  return x < -end ? zero : above / (above + more);
 }
 
 inline Lanes Erf(Lanes x) {
@@ -51,6 +106,9 @@ inline Lanes Erf(Lanes x) {
   return WithSign(a >= one ? high : low, x);  // of NaN `low` is NaN
 }
 
-inline Lanes Gelu(Lanes x) { return x * 0.5f * (Erf(x * 0.7071067811865476f) + 1.0f); }
+/* The share of a normal distribution that is below x. */
+inline Lanes NormalBelow(Lanes x) { return 0.5f * (Erf(x * 0.7071067811865476f) + 1.0f); }
+
+inline Lanes Gelu(Lanes x) { return x * NormalBelow(x); }
 
 }  // namespace graphopt::blocked

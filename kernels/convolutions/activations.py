@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.node import Node
@@ -14,6 +14,7 @@ from graphopt.ir.ops import canonical
 #: others only.
 _LIGHT: Final = (
     "sigmoid",
+    "tanh",
     "hard_sigmoid",
     "_plus_scalar",
     "_minus_scalar",
@@ -26,6 +27,31 @@ _LIGHT: Final = (
 UNARY: Final = ("Activation", "relu", "LeakyReLU", "clip", *_LIGHT)
 _LEAKY: Final = ("leaky", "prelu")
 
+#: In the order of ``ActivationKind`` in kernels/bridge/blocked.h.
+Function = Literal[
+    "none",
+    "relu",
+    "clip",
+    "leaky",
+    "sigmoid",
+    "tanh",
+    "softplus",
+    "tanh-softplus",
+    "normal",
+    "elu",
+]
+#: Those of ``scale * x + shift``, without bounds.
+_CURVES: Final = get_args(Function)[4:]
+#: Klambauer et al., "Self-Normalizing Neural Networks", 2017.
+_SELU_SLOPE: Final = 1.6732632423543772848170429916717
+_SELU_SCALE: Final = 1.0507009873554804934193349852946
+#: What ``act_type`` of an Activation is here, but for ``relu``; and operators of their own.
+_ACT_TYPES: Final[dict[str, Function]] = {
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "softrelu": "softplus",
+}
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -34,11 +60,13 @@ class Activation:
     Attributes:
         kind: ``relu``; ``leaky``, where numbers that are not positive are multiplied by ``low``, or
             by a slope for each channel; ``clip``, of ``scale * x + shift`` to ``low`` and ``high``;
-            ``sigmoid`` of that.
+            ``sigmoid``, ``tanh``, ``softplus``, the tanh of that, and ``normal``, the share of a
+            normal distribution below, of ``scale * x + shift`` each; ``elu``, where of what is not
+            positive exp - 1 times ``low`` is taken, and all that times ``high``.
         gated: whether x is multiplied by what that gives.
     """
 
-    kind: Literal["none", "relu", "clip", "leaky", "sigmoid"] = "none"
+    kind: Function = "none"
     low: float = 0.0
     high: float = 0.0
     scale: float = 1.0
@@ -55,11 +83,12 @@ def unary(node: Node) -> Activation | None:
     kind = attrs.get("act_type")
     if op == "relu" or (op == "Activation" and kind == "relu"):
         return Activation("relu")
-    if op == "sigmoid" or (op == "Activation" and kind == "sigmoid"):
-        return Activation("sigmoid")
+    if op in ("sigmoid", "tanh"):
+        return Activation(_ACT_TYPES[op])
+    if op == "Activation":
+        return Activation(_ACT_TYPES[str(kind)]) if kind in _ACT_TYPES else None
     if op == "LeakyReLU":
-        kind = kind or "leaky"
-        return Activation("leaky", _real(attrs, "slope", 0.25)) if kind in _LEAKY else None
+        return _leaky(str(kind or "leaky"), _real(attrs, "slope", 0.25))
     if op == "clip":
         return _clip(_real(attrs, "a_min", 0.0), _real(attrs, "a_max", 0.0))
     if op == "hard_sigmoid":
@@ -69,8 +98,8 @@ def unary(node: Node) -> Activation | None:
 
 def is_light(node: Node) -> bool:
     """Whether a node is worth being computed in a region between other steps only."""
-    is_sigmoid = node.op == "Activation" and node.attrs.get("act_type") == "sigmoid"
-    return is_sigmoid or canonical(node.op) in _LIGHT
+    found = unary(node)
+    return (found is not None and found.kind in _CURVES) or canonical(node.op) in _LIGHT
 
 
 def then(first: Activation, second: Activation) -> Activation | None:
@@ -80,11 +109,13 @@ def then(first: Activation, second: Activation) -> Activation | None:
     """
     if first.kind == "none":
         return second
+    if first.kind == "softplus" and not first.gated and second == Activation("tanh"):
+        return replace(first, kind="tanh-softplus")
     first, second = _as_clip(first), _as_clip(second)
     if first.kind != "clip" or first.gated or second.gated or second.scale == 0:
         return None
     scale, shift = second.scale, second.shift
-    if second.kind == "sigmoid":
+    if second.kind in _CURVES:
         if not math.isinf(first.low) or not math.isinf(first.high):
             return None
         return replace(second, scale=first.scale * scale, shift=first.shift * scale + shift)
@@ -98,12 +129,24 @@ def then(first: Activation, second: Activation) -> Activation | None:
 def gated(gate: Activation) -> Activation | None:
     """The product of x with what a function makes of it, if that is one."""
     gate = _as_clip(gate)
-    return replace(gate, gated=True) if gate.kind in ("clip", "sigmoid") else None
+    if gate.gated:
+        return None
+    return replace(gate, gated=True) if gate.kind in ("clip", *_CURVES) else None
 
 
 def simplest(found: Activation) -> Activation:
     """The same, as ``relu`` if it is that."""
     return Activation("relu") if found == _clip(0.0, math.inf) else found
+
+
+def _leaky(kind: str, slope: float) -> Activation | None:
+    if kind in _LEAKY:
+        return Activation("leaky", slope)
+    if kind == "gelu":
+        return Activation("normal", gated=True)
+    if kind == "elu":
+        return Activation("elu", slope, 1.0)
+    return Activation("elu", _SELU_SLOPE, _SELU_SCALE) if kind == "selu" else None
 
 
 def _as_clip(found: Activation) -> Activation:

@@ -6,12 +6,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, field
 from enum import IntEnum
+from typing import get_args
 
-from graphopt.kernels.convolutions.activations import Activation
+from graphopt.kernels.convolutions.activations import Activation, Function
 from graphopt.kernels.convolutions.transposed import Transposed
 from graphopt.kernels.convolutions.windows import Window
 
-_ACTIVATIONS = ("none", "relu", "clip", "leaky", "sigmoid")
+_ACTIVATIONS = get_args(Function)
 
 
 class Kind(IntEnum):

@@ -263,6 +263,44 @@ def test_infinity_leaves_nothing_where_filters_fill_no_block(mx) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("%y = sigmoid(%c)", 3e-7),
+        ("%y = tanh(%c)", 3e-7),
+        ('%y = Activation(%c) {act_type="softrelu"}', 3e-7),
+        ('%s = Activation(%c) {act_type="softrelu"} : f32[1,1,1,4020] %y = tanh(%s)', 5e-7),
+        ('%y = LeakyReLU(%c) {act_type="elu", slope=0.4}', 5e-7),
+        ('%y = LeakyReLU(%c) {act_type="selu"}', 5e-7),
+        ('%y = LeakyReLU(%c) {act_type="gelu"}', 5e-7),
+    ],
+)
+def test_curves(mx, function: str, error: float) -> None:
+    graph = parse_graph(
+        "graph region(%in0: f32[1,1,1,4020], param %in1: f32[1,1,1,1]) {"
+        "%c = Convolution(%in0, %in1) {kernel=(1, 1), no_bias=True, num_filter=1} : f32[1,1,1,4020]"
+        f"{function} : f32[1,1,1,4020] return %y }}"
+    )
+    spec = ConvolutionsSpec(graph, native.lanes(mx), ("direct",))
+    assert [step.kind for step in plan(spec).steps].count(Kind.COMBINE) == 0
+    ends = [0.0, -0.0, 1e-30, -1e-30, 86.9, 87.1, 88.9, -86.9, -87.1, -88.9]
+    ends += [1e5, -1e5, 3e38, -3e38, np.inf, -np.inf, np.nan, 1e-42, -1e-42, 0.5]
+    x = np.concatenate([np.linspace(-12, 12, 3000), np.linspace(-90, 90, 1000), ends])
+    x = x.astype(np.float32).reshape(1, 1, 1, -1)
+    inputs = [x, np.ones((1, 1, 1, 1), np.float32)]
+    ((found,), _) = native.run(mx, spec, inputs)
+    with np.errstate(all="ignore"):
+        (want,) = expected(spec, inputs)
+    is_number = np.isfinite(x) & np.isfinite(want)
+    off = np.abs(found[is_number] - want[is_number])
+    # GELU has the absolute error of erf, times x.
+    size = np.abs(x if "gelu" in function else want)[is_number]
+    assert (off <= error * size + 1e-37).all()
+    assert np.isnan(found[np.isnan(x)]).all()
+    odd = np.isinf(x) & ~np.isnan(want)
+    np.testing.assert_array_equal(found[odd], want[odd].astype(np.float32))
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_stale_memory_is_not_read(mx, algorithm: str) -> None:
     """A second call finds what the first one left in the arena."""

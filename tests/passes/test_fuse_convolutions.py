@@ -202,7 +202,37 @@ def test_stretching(body: str, steps: int, favourite: str) -> None:
             "%q = _mul_scalar(%c) {scalar=1.7} %s = sigmoid(%q)%m = elemwise_mul(%c, %s) return %m",
             0,
         ),
+        ("%s = tanh(%c) return %s", 0),
+        ('%s = Activation(%c) {act_type="tanh"} return %s', 0),
+        ('%s = Activation(%c) {act_type="softrelu"} return %s', 0),
+        ('%s = LeakyReLU(%c) {act_type="gelu"} return %s', 0),
+        ('%s = LeakyReLU(%c) {act_type="elu", slope=0.7} return %s', 0),
+        ('%s = LeakyReLU(%c) {act_type="selu"} return %s', 0),
+        ('%s = Activation(%c) {act_type="softrelu"} %t = tanh(%s) return %t', 0),
+        # Mish, also of what was scaled
+        (
+            '%s = Activation(%c) {act_type="softrelu"} %t = tanh(%s)'
+            "%m = elemwise_mul(%c, %t) return %m",
+            0,
+        ),
+        (
+            '%q = _mul_scalar(%c) {scalar=-1.3} %s = Activation(%q) {act_type="softrelu"}'
+            '%t = Activation(%s) {act_type="tanh"} %m = broadcast_mul(%t, %c) return %m',
+            0,
+        ),
+        (
+            "%q = _mul_scalar(%c) {scalar=0.5} %p = _plus_scalar(%q) {scalar=0.3}"
+            "%t = tanh(%p) return %t",
+            0,
+        ),
         # What comes behind is no one function with what is before it.
+        ("%t = tanh(%c) %p = _mul_scalar(%t) {scalar=2.0} return %p", 1),
+        ('%g = LeakyReLU(%c) {act_type="gelu"} %m = elemwise_mul(%c, %g) return %m', 2),
+        (
+            '%s = Activation(%c) {act_type="softrelu"} %m = elemwise_mul(%c, %s)'
+            "%t = tanh(%m) return %t",
+            1,
+        ),
         ("%s = sigmoid(%c) %p = _plus_scalar(%s) {scalar=1.0} return %p", 1),
         ("%s = sigmoid(%c) %r = relu(%s) return %r", 1),
         ('%r = LeakyReLU(%c) {act_type="leaky"} %s = sigmoid(%r) return %s', 1),
@@ -513,7 +543,7 @@ def test_shared_weights_are_packed_for_each_use() -> None:
 
 def test_what_lies_between_two_regions_makes_two() -> None:
     before = net(
-        f"{CONV} %t = tanh(%c) %d = Convolution(%t, %v, %b)"
+        f"{CONV} %t = sin(%c) %d = Convolution(%t, %v, %b)"
         "{kernel=(1, 1), num_filter=36} return %d",
         params="param %w: ?, param %b: ?, param %v: ?",
     )
@@ -704,8 +734,8 @@ def networks(draw) -> Graph:
     for _ in range(draw(st.integers(1, 7))):
         source = draw(st.sampled_from(values[-3:]))
         n, c, *size = shape[source]
-        kinds = ["conv", "conv", "relu", "add", "concat", "pool", "tanh", "dense"]
-        kinds += ["sigmoid", "prelu", "swish", "gate", "deconv", "negative"]
+        kinds = ["conv", "conv", "relu", "add", "concat", "pool", "sin", "tanh", "dense"]
+        kinds += ["sigmoid", "prelu", "swish", "gate", "deconv", "negative", "mish", "gelu", "elu"]
         kind = draw(st.sampled_from(kinds))
         alike = [value for value in values if shape[value] == shape[source]]
         if not size and kind in ("conv", "pool", "gate", "deconv"):
@@ -724,7 +754,13 @@ def networks(draw) -> Graph:
             slopes = TensorType("float32", (c,))
             g = graph.add_input(f"g{len(values)}", PARAM, slopes).out()
             add("LeakyReLU", [source, g], {"act_type": "prelu"}, shape[source])
-        elif kind in ("relu", "tanh", "sigmoid", "negative"):
+        elif kind == "mish":
+            add("Activation", [source], {"act_type": "softrelu"}, shape[source])
+            add("tanh", [values[-1]], {}, shape[source])
+            add("elemwise_mul", [source, values[-1]], {}, shape[source])
+        elif kind in ("gelu", "elu"):
+            add("LeakyReLU", [source], {"act_type": kind}, shape[source])
+        elif kind in ("relu", "sin", "tanh", "sigmoid", "negative"):
             add(kind, [source], {}, shape[source])
         elif kind == "add":
             add("elemwise_add", [source, draw(st.sampled_from(alike))], {}, shape[source])
