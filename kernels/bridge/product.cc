@@ -316,6 +316,8 @@ void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, co
   plan.to_stride = to_stride;
   plan.from_stride = left.stride;
   plan.turns = left.is_transposed;
+  plan.team = plan.panels;  // rows are copied for one team after the other
+  plan.teams = 1;
   Copied copied;
   for (int64_t task = 0; task < plan.tasks(); ++task)
     RunTask(plan, {left.at, packed, nullptr, to, kNone, adds}, task, &copied);
