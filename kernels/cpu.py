@@ -30,6 +30,7 @@ from graphopt.kernels.prefetch import with_prefetches
 from graphopt.kernels.spec import KernelSpec
 from graphopt.kernels.vecmath import float32, float64
 from graphopt.kernels.vecmath import function as vecmath
+from graphopt.kernels.vecmath.elementary import Format
 from graphopt.kernels.vecmath.intrinsics import (
     Value,
     copysign,
@@ -304,14 +305,16 @@ def _one_plus_erf(x: Value) -> Value:
     return float64.FORMAT.erf(x) + 1.0
 
 
+def _format_of(x: Value) -> Format:
+    return float32.FORMAT if x.ir.type == ir.FloatType() else float64.FORMAT
+
+
 def _exp_nonpositive(x: Value) -> Value:
-    kind = float32.FORMAT if x.ir.type == ir.FloatType() else float64.FORMAT
-    return kind.exp_nonpositive(x)
+    return _format_of(x).exp_nonpositive(x)
 
 
 def _sigmoid_times_tanh(x: Value, y: Value) -> Value:
-    kind = float32.FORMAT if x.ir.type == ir.FloatType() else float64.FORMAT
-    return kind.sigmoid_times_tanh(x, y)
+    return _format_of(x).sigmoid_times_tanh(x, y)
 
 
 def _where(condition: Value, x: Value, y: Value) -> Value:

@@ -89,7 +89,7 @@ class Format:
         return fma(p, 2.0, 2.0) * power * select(lifted, x.like(2.0**-_LIFT), 1.0)
 
     def exp_nonpositive(self, x: Value) -> Value:
-        """e**x for x <= 0, and 0 where that is below the smallest normal number."""
+        """e**x for x <= 0, and 0 where that is below 0.7 times the smallest normal number."""
         # At the lower end, and for what is masked out of a softmax, the bits of the power are 0's.
         low = -self.bias * math.log(2)
         n, p = self.reduce(select(x < low, low, x), self.bias)
