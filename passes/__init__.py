@@ -32,6 +32,7 @@ PASSES = {
     "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
     "import-rnn": "graphopt.passes.import_rnn:ImportRnn",
     "hoist-lookups": "graphopt.passes.hoist_lookups:HoistLookups",
+    "fuse-batch-norm": "graphopt.passes.fuse_batch_norm:FuseBatchNorm",
     "fuse-convolutions": "graphopt.passes.fuse_convolutions:FuseConvolutions",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
@@ -55,7 +56,7 @@ _FUSE = "import-rnn,hoist-lookups,parallelize-batch-dot,fuse-reduction,fuse-poin
 PIPELINES = {
     "none": "",
     "training": (
-        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,{_FUSE}"
+        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,fuse-batch-norm,{_FUSE}"
     ),
     # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (

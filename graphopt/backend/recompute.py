@@ -35,7 +35,7 @@ _MIB = 1 << 20
 _NOTHING: frozenset[str] = frozenset()
 #: Operators that update their states in backward only, and compute the same again, by device.
 #: On GPUs cuDNN updates those of BatchNorm in forward.
-_REPEATABLE = {"cpu": frozenset({"BatchNorm"})}
+_REPEATABLE = {"cpu": frozenset({"BatchNorm", "graphopt_batch_norm"})}
 #: Where nobody reads the output, as of some repetitions, MXNet refuses to run these.
 _REFUSED = frozenset(
     {

@@ -13,6 +13,7 @@ from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
+    BATCH_NORM,
     CONSTANT,
     CONVOLUTIONS,
     DENSE,
@@ -68,7 +69,7 @@ def supports(graph: Graph) -> bool:
     return all(
         node.is_input
         or node.op in (CONSTANT, DENSE, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
-        or (node.op in (CONVOLUTIONS, PRODUCT) and supports(node.graphs[0]))
+        or (node.op in (BATCH_NORM, CONVOLUTIONS, PRODUCT) and supports(node.graphs[0]))
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -91,8 +92,8 @@ def _node(
     if node.op == CONSTANT:
         return [constant_array(node)]
     inputs = [values[value] for value in node.inputs]
-    if node.op in (CONVOLUTIONS, PRODUCT):
-        return _region(node.graphs[0], inputs)
+    if node.op in (BATCH_NORM, CONVOLUTIONS, PRODUCT):
+        return _region(node.graphs[0], inputs, training=training)
     if node.op == PARALLEL_BATCH_DOT and reads_heads(node):
         return _region(in_mxnets_operators(graph, node), inputs)
     if node.op == FUSED:
@@ -107,6 +108,6 @@ def _node(
     return reference_ops.evaluate(op, inputs, node.attrs, training=training)
 
 
-def _region(body: Graph, inputs: Arrays) -> Arrays:
+def _region(body: Graph, inputs: Arrays, *, training: bool = False) -> Arrays:
     names = [each.name for each in body.inputs]
-    return run(body, dict(zip(names, inputs, strict=True)))
+    return run(body, dict(zip(names, inputs, strict=True)), training=training)

@@ -9,6 +9,7 @@ from graphopt.backend.unroll import unroll
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
+    BATCH_NORM,
     CONVOLUTIONS,
     DENSE,
     FUSED,
@@ -96,4 +97,5 @@ def _region(node: Node) -> Graph | None:
     if node.op == RECURRENCE:
         is_cpu_form = not node.attrs.get("lengths")
         return node.graphs[1] if len(node.graphs) > 1 and is_cpu_form else None
-    return node.graphs[0] if node.op in (FUSED, CONVOLUTIONS, PRODUCT) and node.graphs else None
+    has_body = node.op in (BATCH_NORM, FUSED, CONVOLUTIONS, PRODUCT)
+    return node.graphs[0] if has_body and node.graphs else None

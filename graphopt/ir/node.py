@@ -55,13 +55,20 @@ PRODUCT: Final = "graphopt_product"
 #: kernels/bridge/dense_operator.h).
 DENSE: Final = "graphopt_dense"
 
+#: MXNet's BatchNorm and what its nested graph has behind it; attrs: those of it; ``function``,
+#: ``"relu"``, ``"leaky"`` with ``slope``, or ``"clip"`` with ``a_min`` and ``a_max``; ``residual``,
+#: whether the last input is added before it (see kernels/bridge/batch_norm_operator.h).
+BATCH_NORM: Final = "graphopt_batch_norm"
+
 #: MXNet's batch_dot with a thread for every product; attrs: ``transpose_a``, ``transpose_b``, and
 #: ``heads_a``, ``heads_b``, ``heads_out`` where matrices lie side by side (see
 #: kernels/bridge/batch_dot.h, and backend/heads.py for what that is in MXNet's operators).
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
 
 #: Operators whose attributes say all: their nested graphs are there to be read and to be put back.
-WITH_SPEC: Final = frozenset({FUSED, RECURRENCE, TREE, CONVOLUTIONS, PRODUCT, PARALLEL_BATCH_DOT})
+WITH_SPEC: Final = frozenset(
+    {BATCH_NORM, FUSED, RECURRENCE, TREE, CONVOLUTIONS, PRODUCT, PARALLEL_BATCH_DOT}
+)
 
 
 class Value(NamedTuple):

@@ -10,7 +10,16 @@ from graphopt.analysis.effects import is_pure, written_values
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.errors import InputError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, CONVOLUTIONS, FUSED, WITH_SPEC, Node, NodeId, Value
+from graphopt.ir.node import (
+    BATCH_NORM,
+    CONSTANT,
+    CONVOLUTIONS,
+    FUSED,
+    WITH_SPEC,
+    Node,
+    NodeId,
+    Value,
+)
 from graphopt.ir.ops import Kind, info
 from graphopt.kernels.convolutions.plan import plan as plan_region
 from graphopt.kernels.convolutions.spec import spec_of
@@ -237,6 +246,8 @@ def _pairs(step: Step) -> Pairs:
         return _fused_pairs(step.attrs)
     if step.op == f"_backward_{FUSED}":
         return inplace_pairs(step.attrs["spec"], backward=True)
+    if step.op == f"_backward_{BATCH_NORM}":
+        return ((0, 3),) if step.attrs.get("residual") == "True" else ((0, 0),)
     if step.op in _BACKWARD_PAIRS:
         return _BACKWARD_PAIRS[step.op]
     if not step.op.startswith("_backward_"):

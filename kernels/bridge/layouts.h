@@ -85,6 +85,9 @@ int BlockOf(const NDArray& array) {
   return block ? block : -1;
 }
 
+/* Whether there is fast code for a BatchNorm in such blocks, oneDNN's and ours. */
+bool IsFast(int block) { return block == 8 || block == 16; }
+
 /* The layout of rows. */
 Layout RowLayout(const mxnet::TShape& shape) {
   Layout made;

@@ -32,8 +32,6 @@ namespace graphopt {
 
 mxnet::FComputeEx plain_batch_norm, plain_batch_norm_gradient, plain_pooling_gradient;
 
-bool IsFast(int block) { return block == 8 || block == 16; }
-
 void Mend(NDArray* array, int block) {
   const int own = BlockOf(*array);
   if (own <= 0 || own == block) return;

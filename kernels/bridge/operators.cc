@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include "batch_dot.h"
+#include "batch_norm_operator.h"
 #include "convolutions_operator.h"
 #include "dense_operator.h"
 #include "executor_operator.h"
@@ -92,6 +93,7 @@ void Register() {
   RegisterConvolutions();
   RegisterProduct();
   RegisterDense();
+  RegisterBatchNorm();
   RegisterKeeping();
   RegisterInline();
   RegisterExecutor();

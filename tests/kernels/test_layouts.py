@@ -84,7 +84,8 @@ def check(symbol: Any, shape: tuple[int, ...], kernels: int | None = None) -> No
         assert sum(node.op == FUSED for node in net.graph()) == kernels
     for expected, found in zip(want, got, strict=True):
         scale = 1 + np.abs(expected).max()
-        np.testing.assert_allclose(found / scale, expected / scale, atol=2e-5)
+        # Where Winograd's algorithm is faster, it is taken, and rounds so much.
+        np.testing.assert_allclose(found / scale, expected / scale, atol=4e-5)
 
 
 def calls_in_blocks() -> int:
@@ -96,7 +97,7 @@ def mended() -> int:
 
 
 def test_between_convolutions_a_kernel_leaves_arrays_in_blocks() -> None:
-    x = clip(norm(convolution(data(), 32)))
+    x = sym.tanh(norm(convolution(data(), 32)))
     before = calls_in_blocks()
     check(convolution(x, 16, name="d"), (2, 16, 9, 7), kernels=1)
     assert calls_in_blocks() == before + 4  # two steps, forward and backward
@@ -180,7 +181,7 @@ def test_gradients_are_added_to(body: Net) -> None:
 
 
 def test_an_output_that_is_a_kernel_s() -> None:
-    check(clip(norm(convolution(data(), 32))), (2, 16, 5, 5), kernels=1)
+    check(sym.tanh(norm(convolution(data(), 32))), (2, 16, 5, 5), kernels=1)
 
 
 def test_one_array_for_input_and_output() -> None:

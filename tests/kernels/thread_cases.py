@@ -152,6 +152,23 @@ def convolution(
     return run
 
 
+def batch_norm(channels: int, extent: int) -> Callable[[], Found]:
+    x, residual = noise(5, channels, extent, extent), noise(5, channels, extent, extent, seed=1)
+    numbers = [noise(channels, seed=2 + at) for at in range(3)] + [mx.nd.ones(channels)]
+
+    def run() -> Found:
+        residual.attach_grad()
+        numbers[0].attach_grad()
+
+        def call() -> Any:
+            attrs = {"fix_gamma": False, "function": "relu", "residual": True}
+            return invoke("graphopt_batch_norm", [x, *numbers, residual], attrs)
+
+        return [*learnt(None, x, call, parameters=False), residual.grad, numbers[0].grad]
+
+    return run
+
+
 CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "LSTM": lambda: recurrence("LSTM", False),
     "LSTM with lengths": lambda: recurrence("LSTM", True),
@@ -168,6 +185,8 @@ CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "Winograd of a large layer": lambda: convolution(WINOGRAD4, 3, 208, 176),
     "Winograd in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 48, 64),
     "Winograd of a large layer in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 208, 176),
+    "BatchNorm": lambda: batch_norm(8, 30),
+    "BatchNorm of large images": lambda: batch_norm(3, 200),
     "groups": lambda: convolution(DIRECT, 3, 48, 48, groups=12),
     "pairs": lambda: convolution(PAIRED, 1, 48, 64),
     "pairs of a large layer": lambda: convolution(PAIRED, 1, 320, 288),

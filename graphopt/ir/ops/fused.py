@@ -11,5 +11,15 @@ OPERATORS = (
     OpInfo("graphopt_convolutions", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_product", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_dense", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
+    OpInfo(
+        "graphopt_batch_norm",
+        Kind.ANCHOR,
+        pure=False,
+        mutates=(3, 4),
+        hidden_writes=(1,),
+        inplace=((0, 0), (5, 0)),
+        mode_dependent=True,
+        arguments=("data", "gamma", "beta", "moving_mean", "moving_var", "residual"),
+    ),
     OpInfo("graphopt_batch_dot", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
 )

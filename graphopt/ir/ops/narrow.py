@@ -38,6 +38,11 @@ def _batch_norm(info: OpInfo, attrs: Attributes) -> OpInfo:
     return info
 
 
+def _fused_norm(info: OpInfo, attrs: Attributes) -> OpInfo:
+    found = _batch_norm(info, attrs)
+    return found if _flag(attrs, "residual") else _without(found, "residual")
+
+
 def _bias(info: OpInfo, attrs: Attributes) -> OpInfo:
     default = info.name == "Deconvolution"
     return _without(info, "bias") if _flag(attrs, "no_bias", default) else info
@@ -125,5 +130,6 @@ RULES: dict[str, Callable[[OpInfo, Attributes], OpInfo]] = {
     "_contrib_ModulatedDeformableConvolution": _bias,
     "_contrib_SyncBatchNorm": _batch_norm,
     "_npi_average": _average,
+    "graphopt_batch_norm": _fused_norm,
     "softmax": _softmax,
 }
