@@ -24,6 +24,8 @@ from graphopt.demo.models import Example
 #: Of the whole gradient of the data: numbers that differ in their last bit change single ones of
 #: SE-ResNeXt's by 4 %, where they take a relu over its kink.
 LARGEST_ERROR = 1e-2
+#: How much farther from float64 than MXNet's a gradient may fall: a few numbers at kinks decide.
+LUCK = 2
 #: Winograd's algorithm rounds twenty times as much, and 2 % of U-Net's whole gradient differ.
 LARGEST_ERROR_BY_WINOGRAD = 5e-2
 
@@ -81,7 +83,9 @@ def test_cnn_training(
     found = _step(example, net)
     error = max(_error(expected[key], found[key]) for key in expected)
     # A quick run has convolutions as they are: what is faster there depends on the machine.
-    assert error < (LARGEST_ERROR if quick else LARGEST_ERROR_BY_WINOGRAD)
+    if error >= (LARGEST_ERROR if quick else LARGEST_ERROR_BY_WINOGRAD):
+        exact = workloads.in_float64(example, lambda wide: _step(wide, wide.net))
+        assert workloads.distance(exact, found) <= LUCK * workloads.distance(exact, expected)
     graph = graphopt.lift(example.net, {"data": (8, 3, 224, 224)})
     counters(f"cnn_training/{name}", workloads.optimized_graph(graph, "training"), frozen=False)
     contenders: dict[str, Any] = {

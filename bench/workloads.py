@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,6 +17,7 @@ import numpy as np
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
+from graphopt.demo.checking import Arrays
 from graphopt.demo.models import Example
 from graphopt.ir.graph import Graph
 from graphopt.passes import PIPELINES
@@ -127,6 +130,22 @@ def unmeasured(mode: Any) -> str:
     """The pipeline of a mode, without what a pass would measure."""
     steps = PIPELINES[mode].replace("import-rnn", "import-rnn{measure=False}")
     return steps.replace("select-convolution,", "")
+
+
+def in_float64(example: Example, find: Callable[[Example], Arrays]) -> Arrays:
+    """What ``find`` finds of the example in float64, by MXNet; the net is left as it was."""
+    calls = tuple(tuple(x.astype("float64") for x in args) for args in example.calls)
+    example.net.cast("float64")
+    try:
+        return find(replace(example, calls=calls))
+    finally:
+        example.net.cast("float32")
+
+
+def distance(exact: Arrays, found: Arrays) -> float:
+    """How far arrays are from exact ones, as a part of these, all together."""
+    apart = sum(float(np.square(found[name] - array).sum()) for name, array in exact.items())
+    return math.sqrt(apart / sum(float(np.square(array).sum()) for array in exact.values()))
 
 
 def save_inputs(example: Example, folder: Path) -> list[str]:

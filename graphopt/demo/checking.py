@@ -39,7 +39,7 @@ def train_step(example: Example, net: Any) -> None:
     autograd = import_mxnet().autograd
     with autograd.record():
         heads = [array for found in example.run(net) for array in _leaves(found)]
-    autograd.backward(heads, [_head_gradient(array.shape) for array in heads])
+    autograd.backward(heads, [_head_gradient(array) for array in heads])
 
 
 def train(example: Example, net: Any, seed: int = 0) -> Arrays:
@@ -53,7 +53,7 @@ def train(example: Example, net: Any, seed: int = 0) -> Arrays:
     mx.random.seed(seed)
     with mx.autograd.record():
         heads = [array for found in example.run(net) for array in _leaves(found)]
-    mx.autograd.backward(heads, [_head_gradient(array.shape) for array in heads])
+    mx.autograd.backward(heads, [_head_gradient(array) for array in heads])
     found = {f"output{i}": array.asnumpy() for i, array in enumerate(heads)}
     found |= {f"gradient:{name}": p.grad().asnumpy() for name, p in learned.items()}
     found |= {f"running:{name}": p.data().asnumpy() for name, p in running.items()}
@@ -116,10 +116,10 @@ def _parameters(example: Example) -> tuple[dict[str, Any], dict[str, Any]]:
 _HEADS: dict[tuple[int, ...], Any] = {}
 
 
-def _head_gradient(shape: tuple[int, ...]) -> Any:
-    if shape not in _HEADS:
-        _HEADS[shape] = data.normal(shape, seed=1)
-    return _HEADS[shape]
+def _head_gradient(array: Any) -> Any:
+    if array.shape not in _HEADS:
+        _HEADS[array.shape] = data.normal(array.shape, seed=1)
+    return _HEADS[array.shape].astype(array.dtype, copy=False)
 
 
 def _leaves(found: Any) -> list[Any]:
