@@ -41,16 +41,17 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class SelectConvolution(Pass):
-    """Convolutions of 3x3 pixels and of one are computed as is fastest.
+    """Convolutions of 3x3 pixels, of one, and depthwise ones are computed as is fastest.
 
     In training: a convolution, the gradient of its images and that of its filters are each timed
     by MXNet's oneDNN, which multiplies directly, and otherwise: of 3x3 pixels by Winograd's minimal
     filtering with tiles of 4x4, which takes a quarter of the multiplications (Lavin and Gray, Fast
     Algorithms for Convolutional Neural Networks, 2016); of one pixel, and by Winograd's too, with
     products in pairs, on processors that add while they multiply (Winograd, A new algorithm for
-    inner product, 1968); of 3x3 pixels in groups of 2, 4 or 8 channels, by kernels for these. What
-    is faster is written into the attribute ``__algorithms__``; without graphopt MXNet pays no heed
-    to it. Each distinct layer is timed once on a machine. Only float32 on the CPU, whole blocks of
+    inner product, 1968); of 3x3 pixels in groups of 2, 4 or 8 channels, by kernels for these, and
+    the gradient of depthwise filters of 3, 5 or 7 pixels along a side, by another one. What is
+    faster is written into the attribute ``__algorithms__``; without graphopt MXNet pays no heed to
+    it. Each distinct layer is timed once on a machine. Only float32 on the CPU, whole blocks of
     channels, and strides of one where filters have 3x3 pixels and are in one group.
 
     Args:

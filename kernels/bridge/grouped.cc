@@ -1,6 +1,7 @@
 /*
  * Convolutions in groups narrower than a block, and their gradients, in training. A block has several groups: lanes of
- * the images are spread over their group, so that each filter meets its channels (Spread).
+ * the images are spread over their group, so that each filter meets its channels (Spread). Of groups of one channel there
+ * is the gradient of filters only, for which oneDNN has images in columns where filters are larger than 3x3.
  */
 #include <algorithm>
 
@@ -11,7 +12,6 @@
 namespace graphopt::blocked {
 namespace {
 
-constexpr int kSide = 3, kTaps = kSide * kSide;  // pixels of filters
 constexpr int kSums = 8;                         // vectors that are summed up at a time, in registers
 
 /* Output pixels whose tap lies within the images. */
@@ -20,6 +20,8 @@ struct Range {
   Range(int64_t in, int64_t out, int64_t stride, int64_t shift)
       : begin(shift < 0 ? Ceil(-shift, stride) : 0), end(std::min(out, in > shift ? Ceil(in - shift, stride) : 0)) {}
 };
+
+int64_t TapsOf(const Step& step) { return step.kernel_y * step.kernel_x; }
 
 /* Adds a pixel's products with each channel of its group. */
 template <int W, int... J>
@@ -56,11 +58,12 @@ void SumTap(const float* x, const float* dy, const Step& step, int64_t down, int
 
 template <int W>
 void SumTaps(const float* x, const float* dy, const Step& step, float* to) {
-  for (int64_t tap = 0; tap < kTaps; ++tap) SumTap<W>(x, dy, step, tap / kSide, tap % kSide, to + tap * W * kLanes);
+  for (int64_t tap = 0; tap < TapsOf(step); ++tap)
+    SumTap<W>(x, dy, step, tap / step.kernel_x, tap % step.kernel_x, to + tap * W * kLanes);
 }
 
 int64_t WidthOf(const Step& step) { return step.channels / step.groups; }
-int64_t FloatsOfBlock(const Step& step) { return kTaps * WidthOf(step) * kLanes; }
+int64_t FloatsOfBlock(const Step& step) { return TapsOf(step) * WidthOf(step) * kLanes; }
 
 /* A block of an image, with zeros around it, and the step that filters it. */
 void FilterBlock(const Bound& bound, int64_t image, int64_t block) {
@@ -85,13 +88,14 @@ void FilterBlock(const Bound& bound, int64_t image, int64_t block) {
 }
 
 /* [tap][channel of the group][filter], of filters of `width` channels each; turned ones as in filtering.h. */
-void PackBlock(const Filters& filters, int64_t width, int64_t block, float* to) {
-  for (int64_t tap = 0; tap < kTaps; ++tap)
+void PackBlock(const Filters& filters, const Step& step, int64_t block, float* to) {
+  const int64_t width = WidthOf(step), taps = TapsOf(step);
+  for (int64_t tap = 0; tap < taps; ++tap)
     for (int64_t j = 0; j < width; ++j)
       for (int64_t filter = block * kLanes; filter < (block + 1) * kLanes; ++filter) {
         const int64_t first = filter / width * width;
-        *to++ = filters.is_turned ? filters.weights[((first + j) * width + filter - first) * kTaps + kTaps - 1 - tap]
-                                  : filters.weights[(filter * width + j) * kTaps + tap];
+        *to++ = filters.is_turned ? filters.weights[((first + j) * width + filter - first) * taps + taps - 1 - tap]
+                                  : filters.weights[(filter * width + j) * taps + tap];
       }
 }
 
@@ -103,7 +107,7 @@ int64_t GroupedTasks(const Step& step, int64_t phase) { return phase ? step.imag
 
 void GroupedTask(const Bound& bound, const Filters& filters, int64_t phase, int64_t task, float* packed) {
   const Step& step = *bound.step;
-  if (phase == 0) return PackBlock(filters, WidthOf(step), task, packed + task * FloatsOfBlock(step));
+  if (phase == 0) return PackBlock(filters, step, task, packed + task * FloatsOfBlock(step));
   FilterBlock(bound, task / step.out.blocks, task % step.out.blocks);
 }
 
@@ -119,7 +123,7 @@ void GroupedGradientTask(const Bound& bound, int64_t phase, int64_t task, float*
   float* sums = bound.arena + step.scratch;
   if (phase == 0) {
     const int64_t image = task / step.out.blocks, block = task % step.out.blocks;
-    const auto sum = width == 2 ? SumTaps<2> : width == 4 ? SumTaps<4> : SumTaps<8>;
+    const auto sum = width == 1 ? SumTaps<1> : width == 2 ? SumTaps<2> : width == 4 ? SumTaps<4> : SumTaps<8>;
     return sum(bound.arena + step.in.Place(image, block, 0), bound.arena + step.out.Place(image, block, 0), step,
                sums + image * all + block * floats);
   }
@@ -127,7 +131,7 @@ void GroupedGradientTask(const Bound& bound, int64_t phase, int64_t task, float*
     float sum = 0;
     for (int64_t image = 0; image < step.images; ++image) sum += sums[image * all + task * floats + at];
     const int64_t filter = task * kLanes + at % kLanes, j = at / kLanes % width, tap = at / kLanes / width;
-    gradient[(filter * width + j) * kTaps + tap] = sum;
+    gradient[(filter * width + j) * TapsOf(step) + tap] = sum;
   }
 }
 

@@ -41,7 +41,7 @@ void ReadPair(const NodeAttrs& attrs, const char* key, int64_t usual, int64_t* p
 
 /* What the convolution of an operator is; whether there is a way of ours to compute it. */
 struct Found : Geometry {
-  bool fits_winograd = false, fits_pairs = false, fits_groups = false;
+  bool fits_winograd = false, fits_pairs = false, fits_groups = false, fits_depthwise = false;
 
   Found(const NodeAttrs& attrs, const NDArray& data, const mxnet::TShape& weight, const mxnet::TShape& made)
       : Geometry{} {
@@ -67,10 +67,14 @@ struct Found : Geometry {
     const bool is_dense = dilation[0] == 1 && dilation[1] == 1;
     fits_groups = kernel == 3 && is_dense && channels == filters && width < lanes &&
                   (width == 2 || width == 4 || width == 8);
+    fits_depthwise = is_dense && channels == filters && width == 1 && kernel % 2 && kernel <= 7;
   }
   bool HasOneStride() const { return stride[0] == 1 && stride[1] == 1; }
   bool Fits(const Algorithm& algorithm) const {
     return algorithm.is_winograd ? fits_winograd : algorithm.is_paired ? fits_pairs : fits_groups;
+  }
+  bool FitsGradientOfFilters(const Algorithm& algorithm) const {
+    return Fits(algorithm) || (fits_depthwise && !algorithm.is_winograd && !algorithm.is_paired);
   }
 };
 
@@ -100,8 +104,8 @@ void ConvolutionGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&
   };
   const Found found(attrs, inputs[1], inputs[2].shape(), inputs[0].shape());
   const auto is_ours = [&](const Algorithm& algorithm, size_t output) {
-    return algorithm.is_ours && found.Fits(algorithm) && requests[output] == mxnet::kWriteTo &&
-           IsWhole(outputs[output]);
+    const bool fits = output ? found.FitsGradientOfFilters(algorithm) : found.Fits(algorithm);
+    return algorithm.is_ours && fits && requests[output] == mxnet::kWriteTo && IsWhole(outputs[output]);
   };
   const Algorithm of_data = AlgorithmOf(attrs, "data"), of_weight = AlgorithmOf(attrs, "weight");
   const bool data = is_ours(of_data, 0) && found.HasOneStride(), bias = requests.size() > 2;

@@ -24,6 +24,8 @@ PAIRED_WINOGRAD4: Final = "paired-winograd4"
 
 #: Channels and filters of groups that the bridge knows.
 _WIDTHS = (2, 4, 8)
+#: Pixels along a side of filters of one channel, of which it knows the gradient.
+_DEPTHWISE = (3, 5, 7)
 #: Images are timed up to so many multiplications, as all take the same time.
 _MOST_MACS = 1e9
 _ROUNDS = 4
@@ -43,6 +45,8 @@ def mark(chosen: Mapping[str, str]) -> str:
 
 def ways(layer: Layer, *, has_pairs: bool) -> Ways:
     """How each direction of a layer that is not unfit can be computed besides by MXNet."""
+    if _is_depthwise(layer):
+        return {"forward": (), "data": (), "weight": (DIRECT,)}
     if layer.groups > 1 or layer.window.kernel == (1, 1):
         found = (DIRECT,) if layer.groups > 1 else (PAIRED,) if has_pairs else ()
         data = found if layer.window.stride == (1, 1) else ()
@@ -59,22 +63,29 @@ def why_unfit(layer: Layer, lanes: int) -> str | None:
         lanes: channels that make a block.
     """
     window, channels, filters = layer.window, layer.shape[1], layer.made[1]
-    if window.kernel not in ((3, 3), (1, 1)):
+    side = window.kernel[0]
+    if window.kernel not in ((3, 3), (1, 1)) and not (
+        _is_depthwise(layer) and window.kernel == (side, side) and side in _DEPTHWISE
+    ):
         return "it is neither of 3x3 pixels nor of one"
     if window.kernel == (3, 3) and window.stride != (1, 1) and layer.groups == 1:
         return "it leaves out pixels"
     if window.dilation != (1, 1) and (window.kernel == (1, 1) or layer.groups > 1):
         return "its pixels lie apart"
-    reach = (2 * apart if window.kernel == (3, 3) else 0 for apart in window.dilation)
+    reach = ((side - 1) * apart for apart in window.dilation)
     if any(pad > most for pad, most in zip(window.pad, reach, strict=True)):
         return "its padding is large"
     if channels % lanes or filters % lanes:
         return f"its {channels} channels and {filters} filters are no whole blocks of {lanes}"
     width = channels // layer.groups
     fits = window.kernel == (3, 3) and channels == filters and width in _WIDTHS and width < lanes
-    if layer.groups > 1 and not fits:
+    if layer.groups > 1 and not fits and not _is_depthwise(layer):
         return f"it has {layer.groups} groups of {width} channels"
     return None
+
+
+def _is_depthwise(layer: Layer) -> bool:
+    return 1 < layer.groups == layer.shape[1] == layer.made[1]
 
 
 def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[str, float]]:

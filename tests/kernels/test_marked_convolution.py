@@ -162,6 +162,28 @@ def test_grouped_values_and_gradients(
     check(found, expected, USUAL_TOLERANCE)
 
 
+@pytest.mark.parametrize(("shape", "groups", "stride", "pad", "bias"), GROUPED)
+@pytest.mark.parametrize("size", [3, 5, 7])
+def test_depthwise_gradients_of_filters(
+    shape: tuple[int, ...],
+    groups: int,
+    stride: tuple[int, int],
+    pad: tuple[int, int],
+    bias: bool,
+    size: int,
+) -> None:
+    """Outputs and gradients of images stay MXNet's, whatever is marked."""
+    pad = (pad[0] + size // 2, pad[1] + size // 2)
+    given = arguments(shape, shape[1], bias, size=size)
+    given[1] = np.ascontiguousarray(given[1][:, :1])
+    before = calls()
+    fits = all(each <= size - 1 for each in pad)
+    found = step(given, pad, "float32", stride=stride, groups=shape[1], **all_by(DIRECT))
+    assert calls() == before + fits
+    expected = step(given, pad, "float64", stride=stride, groups=shape[1])
+    check(found, expected, USUAL_TOLERANCE)
+
+
 @pytest.mark.parametrize("shape", [(2, 32, 12, 12), (2, 320, 12, 12)])
 def test_pairs_of_uneven_numbers(shape: tuple[int, ...]) -> None:
     """Images, channels and filters of sizes that differ by up to 2^20, and some that are zero."""

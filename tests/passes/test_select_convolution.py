@@ -121,6 +121,7 @@ def test_pointwise_outputs_and_gradients_stay(attrs: str, chosen: str) -> None:
     [
         ("num_group=8, pad=(1, 1)", "forward:direct data:direct weight:direct"),
         ("num_group=16, stride=(2, 2)", "forward:direct weight:direct"),
+        ("num_group=32, pad=(1, 1)", "weight:direct"),
     ],
 )
 def test_groups_outputs_and_gradients_stay(attrs: str, chosen: str) -> None:
@@ -172,7 +173,8 @@ def test_what_is_no_faster_stays_and_is_told() -> None:
         (net("pad=(1, 1)", kernel=1), "its padding is large"),
         (net("pad=(0, 0)", kernel=1), "there is no other way for it here"),
         (net("num_group=2"), "it has 2 groups of 16 channels"),
-        (net("num_group=32"), "it has 32 groups of 1 channels"),
+        (net("num_group=32, pad=(2, 2)", kernel=9), "it is neither of 3x3 pixels nor of one"),
+        (net("num_group=32", filters=64), "it has 32 groups of 1 channels"),
         (net("pad=(3, 3)"), "its padding is large"),
         (net(x="f32[2,3,8,8]"), "its 3 channels and 32 filters are no whole blocks of 16"),
         (net(filters=10), "its 32 channels and 10 filters are no whole blocks of 16"),
