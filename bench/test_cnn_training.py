@@ -11,6 +11,7 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.cnn_nets import fcn_resnet50, resnext50
+from bench.gated_nets import efficientnet, mobilenet_v3
 from bench.peers.client import Peers
 from bench.pixel_nets import unet
 from bench.report import Record
@@ -42,6 +43,12 @@ def _resnext(name: str, gated: bool) -> Callable[[int, int], Example]:
     return make
 
 
+def _gated(name: str, make: Callable[[], Any]) -> Callable[[int, int], Example]:
+    return lambda batch, extent: models.example(
+        name, make(), (data.normal((batch, 3, extent, extent)),)
+    )
+
+
 def _unet(batch: int, extent: int) -> Example:
     # Without a softmax: the gradient of a sum of probabilities is nothing but rounding.
     return models.example(
@@ -56,6 +63,8 @@ def _fcn(batch: int, extent: int) -> Example:
 
 NETS: dict[str, Callable[[int, int], Example]] = {
     "mobilenet_v2_1_0": _zoo("mobilenet_v2_1_0"),
+    "mobilenet_v3": _gated("mobilenet_v3", mobilenet_v3),
+    "efficientnet_b0": _gated("efficientnet_b0", efficientnet),
     "resnext50": _resnext("resnext50", gated=False),
     "se_resnext50": _resnext("se_resnext50", gated=True),
     "resnet50_v1": _zoo("resnet50_v1"),
