@@ -12,6 +12,7 @@
  */
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -206,18 +207,18 @@ void NormBackward(const NodeAttrs& attrs, const mxnet::OpContext& context, const
   const Common common({&inputs[kData], &inputs[kHead]});
   const InLayout head(inputs[kHead], common.layout()), data(inputs[kData], common.layout());
   const InLayout made(inputs[adds ? kMade : kData], common.layout());
-  OutLayout result(outputs[0], common.layout(), requests[0]);
-  OutLayout passed(outputs[adds ? 3 : 0], common.layout(), adds ? requests[3] : mxnet::kNullOp);
+  std::optional<OutLayout> result, passed;
+  if (requests[0] != mxnet::kNullOp) result.emplace(outputs[0], common.layout(), requests[0]);
+  if (adds) passed.emplace(outputs[3], common.layout(), requests[3]);  // read for the other gradient, wanted or not
   const norm::Numbers numbers{Row(inputs[kMean]), Row(inputs[kInverse]),
                               FixesGamma(attrs) ? nullptr : Row(inputs[kGamma]), Row(inputs[kBeta])};
   std::vector<float> gamma(shape[1]), beta(shape[1]);
   if (shape.Size() > 0)
     norm::Backward(NormLayer(attrs, shape, common.block()), head.at(), data.at(), adds ? made.at() : nullptr, numbers,
                    is_own,
-                   {requests[0] == mxnet::kNullOp ? nullptr : result.at(), gamma.data(), beta.data(),
-                    adds ? passed.at() : nullptr});
-  result.Finish();
-  if (adds) passed.Finish();
+                   {result ? result->at() : nullptr, gamma.data(), beta.data(), passed ? passed->at() : nullptr});
+  for (std::optional<OutLayout>* each : {&result, &passed})
+    if (*each) (*each)->Finish();
   if (is_own)
     UpdateMoving(attrs, numbers.mean, numbers.inverse, shape[1], Row(inputs[kMoving]), Row(inputs[kMoving + 1]));
   if (FixesGamma(attrs)) std::fill(gamma.begin(), gamma.end(), 0.0f);
