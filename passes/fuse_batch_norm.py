@@ -81,7 +81,7 @@ class FuseBatchNorm(Pass):
             why = _unfit(graph, norm, held)
             found = None if why else _members(graph, norm, held, taken)
             if found is None:
-                cx.missed(f"it stays: {why or 'neither a relu nor a clip alone reads it'}", norm)
+                cx.missed(f"it stays: {why or _why_alone(graph, norm, taken)}", norm)
                 continue
             members, residual = found
             taken |= {node.id for node in members}
@@ -124,6 +124,12 @@ def _members(
     if last is None or _function(last) != {"function": "relu"}:
         return None
     return [norm, reader, last], others[0]
+
+
+def _why_alone(graph: Graph, norm: Node, taken: set[NodeId]) -> str:
+    if any(user.node in taken for user in graph.users(norm.out())):
+        return "another BatchNorm takes their sum along"
+    return "neither a relu nor a clip alone reads it"
 
 
 def _only_reader(graph: Graph, node: Node, held: frozenset[NodeId]) -> Node | None:

@@ -112,6 +112,9 @@ def test_a_block_of_a_residual_net() -> None:
     )
     result = run_pass(before, PASS, mode="training")
     assert result.receipts[0].stats == {"fused": 1, "with a sum": 1}
+    assert [r.message for r in result.remarks] == [
+        "it stays: another BatchNorm takes their sum along"
+    ]
     assert_equivalent(before, result.graph, training=True)
 
 
