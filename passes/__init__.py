@@ -12,6 +12,7 @@ PASSES = {
     "infer-types": "graphopt.passes.infer_types:InferTypes",
     "eliminate-dead-code": "graphopt.passes.dce:EliminateDeadCode",
     "eliminate-common-subexpressions": "graphopt.passes.cse:EliminateCommonSubexpressions",
+    "replace-numpy": "graphopt.passes.replace_numpy:ReplaceNumpy",
     "replace-loss-heads": "graphopt.passes.replace_loss_heads:ReplaceLossHeads",
     "remove-identities": "graphopt.passes.remove_identities:RemoveIdentities",
     "fold-constants": "graphopt.passes.fold_constants:FoldConstants",
@@ -43,7 +44,7 @@ ALIASES = {
     "cse": "eliminate-common-subexpressions",
 }
 
-_CLEAN = "infer-types,eliminate-dead-code,eliminate-common-subexpressions"
+_CLEAN = "infer-types,eliminate-dead-code,replace-numpy,eliminate-common-subexpressions"
 
 _ROLL = (
     "reroll-recurrence,import-foreach,hoist-projections,"

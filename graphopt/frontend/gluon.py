@@ -112,7 +112,8 @@ def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[
             f"give the shape of every input of {describe(block)}: shapes={{'data': (...)}},"
             " or 'data0', 'data1' ... in call order when there are several"
         )
-    stand_ins = [mx.nd.zeros((1,), dtype=dtypes.get(name, "float32")) for name in expected]
+    zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
+    stand_ins = [zeros((1,), dtype=dtypes.get(name, "float32")) for name in expected]
     return lift_traced(block, trace(block, stand_ins), shapes, dtypes)
 
 

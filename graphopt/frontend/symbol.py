@@ -9,10 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from graphopt.backend.infer import with_types
+from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.attrs import Attrs, from_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, PARAM, Node, Value
+from graphopt.ir.ops import canonical
 from graphopt.ir.types import DTYPES, UNKNOWN, TensorType
 
 Shapes = Mapping[str, Sequence[int]]
@@ -56,7 +58,25 @@ def lift_symbol(
     title = name or _output_name(document)
     graph = _graph(document, roles, types, title)
     del document  # inference takes as much room again
+    _open_batches(graph)
     return with_types(graph)
+
+
+def _open_batches(graph: Graph) -> None:
+    """Let inference find the batch of an RNN's default states.
+
+    Gluon's RNN layers make them before the batch is known and write 0 for it. With ``np_shape``
+    that is a batch of none, which makes MXNet refuse what it computes when it is not hybridized.
+    """
+    if not import_mxnet().util.is_np_shape():
+        return
+    for rnn in list(graph):
+        states = [graph[v.node] for v in rnn.inputs[2:]] if canonical(rnn.op) == "RNN" else []
+        for state in states:
+            shape = state.attrs.get("shape")
+            if state.op == "_zeros" and isinstance(shape, tuple) and 0 in shape:
+                unknown = [extent or -1 for extent in shape]
+                graph.update(state.but(attrs=state.attrs.set(shape=unknown)))
 
 
 def input_types(names: Collection[str], shapes: Shapes, dtypes: Dtypes) -> dict[str, TensorType]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import graphopt
 from graphopt.api.lifting import lift
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
@@ -251,3 +252,24 @@ def test_shapes_that_do_not_fit():
 def test_other_things_cannot_be_lifted():
     with pytest.raises(InputError, match=r"^cannot lift a int: give a Symbol"):
         lift(3)
+
+
+@pytest.fixture
+def numpy_interface():
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+@pytest.mark.parametrize("layer", [mx.gluon.rnn.LSTM, mx.gluon.rnn.GRU, mx.gluon.rnn.RNN])
+def test_default_states_of_the_numpy_interface(layer, numpy_interface) -> None:
+    """MXNet takes the batch of 0 it writes for "unknown" for a batch of none."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(6, flatten=False), layer(5, 2, layout="NTC", bidirectional=True))
+    net.initialize()
+    x = mx.np.random.uniform(size=(3, 4, 2))
+    wanted = net(x)
+    graph = lift(net, {"data": (3, 4, 2)})
+    assert str(graph.type_of(graph.outputs[0])) == "f32[3,4,10]"
+    found = graphopt.optimize(net)(x)
+    np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,1 @@
+"""Rules of :mod:`graphopt.passes.replace_numpy`, by topic."""

@@ -1,0 +1,104 @@
+"""Operators of ``mx.np`` and ``mx.npx`` that move elements, of any dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+from graphopt.backend.reference_ops.shape import reshaped
+from graphopt.ir.node import Node
+from graphopt.ir.ops import canonical
+from graphopt.passes.classic.types import are_classic
+from graphopt.passes.layout.views import as_ints
+from graphopt.rewrite import Edit, Rule
+from graphopt.rewrite.rule import Replacement
+
+#: Codes of ``npx.reshape`` and what ``mx.nd.reshape`` calls them. It has none for "leave out an
+#: axis of length 1" (-3), and its 0, a copy, is an extent to the other.
+_CODES: Final = {-1: -1, -2: 0, -4: -2, -5: -3, -6: -4}
+
+
+def _reshape(edit: Edit, node: Node) -> Replacement:
+    if not are_classic(edit, node) or node.attrs.get("order", "C") != "C":
+        return None
+    before = cast("tuple[int, ...]", edit.type(node.inputs[0]).shape)
+    shape = cast("tuple[int, ...]", node.type.shape)
+    given = as_ints(node.attrs.get("newshape"))
+    codes = _translated(given) if canonical(node.op) == "_npx_reshape" else given
+    if node.attrs.flag("reverse") or not _makes(codes, before, shape):
+        codes = (0 if before[0] == shape[0] else -1, *shape[1:])
+    return edit.add("Reshape", node.inputs, {"shape": codes}, like=node)
+
+
+def _translated(codes: Sequence[int]) -> tuple[int, ...]:
+    """Codes for ``mx.nd.reshape``; none if it cannot say that."""
+    if any(code < 0 and code not in _CODES for code in codes):
+        return ()
+    return tuple(_CODES.get(code, code) for code in codes)
+
+
+def _makes(codes: Sequence[int], before: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    try:
+        return bool(codes) and reshaped(before, codes) == shape
+    except ValueError:
+        return False
+
+
+def _transpose(edit: Edit, node: Node) -> Replacement:
+    if not are_classic(edit, node):
+        return None
+    axes = as_ints(node.attrs.get("axes")) or tuple(reversed(range(len(node.type.shape or ()))))
+    rank = len(axes)
+    return edit.add("transpose", node.inputs, {"axes": [a % rank for a in axes]}, like=node)
+
+
+def _moveaxis(edit: Edit, node: Node) -> Replacement:
+    if not are_classic(edit, node):
+        return None
+    rank = len(node.type.shape or ())
+    source = [axis % rank for axis in as_ints(node.attrs.get("source"))]
+    target = [axis % rank for axis in as_ints(node.attrs.get("destination"))]
+    axes = [axis for axis in range(rank) if axis not in source]
+    for place, axis in sorted(zip(target, source, strict=True)):
+        axes.insert(place, axis)
+    return edit.add("transpose", node.inputs, {"axes": axes}, like=node)
+
+
+def _squeeze(edit: Edit, node: Node) -> Replacement:
+    if not are_classic(edit, node):
+        return None
+    axes = as_ints(node.attrs.get("axis"))
+    return edit.add("squeeze", node.inputs, {"axis": axes} if axes else {}, like=node)
+
+
+def _joined(edit: Edit, node: Node) -> Replacement:
+    """``Concat`` and ``stack``; promoted dtypes and arrays laid flat first are np's alone."""
+    axis = node.attrs.get("axis", 0)
+    if not are_classic(edit, node) or not isinstance(axis, int):
+        return None
+    if any(edit.type(value).dtype != node.type.dtype for value in node.inputs):
+        return None
+    op, key = _JOINS[canonical(node.op)]
+    attrs = {key: axis % len(node.type.shape or ()), "num_args": len(node.inputs)}
+    return edit.add(op, node.inputs, attrs, like=node)
+
+
+_JOINS: Final = {"_npi_concatenate": ("Concat", "dim"), "_npi_stack": ("stack", "axis")}
+
+
+def _broadcast_to(edit: Edit, node: Node) -> Replacement:
+    """``mx.nd``'s adds no axes."""
+    before = edit.type(node.inputs[0]).rank
+    if not are_classic(edit, node) or before != node.type.rank:
+        return None
+    return edit.add("broadcast_to", node.inputs, {"shape": node.type.shape}, like=node)
+
+
+RULES = (
+    Rule("shape", ("_np_reshape", "_npx_reshape"), _reshape),
+    Rule("shape", ("_np_transpose",), _transpose),
+    Rule("shape", ("_np_moveaxis",), _moveaxis),
+    Rule("shape", ("_np_squeeze",), _squeeze),
+    Rule("shape", tuple(_JOINS), _joined),
+    Rule("shape", ("_npi_broadcast_to",), _broadcast_to),
+)
