@@ -27,6 +27,7 @@ def optimize(
     check: bool = False,
     precise: bool = False,
     strict: bool = False,
+    record: bool = False,
 ) -> Any:
     """Make a model faster: same parameters, same outputs, same gradients.
 
@@ -47,6 +48,9 @@ def optimize(
         check: compare every pass's result with the original, on the first call's values.
         precise: no pass may round differently.
         strict: raise where a pass fails or a Block cannot be compiled, instead of reporting it.
+        record: where a Block cannot be traced (a plain Block, Python that asks for shapes), run its
+            Python at every call and write down which operators it calls; they run as one compiled
+            graph when it returns or reads a value. Without it such a Block is taken child by child.
 
     Returns:
         For a Block, an instance of the same class with the same parameters and the methods
@@ -59,7 +63,9 @@ def optimize(
         InputError: ``net`` is none of those, or an option has no such value.
         ParseError: the pipeline names an unknown pass.
     """
-    config = _config(passes, mode, memory, max_shapes, check=check, precise=precise, strict=strict)
+    config = _config(
+        passes, mode, memory, max_shapes, check=check, precise=precise, strict=strict, record=record
+    )
     if net is None:
         return functools.partial(_optimize, config=config)
     return _optimize(net, config)
@@ -74,10 +80,13 @@ def _config(
     check: bool,
     precise: bool,
     strict: bool,
+    record: bool,
 ) -> Config:
     if mode not in _MODES:
         raise InputError(f"mode {mode!r} is none of {', '.join(_MODES)}")
     for name, value in (("memory", memory), ("max_shapes", max_shapes)):
+        if value is not None and record:
+            raise InputError(f"{name}= is for nets that compile whole; leave out record=True")
         if value is not None and mode == "inference":
             raise InputError(f"{name}= is about training; leave it out with mode='inference'")
     build(passes, registry)
@@ -89,6 +98,7 @@ def _config(
         strict,
         None if memory is None else parse_size(memory),
         None if max_shapes is None else _shapes(max_shapes),
+        record,
     )
 
 

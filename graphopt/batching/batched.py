@@ -19,6 +19,7 @@ from graphopt.batching.statistics import Statistics
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, SampleError, UnsupportedError
 from graphopt.frontend.gluon import describe
+from graphopt.recording import active as calls
 
 Scheduler = Literal["depth", "agenda"]
 
@@ -88,7 +89,7 @@ class Batched:
         given = [self._arguments(number, sample) for number, sample in enumerate(samples)]
         if not given:
             return []
-        if self.debug or ACTIVE.recorder is not None:
+        if self.debug or ACTIVE.recorder is not None or calls.ACTIVE.tape is not None:
             return self._one_by_one(given)
         return self._together(given)
 

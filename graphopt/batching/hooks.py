@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from graphopt.backend.turns import TURNS
 from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - they complete Lazy
 from graphopt.batching.blocks import call_block
 from graphopt.batching.lazy import Lazy, real, refused
@@ -52,6 +53,7 @@ _collects = False
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
     """Inside the block this thread's calls of MXNet are recorded."""
+    TURNS.enter("samples")
     _install()
     outer, ACTIVE.recorder = ACTIVE.recorder, recorder
     try:
@@ -59,6 +61,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
     finally:
         ACTIVE.recorder = outer
         _remove()
+        TURNS.leave("samples")
 
 
 def autograd_state() -> int:

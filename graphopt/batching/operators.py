@@ -54,7 +54,7 @@ def infer(
     Raises:
         MXNetError: the inputs do not fit the operator.
     """
-    symbol = applied(operator, attrs, len(shapes))
+    symbol = applied(operator, attrs, variables(len(shapes)))
     names = [f"input{at}" for at in range(len(shapes))]
     dtypes = [kind.dtype for kind in kinds]
     _, out_shapes, _ = symbol._infer_shape_impl(False, **dict(zip(names, shapes, strict=True)))
@@ -62,8 +62,10 @@ def infer(
     return [tuple(shape) for shape in out_shapes or ()], list(out_dtypes or ())
 
 
-def applied(operator: int, attrs: Mapping[str, Any], inputs: int) -> Any:
-    """The Symbol of an operator applied to variables ``input0``, ``input1`` ...
+def applied(
+    operator: int, attrs: Mapping[str, Any], inputs: Sequence[Any], name: str = "call"
+) -> Any:
+    """The Symbol of an operator applied to Symbols.
 
     Raises:
         MXNetError: MXNet refuses the attributes.
@@ -72,7 +74,7 @@ def applied(operator: int, attrs: Mapping[str, Any], inputs: int) -> Any:
     base = mx.base
     counter = _counter(operator)
     if counter and counter not in attrs:  # MXNet's calls of operators count by themselves
-        attrs = {**attrs, counter: inputs}
+        attrs = {**attrs, counter: len(inputs)}
     made = base.SymbolHandle()
     values = [text(value) for value in attrs.values()]
     base.check_call(
@@ -85,7 +87,7 @@ def applied(operator: int, attrs: Mapping[str, Any], inputs: int) -> Any:
         )
     )
     symbol = mx.sym.Symbol(made)
-    symbol._compose(*_variables(mx, inputs), name="call")
+    symbol._compose(*inputs, name=name)
     return symbol
 
 
@@ -111,9 +113,10 @@ def _counter(operator: int) -> str:
     return str(base.py_str(counter.value)) if counter.value else ""
 
 
-def _variables(mx: Any, count: int) -> list[Any]:
+def variables(count: int) -> list[Any]:
+    """Symbols of that many variables: ``input0``, ``input1`` ..."""
     while len(_VARIABLES) < count:
-        _VARIABLES.append(mx.sym.var(f"input{len(_VARIABLES)}"))
+        _VARIABLES.append(import_mxnet().sym.var(f"input{len(_VARIABLES)}"))
     return _VARIABLES[:count]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphopt.api.running import run
 from graphopt.backend.lower import Lowered, lower
+from graphopt.backend.pools import Pools
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
@@ -145,40 +146,17 @@ class CompiledBlock:
         dtypes = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
         graph = lift_traced(self._block, traced, shapes, dtypes)
         ctx = given[0].ctx
-        parameters = self._parameters(graph, ctx)
-        settings = self._config.settings(mode)
-        if mode == "training" and self._config.plans_memory:
-            for name, parameter in parameters.items():
-                if parameter._grad_stype != "default":
-                    kind = parameter._grad_stype
-                    raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
-        result = run(
+        return compile_graph(
+            self._config,
             graph,
-            self._config.pipeline(mode),
-            mode=mode,
-            frozen=settings.frozen,
-            precise=settings.precise,
-            strict=settings.strict,
-            device=ctx.device_type,
-            plans_memory=settings.plans_memory,
-            check=self._config.check,
-            feeds=self._feeds(parameters, arrays, ctx) if self._config.check else None,
-        )
-        lowered = lower(
-            result.graph,
-            {name: p.data(ctx) for name, p in parameters.items()},
+            self._parameters(graph, ctx),
+            arrays,
             ctx,
-            training=mode == "training",
-            frozen=settings.frozen,
+            mode,
+            traced=traced,
             numpy=isinstance(given[0], self._mx.np.ndarray),
-            tune=not settings.precise,
-            memory=self._config.memory,
             pools=self._memory.pools(ctx) if mode == "training" else None,
         )
-        types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
-        # Frozen graphs keep the values they were made from, whatever happens to the parameters.
-        watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
-        return Entry(mode, types, graph, result, lowered, traced, watched)
 
     def _parameters(self, graph: Graph, ctx: Any) -> dict[str, Any]:
         """The Block's parameters that the graph reads, initialized for good.
@@ -206,12 +184,6 @@ class CompiledBlock:
                 raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
         return found
 
-    def _feeds(
-        self, parameters: Mapping[str, Any], arrays: Mapping[str, Any], ctx: Any
-    ) -> dict[str, np.ndarray[Any, Any]]:
-        values = {name: p.data(ctx) for name, p in parameters.items()} | dict(arrays)
-        return {name: array.asnumpy() for name, array in values.items()}
-
     def _refresh(self, entry: Entry, ctx: Any) -> None:
         """Follow parameters that got new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
         stale = [p for p, arrays in entry.watched if p._data is not arrays]
@@ -219,6 +191,70 @@ class CompiledBlock:
             return
         entry.lowered.rebind({p.name: p.data(ctx) for p in stale})
         entry.watched = [(p, p._data) for p, _ in entry.watched]
+
+
+def compile_graph(
+    config: Config,
+    graph: Graph,
+    parameters: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    ctx: Any,
+    mode: Mode,
+    *,
+    traced: Traced,
+    numpy: bool = False,
+    pools: Pools | None = None,
+) -> Entry:
+    """Run the passes over a graph and bind it to its parameters.
+
+    Args:
+        config: what the user asked for.
+        graph: as it was captured.
+        parameters: those that it reads, by name.
+        arrays: its data inputs, by name.
+        ctx: where all of them are.
+        mode: which pipeline.
+        traced: what it was captured from.
+        numpy: whether it returns arrays of ``mx.np``.
+        pools: memory that steps share.
+    """
+    settings = config.settings(mode)
+    if mode == "training" and config.plans_memory:
+        for name, parameter in parameters.items():
+            if parameter._grad_stype != "default":
+                kind = parameter._grad_stype
+                raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
+    values = {name: p.data(ctx) for name, p in parameters.items()}
+    feeds = None
+    if config.check:
+        feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}
+    result = run(
+        graph,
+        config.pipeline(mode),
+        mode=mode,
+        frozen=settings.frozen,
+        precise=settings.precise,
+        strict=settings.strict,
+        device=ctx.device_type,
+        plans_memory=settings.plans_memory,
+        check=config.check,
+        feeds=feeds,
+    )
+    lowered = lower(
+        result.graph,
+        values,
+        ctx,
+        training=mode == "training",
+        frozen=settings.frozen,
+        numpy=numpy,
+        tune=not settings.precise,
+        memory=config.memory,
+        pools=pools,
+    )
+    types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
+    # Frozen graphs keep the values they were made from, whatever happens to the parameters.
+    watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
+    return Entry(mode, types, graph, result, lowered, traced, watched)
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ class Config:
     strict: bool = False
     memory: int | None = None  # bytes of a training step
     max_shapes: Mapping[str, tuple[int, ...]] | None = None
+    record: bool = False
 
     @property
     def plans_memory(self) -> bool:

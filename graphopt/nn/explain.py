@@ -20,9 +20,13 @@ def explain(block: Any) -> str:
     """Per compiled signature: sizes, engine, what was done, what was not and why."""
     state = block.graphopt_state
     lines = [f"{describe(block)}, mode {state.config.mode!r}"]
-    if state.reason:
+    if state.recorded is not None:
+        lines += state.recorded.explain(state.reason)
+    if state.fallback is not None:
         lines.append(f"taken child by child: {state.reason}")
         lines += [f"  {note}" for note in state.notes]
+        if not state.config.record and not state.config.plans_memory:
+            lines.append("  its own code calls operators one by one; record=True compiles them")
     entries = block._graphopt_entries()
     if not entries:
         lines.append("nothing compiled yet: it happens at the first call")

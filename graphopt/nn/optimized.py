@@ -21,9 +21,11 @@ from graphopt.nn.config import Config
 from graphopt.nn.partition import looks_up_words, partition
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
+from graphopt.recording.active import ACTIVE
 
 if TYPE_CHECKING:
     from graphopt.memory.memory_plan import MemoryPlan
+    from graphopt.recording.recorded import RecordedBlock
 
 #: Attributes of ``__dict__`` that would send a view's state to the user's object.
 _STATE = "_graphopt_state"
@@ -39,6 +41,7 @@ class State:
         self.fallback: Any = None
         self.reason: str | None = None  # why it is taken child by child; None: not asked yet
         self.notes: list[str] = []
+        self.recorded: RecordedBlock | None = None
 
 
 class Optimized:
@@ -51,9 +54,10 @@ class Optimized:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's Block, on the compiled graph for these types."""
         mx = import_mxnet()
-        if kwargs or any(isinstance(arg, mx.sym.Symbol) for arg in _leaves(args)):
-            # A Symbol comes from an outer Block that is being traced; keywords only layers of
-            # gluon.rnn take, which handle them before any graph is made.
+        if kwargs or ACTIVE.tape or any(isinstance(a, mx.sym.Symbol) for a in _leaves(args)):
+            # A Symbol comes from an outer Block that is being traced, a tape from one that is
+            # recorded; keywords only layers of gluon.rnn take, which handle them before any graph
+            # is made.
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         state = self.graphopt_state
         for hook in self._forward_pre_hooks.values():  # type: ignore[attr-defined]
@@ -209,6 +213,8 @@ class Optimized:
         """Own entries, then those of children where the Block was taken apart."""
         state = self.graphopt_state
         found = state.compiled.entries
+        if state.recorded is not None:
+            found += state.recorded.programs.entries
         for child in _views_in(state.fallback):
             found += child._graphopt_entries()
         return found
@@ -267,6 +273,9 @@ def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
             reason = str(error)
     else:
         reason = state.reason
+    if state.config.record:
+        state.reason = reason
+        return _record(block, state, args)
     if state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
     if state.fallback is None:
@@ -277,6 +286,14 @@ def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
             state.fallback.__dict__["_active"] = False  # or MXNet would make one graph of it
         state.reason = reason
     return state.fallback.forward(*args)
+
+
+def _record(block: Any, state: State, args: tuple[Any, ...]) -> Any:
+    from graphopt.recording.recorded import RecordedBlock
+
+    if state.recorded is None:
+        state.recorded = RecordedBlock(block, state.config)
+    return state.recorded(_original(block).forward, args)
 
 
 def _why_not_whole(block: Any, config: Config) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphopt.batching.kinds import Kind
 from graphopt.batching.native.graphs import ordered
-from graphopt.batching.operators import applied, handle
+from graphopt.batching.operators import applied, handle, variables
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.symbol import lift_symbol
@@ -285,7 +285,7 @@ def _operator(source: Operator) -> Described:
             data.append(name)
         else:
             shapes[name] = tuple(array.shape)
-    symbol = applied(handle(source.op), dict(source.attrs), len(names))
+    symbol = applied(handle(source.op), dict(source.attrs), variables(len(names)))
     dtypes = dict.fromkeys(names, source.kinds[0].dtype)
     graph = lift_symbol(symbol, shapes, dtypes, data=data)
     arrays = dict(zip(names, source.template, strict=True))

@@ -1,0 +1,121 @@
+"""Plain Blocks: recorded, taken child by child, and as MXNet runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from bench import plain_nets, workloads
+from bench.report import Record
+from bench.timing import figures, race, ratios
+from graphopt.compat import import_mxnet
+from graphopt.demo.checking import relative_error
+
+mx = import_mxnet()
+
+LARGEST_ERROR = 1e-4
+#: Winograd's algorithm, which a quick run does not choose, rounds twenty times as much.
+LARGEST_ERROR_BY_WINOGRAD = 5e-2
+#: How much farther from float64 than MXNet's a gradient may fall: a few numbers at kinks decide.
+LUCK = 2
+
+
+def _encoder(quick: bool) -> tuple[Any, tuple[Any, ...]]:
+    batch, steps = (2, 5) if quick else (32, 40)
+    words = mx.np.random.randint(0, 1000, (batch, steps))
+    return plain_nets.Encoder(), (words, mx.np.random.randint(1, steps, (batch,)))
+
+
+def _language_model(quick: bool) -> tuple[Any, tuple[Any, ...]]:
+    batch, steps = (2, 5) if quick else (32, 35)
+    net = plain_nets.LanguageModel()
+    letters = mx.np.random.randint(0, 28, (batch, steps))
+    return net, (letters, net.rnn.begin_state(batch_size=batch))
+
+
+def _residual(quick: bool) -> tuple[Any, tuple[Any, ...]]:
+    shape = (2, 3, 16, 16) if quick else (32, 3, 32, 32)
+    return plain_nets.ResNet(), (mx.nd.random.normal(shape=shape),)
+
+
+#: How to make a net and its arguments, and whether it is of ``mx.np``.
+NETS: dict[str, tuple[Callable[[bool], tuple[Any, tuple[Any, ...]]], bool]] = {
+    "encoder": (_encoder, True),
+    "language_model": (_language_model, True),
+    "residual": (_residual, False),
+}
+
+
+@contextmanager
+def interface(is_np: bool) -> Iterator[None]:
+    if is_np:
+        mx.npx.set_np()
+    try:
+        yield
+    finally:
+        mx.npx.reset_np()
+
+
+@pytest.mark.parametrize("what", ["inference", "step"])
+@pytest.mark.parametrize("name", NETS)
+def test_recorded(
+    name: str,
+    what: str,
+    benchmark: Any,
+    counters: Callable[..., None],
+    record: Callable[[Record], None],
+    quick: bool,
+    rounds: int,
+) -> None:
+    make, is_np = NETS[name]
+    with interface(is_np):
+        mx.random.seed(1)
+        net, args = make(quick)
+        net.initialize(mx.init.Xavier())
+        net(*args)
+        mode = "inference" if what == "inference" else "training"
+        recorded = graphopt.optimize(net, mode=mode, record=True)
+        children = graphopt.optimize(net, mode=mode)
+        run = _forward if what == "inference" else _step
+        expected, found = run(net, args), run(recorded, args)
+        error = relative_error(expected, found)
+        largest = LARGEST_ERROR if quick or is_np else LARGEST_ERROR_BY_WINOGRAD
+        if error >= largest:  # ReLUs at their kinks, behind a BatchNorm
+            net.cast("float64")
+            exact = run(net, tuple(x.astype("float64") for x in args))
+            net.cast("float32")
+            apart = workloads.distance(exact, found)
+            assert apart <= LUCK * workloads.distance(exact, expected)
+        (entry,) = recorded.graphopt_state.recorded.programs.entries
+        if quick:
+            graph = workloads.optimized_graph(entry.original, entry.mode)
+            counters(f"recorded/{name}/{what}", graph, frozen=mode == "inference")
+        contenders: dict[str, Any] = {
+            "graphopt": lambda: run(recorded, args),
+            "child by child": lambda: run(children, args),
+            "plain": lambda: run(net, args),
+        }
+        medians = race(benchmark, contenders, rounds, quick)
+    if medians:
+        shown = figures(medians) | {"max error": error}
+        record(Record(f"Plain Blocks, {what}, float32", name, shown, ratios(medians), {}, ()))
+
+
+def _forward(net: Any, args: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    found = net(*args)
+    return {"output": (found[0] if isinstance(found, tuple) else found).asnumpy()}
+
+
+def _step(net: Any, args: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    with mx.autograd.record():
+        found = net(*args)
+        found = found[0] if isinstance(found, tuple) else found
+        loss = (found * found * found).mean()  # the square of what is normalized is constant
+    loss.backward()
+    parameters = net.collect_params().values()
+    return {p.name: p.grad().asnumpy() for p in parameters if p.grad_req != "null"}

@@ -1,0 +1,149 @@
+"""What is replaced in MXNet while any thread records calls, and put back afterwards.
+
+The replaced functions ask for the tape of the calling thread; without one they do what they did.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from graphopt.backend.turns import TURNS
+from graphopt.compat import import_mxnet
+from graphopt.recording.active import ACTIVE, unrecorded
+from graphopt.recording.arrays import PENDING
+from graphopt.recording.tape import INVOKE, Tape
+
+mx = import_mxnet()
+_register = mx.ndarray.register
+_autograd = mx.autograd
+_Nd, _Np = mx.nd.NDArray, mx.np.ndarray
+_set_recording, _set_training = _autograd.set_recording, _autograd.set_training
+_set_nd, _set_np = _Nd.__setitem__, _Np.__setitem__
+_Parameter, _Hybrid = mx.gluon.Parameter, mx.gluon.HybridBlock
+_finish_deferred_init = _Parameter._finish_deferred_init
+_call_cached_op = _Hybrid._call_cached_op
+#: Functions of MXNet that fill an array they have just made.
+_FRESH: Final = frozenset(
+    {
+        mx.ndarray.ndarray.array.__code__,
+        mx.ndarray.ndarray.full.__code__,
+        mx.np.array.__code__,
+    }
+)
+
+_lock = threading.Lock()
+_users = 0
+
+
+@contextmanager
+def recording(tape: Tape) -> Iterator[bool]:
+    """Inside the block this thread's calls of MXNet are recorded.
+
+    Yields whether they are: not while samples are recorded, which replaces the same functions.
+    """
+    if not TURNS.try_enter("calls"):
+        yield False
+        return
+    _install()
+    ACTIVE.tape = tape
+    try:
+        yield True
+    finally:
+        ACTIVE.tape = None
+        _remove()
+        TURNS.leave("calls")
+
+
+def _install() -> None:
+    global _users
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        _register._imperative_invoke = _invoke
+        _autograd.set_recording = _flushed_before(_set_recording)
+        _autograd.set_training = _flushed_before(_set_training)
+        _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
+        _Parameter._finish_deferred_init = _finish_unrecorded
+        _Hybrid._call_cached_op = _call_inlined
+
+
+def _remove() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users:
+            return
+        _register._imperative_invoke = INVOKE
+        _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
+        _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
+        _Parameter._finish_deferred_init = _finish_deferred_init
+        _Hybrid._call_cached_op = _call_cached_op
+
+
+def _invoke(
+    operator: int,
+    args: Any,
+    keys: Any,
+    vals: Any,
+    out: Any,
+    is_np_op: bool,
+    output_is_list: bool,
+) -> Any:
+    tape = ACTIVE.tape
+    if tape is None:
+        return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
+    if out is None:
+        return tape.call(operator, args, keys, vals, is_np=is_np_op, as_list=output_is_list)
+    tape.before_write()
+    with unrecorded():
+        return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
+
+
+def _flushed_before(function: Any) -> Any:
+    """Autograd's state belongs to the calls that were made in it."""
+
+    def changed(state: bool) -> Any:
+        tape = ACTIVE.tape
+        if tape is not None:
+            tape.flush()
+        return function(state)
+
+    return changed
+
+
+def _checked(function: Any) -> Any:
+    def setitem(self: Any, key: Any, value: Any) -> None:
+        tape = ACTIVE.tape
+        if tape is None:
+            function(self, key, value)
+            return
+        if type(self) in PENDING or sys._getframe(1).f_code not in _FRESH:
+            tape.before_write()
+        for array in (value, *(key if isinstance(key, tuple) else (key,))):
+            if type(array) in PENDING:
+                array.handle  # noqa: B018 - makes it
+        with unrecorded():
+            function(self, key, value)
+
+    return setitem
+
+
+def _finish_unrecorded(self: Any) -> None:
+    with unrecorded():
+        _finish_deferred_init(self)
+
+
+def _call_inlined(self: Any, *args: Any) -> Any:
+    """A hybridized child's operators are recorded as well, but not those of a loaded Symbol."""
+    if ACTIVE.tape is None or isinstance(self, mx.gluon.SymbolBlock):
+        return _call_cached_op(self, *args)
+    self.__dict__["_active"] = False
+    try:
+        return self.forward(*args)
+    finally:
+        self.__dict__["_active"] = True

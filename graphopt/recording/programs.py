@@ -1,0 +1,186 @@
+"""Programs: what tapes have on them, compiled once each and looked up by all that they are."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from graphopt.backend.symbol import first_line
+from graphopt.batching.operators import applied, name_of
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError
+from graphopt.frontend.gluon import Traced
+from graphopt.frontend.symbol import lift_symbol
+from graphopt.nn.compiled import MAX_SIGNATURES, Entry, compile_graph
+from graphopt.nn.config import Config
+from graphopt.recording.types import dtype_name
+
+if TYPE_CHECKING:
+    from graphopt.recording.tape import Tape
+    from graphopt.recording.types import Type
+
+#: Programs in vain: this many that were new, and more than every so manieth run.
+MAX_NEW: Final = 24
+NEW_OF_RUNS: Final = 3
+
+
+class Programs:
+    """The compiled programs of one Block.
+
+    Attributes:
+        notes: what was not compiled, and why.
+        runs: how many programs were run.
+        new: how many of them had to be compiled.
+    """
+
+    def __init__(self, block: Any, config: Config) -> None:
+        """Nothing is compiled."""
+        self._block, self._config = block, config
+        self._entries: OrderedDict[Any, Entry | None] = OrderedDict()
+        self._lock = threading.RLock()
+        self._names: dict[int, str] = {}  # of parameters, by the id of their arrays
+        self._known: dict[int, tuple[Any, Type]] = {}
+        self._parameters: dict[str, Any] = {}
+        self._watched: list[tuple[Any, Any]] = []
+        self._ctx: Any = None
+        self.notes: list[str] = []
+        self.runs = self.new = 0
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What was compiled, the latest used last."""
+        with self._lock:
+            return [entry for entry in self._entries.values() if entry is not None]
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether programs are mostly new, as where a number in them changes from call to call."""
+        return self.new > MAX_NEW and self.new * NEW_OF_RUNS > self.runs
+
+    def note(self, text: str) -> None:
+        """Keep what was not compiled, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def type_of(self, array: Any) -> Type | None:
+        """The type of an array that is a parameter's, which takes long to ask for."""
+        found = self._known.get(id(array))
+        return None if found is None else found[1]
+
+    def run(self, tape: Tape, wanted: tuple[int, ...]) -> list[Any]:
+        """The values of those numbers on a tape, as fresh arrays."""
+        mx = import_mxnet()
+        differentiating = mx.autograd.is_recording() or mx.autograd.is_training()
+        mode = self._config.graph_mode(differentiating=differentiating)
+        with self._lock:
+            self.runs += 1
+            self._follow_parameters(tape.ctx)
+            entry = self._entry(mode, tape, wanted)
+            data = [leaf for leaf in tape.leaves if id(leaf) not in self._names]
+        if entry is None:
+            return tape.replayed(wanted)
+        stale = [p for p, arrays in entry.watched if p._data is not arrays]
+        if stale:
+            entry.lowered.rebind({p.name: p.data(tape.ctx) for p in stale})
+            entry.watched = [(p, p._data) for p, _ in entry.watched]
+        found: list[Any] = entry.lowered.run(dict(zip(entry.traced.names, data, strict=True)))
+        return found
+
+    def _follow_parameters(self, ctx: Any) -> None:
+        """Know parameters by the arrays that they have now."""
+        if ctx == self._ctx and all(p._data is arrays for p, arrays in self._watched):
+            return
+        self._ctx, self._watched = ctx, []
+        self._names, self._known, self._parameters = {}, {}, {}
+        for name, parameter in self._block.collect_params().items():
+            self._watched.append((parameter, parameter._data))
+            if parameter._data is None or ctx not in parameter.list_ctx():
+                continue
+            array = parameter.data(ctx)
+            self._names[id(array)] = name
+            self._parameters[name] = parameter
+            if array.stype == "default":
+                # The array is kept, or another one might come to have its id.
+                self._known[id(array)] = array, (array.shape, dtype_name(array.dtype))
+
+    def _entry(self, mode: Any, tape: Tape, wanted: tuple[int, ...]) -> Entry | None:
+        """The compiled program; ``None`` for one that cannot be."""
+        names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
+        key = mode, tape.ctx, tuple(tape.calls), names, tuple(tape.leaf_types), wanted
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return self._entries[key]
+        self.new += 1
+        try:
+            entry = self._compiled(mode, tape, wanted)
+        except (GraphoptError, import_mxnet().MXNetError) as error:
+            if self._config.strict:
+                raise
+            self.note(
+                f"a program of {len(tape.calls)} calls runs call by call: {first_line(error)}"
+            )
+            entry = None
+        self._entries[key] = entry
+        if len(self._entries) > MAX_SIGNATURES:
+            _, oldest = self._entries.popitem(last=False)
+            if oldest is not None:
+                oldest.lowered.release()
+        return entry
+
+    def _compiled(self, mode: Any, tape: Tape, wanted: tuple[int, ...]) -> Entry:
+        leaves, names = self._variables(tape)
+        symbol = _symbol(tape, wanted, leaves)
+        read = set(symbol.list_inputs())
+        types = {
+            leaf.name: type_
+            for leaf, type_ in zip(leaves, tape.leaf_types, strict=True)
+            if leaf.name in read and type_ is not None
+        }
+        graph = lift_symbol(
+            symbol,
+            {n: shape for n, (shape, _) in types.items()},
+            {n: dtype for n, (_, dtype) in types.items()},
+            data=set(names),
+            name=self._block.name,
+        )
+        parameters = {n: p for n, p in self._parameters.items() if n in read}
+        arrays = dict(zip(names, [a for a in tape.leaves if id(a) not in self._names], strict=True))
+        return compile_graph(
+            self._config,
+            graph,
+            parameters,
+            arrays,
+            tape.ctx,
+            mode,
+            traced=Traced(symbol, tuple(names), None),
+        )
+
+    def _variables(self, tape: Tape) -> tuple[list[Any], list[str]]:
+        """A Symbol per leaf, and the names of those that are no parameters."""
+        mx = import_mxnet()
+        leaves: list[Any] = []
+        names: list[str] = []
+        for leaf in tape.leaves:
+            name = self._names.get(id(leaf))
+            if name is None:
+                name = f"data{len(names)}"
+                while name in self._parameters:
+                    name += "_"
+                names.append(name)
+            leaves.append(mx.sym.var(name))
+        return leaves, names
+
+
+def _symbol(tape: Tape, wanted: Sequence[int], leaves: Sequence[Any]) -> Any:
+    """The program as MXNet's graph."""
+    mx = import_mxnet()
+    values: list[Any] = []
+    for number, call in enumerate(tape.calls):
+        args = [values[n] if n >= 0 else leaves[~n] for n in call.args]
+        attrs = dict(zip(call.keys, call.vals, strict=True))
+        name = f"{name_of(call.op).lower().strip('_')}{number}"
+        made = applied(call.op, attrs, args, name)
+        values += [made[at] for at in range(call.results)] if call.results > 1 else [made]
+    return mx.sym.Group([values[number] for number in wanted])

@@ -1,0 +1,59 @@
+"""A Block whose Python runs at every call, and whose operators run compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.nn.config import Config
+from graphopt.recording.patches import recording
+from graphopt.recording.programs import Programs
+from graphopt.recording.tape import Tape
+
+
+class RecordedBlock:
+    """Runs a Block's ``forward`` on a tape.
+
+    Attributes:
+        programs: what was compiled.
+    """
+
+    def __init__(self, block: Any, config: Config) -> None:
+        """Nothing is recorded before the first call."""
+        self.programs = Programs(block, config)
+
+    def __call__(self, forward: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """What ``forward`` returns; all that was computed and is held by somebody is there."""
+        if self.programs.is_in_vain:
+            return forward(*args)
+        tape = Tape(self.programs, _context(args))
+        with recording(tape) as is_recorded:
+            found = forward(*args)
+            if is_recorded:
+                tape.flush()
+        return found
+
+    def explain(self, reason: str | None) -> list[str]:
+        """Lines about what was recorded, and why it was."""
+        programs = self.programs
+        lines = [
+            f"recorded, since {reason}: its Python runs at every call; {programs.runs} programs"
+            f" were run, {programs.new} of them new"
+        ]
+        if programs.is_in_vain:
+            lines.append("  not any more: most programs are new, so compiling them is in vain")
+        return lines + [f"  {note}" for note in programs.notes]
+
+
+def _context(args: Sequence[Any]) -> Any:
+    """The device of the first array among the arguments, or the current one."""
+    mx = import_mxnet()
+    stack = list(reversed(args))
+    while stack:
+        item = stack.pop()
+        if isinstance(item, mx.nd.NDArray):
+            return item.ctx
+        if isinstance(item, (list, tuple)):
+            stack.extend(reversed(item))
+    return mx.current_context()

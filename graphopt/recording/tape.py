@@ -1,0 +1,259 @@
+"""What one call of a Block has called so far, and the arrays that stand for the results."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from graphopt.backend.symbol import first_line
+from graphopt.batching.operators import handle, infer
+from graphopt.compat import import_mxnet
+from graphopt.recording.active import unrecorded
+from graphopt.recording.arrays import PENDING, PendingNp, Ref, pending, ref_of, settle
+from graphopt.recording.types import Type, dtype_name
+
+if TYPE_CHECKING:
+    from graphopt.recording.programs import Programs
+
+mx = import_mxnet()
+#: MXNet's own, whatever is put in its place while something is recorded.
+INVOKE: Final = mx.ndarray.register._imperative_invoke
+
+#: References to a pending array that nobody but the tape has: its list's, and the count's own.
+_OWN_REFERENCES: Final = 2
+
+
+class Call(NamedTuple):
+    """One operator call.
+
+    Attributes:
+        op: MXNet's handle of the operator.
+        keys: names of its attributes.
+        vals: their values as MXNet is told them.
+        args: numbers of values on the tape; leaves count down from -1.
+        results: how many values it makes.
+    """
+
+    op: int
+    keys: tuple[str, ...]
+    vals: tuple[str, ...]
+    args: tuple[int, ...]
+    results: int
+
+
+@cache
+def _unrecordable() -> frozenset[int]:
+    """Operators whose work is the user's Python."""
+    return frozenset({handle("Custom")})
+
+
+class _Kind(NamedTuple):
+    """What type inference reads."""
+
+    dtype: Any
+
+
+#: Types of results by operator, attributes, types of arguments and whether shapes may be empty;
+#: ``None`` where they are not known before the operator runs.
+_TYPES: dict[Any, tuple[Type, ...] | None] = {}
+#: There is no end of numbers that an attribute may be.
+_MAX_TYPES: Final = 100_000
+
+
+class Tape:
+    """Calls, leaves and pending arrays of one run of a Block's Python.
+
+    Attributes:
+        ctx: where everything is.
+        calls: since the last flush.
+        leaves: arrays from outside that they read.
+    """
+
+    def __init__(self, programs: Programs, ctx: Any) -> None:
+        """Nothing is recorded."""
+        self.ctx = ctx
+        self._device = str(ctx)
+        self._np_shape = mx.util.is_np_shape()
+        self._programs = programs
+        self._lock = threading.RLock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.calls: list[Call] = []
+        self.leaves: list[Any] = []
+        self.leaf_types: list[Type | None] = []
+        self._numbers: dict[int, int] = {}  # of leaves, by their id
+        self._pending: list[Any] = []
+        self._views: dict[int, tuple[int, str, Any]] = {}
+
+    def call(
+        self,
+        operator: int | str,
+        args: Sequence[Any],
+        keys: Sequence[str],
+        vals: Sequence[Any],
+        *,
+        is_np: bool,
+        as_list: bool = False,
+    ) -> Any:
+        """Record an operator, or run it at once where its results have no type before.
+
+        Returns:
+            A pending array, or a list of them.
+        """
+        op = handle(operator) if isinstance(operator, str) else operator
+        numbers: list[int] = []
+        types: list[Type | None] = []
+        for array in args:
+            if type(array) in PENDING:
+                ref = ref_of(array)
+                if ref.tape is self:
+                    numbers.append(ref.number)
+                    types.append(ref.type)
+                    continue
+            number = self._leaf(array)
+            numbers.append(number)
+            types.append(self.leaf_types[~number])
+        texts = tuple(map(str, vals))
+        if "ctx" in keys and texts[keys.index("ctx")] not in ("None", self._device):
+            types.append(None)
+        made = self._types(op, tuple(keys), texts, tuple(types))
+        if made is None:
+            self.flush()
+            return INVOKE(op, args, keys, vals, None, is_np, as_list)
+        self.calls.append(Call(op, tuple(keys), texts, tuple(numbers), len(made)))
+        first = len(self._pending)
+        found = [
+            pending(Ref(self, first + at, type_), is_np=is_np) for at, type_ in enumerate(made)
+        ]
+        self._pending += found
+        return found if as_list or len(found) > 1 else found[0]
+
+    def is_view(self, found: Any, of: Any, method: str, argument: Any) -> Any:
+        """Note that MXNet's result shares the memory of ``of``; returns ``found``."""
+        if type(found) in PENDING and type(of) in PENDING:
+            self._views[ref_of(found).number] = (ref_of(of).number, method, argument)
+        return found
+
+    def flush(self) -> None:
+        """Run what was recorded; every pending array that somebody holds is there after it."""
+        with self._lock:
+            if not self.calls:
+                return
+            wanted = self._wanted()
+            if wanted:
+                with unrecorded():
+                    found = self._programs.run(self, tuple(wanted))
+                for number, real in zip(wanted, found, strict=True):
+                    settle(self._pending[number], real)
+            self._forget()
+
+    def before_write(self) -> None:
+        """Somebody is about to write into an array: what was recorded reads it as it is now.
+
+        Where views were recorded, calls are made one by one instead, with the views that MXNet
+        makes, so that the write is seen where it would be seen.
+        """
+        with self._lock:
+            if not self.calls:
+                return
+            if not self._views:
+                self.flush()
+                return
+            with unrecorded():
+                self._replay()
+            self._forget()
+
+    def replayed(self, wanted: Sequence[int]) -> list[Any]:
+        """The values of those numbers, computed call by call."""
+        values: list[Any] = []
+        for call in self.calls:
+            args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
+            found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
+            values += found
+        return [values[number] for number in wanted]
+
+    def _replay(self) -> None:
+        """Compute all that is held, and whatever has views, with MXNet's own views."""
+        values: list[Any] = []
+        for call in self.calls:
+            view = self._views.get(len(values))
+            if view is not None:
+                base, method, argument = view
+                values.append(getattr(values[base], method)(argument))
+                continue
+            args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
+            is_np = type(self._pending[len(values)]) is PendingNp
+            values += INVOKE(call.op, args, call.keys, call.vals, None, is_np, True)
+        for number in self._wanted():
+            settle(self._pending[number], values[number])
+
+    def _wanted(self) -> list[int]:
+        """Numbers of pending arrays that somebody beside the tape holds."""
+        return [
+            number
+            for number in range(len(self._pending))
+            if sys.getrefcount(self._pending[number]) > _OWN_REFERENCES
+        ]
+
+    def _leaf(self, array: Any) -> int:
+        """The number of an array from outside."""
+        number = self._numbers.get(id(array))
+        if number is None:
+            if type(array) in PENDING:  # of another tape: there after this
+                array.handle  # noqa: B018
+            number = self._numbers[id(array)] = ~len(self.leaves)
+            self.leaves.append(array)
+            self.leaf_types.append(self._programs.type_of(array) or self._type_of(array))
+        return number
+
+    def _type_of(self, array: Any) -> Type | None:
+        """A dense array's type; ``None`` for one that is elsewhere or sparse."""
+        if array.ctx != self.ctx or array.stype != "default":
+            return None
+        return array.shape, dtype_name(array.dtype)
+
+    def _types(
+        self,
+        op: int,
+        keys: tuple[str, ...],
+        texts: tuple[str, ...],
+        types: tuple[Type | None, ...],
+    ) -> tuple[Type, ...] | None:
+        key = (op, keys, texts, types, self._np_shape)
+        try:
+            return _TYPES[key]
+        except KeyError:
+            found = None
+            if None not in types:
+                attrs = dict(zip(keys, texts, strict=True))
+                found = self._inferred(op, attrs, [t for t in types if t is not None])
+            if len(_TYPES) >= _MAX_TYPES:
+                _TYPES.clear()
+            _TYPES[key] = found
+            return found
+
+    def _inferred(
+        self, op: int, attrs: dict[str, str], types: Sequence[Type]
+    ) -> tuple[Type, ...] | None:
+        if op in _unrecordable():
+            return None
+        kinds: Any = [_Kind(np.dtype(dtype)) for _, dtype in types]
+        try:
+            shapes, dtypes = infer(op, attrs, [shape for shape, _ in types], kinds)
+        except Exception as error:  # noqa: BLE001 - MXNet says so again, in its own words
+            self._programs.note(f"an operator has no type: {first_line(error)}")
+            return None
+        if not shapes or not dtypes or any(d is None for d in dtypes):
+            return None
+        unknown = -1 if self._np_shape else 0
+        if any(extent == unknown for shape in shapes for extent in shape):
+            return None
+        if not self._np_shape and not all(shapes):
+            return None
+        return tuple((s, dtype_name(d)) for s, d in zip(shapes, dtypes, strict=True))
