@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,7 +15,7 @@ from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import handle, infer
 from graphopt.compat import import_mxnet
 from graphopt.recording.active import unrecorded
-from graphopt.recording.arrays import PENDING, PendingNp, Ref, pending, ref_of, settle
+from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
 from graphopt.recording.types import Type, dtype_name
 
 if TYPE_CHECKING:
@@ -141,33 +142,45 @@ class Tape:
         return found
 
     def flush(self) -> None:
-        """Run what was recorded; every pending array that somebody holds is there after it."""
-        with self._lock:
-            if not self.calls:
-                return
-            wanted = self._wanted()
-            if wanted:
-                with unrecorded():
-                    found = self._programs.run(self, tuple(wanted))
-                for number, real in zip(wanted, found, strict=True):
-                    settle(self._pending[number], real)
-            self._forget()
+        """Run what was recorded; every pending array that somebody holds is there after it.
 
-    def before_write(self) -> None:
-        """Somebody is about to write into an array: what was recorded reads it as it is now.
-
-        Where views were recorded, calls are made one by one instead, with the views that MXNet
-        makes, so that the write is seen where it would be seen.
+        Whoever is about to write calls this too: what was recorded reads arrays as they are now.
         """
         with self._lock:
             if not self.calls:
                 return
-            if not self._views:
-                self.flush()
-                return
-            with unrecorded():
-                self._replay()
+            held = self._held()
+            if held:
+                with unrecorded():
+                    values = self._computed(held)
+                for number in held:
+                    settle(self._pending[number], values[number])
             self._forget()
+
+    def _computed(self, held: Sequence[int]) -> dict[int, Any]:
+        """The values of those numbers; arrays that share memory in MXNet do so here."""
+        members = Counter(self._root(number) for number in held)
+        shared = {root for root, count in members.items() if count > 1}
+        wanted = [n for n in held if self._root(n) not in shared]
+        wanted += sorted(shared)
+        found = self._programs.run(self, tuple(wanted))
+        values = dict(zip(wanted, found, strict=True))
+        for number in held:
+            self._seen(number, values)
+        return values
+
+    def _root(self, number: int) -> int:
+        """The value whose memory a value lies in, as MXNet would have it."""
+        while number in self._views:
+            number = self._views[number][0]
+        return number
+
+    def _seen(self, number: int, values: dict[int, Any]) -> Any:
+        """A value, made by MXNet's own view of another where it is one."""
+        if number not in values:
+            base, method, argument = self._views[number]
+            values[number] = getattr(self._seen(base, values), method)(argument)
+        return values[number]
 
     def replayed(self, wanted: Sequence[int]) -> list[Any]:
         """The values of those numbers, computed call by call."""
@@ -178,22 +191,7 @@ class Tape:
             values += found
         return [values[number] for number in wanted]
 
-    def _replay(self) -> None:
-        """Compute all that is held, and whatever has views, with MXNet's own views."""
-        values: list[Any] = []
-        for call in self.calls:
-            view = self._views.get(len(values))
-            if view is not None:
-                base, method, argument = view
-                values.append(getattr(values[base], method)(argument))
-                continue
-            args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
-            is_np = type(self._pending[len(values)]) is PendingNp
-            values += INVOKE(call.op, args, call.keys, call.vals, None, is_np, True)
-        for number in self._wanted():
-            settle(self._pending[number], values[number])
-
-    def _wanted(self) -> list[int]:
+    def _held(self) -> list[int]:
         """Numbers of pending arrays that somebody beside the tape holds."""
         return [
             number
