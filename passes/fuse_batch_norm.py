@@ -1,4 +1,4 @@
-"""BatchNorm in training, the sum it goes into and the relu behind, in one kernel."""
+"""BatchNorm in training, the sum it goes into and the function behind, in one kernel."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, BATCH_NORM, DATA, PARAM, Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.fusion.region import replace_region
+from graphopt.passes.fusion.swish import swish_of
 from graphopt.pipeline.base import Mode, Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
@@ -24,13 +25,14 @@ _SLOPE: Final = 0.25
 
 @dataclass(frozen=True)
 class FuseBatchNorm(Pass):
-    """A BatchNorm in training and the relu, leaky relu or clip that alone reads it are one node.
+    """A BatchNorm in training and the function that alone reads it are one node.
 
     MXNet's BatchNorm reads its data three times and writes them once, a relu reads and writes them
     once more, and backward likewise. The kernel reads data twice, for their statistics and for the
     result, and computes the function on the way; backward reads data and gradient twice, and
-    computes from the data again where the gradient passes. With relu it takes along the sum that
-    the BatchNorm goes into, as at the end of a residual block.
+    computes from the data again where the gradient passes. Functions are relu, leaky relu, clip,
+    swish and hard swish. With relu it takes along the sum that the BatchNorm goes into, as at the
+    end of a residual block.
 
     Arrays may lie in rows or in blocks of 8 or 16 channels, as the convolutions around leave them.
     Moving statistics are updated in backward, as MXNet does. Only float32, along axis 1 of images,
@@ -79,15 +81,14 @@ class FuseBatchNorm(Pass):
         taken: set[NodeId] = set()
         for norm in norms:
             why = _unfit(graph, norm, held)
-            found = None if why else _members(graph, norm, held, taken)
+            found = None if why else _found(graph, norm, held, taken)
             if found is None:
                 cx.missed(f"it stays: {why or _why_alone(graph, norm, taken)}", norm)
                 continue
-            members, residual = found
-            taken |= {node.id for node in members}
-            _replace(graph, edited, members, residual)
+            taken |= {node.id for node in found.members}
+            _replace(graph, edited, found)
             cx.count("fused")
-            if residual is not None:
+            if found.residual is not None:
                 cx.count("with a sum")
         return edited if taken else graph
 
@@ -106,15 +107,27 @@ def _unfit(graph: Graph, norm: Node, held: frozenset[NodeId]) -> str | None:
     return None
 
 
-def _members(
-    graph: Graph, norm: Node, held: frozenset[NodeId], taken: set[NodeId]
-) -> tuple[list[Node], Value | None] | None:
-    """What becomes one node, and what is added to the BatchNorm; ``None`` without a function."""
+@dataclass(frozen=True)
+class _Found:
+    """What becomes one node: its nodes, the function as attributes, what is added before it."""
+
+    members: Sequence[Node]
+    function: dict[str, AttrValue]
+    residual: Value | None = None
+
+
+def _found(graph: Graph, norm: Node, held: frozenset[NodeId], taken: set[NodeId]) -> _Found | None:
+    """``None`` without a function behind the BatchNorm."""
+    gate = _gate(graph, norm, held)
+    if gate is not None:
+        name, nodes = gate
+        return _Found([norm, *nodes], {"function": name})
     reader = _only_reader(graph, norm, held)
     if reader is None or reader.id in taken:
         return None
-    if _function(reader) is not None:
-        return [norm, reader], None
+    function = _function(reader)
+    if function is not None:
+        return _Found([norm, reader], function)
     if canonical(reader.op) not in ("elemwise_add", "broadcast_add"):
         return None
     others = [value for value in reader.inputs if value != norm.out()]
@@ -123,13 +136,22 @@ def _members(
     last = _only_reader(graph, reader, held)
     if last is None or _function(last) != {"function": "relu"}:
         return None
-    return [norm, reader, last], others[0]
+    return _Found([norm, reader, last], {"function": "relu"}, others[0])
 
 
 def _why_alone(graph: Graph, norm: Node, taken: set[NodeId]) -> str:
     if any(user.node in taken for user in graph.users(norm.out())):
         return "another BatchNorm takes their sum along"
-    return "neither a relu nor a clip alone reads it"
+    return "no function that its kernel has alone reads it"
+
+
+def _gate(graph: Graph, norm: Node, held: frozenset[NodeId]) -> tuple[str, list[Node]] | None:
+    """Swish or hard swish, which read the BatchNorm more than once, and their nodes."""
+    if graph.is_output(norm.out()):
+        return None
+    return swish_of(
+        graph, norm.out(), lambda node: not (node.id in held or node.after or node.graphs)
+    )
 
 
 def _only_reader(graph: Graph, node: Node, held: frozenset[NodeId]) -> Node | None:
@@ -155,7 +177,8 @@ def _function(node: Node) -> dict[str, AttrValue] | None:
     return None
 
 
-def _replace(graph: Graph, edited: Graph, members: Sequence[Node], residual: Value | None) -> None:
+def _replace(graph: Graph, edited: Graph, found: _Found) -> None:
+    members, residual = found.members, found.residual
     norm, last = members[0], members[-1]
     inputs = [*norm.inputs, *([] if residual is None else [residual])]
     body = Graph("region")
@@ -167,7 +190,7 @@ def _replace(graph: Graph, edited: Graph, members: Sequence[Node], residual: Val
         transplant(body, member, new)
     body.set_outputs([new[last.out()]])
     attrs = {key: norm.attrs[key] for key in _KEPT if key in norm.attrs}
-    attrs |= _function(last) or {}
+    attrs |= found.function
     if residual is not None:
         attrs["residual"] = True
     replace_region(edited, members, inputs, [last.out()], BATCH_NORM, attrs, body, "norm")

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#include "lanes.h"
+#include "lanes_math.h"
 
 namespace graphopt::norm {
 namespace {
@@ -108,7 +108,14 @@ struct Rule {
 
   explicit Rule(const Layer& layer) : low(V<W>{} + layer.low), high(V<W>{} + layer.high), slope(V<W>{} + layer.slope) {}
 
+  static V<W> Sigmoid(const V<W>& z) {
+    const V<W> end = V<W>{} + 87.0f;
+    return 1.0f / (1.0f + blocked::Exp(z > end ? -end : z < -end ? end : -z));  // NaN stays
+  }
+
   V<W> Of(const V<W>& z) const {
+    if constexpr (kFunction == kSwish) return z * Sigmoid(z);
+    if constexpr (kFunction == kHardSwish) return z < -3.0f ? V<W>{} : z > 3.0f ? z : z * (z * (1.0f / 6) + 0.5f);
     if constexpr (kFunction == kRelu) return z < 0 ? V<W>{} : z;
     if constexpr (kFunction == kLeaky) return z > 0 ? z : slope * z;
     if constexpr (kFunction == kClip) return z < low ? low : (z > high ? high : z);
@@ -116,6 +123,12 @@ struct Rule {
   }
 
   V<W> Passed(const V<W>& gradient, const V<W>& z) const {
+    if constexpr (kFunction == kSwish) {
+      const V<W> gate = Sigmoid(z);
+      return gradient * (gate + gate * (z * (1.0f - gate)));
+    }
+    if constexpr (kFunction == kHardSwish)
+      return z < -3.0f ? V<W>{} : z > 3.0f ? gradient : gradient * (z * (1.0f / 3) + 0.5f);
     if constexpr (kFunction == kRelu) return z > 0 ? gradient : V<W>{};
     if constexpr (kFunction == kLeaky) return z > 0 ? gradient : slope * gradient;
     if constexpr (kFunction == kClip) return z < low ? V<W>{} : (z > high ? V<W>{} : gradient);
@@ -126,6 +139,10 @@ struct Rule {
 /* The kernels of one layout: vectors are of a block's channels, or of neighbouring pixels. */
 template <int W, bool kIsInRows, Function kFunction, bool kAdds>
 class Kernels {
+  /* What passes the function is written in backward's first pass and read in its second: for the other summand, or
+   * since it takes longer to compute than to fetch. */
+  static constexpr bool kStores = kAdds || kFunction == kSwish;
+
  public:
   explicit Kernels(const Layer& layer)
       : layer_(layer), images_(layer.images), rule_(layer), size_(images_.pixels * images_.block),
@@ -153,10 +170,11 @@ class Kernels {
     const int64_t width = images_.block, count = images_.count;
     std::vector<double> parts(2 * images_.channels * count);
     std::vector<float> means(2 * images_.channels);  // of gradients, and of them times distances
+    float* passed = kAdds ? to.residual : to.data;
     const auto first = [&](int64_t unit, int64_t image) {
       const int64_t at = At(unit, image);
       Sum(gradient + at, data + at, kAdds ? made + at : nullptr, CoefficientsOf(numbers, unit),
-          kAdds ? to.residual + at : nullptr, &parts[2 * width * (unit * count + image)]);
+          kStores && passed ? passed + at : nullptr, &parts[2 * width * (unit * count + image)]);
     };
     const auto between = [&](int64_t unit) {
       AddUp(&parts[2 * width * unit * count], unit, numbers, is_own, to, &means[2 * width * unit]);
@@ -164,7 +182,7 @@ class Kernels {
     const auto last = [&](int64_t unit, int64_t image) {
       if (!to.data) return;
       const int64_t at = At(unit, image);
-      Pass((kAdds ? to.residual : gradient) + at, data + at, CoefficientsOf(numbers, unit), &means[2 * width * unit],
+      Pass((kStores ? passed : gradient) + at, data + at, CoefficientsOf(numbers, unit), &means[2 * width * unit],
            to.data + at);
     };
     Run(kAdds ? 4 : 3, first, between, last);
@@ -270,7 +288,7 @@ class Kernels {
       InTurns(begin, end, [&](int64_t i, int which) {
         const V<W> x = Load<W>(data + i * W);
         const V<W> head = pass(Load<W>(gradient + i * W), x, kAdds ? Load<W>(made + i * W) : V<W>{});
-        if (kAdds) Store<W>(passed + i * W, head);
+        if (kStores && passed) Store<W>(passed + i * W, head);
         some[which] += head;
         times[which] += head * (x - by.mean);
       });
@@ -287,7 +305,7 @@ class Kernels {
       const V<W> x = LoadPart<W>(data + i, rest_);
       const V<W> result = kAdds ? LoadPart<W>(made + i, rest_) : V<W>{};
       const V<W> head = pass(LoadPart<W>(gradient + i, rest_), x, result);
-      if (kAdds) StorePart<W>(passed + i, head, rest_);
+      if (kStores && passed) StorePart<W>(passed + i, head, rest_);
       sums += __builtin_convertvector(head, D<W>);
       products += __builtin_convertvector(head * (x - by.mean), D<W>);
     }
@@ -314,11 +332,11 @@ class Kernels {
     }
   }
 
-  /* The gradient of an image's unit; `heads` have passed the function already if there was a sum. */
+  /* The gradient of an image's unit; `heads` may lie where it goes. */
   void Pass(const float* heads, const float* data, const Coefficients<W>& by, const float* means, float* to) const {
     const V<W> mean = Lanes(means, 0), product = Lanes(means + images_.block, 0);
     const auto make = [&](V<W> head, const V<W>& x) {
-      if (!kAdds && kFunction != kNone) head = rule_.Passed(head, Affine(x, by));
+      if (!kStores && kFunction != kNone) head = rule_.Passed(head, Affine(x, by));
       return ((head - mean) - (x - by.mean) * product) * by.scale;
     };
     for (int64_t i = 0; i < vectors_; ++i)
@@ -342,6 +360,8 @@ void ChooseFunction(const Layer& layer, bool adds, const Use& use) {
   if (layer.function == kRelu) return use(Kernels<W, kIsInRows, kRelu, false>(layer));
   if (layer.function == kLeaky) return use(Kernels<W, kIsInRows, kLeaky, false>(layer));
   if (layer.function == kClip) return use(Kernels<W, kIsInRows, kClip, false>(layer));
+  if (layer.function == kSwish) return use(Kernels<W, kIsInRows, kSwish, false>(layer));
+  if (layer.function == kHardSwish) return use(Kernels<W, kIsInRows, kHardSwish, false>(layer));
   use(Kernels<W, kIsInRows, kNone, false>(layer));
 }
 

@@ -10,7 +10,8 @@
 
 namespace graphopt::norm {
 
-enum Function { kNone, kRelu, kLeaky, kClip };
+/* Swish is z / (1 + exp(-z)), the hard one z * clip(z + 3, 0, 6) / 6. */
+enum Function { kNone, kRelu, kLeaky, kClip, kSwish, kHardSwish };
 
 /* Float32 in blocks of 8 or 16 channels, as oneDNN lays them out, or of one: in rows. */
 struct Images {

@@ -3,7 +3,7 @@
  * behind it; see batch_norm.h.
  *
  * Attributes: those of BatchNorm, of which `eps`, `momentum`, `fix_gamma` and `use_global_stats` count; `function`, "none",
- * "relu", "leaky" with `slope`, or "clip" with `a_min` and `a_max`; `residual`, there is an input to add before the function, for relu
+ * "relu", "leaky" with `slope`, "clip" with `a_min` and `a_max`, "swish" or "hard_swish"; `residual`, there is an input to add before the function, for relu
  * only. Inputs: data, gamma, beta, moving mean, moving variance, the residual. Outputs: the result, and for backward the
  * mean and 1 / sqrt(variance + eps) of each channel. As with MXNet's, moving statistics are updated in backward, and
  * `fix_gamma` sets gamma to 1.
@@ -45,6 +45,8 @@ norm::Function FunctionOf(const NodeAttrs& attrs) {
   if (name == "relu") return norm::kRelu;
   if (name == "leaky") return norm::kLeaky;
   if (name == "clip") return norm::kClip;
+  if (name == "swish") return norm::kSwish;
+  if (name == "hard_swish") return norm::kHardSwish;
   Fail("node " + attrs.name + " has no function '" + name + "'");
 }
 
@@ -153,7 +155,7 @@ norm::Layer NormLayer(const NodeAttrs& attrs, const mxnet::TShape& shape, int64_
           NumberOf(attrs, "a_min", "0"),
           NumberOf(attrs, "a_max", "0"),
           NumberOf(attrs, "slope", "0"),
-          Threads(0.3 * shape.Size(), tasks)};
+          Threads((FunctionOf(attrs) == norm::kSwish ? 1.0 : 0.3) * shape.Size(), tasks)};
 }
 
 float* Row(const NDArray& array) { return static_cast<float*>(array.data().dptr_); }

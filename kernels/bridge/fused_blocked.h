@@ -12,6 +12,7 @@
  */
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "fused.h"
@@ -19,25 +20,88 @@
 
 namespace graphopt {
 
+/* Numbers of channels for several pixels at a time: each block of them repeated, that a kernel over blocks has rows
+ * longer than a block. */
+class Repeated {
+ public:
+  /* Of `given`, an array of blocks of `block` elements. */
+  Repeated(const TBlob& given, int64_t block, int64_t times)
+      : given_(given), bytes_(block * ItemSize(given.type_flag_)), times_(times),
+        memory_(given.shape_.Size() * ItemSize(given.type_flag_) * times) {}
+
+  void Fill() {
+    const char* from = static_cast<const char*>(given_.dptr_);
+    for (char* to = memory_.data(); to < memory_.data() + memory_.size(); from += bytes_)
+      for (int64_t k = 0; k < times_; ++k, to += bytes_) std::memcpy(to, from, bytes_);
+  }
+
+  TBlob blob() {
+    TBlob found = given_;
+    found.dptr_ = memory_.data();
+    return found;
+  }
+
+  /* Of float32: what was computed for each of the pixels goes to the array itself, summed up if it `adds`. */
+  void Deliver(bool adds, OpReqType request) {
+    const int64_t block = bytes_ / sizeof(float);
+    float* to = static_cast<float*>(given_.dptr_);
+    const float* from = reinterpret_cast<const float*>(memory_.data());
+    const int64_t count = adds ? times_ : 1;
+    for (int64_t size = given_.shape_.Size(); size > 0; size -= block, to += block, from += times_ * block)
+      for (int64_t i = 0; i < block; ++i) {
+        float sum = request == mxnet::kAddTo ? to[i] : 0;
+        for (int64_t k = 0; k < count; ++k) sum += from[k * block + i];
+        to[i] = sum;
+      }
+  }
+
+ private:
+  TBlob given_;
+  int64_t bytes_, times_;
+  std::vector<char> memory_;
+};
+
 /* What a call reads and writes, all that runs along all axes in one layout. Lives as long as the call. */
 class Laid {
  public:
   Plan* plan;  // for arrays that lie so
   std::vector<TBlob> in, out;
+  std::vector<OpReqType> requests;  // of `out`
 
   /* May change how outputs are laid out, and what lies in those that are not added to. */
-  Laid(Plan* given, const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
+  Laid(Plan* given, const std::vector<NDArray>& inputs, const std::vector<OpReqType>& wanted,
        const std::vector<NDArray>& outputs)
-      : plan(given), given_(*given), written_(outputs.size(), nullptr) {
+      : plan(given), requests(wanted), given_(*given), written_(outputs.size(), nullptr) {
     for (size_t i = 0; i < plan->outputs.size(); ++i)
       written_[plan->backward ? plan->outputs[i].index : i] = &plan->outputs[i];
     Choose(inputs, requests, outputs);
     copies_.reserve(inputs.size());
     // Inputs first: an output may share their memory.
-    for (size_t i = 0; i < inputs.size(); ++i)
-      in.push_back(Shaped(Input(inputs[i], given->inputs[i]), &plan->inputs[i]));
-    for (size_t i = 0; i < outputs.size(); ++i)
-      out.push_back(Shaped(Output(outputs[i], requests[i], written_[i]), InPlan(i)));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      TBlob blob = Input(inputs[i], given->inputs[i]);
+      if (IsRepeated(plan->inputs[i])) {
+        repeated_.emplace_back(blob, block_, repeats_);
+        repeated_.back().Fill();
+        blob = repeated_.back().blob();
+      }
+      in.push_back(Shaped(blob, &plan->inputs[i]));
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      TBlob blob = Output(outputs[i], requests[i], written_[i]);
+      const Operand* operand = InPlan(i);
+      if (operand && IsRepeated(*operand) && requests[i] != mxnet::kNullOp) {
+        repeated_.emplace_back(blob, block_, repeats_);
+        delivered_.push_back({&repeated_.back(), operand->adds, requests[i]});
+        requests[i] = mxnet::kWriteTo;
+        blob = repeated_.back().blob();
+      }
+      out.push_back(Shaped(blob, operand));
+    }
+  }
+
+  /* After the call. */
+  void Finish() {
+    for (const Delivery& each : delivered_) each.from->Deliver(each.adds, each.request);
   }
 
  private:
@@ -62,10 +126,37 @@ class Laid {
     calls_in_blocks.fetch_add(1, std::memory_order_relaxed);
     if (plan->is_flat) return;
     const mxnet::TShape& shape = first->shape();
-    const int block = BlockOf(layout_, shape);
-    for (int d = 0; d < shape.ndim(); ++d) extents_.push_back(d == 1 ? shape[d] / block : shape[d]);
-    extents_.push_back(block);
+    block_ = BlockOf(layout_, shape);
+    for (int d = 0; d < shape.ndim(); ++d) extents_.push_back(d == 1 ? shape[d] / block_ : shape[d]);
+    extents_.push_back(block_);
     plan = PlanInBlocks(*plan);
+    Lengthen(outputs);
+  }
+
+  /* Rows of several pixels, where nothing but whole arrays runs along pixels: their channels lie side by side. */
+  void Lengthen(const std::vector<NDArray>& outputs) {
+    constexpr int64_t kLongest = 32;  // pixels
+    const int last = plan->rank - 1;
+    const auto fits = [this, last](const Operand& operand) {
+      return graphopt::IsFull(operand, plan->rank) ||
+             std::none_of(operand.axes.begin(), operand.axes.end(), [last](int d) { return d >= 2 && d < last; });
+    };
+    if (!AllOperands(*plan, fits)) return;
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (InPlan(i) && !IsFull(*written_[i]) && outputs[i].dtype() != mshadow::kFloat32) return;
+    int64_t pixels = 1;
+    for (int d = 2; d < last; ++d) pixels *= extents_[d];
+    repeats_ = std::max<int64_t>(1, std::min(kLongest, pixels));
+    while (pixels % repeats_ != 0) --repeats_;
+    std::fill(extents_.begin() + 2, extents_.end(), 1);
+    extents_[last - 1] = pixels / repeats_;
+    extents_[last] = repeats_ * block_;
+  }
+
+  /* Of the plan over blocks: whether an operand has a number for each channel, and none for pixels. */
+  bool IsRepeated(const Operand& operand) const {
+    return repeats_ > 1 && !graphopt::IsFull(operand, plan->rank) &&
+           std::find(operand.axes.begin(), operand.axes.end(), plan->rank - 1) != operand.axes.end();
   }
 
   /* Whether all others may be laid out as an input is. */
@@ -120,6 +211,14 @@ class Laid {
   bool in_rows_ = true;
   Layout layout_;
   std::vector<int64_t> extents_;         // of the axes of the plan, where it is one over blocks
+  int64_t block_ = 1, repeats_ = 1;      // channels, and pixels that a row of the kernel has
+  struct Delivery {
+    Repeated* from;
+    bool adds;
+    OpReqType request;
+  };
+  std::deque<Repeated> repeated_;        // a deque: they stay where they are
+  std::vector<Delivery> delivered_;
   std::vector<NDArray> copies_;
 };
 
@@ -127,7 +226,8 @@ void ForwardOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&,
                      const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
                      const std::vector<NDArray>& outputs) {
   Laid laid(FindPlan(attrs, false), inputs, requests, outputs);
-  Run(ForwardCall(laid.plan, laid.in, requests, laid.out));
+  Run(ForwardCall(laid.plan, laid.in, laid.requests, laid.out));
+  laid.Finish();
 }
 
 void BackwardOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&,
@@ -135,10 +235,11 @@ void BackwardOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&,
                       const std::vector<NDArray>& outputs) {
   Plan* plan = FindPlan(attrs, true);
   Laid laid(plan, inputs, requests, outputs);
-  Call call = BackwardCall(laid.plan, HasBackwardScratch(attrs, *plan), laid.in, requests, laid.out);
+  Call call = BackwardCall(laid.plan, HasBackwardScratch(attrs, *plan), laid.in, laid.requests, laid.out);
   // Planned for rows; how much it takes in blocks is another matter.
   if (laid.plan != plan) call.scratch = nullptr;
   Run(call);
+  laid.Finish();
 }
 
 /* On the CPU arrays as they are; sparse ones made dense by MXNet. */

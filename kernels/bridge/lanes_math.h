@@ -17,41 +17,44 @@ inline Lanes WithSign(Lanes magnitude, Lanes sign) {
   return (Lanes)(((Whole32)magnitude & 0x7FFFFFFF) | ((Whole32)sign & (1 << 31)));
 }
 
-/* The polynomial whose lowest coefficient is the first. */
-template <int N>
-inline Lanes Horner(Lanes x, const float (&coefficients)[N]) {
-  Lanes found = Everywhere(coefficients[N - 1]);
+/* The polynomial whose lowest coefficient is the first; of vectors of any length. */
+template <typename Vector, int N>
+inline Vector Horner(Vector x, const float (&coefficients)[N]) {
+  Vector found = Vector{} + coefficients[N - 1];
 #pragma GCC unroll 8
   for (int i = N - 2; i >= 0; --i) found = found * x + coefficients[i];
   return found;
 }
 
 /* exp(x) = 2**n * (1 + rest), with n in the lowest bits of `shifted`; for x in [-87, 88]. */
+template <typename Vector>
 struct Powers {
-  Lanes shifted, rest;
+  typedef decltype(Vector{} > Vector{}) Whole;
+  Vector shifted, rest;
 
-  explicit Powers(Lanes x) {
+  explicit Powers(Vector x) {
     constexpr float kTail[] = {5.000000062e-1f, 1.666654249e-1f, 4.166628142e-2f, 8.366650645e-3f,
                                1.394650833e-3f};
     constexpr float kMagic = 12582912.0f;  // adding it rounds to a whole number
     shifted = x * 1.4426950408889634f + kMagic;
-    const Lanes n = shifted - kMagic;
-    const Lanes r = (x - n * 0.6931471824645996f) + n * 1.9046542121259336e-09f;
+    const Vector n = shifted - kMagic;
+    const Vector r = (x - n * 0.6931471824645996f) + n * 1.9046542121259336e-09f;
     rest = r + r * r * Horner(r, kTail);
   }
   /* y times 2**n, for y near 1. */
-  Lanes Scaled(Lanes y) const { return (Lanes)((Whole32)y + ((Whole32)shifted << 23)); }
+  Vector Scaled(Vector y) const { return (Vector)((Whole)y + ((Whole)shifted << 23)); }
 };
 
 /* For x in [-87, 88]. */
-inline Lanes Exp(Lanes x) {
-  const Powers powers(x);
+template <typename Vector>
+inline Vector Exp(Vector x) {
+  const Powers<Vector> powers(x);
   return powers.Scaled(1.0f + powers.rest);
 }
 
 /* exp(x) - 1, for x in [-87, 88]. */
 inline Lanes ExpMinusOne(Lanes x) {
-  const Powers powers(x);
+  const Powers<Lanes> powers(x);
   const Lanes power = powers.Scaled(Everywhere(1.0f));
   return power * powers.rest + (power - 1.0f);
 }

@@ -25,6 +25,8 @@ FUNCTIONS: list[dict[str, Any]] = [
     {"function": "relu", "residual": True},
     {"function": "leaky", "slope": 0.1},
     {"function": "clip", "a_min": -0.5, "a_max": 0.75},
+    {"function": "swish"},
+    {"function": "hard_swish"},
 ]
 
 
@@ -121,6 +123,12 @@ def function(attrs: dict[str, Any], z: np.ndarray) -> tuple[np.ndarray, np.ndarr
     if kind == "clip":
         low, high = attrs["a_min"], attrs["a_max"]
         return np.clip(z, low, high), ((z >= low) & (z <= high)) * 1.0
+    if kind == "swish":
+        gate = 0.5 + 0.5 * np.tanh(z / 2)
+        return z * gate, gate * (1 + z * (1 - gate))
+    if kind == "hard_swish":
+        inside = (z >= -3) & (z <= 3)
+        return z * np.clip(z + 3, 0, 6) / 6, np.where(inside, z / 3 + 0.5, z > 3)
     return z, np.ones_like(z)
 
 
@@ -174,13 +182,26 @@ def test_a_large_mean_leaves_the_variance() -> None:
     np.testing.assert_allclose(found, wanted, 1e-3, 1e-3)
 
 
-def test_numbers_that_are_none() -> None:
-    layer = Layer({"fix_gamma": False, "function": "relu"})
+@pytest.mark.parametrize("kind", ["relu", "swish", "hard_swish"])
+def test_numbers_that_are_none(kind: str) -> None:
+    layer = Layer({"fix_gamma": False, "function": kind})
     given = arrays(layer, (2, 3, 4, 5))
     given["x"][1, 1, 2, 3] = np.nan
     found = compute(layer, given, np.ones((2, 3, 4, 5), np.float32))[0]
     assert np.isnan(found[:, 1]).all()
     assert np.isfinite(found[:, [0, 2]]).all()
+
+
+def test_swish_of_large_numbers() -> None:
+    """Where exp would overflow."""
+    layer = Layer({"fix_gamma": False, "function": "swish"})
+    given = arrays(layer, (2, 3, 8, 8))
+    given["gamma"][:] = [50, 200, -1e4]
+    head = np.ones((2, 3, 8, 8), np.float32)
+    found, wanted = compute(layer, given, head), expected(layer, given, head)
+    assert np.abs(wanted[0]).max() > 1e3
+    np.testing.assert_allclose(found[0], wanted[0], 1e-5, 1e-5)
+    np.testing.assert_allclose(found[1]["beta"], wanted[1]["beta"], 1e-4)
 
 
 def test_no_images() -> None:

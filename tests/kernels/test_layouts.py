@@ -154,11 +154,34 @@ def test_operands_along_channels_stay_in_blocks(body: Net) -> None:
     assert calls_in_blocks() == before + 4
 
 
+@pytest.mark.parametrize("image", [(1, 1), (5, 5), (7, 7), (37, 1), (14, 16), (64, 3)], ids=str)
+@pytest.mark.parametrize("channels", [24, 32])
+def test_gates_of_images_of_any_size(channels: int, image: tuple[int, int]) -> None:
+    """Rows of the kernel are of as many pixels as go into their number, up to 32."""
+    x = norm(convolution(data(), channels, kernel=1))
+    gate = sym.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1))
+    gate = sym.sigmoid(convolution(gate, channels, kernel=1, name="gate"))
+    x = sym.broadcast_mul(sym.broadcast_mul(sym.tanh(x), gate), sym.var("scale", shape=(1,)))
+    check(convolution(x, 16, kernel=1, name="d"), (3, 16, *image))
+
+
+def test_what_is_of_channels_is_returned_too() -> None:
+    x = norm(convolution(data(), 32))
+    gate = sym.sigmoid(sym.var("logit", shape=(2, 32, 1, 1)))
+    product = convolution(sym.broadcast_mul(sym.tanh(x), gate), 16, kernel=1, name="d")
+    pooled = sym.broadcast_add(sym.mean(product, axis=(2, 3), keepdims=True), sym.mean(gate))
+    check(sym.broadcast_add(product, pooled), (2, 16, 8, 8))
+
+
 def slopes(x: Any) -> Any:
     return sym.LeakyReLU(x, sym.var("slope", shape=(32,)), act_type="prelu")
 
 
-@pytest.mark.parametrize("body", [clip, slopes])
+def shifted(x: Any) -> Any:
+    return sym.broadcast_add(sym.tanh(x), sym.var("shift", shape=(1, 32, 1, 1)))
+
+
+@pytest.mark.parametrize("body", [clip, slopes, shifted])
 def test_gradients_are_added_to(body: Net) -> None:
     symbol = convolution(body(norm(convolution(data(), 32))), 16, name="d")
     shape = (2, 16, 5, 5)

@@ -52,6 +52,8 @@ def test_example(example):
     assert_equivalent(before, result.graph, training=True)
 
 
+NO_FUNCTION = "no function that its kernel has alone reads it"
+
 FUNCTIONS = [
     RELU,
     "%y = relu(%n)",
@@ -60,6 +62,13 @@ FUNCTIONS = [
     '%y = LeakyReLU(%n) {act_type="leaky"}',
     "%s = elemwise_add(%n, %c) %y = relu(%s)",
     "%s = broadcast_add(%c, %n) %y = relu(%s)",
+    "%s = sigmoid(%n) %y = elemwise_mul(%n, %s)",
+    '%s = Activation(%n) {act_type="sigmoid"} %y = broadcast_mul(%s, %n)',
+    "%s = hard_sigmoid(%n) {alpha=0.16666667} %y = elemwise_mul(%n, %s)",
+    "%p = _plus_scalar(%n) {scalar=3} %k = clip(%p) {a_min=0, a_max=6}"
+    " %s = _div_scalar(%k) {scalar=6} %y = elemwise_mul(%n, %s)",
+    "%p = _plus_scalar(%n) {scalar=3.0} %k = clip(%p) {a_min=0.0, a_max=6.0}"
+    " %s = elemwise_mul(%k, %n) %y = _mul_scalar(%s) {scalar=0.16666666666666666}",
 ]
 
 
@@ -121,14 +130,38 @@ def test_a_block_of_a_residual_net() -> None:
 @pytest.mark.parametrize(
     ("tail", "attrs", "result", "message"),
     [
-        (RELU, "", "%y, %n", "neither a relu nor a clip alone reads it"),
-        ("%y = sigmoid(%n)", "", "%y", "neither a relu nor a clip alone reads it"),
-        ("%y = LeakyReLU(%n) {slope=-0.1}", "", "%y", "neither a relu nor a clip"),
-        ("%y = clip(%n) {a_max=-1, a_min=1}", "", "%y", "neither a relu nor a clip"),
-        ("%y = elemwise_add(%n, %c)", "", "%y", "neither a relu nor a clip alone reads it"),
-        ("%s = elemwise_add(%n, %n) %y = relu(%s)", "", "%y", "neither a relu nor a clip"),
-        ("%s = elemwise_add(%n, %c) %y = clip(%s) {a_max=6, a_min=0}", "", "%y", "neither a relu"),
-        ("%r = relu(%n) %y = elemwise_add(%r, %n)", "", "%y", "neither a relu nor a clip"),
+        (RELU, "", "%y, %n", NO_FUNCTION),
+        ("%y = sigmoid(%n)", "", "%y", NO_FUNCTION),
+        ("%y = LeakyReLU(%n) {slope=-0.1}", "", "%y", NO_FUNCTION),
+        ("%y = clip(%n) {a_max=-1, a_min=1}", "", "%y", NO_FUNCTION),
+        ("%y = elemwise_add(%n, %c)", "", "%y", NO_FUNCTION),
+        ("%s = elemwise_add(%n, %n) %y = relu(%s)", "", "%y", NO_FUNCTION),
+        ("%s = elemwise_add(%n, %c) %y = clip(%s) {a_max=6, a_min=0}", "", "%y", NO_FUNCTION),
+        ("%r = relu(%n) %y = elemwise_add(%r, %n)", "", "%y", NO_FUNCTION),
+        ("%s = sigmoid(%n) %y = elemwise_mul(%n, %s)", "", "%y, %s", NO_FUNCTION),
+        ("%s = sigmoid(%n) %y = elemwise_mul(%c, %s)", "", "%y", NO_FUNCTION),
+        ("%s = tanh(%n) %y = elemwise_mul(%n, %s)", "", "%y", NO_FUNCTION),
+        ("%s = hard_sigmoid(%n) %y = elemwise_mul(%n, %s)", "", "%y", NO_FUNCTION),
+        (
+            "%p = _plus_scalar(%n) {scalar=2} %k = clip(%p) {a_min=0, a_max=6}"
+            " %s = _div_scalar(%k) {scalar=6} %y = elemwise_mul(%n, %s)",
+            "",
+            "%y",
+            NO_FUNCTION,
+        ),
+        (
+            "%p = _plus_scalar(%n) {scalar=3} %k = clip(%p) {a_min=0, a_max=6}"
+            " %y = elemwise_mul(%n, %k)",
+            "",
+            "%y",
+            NO_FUNCTION,
+        ),
+        (
+            "%s = sigmoid(%n) %t = elemwise_mul(%n, %s) %y = elemwise_mul(%t, %n)",
+            "",
+            "%y",
+            NO_FUNCTION,
+        ),
         (RELU, "axis=2", "%y", "it is not over the channels of images"),
     ],
 )
