@@ -14,7 +14,7 @@ from typing import Any, Final
 from graphopt.backend.turns import TURNS
 from graphopt.compat import import_mxnet
 from graphopt.recording.active import ACTIVE, unrecorded
-from graphopt.recording.arrays import PENDING
+from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
 from graphopt.recording.tape import INVOKE, Tape
 
 mx = import_mxnet()
@@ -26,6 +26,8 @@ _set_nd, _set_np = _Nd.__setitem__, _Np.__setitem__
 _Parameter, _Hybrid = mx.gluon.Parameter, mx.gluon.HybridBlock
 _finish_deferred_init = _Parameter._finish_deferred_init
 _call_cached_op = _Hybrid._call_cached_op
+_verify_nd, _verify_np = _register._verify_all_legacy_ndarrays, _register._verify_all_np_ndarrays
+_check_np = mx.gluon.block._check_all_np_ndarrays
 #: Functions of MXNet that fill an array they have just made.
 _FRESH: Final = frozenset(
     {
@@ -70,6 +72,9 @@ def _install() -> None:
         _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
         _Parameter._finish_deferred_init = _finish_unrecorded
         _Hybrid._call_cached_op = _call_inlined
+        _register._verify_all_legacy_ndarrays = _verified(_verify_nd, PendingNd, _Nd)
+        _register._verify_all_np_ndarrays = _verified(_verify_np, PendingNp, _Np)
+        mx.gluon.block._check_all_np_ndarrays = _check_returned
 
 
 def _remove() -> None:
@@ -83,6 +88,9 @@ def _remove() -> None:
         _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
         _Parameter._finish_deferred_init = _finish_deferred_init
         _Hybrid._call_cached_op = _call_cached_op
+        _register._verify_all_legacy_ndarrays = _verify_nd
+        _register._verify_all_np_ndarrays = _verify_np
+        mx.gluon.block._check_all_np_ndarrays = _check_np
 
 
 def _invoke(
@@ -131,6 +139,21 @@ def _checked(function: Any) -> Any:
             function(self, key, value)
 
     return setitem
+
+
+def _verified(slowly: Any, *kinds: Any) -> Any:
+    """MXNet's check of which interface arrays are; its own imports a module at every call."""
+
+    def verify(op_name: str, func_name: str, args: Any, out: Any) -> None:
+        if out is not None or any(type(array) not in kinds for array in args):
+            slowly(op_name, func_name, args, out)
+
+    return verify
+
+
+def _check_returned(found: Any) -> None:
+    if type(found) is not PendingNp:
+        _check_np(found)
 
 
 def _finish_unrecorded(self: Any) -> None:

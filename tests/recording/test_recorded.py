@@ -28,12 +28,29 @@ def numpy_interface() -> Iterator[None]:
     mx.npx.reset_np()
 
 
+def replaced() -> list[Any]:
+    """What is replaced while a Block is recorded."""
+    register, autograd = mx.ndarray.register, mx.autograd
+    return [
+        register._imperative_invoke,
+        register._verify_all_legacy_ndarrays,
+        register._verify_all_np_ndarrays,
+        autograd.set_recording,
+        autograd.set_training,
+        mx.nd.NDArray.__setitem__,
+        mx.np.ndarray.__setitem__,
+        mx.gluon.Parameter._finish_deferred_init,
+        mx.gluon.HybridBlock._call_cached_op,
+        mx.gluon.block._check_all_np_ndarrays,
+    ]
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_behind() -> Iterator[None]:
-    before = mx.nd.NDArray.__setitem__, mx.autograd.set_recording
+    before = replaced()
     yield
-    assert mx.ndarray.register._imperative_invoke is INVOKE
-    assert (mx.nd.NDArray.__setitem__, mx.autograd.set_recording) == before
+    assert replaced() == before
+    assert before[0] is INVOKE
 
 
 def block(forward: Callable[..., Any], **children: Any) -> Any:
@@ -620,6 +637,12 @@ def test_attention_of_the_numpy_interface(numpy_interface: None) -> None:
     assert programs(optimized).new == 1
     (entry,) = programs(optimized).entries
     assert not any(n.op.startswith("_np") for n in entry.result.graph)
+
+
+def test_arrays_of_the_other_interface_are_refused_as_ever(numpy_interface: None) -> None:
+    net = block(lambda self, x: mx.nd.relu(x + 1))
+    with pytest.raises(TypeError, match="legacy operator"):
+        graphopt.optimize(net, record=True)(mx.np.ones((2, 2)))
 
 
 def test_gradients_of_the_numpy_interface(numpy_interface: None) -> None:
