@@ -61,6 +61,7 @@ def ref_of(array: Any) -> Ref:
 
 def settle(array: Any, real: Any) -> None:
     """Make a pending array an ordinary one with the handle of ``real``, which is used up."""
+    assert type(real) in (_NDArray, _NpArray), "a value was given away twice"
     handle = _HANDLE.__get__(real)
     real.__class__ = _Spent if type(real) is _NDArray else _SpentNp
     _HANDLE.__set__(array, handle)

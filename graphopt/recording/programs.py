@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from graphopt.recording.tape import Tape
     from graphopt.recording.types import Type
 
-#: Programs in vain: this many that were new, and more than every so manieth run.
+#: Compiling is in vain where more programs than this are new, and more than one run in three is of
+#: a new one: on arrays of the same types, and on any.
 MAX_NEW: Final = 24
+MAX_NEW_TYPES: Final = 2 * MAX_SIGNATURES
 NEW_OF_RUNS: Final = 3
 
 
@@ -33,6 +35,8 @@ class Programs:
         notes: what was not compiled, and why.
         runs: how many programs were run.
         new: how many of them had to be compiled.
+        is_in_vain: whether programs are mostly new, as where a number in them changes from call to
+            call.
     """
 
     def __init__(self, block: Any, config: Config) -> None:
@@ -47,17 +51,15 @@ class Programs:
         self._ctx: Any = None
         self.notes: list[str] = []
         self.runs = self.new = 0
+        self.is_in_vain = False
+        self._runs_of: Counter[Any] = Counter()  # by types of what is read
+        self._new_of: Counter[Any] = Counter()
 
     @property
     def entries(self) -> list[Entry]:
         """What was compiled, the latest used last."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry is not None]
-
-    @property
-    def is_in_vain(self) -> bool:
-        """Whether programs are mostly new, as where a number in them changes from call to call."""
-        return self.new > MAX_NEW and self.new * NEW_OF_RUNS > self.runs
 
     def note(self, text: str) -> None:
         """Keep what was not compiled, once."""
@@ -108,11 +110,13 @@ class Programs:
     def _entry(self, mode: Any, tape: Tape, wanted: tuple[int, ...]) -> Entry | None:
         """The compiled program; ``None`` for one that cannot be."""
         names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
-        key = mode, tape.ctx, tuple(tape.calls), names, tuple(tape.leaf_types), wanted
+        types = mode, tape.ctx, names, tuple(tape.leaf_types)
+        key = types, tuple(tape.calls), wanted
+        self._runs_of[types] += 1
         if key in self._entries:
             self._entries.move_to_end(key)
             return self._entries[key]
-        self.new += 1
+        self._count_new(types)
         try:
             entry = self._compiled(mode, tape, wanted)
         except (GraphoptError, import_mxnet().MXNetError) as error:
@@ -128,6 +132,14 @@ class Programs:
             if oldest is not None:
                 oldest.lowered.release()
         return entry
+
+    def _count_new(self, types: Any) -> None:
+        self.new += 1
+        self._new_of[types] += 1
+        new, runs = self._new_of[types], self._runs_of[types]
+        self.is_in_vain = (new > MAX_NEW and new * NEW_OF_RUNS > runs) or (
+            self.new > MAX_NEW_TYPES and self.new * NEW_OF_RUNS > self.runs
+        )
 
     def _compiled(self, mode: Any, tape: Tape, wanted: tuple[int, ...]) -> Entry:
         leaves, names = self._variables(tape)

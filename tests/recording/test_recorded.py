@@ -470,6 +470,15 @@ def test_numbers_that_change_from_call_to_call() -> None:
     assert "most programs are new" in optimized.explain()
 
 
+def test_many_lengths_are_not_in_vain() -> None:
+    net = block(lambda self, x: self.dense(x.reshape((0, -1))), dense=nn.Dense(2, in_units=3))
+    optimized = graphopt.optimize(net, record=True, passes="none")
+    for rows in range(1, 40):
+        optimized(array(rows, 3))
+    assert programs(optimized).new == 39
+    assert not programs(optimized).is_in_vain
+
+
 def test_a_program_that_mxnet_has_no_graph_for() -> None:
     def forward(self, x):
         ones = mx.nd.ones((3,))
