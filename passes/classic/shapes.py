@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
-from graphopt.backend.reference_ops.shape import reshaped
 from graphopt.ir.node import Node
 from graphopt.ir.ops import canonical
+from graphopt.ir.reshape import reshaped
 from graphopt.passes.classic.types import are_classic
 from graphopt.passes.layout.views import as_ints
 from graphopt.rewrite import Edit, Rule
