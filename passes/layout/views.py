@@ -8,6 +8,7 @@ from typing import cast
 from graphopt.ir.attrs import AttrValue
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
+from graphopt.ir.reshape import reshaped
 from graphopt.ir.types import TensorType
 from graphopt.rewrite import Edit, Rule
 from graphopt.rewrite.rule import Replacement
@@ -51,15 +52,12 @@ def view(edit: Edit, source: Value, shape: tuple[int, ...], like: Node) -> Value
 
 def _meaning(codes: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...] | None:
     """The shape that Reshape's codes make; ``None`` for codes other than 0, -1 and extents."""
-    if not codes or min(codes) < -1 or codes.count(-1) > 1:
+    if not codes or min(codes) < -1:
         return None
-    if any(code == 0 and at >= len(before) for at, code in enumerate(codes)):
+    try:
+        return reshaped(before, codes)
+    except ValueError:
         return None
-    shape = [before[at] if code == 0 else code for at, code in enumerate(codes)]
-    if -1 in shape:
-        known = math.prod(extent for extent in shape if extent != -1)
-        shape[shape.index(-1)] = math.prod(before) // known
-    return tuple(shape) if math.prod(shape) == math.prod(before) else None
 
 
 def _collapse_static(edit: Edit, node: Node) -> Replacement:

@@ -1,0 +1,128 @@
+"""Gradients, statistics and draws of recorded Blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import graphopt
+from graphopt.compat import import_mxnet
+from tests.recording.nets import array, block
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+def gradients(net: Any, call: Any, *args: Any) -> dict[str, np.ndarray]:
+    mx.random.seed(1)
+    for arg in args:
+        arg.attach_grad()
+    with mx.autograd.record():
+        loss = mx.nd.sum(call(*args) ** 2)
+    loss.backward()
+    found = {f"arg{n}": a.grad.asnumpy() for n, a in enumerate(args)}
+    return found | {
+        k: p.grad().asnumpy() for k, p in net.collect_params().items() if p.grad_req != "null"
+    }
+
+
+def assert_same_gradients(net: Any, *args: Any) -> None:
+    net(*args)  # parameters get their shapes
+    optimized = graphopt.optimize(net, record=True)
+    for _ in range(2):
+        wanted, found = gradients(net, net, *args), gradients(net, optimized, *args)
+        for name in wanted:
+            np.testing.assert_allclose(
+                found[name], wanted[name], rtol=1e-4, atol=1e-5, err_msg=name
+            )
+
+
+def test_gradients() -> None:
+    def forward(self, x):
+        y = mx.nd.tanh(self.first(x))
+        return self.second(mx.nd.concat(y, y[:, :2] * 3, dim=1))
+
+    assert_same_gradients(block(forward, first=nn.Dense(5), second=nn.Dense(3)), array(4, 6))
+
+
+def test_gradients_across_a_value_that_is_read() -> None:
+    def forward(self, x):
+        y = self.first(x)
+        scale = 2.0 if y.mean().asscalar() > -100 else 1.0
+        return self.second(mx.nd.tanh(y) * scale)
+
+    assert_same_gradients(block(forward, first=nn.Dense(5), second=nn.Dense(3)), array(4, 6))
+
+
+def test_no_gradients_through_paused_parts() -> None:
+    def forward(self, x):
+        with mx.autograd.pause():
+            fixed = self.first(x)
+        return self.second(x) * fixed + x.detach()
+
+    net = block(forward, first=nn.Dense(3), second=nn.Dense(3))
+    assert_same_gradients(net, array(4, 3))
+    assert not net.first.weight.grad().asnumpy().any()
+
+
+def test_batch_norm_moves_its_statistics() -> None:
+    net = block(lambda self, x: mx.nd.relu(self.norm(x)), norm=nn.BatchNorm(in_channels=3))
+    moved = []
+    for call in (net, graphopt.optimize(net, record=True)):
+        net.norm.running_mean.set_data(mx.nd.zeros(3))
+        with mx.autograd.record():
+            loss = call(array(4, 3, 5, 5)).sum()
+        loss.backward()
+        mx.nd.waitall()
+        moved.append(net.norm.running_mean.data().asnumpy())
+    assert moved[0].any()
+    np.testing.assert_allclose(moved[1], moved[0], rtol=1e-4)
+
+
+def test_dropout_draws_at_every_call() -> None:
+    optimized = graphopt.optimize(
+        block(lambda self, x: self.drop(x * 1), drop=nn.Dropout(0.5)), record=True
+    )
+    with mx.autograd.record():
+        first, second = optimized(mx.nd.ones((20, 20))), optimized(mx.nd.ones((20, 20)))
+    assert (first != second).sum().asscalar() > 0
+    assert optimized(mx.nd.ones((3,))).asnumpy().tolist() == [1, 1, 1]
+
+
+def test_rows_in_use_of_an_embedding() -> None:
+    net = block(
+        lambda self, x: self.table(x).sum(axis=1) * 2, table=nn.Embedding(9, 3, sparse_grad=True)
+    )
+    found = []
+    for call in (net, graphopt.optimize(net, record=True)):
+        with mx.autograd.record():
+            loss = (call(mx.nd.array([[1, 2], [2, 5]])) ** 2).sum()
+        loss.backward()
+        gradient = net.table.weight.grad()
+        assert gradient.stype == "row_sparse"
+        found.append(gradient.asnumpy())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_functions_with_a_backward_of_their_own() -> None:
+    class Twice(mx.autograd.Function):
+        def forward(self, x):
+            return x * 2
+
+        def backward(self, gradient):
+            return gradient * 5
+
+    net = block(lambda self, x: Twice()(self.dense(x)) + x[:, :3], dense=nn.Dense(3))
+    assert_same_gradients(net, array(2, 4))
+
+
+def test_parameters_that_are_replaced() -> None:
+    net = block(lambda self, x: mx.nd.tanh(self.dense(x)), dense=nn.Dense(3, in_units=4))
+    optimized = graphopt.optimize(net, record=True)
+    x = array(2, 4)
+    optimized(x)
+    net.initialize(mx.init.One(), force_reinit=True)
+    np.testing.assert_allclose(optimized(x).asnumpy(), net(x).asnumpy(), rtol=1e-5)
+    net.dense.weight.set_data(mx.nd.zeros((3, 4)))
+    assert not optimized(x).asnumpy().any()
