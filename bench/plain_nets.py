@@ -46,7 +46,7 @@ class _Layer(mx.gluon.Block):  # type: ignore[misc]
             self.attention = _Attention(width, heads)
             self.wide = nn.Dense(4 * width, flatten=False, activation="relu")
             self.narrow = nn.Dense(width, flatten=False)
-            self.norms = nn.Sequential()
+            self.norms = nn.HybridSequential()
             self.norms.add(nn.LayerNorm(), nn.LayerNorm())
 
     def forward(self, x: Any, lengths: Any) -> Any:
@@ -96,7 +96,7 @@ class _Residual(mx.gluon.Block):  # type: ignore[misc]
             self.first = nn.Conv2D(channels, 3, stride, 1)
             self.second = nn.Conv2D(channels, 3, 1, 1)
             self.beside = nn.Conv2D(channels, 1, stride) if stride > 1 else None
-            self.norms = nn.Sequential()
+            self.norms = nn.HybridSequential()
             self.norms.add(nn.BatchNorm(), nn.BatchNorm())
 
     def forward(self, x: Any) -> Any:

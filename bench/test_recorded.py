@@ -95,10 +95,14 @@ def test_recorded(
         if quick:
             graph = workloads.optimized_graph(entry.original, entry.mode)
             counters(f"recorded/{name}/{what}", graph, frozen=mode == "inference")
+        hybridized, _ = make(quick)  # another one: what is hybridized stays so
+        hybridized.initialize(mx.init.Xavier())
+        hybridized.hybridize(static_alloc=True, static_shape=True)
         contenders: dict[str, Any] = {
             "graphopt": lambda: run(recorded, args),
             "child by child": lambda: run(children, args),
             "plain": lambda: run(net, args),
+            "children hybridized": lambda: run(hybridized, args),
         }
         medians = race(benchmark, contenders, rounds, quick)
     if medians:
