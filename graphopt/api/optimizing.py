@@ -37,8 +37,9 @@ def optimize(
         passes: a pipeline: text, a name (``default``, ``training``, ``inference``, ``none``), or
             passes.
         mode: ``auto`` compiles a training and an inference graph and picks by autograd's state;
-            ``training`` always the first; ``inference`` always the second with parameters frozen as
-            they are at the first call (``.reset()`` reads them anew), which allows the most.
+            parameters are computed into the latter, and anew when they were written to.
+            ``training`` always takes the first; ``inference`` always the second with parameters as
+            they are at the first call (``.reset()`` reads them anew).
         memory: budget of a training step, such as ``"900MB"`` (millions of bytes), ``"1.5GiB"`` or
             a number of bytes: for inputs, parameters, their gradients, and what the step computes.
             Values that do not fit are computed again in backward. Training then runs on MXNet's

@@ -27,10 +27,11 @@ from graphopt.backend.convolutions import (
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.inline import is_all_small, run_by_caller
 from graphopt.backend.keeping import keeps
+from graphopt.backend.kept import Kept
 from graphopt.backend.onednn import guard, rewritten_symbol
 from graphopt.backend.passing import hands_on_gradients
 from graphopt.backend.pools import Pools
-from graphopt.backend.products import Packed, has_products, with_packed_products
+from graphopt.backend.products import has_products, with_packed_products
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.step import StepEngine
 from graphopt.backend.symbol import to_symbol
@@ -109,7 +110,7 @@ class Candidates:
     def __init__(self, form: Form, fixed: dict[str, Any], choice: Choice) -> None:
         """``fixed``: arrays that no call gives, by name."""
         self._form, self._fixed, self._choice = form, fixed, choice
-        self.keepers: list[Packed] = []
+        self.keepers: list[Kept] = []
 
     def by_name(self, arrays: Mapping[str, Any]) -> dict[str, Make]:
         """All that may run, on arrays as one call has them."""
@@ -204,8 +205,9 @@ class Candidates:
 
     def _packed(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         ctx = self._form.ctx
-        packed, params = with_packed(graph, arrays, ctx)
-        packed, weights, self.keepers = with_packed_products(packed, arrays, ctx)
+        packed, params, keepers = with_packed(graph, arrays, ctx)
+        packed, weights, more = with_packed_products(packed, arrays, ctx)
+        self.keepers += [*keepers, *more]
         params |= weights
         self._fixed.update(params)
         return self._executor(packed, {**arrays, **params}, name)

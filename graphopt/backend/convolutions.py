@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graphopt.backend.arrays import array_of
+from graphopt.backend.kept import Kept, kept
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, PARAM
@@ -36,8 +36,10 @@ def with_small_tiles(graph: Graph) -> Graph:
     return copy
 
 
-def with_packed(graph: Graph, values: Mapping[str, Any], ctx: Any) -> tuple[Graph, dict[str, Any]]:
-    """A copy whose regions read packed parameters, and these parameters.
+def with_packed(
+    graph: Graph, values: Mapping[str, Any], ctx: Any
+) -> tuple[Graph, dict[str, Any], list[Kept]]:
+    """A copy whose regions read packed parameters, these parameters, and their keepers.
 
     Args:
         graph: its regions' parameters are inputs or constants.
@@ -48,6 +50,7 @@ def with_packed(graph: Graph, values: Mapping[str, Any], ctx: Any) -> tuple[Grap
         GraphoptError: a region is for another processor.
     """
     mx, made = import_mxnet(), dict[str, Any]()
+    keepers: list[Kept] = []
     copy = graph.copy()
     for node in graph:
         if node.op != CONVOLUTIONS:
@@ -63,8 +66,9 @@ def with_packed(graph: Graph, values: Mapping[str, Any], ctx: Any) -> tuple[Grap
                 continue
             name = copy.unique_name(f"{graph[inputs[at].node].name}_packed")
             learned = copy.add_input(name, PARAM, TensorType("float32", array.shape))
-            made[name] = array_of(array, ctx)
+            keepers.append(kept(array, ctx))
+            made[name] = keepers[-1].array
             inputs[at] = learned.out()
         attrs = node.attrs.set(packed=True)
         copy.update(copy[node.id].but(inputs=tuple(inputs), attrs=attrs))
-    return copy, made
+    return copy, made, keepers

@@ -14,6 +14,7 @@ from graphopt.backend.choosing import choose, ordered
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.freeze import freeze
 from graphopt.backend.keeping import forgetting, keeping, runs_keeping, told
+from graphopt.backend.kept import Kept
 from graphopt.backend.memory import keep_freed_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.pools import Pools
@@ -70,7 +71,7 @@ class Lowered:
         self._check_params(graph)
         self._fixed = self._as_arrays(constants(graph))
         self._with_products: Tuned | None = None  # what runs with packed products besides
-        self._keepers: list[Packed] = []
+        self._keepers: list[Kept] = []
         per_call = self._settle(graph, is_tuned=tune)
         forms = [per_call, *([self._with_products.graph] if self._with_products else [])]
         self._prepare(forms)
@@ -308,13 +309,14 @@ class Lowered:
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         return chosen
 
-    def _keep_what_is_read(self, chosen: Engine, keepers: Sequence[Packed]) -> None:
+    def _keep_what_is_read(self, chosen: Engine, keepers: Sequence[Kept]) -> None:
         """Let go of what was packed for engines that are not chosen."""
         read = {*self._inputs, *chosen.inputs}
         self._fixed = {name: array for name, array in self._fixed.items() if name in read}
         kept = {id(array) for array in self._fixed.values()}
         self._keepers = [keeper for keeper in keepers if id(keeper.array) in kept]
-        if self._keepers and self._with_products is not None:
+        has_packed_products = any(isinstance(keeper, Packed) for keeper in self._keepers)
+        if has_packed_products and self._with_products is not None:
             self.choice.tuning = list(self._with_products.told)
         self._with_products = None
 

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from graphopt.backend.kept import Kept
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import PARAM, PRODUCT, Value
@@ -23,12 +24,12 @@ def has_products(graph: Graph) -> bool:
     return any(node.op == PRODUCT for node in graph)
 
 
-class Packed:
-    """Packed weights, shared by all who keep this."""
+class Packed(Kept):
+    """Packed weights of products."""
 
     def __init__(self, array: Any, *, tiled: bool = False) -> None:
         """Of an NDArray; ``tiled`` as :func:`packed` has it."""
-        self.array = array
+        super().__init__(array)
         self.tiled = tiled
 
 

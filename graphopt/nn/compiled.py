@@ -17,8 +17,10 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
+from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
+from graphopt.nn.following import Following, can_follow
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
@@ -38,10 +40,26 @@ class Entry:
     mode: Mode
     types: str
     original: Graph
-    result: Result
-    lowered: Lowered
+    built: Built | Following
     traced: Traced
     watched: list[tuple[Any, list[Any]]]  # parameter and the list of arrays it had
+
+    @property
+    def result(self) -> Result:
+        """Of the passes."""
+        return self.built.result
+
+    @property
+    def lowered(self) -> Lowered:
+        """What a call runs."""
+        return self.built.lowered
+
+    def refresh(self, ctx: Any) -> None:
+        """Follow parameters that got new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
+        stale = [p for p, arrays in self.watched if p._data is not arrays]
+        if stale:
+            self.built.rebind({p.name: p.data(ctx) for p in stale})
+            self.watched = [(p, p._data) for p, _ in self.watched]
 
 
 class CompiledBlock:
@@ -101,8 +119,8 @@ class CompiledBlock:
             with self._lock:
                 if key in self._entries:  # another thread may just have let go of it
                     self._entries.move_to_end(key)
-        self._refresh(entry, ctx)
-        found = entry.lowered.run(dict(zip(entry.traced.names, given, strict=True)))
+        entry.refresh(ctx)
+        found = entry.built.run(dict(zip(entry.traced.names, given, strict=True)))
         return self._regroup(found, entry.traced.results)
 
     def _prepare_memory(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> None:
@@ -133,7 +151,7 @@ class CompiledBlock:
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
                 _, oldest = self._entries.popitem(last=False)
-                oldest.lowered.release()
+                oldest.built.release()
             return entry
 
     def _build(self, mode: Mode, args: Sequence[Any], given: Sequence[Any]) -> Entry:
@@ -184,14 +202,6 @@ class CompiledBlock:
                 raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
         return found
 
-    def _refresh(self, entry: Entry, ctx: Any) -> None:
-        """Follow parameters that got new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
-        stale = [p for p, arrays in entry.watched if p._data is not arrays]
-        if not stale:
-            return
-        entry.lowered.rebind({p.name: p.data(ctx) for p in stale})
-        entry.watched = [(p, p._data) for p, _ in entry.watched]
-
 
 def compile_graph(
     config: Config,
@@ -228,33 +238,39 @@ def compile_graph(
     feeds = None
     if config.check:
         feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}
-    result = run(
-        graph,
-        config.pipeline(mode),
-        mode=mode,
-        frozen=settings.frozen,
-        precise=settings.precise,
-        strict=settings.strict,
-        device=ctx.device_type,
-        plans_memory=settings.plans_memory,
-        check=config.check,
-        feeds=feeds,
-    )
-    lowered = lower(
-        result.graph,
-        values,
-        ctx,
-        training=mode == "training",
-        frozen=settings.frozen,
-        numpy=numpy,
-        tune=not settings.precise,
-        memory=config.memory,
-        pools=pools,
-    )
+
+    def build(frozen: bool) -> Built:
+        result = run(
+            graph,
+            config.pipeline(mode),
+            mode=mode,
+            frozen=frozen,
+            precise=settings.precise,
+            strict=settings.strict,
+            device=ctx.device_type,
+            plans_memory=settings.plans_memory,
+            check=config.check,
+            feeds=feeds,
+        )
+        lowered = lower(
+            result.graph,
+            values,
+            ctx,
+            training=mode == "training",
+            frozen=frozen,
+            numpy=numpy,
+            tune=not settings.precise,
+            memory=config.memory,
+            pools=pools,
+        )
+        return Built(result, lowered, frozen)
+
+    follows = values and config.follows(mode) and can_follow(ctx)
+    built = Following(build, values) if follows else build(settings.frozen)
     types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.
     watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
-    return Entry(mode, types, graph, result, lowered, traced, watched)
+    return Entry(mode, types, graph, built, traced, watched)
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:

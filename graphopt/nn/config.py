@@ -38,8 +38,15 @@ class Config:
             return "training" if differentiating else "inference"
         return self.mode
 
+    def follows(self, mode: Mode) -> bool:
+        """Whether parameters may be computed in as long as nobody writes to them.
+
+        Not where memory is planned, as that takes some more.
+        """
+        return self.mode == "auto" and mode == "inference" and not self.plans_memory
+
     def settings(self, mode: Mode) -> Settings:
-        """Parameters are frozen only where the user said that he only infers."""
+        """Parameters are frozen for good only where the user said that he only infers."""
         frozen = self.mode == "inference"
         planned = self.plans_memory and mode == "training"
         return Settings(mode, frozen, self.precise, self.strict, plans_memory=planned)

@@ -32,12 +32,16 @@ def explain(block: Any) -> str:
         lines.append("nothing compiled yet: it happens at the first call")
     for entry in entries:
         title = f"{entry.mode} ({entry.types})"
-        lines += explain_result(entry.original, entry.result, entry.lowered.choice, title)
+        built = entry.built
+        choice = built.lowered.choice
+        lines += explain_result(entry.original, built.result, choice, title, built.told)
     return "\n".join(lines)
 
 
-def explain_result(original: Graph, result: Result, choice: Choice, title: str) -> list[str]:
-    """Lines about one compiled graph."""
+def explain_result(
+    original: Graph, result: Result, choice: Choice, title: str, parameters: str = ""
+) -> list[str]:
+    """Lines about one compiled graph, and how it has its parameters."""
     receipts = result.receipts
     lines = [f"{original.name}, {title}"]
     if receipts:
@@ -47,6 +51,8 @@ def explain_result(original: Graph, result: Result, choice: Choice, title: str) 
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
         how = "measured earlier" if choice.is_remembered else "measured"
         lines.append(f"  runs on: {choice.engine}" + (f" ({how}: {times})" if times else ""))
+    if parameters:
+        lines.append(f"  parameters: {parameters}")
     if choice.memory:
         lines.append(f"  memory: {choice.memory}")
     if choice.weights:

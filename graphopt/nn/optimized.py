@@ -120,13 +120,12 @@ class Optimized:
         from graphopt.api.reporting import write_report
 
         entry = self._graphopt_last()
-        settings = self._graphopt_config.settings(entry.mode)
         return write_report(
             entry.original,
             self._graphopt_config.pipeline(entry.mode),
             path,
             mode=entry.mode,
-            frozen=settings.frozen,
+            frozen=entry.built.frozen,
             title=f"{entry.original.name}, {_title(entry)}",
             step=entry.lowered.step_plan(),
         )

@@ -83,12 +83,8 @@ class Programs:
             data = [leaf for leaf in tape.leaves if id(leaf) not in self._names]
         if entry is None:
             return tape.replayed(wanted)
-        stale = [p for p, arrays in entry.watched if p._data is not arrays]
-        if stale:
-            entry.lowered.rebind({p.name: p.data(tape.ctx) for p in stale})
-            entry.watched = [(p, p._data) for p, _ in entry.watched]
-        found: list[Any] = entry.lowered.run(dict(zip(entry.traced.names, data, strict=True)))
-        return found
+        entry.refresh(tape.ctx)
+        return entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
 
     def _follow_parameters(self, ctx: Any) -> None:
         """Know parameters by the arrays that they have now."""
@@ -130,7 +126,7 @@ class Programs:
         if len(self._entries) > MAX_SIGNATURES:
             _, oldest = self._entries.popitem(last=False)
             if oldest is not None:
-                oldest.lowered.release()
+                oldest.built.release()
         return entry
 
     def _count_new(self, types: Any) -> None:

@@ -8,8 +8,9 @@
  * in the graph writes, and writes that are held back to be run in bulk with the node have to be
  * flushed before it is started: the count rises when the whole bulk is done.
  *
- * Packs are shared by all nodes that read the same matrices by the same program, and gone with the last of
- * these.
+ * Packs are shared by all nodes that read equal matrices by the same program, and gone with the last of
+ * these. Equal is what has the same digest: some counted writes change nothing, as binding an executor does,
+ * and a net has a node for each shape of its inputs.
  */
 #pragma once
 
@@ -17,12 +18,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "recurrence_operator.h"
-#include "versions.h"
+#include "written.h"
 
 namespace graphopt {
 
@@ -34,28 +34,16 @@ const SharedChunk& ChunkOf(const NDArray& array) {
   return *reinterpret_cast<const SharedChunk*>(&array);  // what it begins with
 }
 
-/* What a program's matrices were when they were packed: memory, where in it, how often written. */
-struct Origin {
-  const Program* program;
-  std::vector<std::tuple<const LegacyChunk*, size_t, size_t>> matrices;
-
-  bool operator<(const Origin& other) const {
-    return std::tie(program, matrices) < std::tie(other.program, other.matrices);
-  }
-  bool operator==(const Origin& other) const {
-    return program == other.program && matrices == other.matrices;
-  }
-};
+/* What packs are made of: a program, and a digest of each of its matrices. */
+using Origin = std::pair<const Program*, std::vector<uint64_t>>;
 
 /* Packed matrices of one direction. */
 class Packs {
  public:
-  /* `call` has the matrices, and `chunks` their memory. */
-  Packs(const Origin& origin, std::vector<SharedChunk> chunks, const RecurrenceCall& call)
-      : origin_(origin),
-        chunks_(std::move(chunks)),
-        memory_(new char[PackedBytes(*origin.program) + kLineBytes]) {
-    PackMatrices(*origin.program, call, call.threads, at());
+  /* `call` has the matrices. */
+  Packs(Origin origin, const RecurrenceCall& call)
+      : origin_(std::move(origin)), memory_(new char[PackedBytes(*origin_.first) + kLineBytes]) {
+    PackMatrices(*origin_.first, call, call.threads, at());
   }
 
   const Origin& origin() const { return origin_; }
@@ -63,8 +51,20 @@ class Packs {
 
  private:
   Origin origin_;
-  std::vector<SharedChunk> chunks_;  // as long as they are there, no others are at their addresses
   std::unique_ptr<char[]> memory_;
+};
+
+/* An array as it was seen: its memory, where in it, and how often written. */
+struct Seen {
+  SharedChunk chunk;  // as long as it is there, no other is at its address
+  size_t offset, version;
+
+  explicit Seen(const NDArray& array)
+      : chunk(ChunkOf(array)), offset(array.byte_offset_), version(chunk->variable->version_) {}
+
+  bool operator==(const Seen& other) const {
+    return chunk == other.chunk && offset == other.offset && version == other.version;
+  }
 };
 
 std::mutex packs_mutex;
@@ -100,7 +100,7 @@ class KeepingNode {
   explicit KeepingNode(const NodeAttrs& attrs) {
     attrs_.name = attrs.name;
     for (const auto& [key, value] : attrs.dict) attrs_.dict[key] = value;
-    packs_.resize(SignatureOf(attrs).directions);
+    held_.resize(SignatureOf(attrs).directions);
   }
 
   const NodeAttrs& attrs() const { return attrs_; }
@@ -108,26 +108,27 @@ class KeepingNode {
   /* The packs of a direction, made anew if its matrices were written or are others. */
   const void* PacksOf(const Program& program, const Direction& one,
                       const std::vector<NDArray>& inputs) {
+    const auto first = inputs.begin() + one.places.matrices;
+    const std::vector<Seen> seen(first, first + one.call.matrices.size());
+    auto& [packs, before] = held_[one.number];
+    if (packs && before == seen) return packs->at();
     Origin origin{&program, {}};
-    std::vector<SharedChunk> chunks;
-    for (size_t i = 0; i < one.call.matrices.size(); ++i) {
-      const NDArray& matrix = inputs[one.places.matrices + i];
-      chunks.push_back(ChunkOf(matrix));
-      origin.matrices.emplace_back(chunks[i].get(), matrix.byte_offset_,
-                                   chunks[i]->variable->version_);
+    for (size_t i = 0; i < seen.size(); ++i) {
+      const int64_t bytes = first[i].shape().Size() * mshadow::mshadow_sizeof(first[i].dtype());
+      origin.second.push_back(Digest(one.call.matrices[i], bytes));
     }
-    std::shared_ptr<Packs>& packs = packs_[one.number];
-    if (!packs || !(packs->origin() == origin)) {
+    if (!packs || packs->origin() != origin) {
       packs = nullptr;  // old ones first, as they may be the last that hold much memory
       packs = FindPacks(origin);
-      if (!packs) packs = Share(std::make_shared<Packs>(origin, std::move(chunks), one.call));
+      if (!packs) packs = Share(std::make_shared<Packs>(std::move(origin), one.call));
     }
+    before = seen;
     return packs->at();
   }
 
  private:
   NodeAttrs attrs_;
-  std::vector<std::shared_ptr<Packs>> packs_;  // of each direction
+  std::vector<std::pair<std::shared_ptr<Packs>, std::vector<Seen>>> held_;  // of each direction
 };
 
 OpStatePtr KeepingState(const NodeAttrs& attrs, mxnet::Context, const mxnet::ShapeVector&,

@@ -25,6 +25,7 @@
 #include "tiles.h"
 #include "tree_operator.h"
 #include "versions.h"
+#include "written.h"
 
 namespace graphopt {
 
@@ -127,6 +128,29 @@ void graphopt_versions_read(void* noted, uint64_t* counts) {
 }
 
 void graphopt_versions_free(void* noted) { graphopt::FreeVersions(noted); }
+
+/* Puts how often each array was written into `counts`, waiting for what is being written; -1 if that
+ * failed. */
+int graphopt_count_writes(void** arrays, int64_t count, uint64_t* counts) {
+  try {
+    graphopt::CountWrites(arrays, count, counts);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return -1;
+  }
+}
+
+/* Whether an array is not as often written as `counts` says; also if writing one failed. */
+int graphopt_is_written(void** arrays, int64_t count, const uint64_t* counts) {
+  try {
+    return graphopt::IsWritten(arrays, count, counts);
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
+
+uint64_t graphopt_digest(const void* data, int64_t bytes) { return graphopt::Digest(data, bytes); }
 
 /* Whether `symbol`, the sum of the variable x with itself, looks as this file expects. */
 int graphopt_layout_fits(void* symbol) {

@@ -1,0 +1,39 @@
+"""A graph after its passes, bound to parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphopt.backend.lower import Lowered
+from graphopt.pipeline.manager import Result
+
+
+@dataclass(frozen=True)
+class Built:
+    """What runs, and how it came about.
+
+    Attributes:
+        result: of the passes.
+        lowered: what a call runs.
+        frozen: whether parameters are computed in, as they were when it was made.
+        told: what ``explain()`` says about parameters.
+    """
+
+    result: Result
+    lowered: Lowered
+    frozen: bool
+    told: str = ""
+
+    def run(self, data: Mapping[str, Any]) -> list[Any]:
+        """Run on arrays by name."""
+        return self.lowered.run(data)
+
+    def rebind(self, values: Mapping[str, Any]) -> None:
+        """Go on with other arrays for parameters."""
+        self.lowered.rebind(values)
+
+    def release(self) -> None:
+        """Hand back shared memory; there are no calls to come."""
+        self.lowered.release()

@@ -1,0 +1,174 @@
+"""Inference with parameters computed in, as long as nobody writes to them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from graphopt.backend.lower import Lowered
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError
+from graphopt.kernels import bridge
+from graphopt.kernels.bridge.versions import fit
+from graphopt.kernels.bridge.written import Writes, digest
+from graphopt.nn.built import Built
+from graphopt.pipeline.manager import Result
+
+#: Calls between two writes for which computing parameters in pays: it takes as long as 5 to 14.
+PATIENCE: Final = 8
+LONGEST: Final = 512
+#: Times in a row that all contents are compared because arrays were written, and one more every so
+#: many calls. MXNet counts some writes that change nothing: binding an executor is one, and
+#: BatchNorm counts as a writer of what it only reads.
+LOOKS: Final = 16
+CALLS_PER_LOOK: Final = 8
+#: Comparing so many, which takes some 0.1 ms, counts for one as well.
+FEW_BYTES: Final = 1 << 20
+#: What a comparison counts for in a net that learns between all calls.
+COST_IN_VAIN: Final = 8
+
+
+def can_follow(ctx: Any) -> bool:
+    """Whether writes to arrays there can be noticed."""
+    mx = import_mxnet()
+    return bool(ctx.device_type == "cpu" and bridge.why_not(mx) is None and fit(mx))
+
+
+class Following:
+    """Runs a graph with its parameters computed in, and without while they are often written to.
+
+    MXNet's engine counts writes to an array, which costs a call next to nothing to look up; where
+    it counted some, what the arrays hold is compared. When parameters were written they are
+    computed in anew, at once if that was of use for some calls the last time, else after as many
+    calls without a write, which the graph that reads parameters serves. Each time it was of no use
+    the number doubles, so that a net that learns between all calls never waits for it (as in ski
+    rental: Karlin, Manasse, Rudolph and Sleator, Competitive snoopy caching, 1988).
+    """
+
+    def __init__(self, build: Callable[[bool], Built], values: dict[str, Any]) -> None:
+        """Build it with parameters computed in.
+
+        Args:
+            build: builds it, with parameters computed in or not, of the arrays in ``values`` at
+                that time.
+            values: the arrays of its parameters by name, at least one.
+        """
+        self._build, self._values = build, values
+        self._lock = threading.RLock()
+        self._living: Built | None = None
+        self._frozen: Built | None = None
+        self._why_not = ""
+        self._patience, self._calls, self._looks = PATIENCE, 0, float(LOOKS)
+        self._freeze()
+
+    @property
+    def result(self) -> Result:
+        """Of the passes, for what runs now."""
+        return self._now().result
+
+    @property
+    def lowered(self) -> Lowered:
+        """What runs now."""
+        return self._now().lowered
+
+    @property
+    def frozen(self) -> bool:
+        """Whether parameters are computed in now."""
+        return self._frozen is not None
+
+    @property
+    def told(self) -> str:
+        """What ``explain()`` says about parameters."""
+        if self._why_not:
+            return f"read in every call: {self._why_not}"
+        if self.frozen:
+            return "computed in, and anew when they are written to"
+        return (
+            f"read in every call, until {self._patience} follow each other without a write to them"
+        )
+
+    def run(self, data: Mapping[str, Any]) -> list[Any]:
+        """Run on arrays by name, with parameters as they are."""
+        with self._lock:
+            self._follow()
+            built = self._now()
+        return built.run(data)
+
+    def rebind(self, values: Mapping[str, Any]) -> None:
+        """Go on with other arrays for parameters."""
+        with self._lock:
+            self._values |= values
+            if self._living is not None:
+                self._living.rebind(values)
+            self._frozen = None
+            self._freeze()
+
+    def release(self) -> None:
+        """Inference has no shared memory."""
+
+    def _now(self) -> Built:
+        with self._lock:
+            if self._frozen is not None:
+                return self._frozen
+            if self._living is None:
+                self._living = self._build(False)
+            return self._living
+
+    def _follow(self) -> None:
+        """Look for writes, and see to it that what runs knows of them."""
+        self._looks = min(self._looks + 1 / CALLS_PER_LOOK, LOOKS)
+        if self._why_not:
+            return
+        if not (self._writes.are_none() or self._is_same()):
+            self._note_write()
+        elif self._frozen is None and self._calls >= self._patience:
+            self._freeze()
+        self._calls += 1
+
+    def _note_write(self) -> None:
+        """Compute parameters in anew if that was of use the last time, else go on without."""
+        if self._frozen is not None:
+            was_of_use = self._calls >= self._patience
+            longer, shorter = self._patience * 2, self._patience // 2
+            self._patience = max(PATIENCE, shorter) if was_of_use else min(longer, LONGEST)
+            self._frozen = None
+            if was_of_use:
+                self._freeze()
+                return
+        self._calls = 0
+
+    def _is_same(self) -> bool:
+        """Whether the arrays hold what they held although they were written, for all we know."""
+        touched = self._writes.touched()
+        everything = sum(map(_bytes, self._values.values()))
+        cost = sum(map(_bytes, touched)) / max(everything, FEW_BYTES)
+        if cost > self._looks:
+            for array in touched:
+                self._digests.pop(id(array), None)
+            return False
+        found = {id(array): digest(import_mxnet(), array) for array in touched}
+        is_same = found.items() <= self._digests.items()
+        in_vain = self._frozen is None and not is_same
+        self._looks = max(0, self._looks - cost * (COST_IN_VAIN if in_vain else 1))
+        self._digests |= found
+        return is_same
+
+    def _freeze(self) -> None:
+        """Compute parameters in, as they are now."""
+        mx = import_mxnet()
+        self._calls = 0
+        try:
+            arrays = list(self._values.values())
+            # In this order: what is written while it is built shows in the next call.
+            self._writes = Writes(mx, arrays)
+            self._digests = {id(array): digest(mx, array) for array in arrays}
+            self._frozen = self._build(True)
+        except (GraphoptError, mx.MXNetError) as error:
+            self._why_not = str(error).strip().partition("\n")[0]
+
+
+def _bytes(array: Any) -> int:
+    return int(array.size * np.dtype(array.dtype).itemsize)
