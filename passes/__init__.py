@@ -47,7 +47,7 @@ ALIASES = {
 _CLEAN = "infer-types,eliminate-dead-code,replace-numpy,eliminate-common-subexpressions"
 
 _ROLL = (
-    "reroll-recurrence,import-foreach,hoist-projections,"
+    "fold-constants,reroll-recurrence,import-foreach,hoist-projections,"
     "fold-constants,simplify-algebra,cancel-layout"
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -120,8 +120,19 @@ class FoldConstants(Pass):
         self, graph: Graph, cx: PassContext, refused: dict[str, list[Node]]
     ) -> set[NodeId]:
         """Nodes whose values follow from attributes and, if they may be used, from shapes."""
+        constant = self._constant_but(graph, cx, {}, frozenset())
+        lost = _no_longer_run(graph, constant, training=cx.training)
+        return self._constant_but(graph, cx, refused, _with_readers(graph, lost))
+
+    def _constant_but(
+        self,
+        graph: Graph,
+        cx: PassContext,
+        refused: dict[str, list[Node]],
+        kept: Container[NodeId],
+    ) -> set[NodeId]:
+        """Such nodes, but for those that read one of ``kept``."""
         held = held_nodes(graph)
-        effects = _behind_effects(graph, training=cx.training)
         constant: set[NodeId] = set()
         for node in graph:
             if node.is_input or node.id in held or not _is_deterministic(node, cx.training):
@@ -133,7 +144,7 @@ class FoldConstants(Pass):
             ):
                 continue
             reason = _unfit(graph, node)
-            if any(value.node in effects for value in node.inputs):
+            if any(value.node in kept for value in node.inputs):
                 reason = "what they read has effects, and would not run any more"
             if reason:
                 refused.setdefault(reason, []).append(node)
@@ -218,12 +229,31 @@ def _refuse(refused: dict[str, list[Node]], reason: str, graph: Graph, values: l
     refused.setdefault(reason, []).extend(graph[value.node] for value in values)
 
 
-def _behind_effects(graph: Graph, *, training: bool) -> set[NodeId]:
-    """Operators with effects in this mode, and all that reads them: MXNet runs what is read."""
+def _no_longer_run(graph: Graph, folded: set[NodeId], *, training: bool) -> set[NodeId]:
+    """Operators with effects that MXNet runs, and would not if those nodes read nothing."""
+    before, after = _run(graph, frozenset()), _run(graph, folded)
+    return {n for n in before - after if not is_pure(graph[n], training=training)}
+
+
+def _run(graph: Graph, folded: Container[NodeId]) -> set[NodeId]:
+    """Nodes that the outputs depend on, if those nodes read nothing."""
+    pending = [value.node for value in graph.outputs]
+    found = set(pending)
+    while pending:
+        node = graph[pending.pop()]
+        if node.id in folded:
+            continue
+        read = {*(value.node for value in node.inputs), *node.after} - found
+        found |= read
+        pending += read
+    return found
+
+
+def _with_readers(graph: Graph, nodes: set[NodeId]) -> set[NodeId]:
+    """Nodes, and all that reads them."""
     found: set[NodeId] = set()
     for node in graph:
-        own = not node.is_input and not is_pure(node, training=training)
-        if own or any(value.node in found for value in node.inputs):
+        if node.id in nodes or any(value.node in found for value in node.inputs):
             found.add(node.id)
     return found
 

@@ -25,6 +25,7 @@ from graphopt.passes.recurrence.chains import (
     anchor_classes,
     find_chain,
 )
+from graphopt.passes.recurrence.dropout import draw_outside
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
@@ -86,7 +87,11 @@ class RerollRecurrence(Pass):
                         continue
                     if why is not None:
                         raise GraphoptError(why)
+                    anchors, chain = self._innermost(edited, anchors, chain, fresh)
                     with edited.edit():
+                        if draw_outside(edited, chain):
+                            chain = find_chain(edited, anchors)
+                            assert chain is not None
                         message = _Roller(edited, chain).roll()
                 except GraphoptError as error:
                     refused.setdefault(str(error), first)
@@ -95,12 +100,40 @@ class RerollRecurrence(Pass):
                 cx.count("recurrences")
                 rolled = True
                 done += 1
+                # What is one node now may have been in the way of other chains.
+                seen.clear()
+                refused.clear()
                 break
             if not rolled:
                 break
         for reason, node in refused.items():
             cx.missed(f"a chain of steps stays unrolled: {reason}", node)
         return edited if done else graph
+
+    def _innermost(
+        self,
+        graph: Graph,
+        anchors: tuple[NodeId, ...],
+        chain: Chain,
+        others: Sequence[tuple[NodeId, ...]],
+    ) -> tuple[tuple[NodeId, ...], Chain]:
+        """The smallest chain that is within the steps of this one.
+
+        A decoder makes steps of all its layers together out of steps of each: rolled up by
+        themselves, layers have their projections in front of the loop.
+        """
+        step = set(chain.steps[0])
+        for inner in others:
+            if inner == anchors or not step.intersection(inner):
+                continue
+            try:
+                found = find_chain(graph, inner)
+            except GraphoptError:
+                continue
+            is_long = found is not None and len(found.steps) >= self.min_steps
+            if found is not None and is_long and len(found.sources) < len(chain.sources):
+                anchors, chain = inner, found
+        return anchors, chain
 
     def _refusal(self, cx: PassContext) -> str | None:
         if cx.settings.precise:

@@ -14,6 +14,8 @@ _SHORT_S = 1e-3
 _BURST = 10
 #: Engines that take this many times the best one's time are not timed again: at once, and later.
 _HOPELESS, _BEHIND = 2.5, 1.25
+#: At once, where a call takes so many seconds: it is not much noise then, and a long wait.
+_LONG_S, _LONG_HOPELESS = 0.5, 1.75
 #: Rounds that a race takes at most, and at least while more than one engine is left.
 _MOST_ROUNDS, _FEWEST_ROUNDS = 20, 4
 #: Seconds for each engine after which the race is over if those rounds are done.
@@ -47,11 +49,18 @@ def race(engines: Mapping[str, Engine], feeds: Mapping[str, Mapping[str, Any]]) 
                 spent += took * calls[name]
                 calls[name] = _BURST if best[name] < _SHORT_S else 1
             rounds += 1
-            most = (_HOPELESS if rounds == 1 else _BEHIND) * min(best.values())
+            most = _most(min(best.values()), rounds)
             running = [name for name in running if best[name] < most]
             if len(running) <= 1:
                 break
     return {name: took * 1e3 for name, took in best.items()}
+
+
+def _most(best: float, rounds: int) -> float:
+    """Seconds beyond which an engine drops out."""
+    if rounds > 1:
+        return best * _BEHIND
+    return best * (_HOPELESS if best < _LONG_S else _LONG_HOPELESS)
 
 
 def _block(engine: Engine, arrays: Sequence[Any], calls: int) -> float:

@@ -1,9 +1,9 @@
-"""Engines compared where rounding decides what is chosen.
+"""Engines compared where rounding or chance decides what is chosen.
 
 Boxes of nearly equal scores change places when the last bit of a score changes, and every number of
 the output with them. What an engine computes is the same all the same: so engines are compared on a
 graph whose operators that choose are cut out. What they read is an output there, and what they give
-is an input, with the values of the first engine.
+is an input, with the values of the first engine. Operators that draw random numbers choose, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.analysis.effects import is_pure
 from graphopt.backend.candidates import Candidates, Form, Make, is_packed
 from graphopt.backend.choice import Choice
 from graphopt.backend.engines import CachedOpEngine, Engine
@@ -22,7 +23,7 @@ from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, Node
-from graphopt.ir.ops import canonical
+from graphopt.ir.ops import canonical, info
 from graphopt.pipeline.instruments import compare
 
 #: Axes of boxes: samples, boxes, and their corners, scores and classes.
@@ -146,7 +147,12 @@ def _scale(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _chooses(node: Node) -> bool:
-    return canonical(node.op) in CHOOSING
+    return canonical(node.op) in CHOOSING or (info(node.op, node.attrs).random and _draws(node))
+
+
+def _draws(node: Node) -> bool:
+    """Whether a random operator draws in inference."""
+    return not is_pure(node, training=False)
 
 
 def _chosen(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from graphopt.backend.choice import Choice
@@ -57,7 +58,7 @@ def explain_result(
         lines.append(f"  memory: {choice.memory}")
     if choice.weights:
         lines.append(f"  weights: {choice.weights}")
-    lines += [f"  measured and changed: {text}" for text in choice.tuning]
+    lines += [f"  measured and changed: {text}" for text in _grouped(choice.tuning)]
     for name, why in choice.failed.items():
         lines.append(f"  not on {name}: {why}")
     for receipt in receipts:
@@ -68,6 +69,18 @@ def explain_result(
             lines.append(f"  {receipt.pass_text}: {stats}")
             lines += _told(result, receipt.pass_text.partition("{")[0])
     return lines + _missed(result)
+
+
+def _grouped(tuning: Sequence[str]) -> list[str]:
+    """What was measured, once for layers that are alike."""
+    groups: dict[str, list[str]] = {}
+    for text in tuning:
+        names, _, what = text.partition(": ")
+        groups.setdefault(what, []).append(names)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {what}"
+        for what, names in groups.items()
+    ]
 
 
 def _told(result: Result, pass_name: str) -> list[str]:

@@ -288,7 +288,6 @@ void RegisterBatchNorm() {
   nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_batch_norm");
   backward.get_num_inputs = LegacyFunction(&NormBackwardInputs);
   backward.get_num_outputs = LegacyFunction(&NormBackwardOutputs);
-  SetAttribute<nnvm::TIsBackward>(backward, "TIsBackward", true);
   SetAttribute<mxnet::FInferShape>(backward, "FInferShape", LegacyFunction(&NormBackwardShape));
   SetAttribute<nnvm::FInferType>(backward, "FInferType", LegacyFunction(&ConvolutionsType));
   SetAttribute<nnvm::FMutateInputs>(backward, "FMutateInputs", LegacyFunction(&NormBackwardWrites));

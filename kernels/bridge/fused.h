@@ -207,17 +207,26 @@ std::vector<std::pair<int, int>> BackwardPairs(const NodeAttrs& attrs) {
   return pairs;
 }
 
-std::vector<NodeEntry> GradientBy(const char* op, const ObjectPtr& node,
+/* What the name of a gradient's operator ends in where it has scratch and so infers its own shapes.
+ *
+ * Of an operator that says of itself that it is a gradient MXNet takes the first node it waits for as the
+ * forward node, if there is one. Gradients with scratch must not say so: where eight or more gradients are
+ * added up, MXNet has each of them wait for the sum before it. */
+constexpr char kAlone[] = "_alone";
+
+std::vector<NodeEntry> GradientBy(const std::string& op, const ObjectPtr& node,
                                   const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
   Plan* plan = FindPlan(attrs, true);
+  const bool is_alone = HasBackwardScratch(attrs, *plan);
   std::vector<std::pair<std::string, std::string>> given{{"spec", plan->spec}};
   auto stated = attrs.dict.find(kExtents);
   if (stated != attrs.dict.end()) given.push_back(*stated);
-  ObjectPtr made = MakeNode(op, attrs.name + "_backward", given);
+  const std::string name = is_alone ? op + kAlone : op;
+  ObjectPtr made = MakeNode(name.c_str(), attrs.name + "_backward", given);
   LegacyNode& backward = View(made);
   // Of such a node MXNet takes the shapes from the forward node, and never asks for others.
-  if (!HasBackwardScratch(attrs, *plan)) backward.control_deps.push_back(node);
+  if (!is_alone) backward.control_deps.push_back(node);
   LegacyNode& forward = View(node);
   for (const Operand& operand : plan->inputs) {
     switch (operand.source) {
@@ -235,8 +244,8 @@ std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEnt
   return GradientBy("_backward_graphopt_fused", node, heads);
 }
 
-/* Says of an operator and its gradient all but who runs them. */
-void DescribeFused(nnvm::Op* fused, nnvm::Op* backward) {
+/* Says of an operator and its gradients, without and with scratch, all but who runs them. */
+void DescribeFused(nnvm::Op* fused, nnvm::Op* backward, nnvm::Op* alone) {
   fused->get_num_inputs = LegacyFunction(&NumInputs);
   fused->get_num_outputs = LegacyFunction(&NumOutputs);
   SetAttribute<nnvm::FNumVisibleOutputs>(*fused, "FNumVisibleOutputs",
@@ -245,11 +254,13 @@ void DescribeFused(nnvm::Op* fused, nnvm::Op* backward) {
   SetAttribute<nnvm::FInplaceOption>(*fused, "FInplaceOption", LegacyFunction(&Pairs));
   SetAttribute<mxnet::FInferShape>(*fused, "FInferShape", LegacyFunction(&InferShape));
   SetAttribute<nnvm::FInferType>(*fused, "FInferType", LegacyFunction(&InferType));
-  backward->get_num_inputs = LegacyFunction(&NumBackwardInputs);
-  backward->get_num_outputs = LegacyFunction(&NumBackwardOutputs);
-  SetAttribute<nnvm::FInplaceOption>(*backward, "FInplaceOption", LegacyFunction(&BackwardPairs));
-  SetAttribute<mxnet::FInferShape>(*backward, "FInferShape", LegacyFunction(&BackwardShape));
-  SetAttribute<nnvm::FInferType>(*backward, "FInferType", LegacyFunction(&BackwardType));
+  for (nnvm::Op* op : {backward, alone}) {
+    op->get_num_inputs = LegacyFunction(&NumBackwardInputs);
+    op->get_num_outputs = LegacyFunction(&NumBackwardOutputs);
+    SetAttribute<nnvm::FInplaceOption>(*op, "FInplaceOption", LegacyFunction(&BackwardPairs));
+    SetAttribute<mxnet::FInferShape>(*op, "FInferShape", LegacyFunction(&BackwardShape));
+    SetAttribute<nnvm::FInferType>(*op, "FInferType", LegacyFunction(&BackwardType));
+  }
   SetAttribute<nnvm::TIsBackward>(*backward, "TIsBackward", true);
 }
 

@@ -149,11 +149,13 @@ void RegisterInline() {
   auto registry = dmlc::Registry<nnvm::Op>::Get();
   nnvm::Op& fused = registry->__REGISTER_OR_GET__(kInline);
   nnvm::Op& backward = registry->__REGISTER_OR_GET__(kInlineBackward);
-  DescribeFused(&fused, &backward);
+  nnvm::Op& alone = registry->__REGISTER_OR_GET__(std::string(kInlineBackward) + kAlone);
+  DescribeFused(&fused, &backward, &alone);
   SetAttribute<mxnet::FComputeEx>(fused, "FComputeEx<cpu>", LegacyFunction(&InlineForward));
   SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&InlineGradient));
-  SetAttribute<mxnet::FComputeEx>(backward, "FComputeEx<cpu>", LegacyFunction(&InlineBackward));
-  for (nnvm::Op* op : {&fused, &backward}) {
+  for (nnvm::Op* op : {&backward, &alone})
+    SetAttribute<mxnet::FComputeEx>(*op, "FComputeEx<cpu>", LegacyFunction(&InlineBackward));
+  for (nnvm::Op* op : {&fused, &backward, &alone}) {
     SetAttribute<mxnet::FInferStorageType>(*op, "FInferStorageType",
                                            LegacyFunction(&InlineStorage));
     SetAttribute<mxnet::FExecType>(*op, "FExecType", LegacyFunction(&InlineWhere));

@@ -34,16 +34,18 @@ void Register() {
   if (registry->fmap_.count("graphopt_fused")) return;
   nnvm::Op& fused = registry->__REGISTER_OR_GET__("graphopt_fused");
   nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_fused");
-  DescribeFused(&fused, &backward);
+  nnvm::Op& alone = registry->__REGISTER_OR_GET__(std::string("_backward_graphopt_fused") + kAlone);
+  DescribeFused(&fused, &backward, &alone);
+  // Operators of an MXNet with CUDA have this one; in others it does no harm.
+  const bool has_gpus = nnvm::Op::GetAttrMap("FCompute<gpu>") != nullptr;
   SetAttribute<mxnet::FCompute>(fused, "FCompute<cpu>", LegacyFunction(&Forward));
   SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&Gradient));
-  SetAttribute<mxnet::FCompute>(backward, "FCompute<cpu>", LegacyFunction(&Backward));
   DescribeLayouts(fused, LegacyFunction(&ForwardOnArrays));
-  DescribeLayouts(backward, LegacyFunction(&BackwardOnArrays));
-  // Operators of an MXNet with CUDA have this one; in others it does no harm.
-  if (nnvm::Op::GetAttrMap("FCompute<gpu>") != nullptr) {
-    SetAttribute<mxnet::FCompute>(fused, "FCompute<gpu>", LegacyFunction(&ForwardOnGpu));
-    SetAttribute<mxnet::FCompute>(backward, "FCompute<gpu>", LegacyFunction(&BackwardOnGpu));
+  if (has_gpus) SetAttribute<mxnet::FCompute>(fused, "FCompute<gpu>", LegacyFunction(&ForwardOnGpu));
+  for (nnvm::Op* op : {&backward, &alone}) {
+    SetAttribute<mxnet::FCompute>(*op, "FCompute<cpu>", LegacyFunction(&Backward));
+    DescribeLayouts(*op, LegacyFunction(&BackwardOnArrays));
+    if (has_gpus) SetAttribute<mxnet::FCompute>(*op, "FCompute<gpu>", LegacyFunction(&BackwardOnGpu));
   }
   nnvm::Op& batch_dot = registry->__REGISTER_OR_GET__("graphopt_batch_dot");
   batch_dot.set_num_inputs(2).set_num_outputs(1);
@@ -65,7 +67,6 @@ void Register() {
   back.get_num_outputs = LegacyFunction(&RecurrenceBackwardOutputs);
   SetAttribute<mxnet::FInferShape>(back, "FInferShape", LegacyFunction(&RecurrenceBackwardShape));
   SetAttribute<nnvm::FInferType>(back, "FInferType", LegacyFunction(&RecurrenceBackwardType));
-  SetAttribute<nnvm::TIsBackward>(back, "TIsBackward", true);
   SetAttribute<mxnet::FCompute>(back, "FCompute<cpu>", LegacyFunction(&RecurrenceBackward));
   nnvm::Op& tree = registry->__REGISTER_OR_GET__("graphopt_tree");
   tree.get_num_inputs = LegacyFunction(&TreeInputs);

@@ -63,11 +63,12 @@ struct ByDepth {
   const float* Row(int64_t p) const { return at + p * row_stride; }
 };
 
-/* Rows of a tile; those that cannot be copied by number. */
+/* Rows of a tile; by number those that are zero, as gradients of rectifiers are, and those that cannot be
+ * copied. */
 struct Strip {
   Row rows[kRows];
   int64_t count = 0;
-  std::vector<int64_t> others;
+  std::vector<int64_t> zeros, others;
 };
 
 /* How a part's product with some of its rows is shared among threads. */
@@ -184,6 +185,7 @@ class Multiplier {
       Strip& strip = strips_[row / kRows];
       if (row % kRows == 0) {
         strip.count = 0;
+        strip.zeros.clear();
         strip.others.clear();
       }
       Row copied;
@@ -194,7 +196,7 @@ class Multiplier {
           CopyRow(&numbers, 1, depth_, kForSmall, to, &copied))
         strip.rows[strip.count++] = copied;
       else
-        strip.others.push_back(first_ + row);
+        (AreZero(from, depth_) ? strip.zeros : strip.others).push_back(first_ + row);
     }
   }
 
@@ -239,6 +241,19 @@ class Multiplier {
     for (int64_t i = 0; i < strip.count && !are_paired; ++i)
       MultiplyAlone((strip.rows[i].to - product_.to) / product_.to_stride, panel, false, tile);
     for (int64_t row : strip.others) MultiplyAlone(row, panel, are_paired, tile);
+    for (int64_t row : strip.zeros)
+      if (are_paired)
+        HandOutZeros(row, tile);
+      else
+        MultiplyAlone(row, panel, false, tile);
+  }
+
+  /* What zeros make with numbers that are finite. */
+  void HandOutZeros(int64_t number, const Tile& tile) {
+    static constexpr float kZeros[kWidth] = {};
+    Row row;
+    row.to = product_.to + number * product_.to_stride;
+    HandOut(row, tile, kZeros);
   }
 
   /* Number by number. */

@@ -12,7 +12,7 @@ Each chain takes time linear in the graph: nothing is compared but nodes with th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from graphopt.errors import GraphoptError
@@ -22,6 +22,9 @@ from graphopt.ir.ops import info
 
 #: Fewer steps than this are not worth a loop, and do not tell a template from its ends.
 MIN_STEPS = 4
+
+#: Ways to match a step with another that are tried.
+MOST_TRIALS = 32
 
 #: Where an input of the template comes from: the core itself (node and output), the state of that
 #: number, or what is computed before all steps, by the number of the slot.
@@ -133,6 +136,7 @@ class _Template:
     """A step that others are compared with.
 
     Attributes:
+        step: its number.
         nodes: in topological order.
         anchor: the place of the anchor among them.
         sources: for every node, where its inputs come from.
@@ -140,6 +144,7 @@ class _Template:
         before: what it reads from before all steps.
     """
 
+    step: int
     nodes: list[NodeId]
     anchor: int
     sources: list[list[Source]]
@@ -157,6 +162,34 @@ class _Template:
         return found
 
 
+class _Trials:
+    """Ways through a search with choices, one after the other: the last choice changes first."""
+
+    def __init__(self) -> None:
+        self._taken: list[int] = []
+        self._counts: list[int] = []
+        self._at = 0
+
+    def choose(self, count: int) -> int:
+        """Which of ``count`` to take this time."""
+        if self._at == len(self._taken):
+            self._taken.append(0)
+            self._counts.append(count)
+        self._at += 1
+        return self._taken[self._at - 1]
+
+    def advance(self) -> bool:
+        """Go on to the next way, if there is one."""
+        while self._taken and self._taken[-1] + 1 == self._counts[-1]:
+            self._taken.pop()
+            self._counts.pop()
+        self._at = 0
+        if not self._taken:
+            return False
+        self._taken[-1] += 1
+        return True
+
+
 class _Search:
     def __init__(self, graph: Graph, anchors: Sequence[NodeId], step_of: dict[NodeId, int]) -> None:
         self.graph, self.anchors, self.step_of = graph, anchors, step_of
@@ -170,23 +203,11 @@ class _Search:
     def chain(self, start: int) -> Chain:
         """Compare all steps from ``start`` on with one of the first."""
         template = self._late_template(start + 1)
-        first = self._match(template, start, None, [])
-        if first is None:
-            raise GraphoptError(f"step {start} is not like the next")
-        chain = Chain(self.graph, [first], template.sources, [], [])
+        states = self._states(template)
+        first = self._first(template, start, states)
+        chain = Chain(self.graph, [first], template.sources, states, [])
         chain.initial = self._reads(first, template, STATE, len(template.states))
         chain.slots = [[v] for v in self._reads(first, template, BEFORE, len(template.before))]
-        second = self._match(template, start + 1, None, [])
-        if second is None:
-            raise GraphoptError(f"step {start + 1} is not like the next")
-        place = {node: at for at, node in enumerate(first)}
-        for value in self._reads(second, template, STATE, len(template.states)):
-            if value.node not in place:
-                raise GraphoptError(
-                    f"{self.graph[value.node].label} is read one step later and is not computed"
-                    " in every step"
-                )
-            chain.states.append((place[value.node], value.index))
         for step in range(start + 1, len(self.anchors)):
             found = self._match(template, step, chain.steps[-1], chain.states)
             if found is None:
@@ -198,6 +219,39 @@ class _Search:
         if len(chain.steps) < MIN_STEPS:
             raise GraphoptError(f"step {start + len(chain.steps)} is not like those before it")
         return chain
+
+    def _states(self, template: _Template) -> list[tuple[int, int]]:
+        """The core value that each state is: what the step behind the template reads of it."""
+        following = self._match(template, template.step + 1, None, [])
+        if following is None:
+            raise GraphoptError(f"step {template.step + 1} is not like the one before it")
+        place = {node: at for at, node in enumerate(template.nodes)}
+        found = []
+        for value in self._reads(following, template, STATE, len(template.states)):
+            if value.node not in place:
+                raise GraphoptError(
+                    f"{self.graph[value.node].label} is read one step later and is not computed"
+                    " in every step"
+                )
+            found.append((place[value.node], value.index))
+        return found
+
+    def _first(
+        self, template: _Template, start: int, states: Sequence[tuple[int, int]]
+    ) -> list[NodeId]:
+        """The nodes of the first step.
+
+        Its states may be one value, often zeros, so that what reads them can be taken for each
+        other. The next step tells.
+        """
+
+        def is_followed(nodes: list[NodeId]) -> bool:
+            return self._match(template, start + 1, nodes, states) is not None
+
+        found = self._match(template, start, None, [], is_followed)
+        if found is None:
+            raise GraphoptError(f"step {start} is not like the next")
+        return found
 
     # The template
 
@@ -241,7 +295,7 @@ class _Search:
                     )
             sources.append(reads)
         anchor = place[self.anchors[step]]
-        return _Template(nodes, anchor, sources, list(states), list(before))
+        return _Template(step, nodes, anchor, sources, list(states), list(before))
 
     def _late(self, template: _Template, step: int) -> set[int]:
         """Places of nodes to compute one step later."""
@@ -263,7 +317,9 @@ class _Search:
                     flow.add_edge(("out", at), "end")
                 else:
                     is_read_outside = True
-            if at == template.anchor:
+            # Who reads a state would need it handed on for one step more.
+            reads_state = any(kind == STATE for kind, _, _ in template.sources[at])
+            if at == template.anchor or reads_state:
                 flow.add_edge("start", ("in", at))
             elif is_read_outside:
                 # What is computed later is missing after the last step.
@@ -280,17 +336,34 @@ class _Search:
         step: int,
         previous: Sequence[NodeId] | None,
         states: Sequence[tuple[int, int]],
+        accept: Callable[[list[NodeId]], bool] = lambda _: True,
     ) -> list[NodeId] | None:
         """The nodes of a step in the order of the template, or ``None`` if it is not like it.
 
-        From the anchor on along the edges, in both directions.
+        From the anchor on along the edges, in both directions. Where two readers of a value look
+        alike, as the two masks of zoneout do, one is tried and then the other.
 
         Args:
             template: what to compare with.
             step: which step.
             previous: the step before, if it is known which of its values are the ``states``.
             states: core values, by place and output.
+            accept: what else there is to be said about them.
         """
+        trials = _Trials()
+        for _ in range(MOST_TRIALS):
+            matched = self._match_once(template, step, trials)
+            if (
+                matched is not None
+                and self._fits(matched, template, previous, states)
+                and accept(matched)
+            ):
+                return matched
+            if not trials.advance():
+                break
+        return None
+
+    def _match_once(self, template: _Template, step: int, trials: _Trials) -> list[NodeId] | None:
         found: dict[int, NodeId] = {template.anchor: self.anchors[step]}
         readers = template.readers
         pending = [template.anchor]
@@ -310,15 +383,14 @@ class _Search:
                 for place, position in readers.get((at, output), ()):
                     if place in found:
                         continue
-                    reader = self._reader(node.out(output), position, place, template, found)
-                    if reader is None:
+                    alike = self._readers(node.out(output), position, place, template, found)
+                    if not alike:
                         return None
-                    found[place] = reader
+                    found[place] = alike[trials.choose(len(alike))]
                     pending.append(place)
         if len(found) < len(template.nodes):
             return None
-        matched = [found[at] for at in range(len(template.nodes))]
-        return matched if self._fits(matched, template, previous, states) else None
+        return [found[at] for at in range(len(template.nodes))]
 
     def _is_seen(self, place: int, found: dict[int, NodeId], template: _Template) -> bool:
         """Whether what a node reads and who reads it has been found already."""
@@ -331,16 +403,17 @@ class _Search:
             for reader, _ in template.readers.get((place, output), ())
         )
 
-    def _reader(
+    def _readers(
         self,
         value: Value,
         position: int,
         place: int,
         template: _Template,
         found: dict[int, NodeId],
-    ) -> NodeId | None:
-        """The counterpart of a template's node among the readers of a value."""
+    ) -> list[NodeId]:
+        """What may be the counterpart of a template's node among the readers of a value."""
         wanted = self.graph[template.nodes[place]]
+        alike = []
         for use in self.graph.users(value):
             node = self.graph[use.node]
             if use.position != position or not self._is_alike(node, wanted):
@@ -352,8 +425,8 @@ class _Search:
                 )
             )
             if known and use.node not in found.values():
-                return use.node
-        return None
+                alike.append(use.node)
+        return alike
 
     def _is_alike(self, node: Node, wanted: Node) -> bool:
         return (

@@ -89,6 +89,26 @@ def test_places_changed_by_rounding(tail: str, monkeypatch: pytest.MonkeyPatch):
     assert set(failed) == {CONVOLUTION_KERNELS, EXACT_CONVOLUTIONS}, "places were to change"
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "%r = _random_normal() {shape=(1, 51200)}",
+        "%s = square(%f) %t = _plus_scalar(%s) {scalar=0.1} %r = sample_normal(%f, %t)",
+        '%r = Dropout(%f) {p=0.5, mode="always"}',
+    ],
+)
+def test_values_that_are_drawn(draw: str):
+    graph = sorted_net(f"{draw} %o = broadcast_add(%f, %r) return %o")
+    feeds = random_feeds(graph, seed=3)
+    choice = run_on_kernels(graph, feeds).choice
+    assert not choice.failed
+    assert {CONVOLUTION_KERNELS, EXECUTOR_ONEDNN} <= set(choice.measured_ms)
+
+
+def test_dropout_is_compared_where_it_draws_nothing():
+    assert not chooses(sorted_net("%o = Dropout(%f) {p=0.5} return %o"))
+
+
 def test_other_values_are_found(monkeypatch: pytest.MonkeyPatch):
     graph = sorted_net("%o = argsort(%f) return %o")
     feeds = random_feeds(graph, seed=3)

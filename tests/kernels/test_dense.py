@@ -96,6 +96,26 @@ def test_parts_of_rows_that_differ_in_size(size: tuple[int, int, int]) -> None:
         assert (error <= limit * (np.abs(left) @ np.abs(right))).all()
 
 
+@pytest.mark.parametrize("request_", ["write", "add"])
+def test_rows_and_columns_of_zeros(request_: str) -> None:
+    """As behind rectifiers: exactly zero is what has zeros alone in it."""
+    rng = np.random.default_rng(3)
+    given = arrays((70, 900, 80))
+    head = rng.standard_normal((70, 80), np.float32)
+    for array in (given["x"], given["w"], head):
+        array[rng.random(len(array)) < 0.3] = 0
+        array[:, rng.random(array.shape[1]) < 0.3] = 0
+    output, found = compute(given, head, dict.fromkeys(given, request_))
+    x, w, g = (array.astype(float) for array in (given["x"], given["w"], head))
+    added = float(request_ == "add")
+    for one, left, right in ((found["x"], g, w), (found["w"], g.T, x), (output, x, w.T)):
+        offset = given["b"] if one is output else added
+        np.testing.assert_allclose(one, left @ right + offset, rtol=1e-5, atol=3e-5)
+        nothing = ~left.any(1)
+        assert nothing.any()
+        np.testing.assert_array_equal(one[nothing], np.broadcast_to(offset, one.shape)[nothing])
+
+
 @pytest.mark.parametrize("name", ["x", "w", "b"])
 def test_gradients_that_nobody_wants_are_left_alone(name: str) -> None:
     given = arrays((40, 50, 60))

@@ -652,3 +652,10 @@ def test_a_cell_that_hands_on_sums_can_be_called_again_before_backward(single, p
     for seed in range(4):
         wanted = gradient(net, seed)
         assert np.allclose(gradient(fast, seed), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_explain_tells_of_equal_layers_once() -> None:
+    from graphopt.nn.explain import _grouped
+
+    told = ["a: faster, 1 ms", "b, c: faster, 1 ms", "d: faster, 2 ms", "e: faster, 1 ms"]
+    assert _grouped(told) == ["a and 2 more: faster, 1 ms", "d: faster, 2 ms"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphopt.backend.infer import with_types
 from graphopt.backend.target import MXNetTarget
 from graphopt.ir.constant import add_constant, constant_array
 from graphopt.ir.graph import Graph
@@ -412,3 +413,23 @@ def test_one_of_several_outputs_may_be_constant(mode):
     text = ALL_CONSTANT.replace("return %s", "%t = tanh(%x) : f32[2,3] return %s, %t")
     ops = [node.op for node in fold(parse(text.strip()), mode=mode).graph]
     assert ops == ["_zeros", "data", "tanh"]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_the_shape_of_a_random_value(is_read: bool):
+    """It is taken for a constant if the value is drawn all the same."""
+    more = ", %d" if is_read else ""
+    graph = with_types(
+        parse(f"""graph g(%x: f32[2,3], %y: f32[2,3]) {{
+            %d = Dropout(%x) {{p=0.5}}
+            %o = ones_like(%d)
+            %m = Dropout(%o) {{p=0.5}}
+            %r = elemwise_mul(%m, %y)
+            return %r{more} }}""")
+    )
+    result = fold(graph, mode="training")
+    ops = [node.op for node in result.graph]
+    assert ops.count("Dropout") == 2
+    assert ("_ones" in ops) is is_read
+    reasons = " ".join(str(remark) for remark in result.remarks)
+    assert ("would not run any more" in reasons) is not is_read

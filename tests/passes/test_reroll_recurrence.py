@@ -206,9 +206,9 @@ def test_the_numpy_reference_agrees() -> None:
 class Odd(rnn.HybridRecurrentCell):
     """Cells that are not the same in all steps, by ``kind``."""
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, rate: float = 0.5):
         super().__init__()
-        self.kind = kind
+        self.kind, self.rate = kind, rate
         with self.name_scope():
             self.inner = mx.gluon.nn.Dense(COLUMNS, flatten=False)
 
@@ -231,9 +231,12 @@ class Odd(rnn.HybridRecurrentCell):
             elif self.kind == "used twice":
                 state = F.tanh(self.inner(F.tanh(self.inner(rows[step] + state))))
             elif self.kind == "dropout":
-                state = F.Dropout(F.tanh(self.inner(rows[step] + state)), p=0.5)
+                state = F.Dropout(F.tanh(self.inner(rows[step] + state)), p=self.rate)
             else:
-                state = F.tanh(self.inner(F.cumsum(rows[step] + state, axis=1)))
+                seen = F.cumsum(rows[step] + state, axis=1)
+                state = F.tanh(
+                    self.inner(F.Dropout(seen, p=0.5) if "dropout" in self.kind else seen)
+                )
         return state, [state]
 
 
@@ -241,7 +244,6 @@ class Odd(rnn.HybridRecurrentCell):
     ("kind", "why"),
     [
         ("counts", "is not like"),
-        ("dropout", "a recurrence cannot compute it"),
         ("cumsum", "a recurrence cannot compute it"),
     ],
 )
@@ -250,17 +252,76 @@ def test_refusals(kind: str, why: str) -> None:
     result = rerolled(graph)
     assert count(result.graph) == 0
     assert why in remarks(result)
-    assert_equivalent(graph, result.graph, training=kind != "dropout")
+    assert_equivalent(graph, result.graph, training=True)
+
+
+def rolled_by_pipeline(graph: Graph, mode: str) -> Graph:
+    pipeline = PIPELINES[mode].partition("import-foreach")[0].rstrip(",")
+    return run_pass(graph, pipeline, mode=mode, target=MXNetTarget()).graph
+
+
+#: Rates at which Dropout leaves everything, and nothing: what it computes is no matter of chance.
+NOTHING, EVERYTHING = 1e-12, 1 - 1e-7
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
-def test_dropout_in_a_step_is_gone_before_steps_are_sought(mode: str) -> None:
-    graph = traced(Unrolled(Odd("dropout")))
-    pipeline = PIPELINES[mode].partition("import-foreach")[0].rstrip(",")
-    result = run_pass(graph, pipeline, mode=mode)
-    assert count(result.graph) == (1 if mode == "inference" else 0)
-    if mode == "inference":
-        assert_equivalent(graph, result.graph)
+@pytest.mark.parametrize("rate", [NOTHING, 0.5])
+def test_dropout_in_a_step_is_drawn_outside(rate: float, mode: str) -> None:
+    graph = traced(Unrolled(Odd("dropout", rate)))
+    found = rolled_by_pipeline(graph, mode)
+    assert count(found) == 1
+    drawn = [found[node.inputs[0].node].op for node in found if node.op == "Dropout"]
+    # The last step, whose result nobody adds anything to, is not like the others.
+    assert drawn == ([] if mode == "inference" else ["_ones"] * (STEPS - 1) + ["tanh"])
+    if mode == "inference" or rate == NOTHING:
+        assert_equivalent(graph, found, training=mode == "training")
+
+
+def test_dropout_stays_where_the_step_does() -> None:
+    graph = traced(Unrolled(Odd("dropout and cumsum")))
+    result = rerolled(graph)
+    assert count(result.graph) == 0
+    assert "a recurrence cannot compute it" in remarks(result)
+    assert not any(node.op == "_ones" for node in result.graph), "what was begun is undone"
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("outputs", "states"), [(NOTHING, 0.0), (0.0, NOTHING), (EVERYTHING, NOTHING), (0.5, 0.5)]
+)
+@pytest.mark.parametrize("make", [rnn.LSTMCell, rnn.GRUCell])
+def test_zoneout(make: Any, outputs: float, states: float, mode: str) -> None:
+    cell = rnn.ZoneoutCell(make(4), zoneout_outputs=outputs, zoneout_states=states)
+    graph = traced(Unrolled(cell))
+    found = rolled_by_pipeline(graph, mode)
+    assert count(found) == 1
+    # The last step of an LSTM lacks the mask of a state that nobody reads.
+    assert sum(node.op == "FullyConnected" for node in found) <= 2
+    if mode == "inference" or 0.5 not in (outputs, states):
+        assert_equivalent(graph, found, training=mode == "training")
+
+
+def test_a_layer_in_front_of_one_that_comes_first() -> None:
+    """The steps of the first layer are alike once those of the second are one node."""
+    cell = stack(rnn.LSTMCell(4), rnn.LSTMCell(4))
+
+    class Decoding(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.cell, self.out = cell, mx.gluon.nn.Dense(COLUMNS, flatten=False)
+
+        def hybrid_forward(self, F, x):
+            seen, states = self.cell.unroll(STEPS, x, layout="TNC", merge_outputs=False)
+            found = seen[-1]
+            for _ in range(2):
+                found, states = self.cell(self.out(found), states)
+            return found
+
+    graph = traced(Decoding())
+    result = rerolled(graph)
+    assert count(result.graph) == 2
+    assert_equivalent(graph, result.graph, training=True)
 
 
 @pytest.mark.parametrize("kind", ["two steps back", "used twice"])
