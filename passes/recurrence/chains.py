@@ -76,7 +76,51 @@ def anchor_classes(graph: Graph) -> list[list[NodeId]]:
             read = tuple(value if value in weights else None for value in node.inputs)
             if any(read) and not all(read):
                 found[node.op, node.attrs, read].append(node.id)
-    return [members for members in found.values() if len(members) >= MIN_STEPS]
+    return [
+        chain
+        for members in found.values()
+        if len(members) >= MIN_STEPS
+        for chain in _apart(graph, members)
+        if len(chain) >= MIN_STEPS
+    ]
+
+
+def _apart(graph: Graph, anchors: list[NodeId]) -> list[list[NodeId]]:
+    """Anchors of several chains that share their weights, as an encoder of two sentences has them.
+
+    Each follows the last that it depends on; of several that follow the same, which may be one step
+    of zeros for all, the first goes on with its chain. All stay in one where an anchor follows two.
+    """
+    wanted = set(anchors)
+    chain_of: dict[NodeId, list[NodeId]] = {}
+    chains: list[list[NodeId]] = []
+    last: dict[NodeId, tuple[int, frozenset[NodeId]]] = {}  # how many, and the last of them
+    for node in graph:
+        count, found = max((last[value.node] for value in node.inputs), key=_count, default=_NONE)
+        for value in node.inputs:
+            other, more = last[value.node]
+            if other == count:
+                found |= more
+        if node.id in wanted:
+            if len(found) > 1:
+                return [anchors]
+            before = next(iter(found), None)
+            chain = chain_of[before] if before is not None else []
+            if before is None or chain[-1] != before:
+                chains.append(chain := [])
+            chain.append(node.id)
+            chain_of[node.id] = chain
+            count, found = count + 1, frozenset({node.id})
+        last[node.id] = count, found
+    return chains
+
+
+#: Before all anchors.
+_NONE: tuple[int, frozenset[NodeId]] = 0, frozenset()
+
+
+def _count(last: tuple[int, frozenset[NodeId]]) -> int:
+    return last[0]
 
 
 def _is_view_of(node: Node, values: set[Value]) -> bool:

@@ -301,6 +301,30 @@ def test_zoneout(make: Any, outputs: float, states: float, mode: str) -> None:
         assert_equivalent(graph, found, training=mode == "training")
 
 
+@pytest.mark.parametrize("make", [rnn.LSTMCell, rnn.GRUCell])
+def test_chains_that_share_their_weights(make: Any) -> None:
+    class Siamese(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.cell = make(4)
+
+        def hybrid_forward(self, F, x):
+            found = []
+            for sentence in (x, F.flip(x, axis=0), F.tanh(x)):
+                self.cell.reset()
+                outputs, _ = self.cell.unroll(STEPS, sentence, layout="TNC", merge_outputs=True)
+                found.append(F.mean(outputs, axis=0))
+            return F.concat(*found, dim=1), found[0] * found[1]
+
+    graph = traced(Siamese())
+    result = rerolled(graph)
+    assert count(result.graph) == 3
+    # The first step multiplies zeros, once for all of them: it is the first chain's alone.
+    assert sum(node.op == "FullyConnected" for node in result.graph) <= 4
+    assert_equivalent(graph, result.graph, training=True)
+
+
 def test_a_layer_in_front_of_one_that_comes_first() -> None:
     """The steps of the first layer are alike once those of the second are one node."""
     cell = stack(rnn.LSTMCell(4), rnn.LSTMCell(4))
