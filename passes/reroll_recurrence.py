@@ -23,6 +23,7 @@ from graphopt.passes.recurrence.chains import (
     Chain,
     Source,
     anchor_classes,
+    apart,
     find_chain,
 )
 from graphopt.passes.recurrence.dropout import draw_outside
@@ -74,57 +75,83 @@ class RerollRecurrence(Pass):
         edited = graph.copy()
         refused: dict[str, Node] = {}
         seen: set[tuple[NodeId, ...]] = set()
+        failed: set[tuple[NodeId, ...]] = set()
         done = 0
         while True:
             fresh = [c for c in map(tuple, anchor_classes(edited)) if c not in seen]
-            rolled = False
-            for anchors in fresh:
-                seen.add(anchors)
-                first = edited[anchors[0]]
+            for members in fresh:
+                seen.add(members)
+                first = edited[members[0]]
                 try:
-                    chain = find_chain(edited, anchors)
-                    if chain is None or len(chain.steps) < self.min_steps:
-                        continue
-                    if why is not None:
-                        raise GraphoptError(why)
-                    anchors, chain = self._innermost(edited, anchors, chain, fresh)
-                    with edited.edit():
-                        if draw_outside(edited, chain):
-                            chain = find_chain(edited, anchors)
-                            assert chain is not None
-                        message = _Roller(edited, chain).roll()
+                    message = self._roll_one(edited, members, fresh, why)
                 except GraphoptError as error:
+                    failed.add(members)
                     refused.setdefault(str(error), first)
                     continue
-                cx.passed(message, first)
-                cx.count("recurrences")
-                rolled = True
-                done += 1
-                # What is one node now may have been in the way of other chains.
-                seen.clear()
-                refused.clear()
-                break
-            if not rolled:
+                if message:
+                    cx.passed(message, first)
+                    cx.count("recurrences")
+                    done += 1
+                    # What is one node now may have been in the way of other chains; and it may
+                    # not have been the chain of these anchors.
+                    seen -= {*failed, members}
+                    failed.clear()
+                    refused.clear()
+                    break
+            else:
                 break
         for reason, node in refused.items():
             cx.missed(f"a chain of steps stays unrolled: {reason}", node)
         return edited if done else graph
 
+    def _roll_one(
+        self,
+        graph: Graph,
+        members: tuple[NodeId, ...],
+        others: Sequence[tuple[NodeId, ...]],
+        why: str | None,
+    ) -> str:
+        """Roll up one of the chains that have these anchors; says what was done, if anything.
+
+        Raises:
+            GraphoptError: there is one, and it has to stay; ``why`` is why all of them do.
+        """
+        problem: GraphoptError | None = None
+        for anchors in apart(graph, members):
+            try:
+                chain = find_chain(graph, anchors)
+                if chain is None or len(chain.steps) < self.min_steps:
+                    continue
+                if why is not None:
+                    raise GraphoptError(why)
+                anchors, chain = self._innermost(graph, anchors, chain, others)
+                with graph.edit():
+                    if draw_outside(graph, chain):
+                        chain = find_chain(graph, anchors)
+                        assert chain is not None
+                    return _Roller(graph, chain).roll()
+            except GraphoptError as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return ""
+
     def _innermost(
         self,
         graph: Graph,
-        anchors: tuple[NodeId, ...],
+        anchors: Sequence[NodeId],
         chain: Chain,
         others: Sequence[tuple[NodeId, ...]],
-    ) -> tuple[tuple[NodeId, ...], Chain]:
+    ) -> tuple[Sequence[NodeId], Chain]:
         """The smallest chain that is within the steps of this one.
 
         A decoder makes steps of all its layers together out of steps of each: rolled up by
         themselves, layers have their projections in front of the loop.
         """
         step = set(chain.steps[0])
-        for inner in others:
-            if inner == anchors or not step.intersection(inner):
+        within = (members for members in others if step.intersection(members))
+        for inner in (inner for members in within for inner in apart(graph, members)):
+            if list(inner) == list(anchors):
                 continue
             try:
                 found = find_chain(graph, inner)

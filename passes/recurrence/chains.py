@@ -76,20 +76,15 @@ def anchor_classes(graph: Graph) -> list[list[NodeId]]:
             read = tuple(value if value in weights else None for value in node.inputs)
             if any(read) and not all(read):
                 found[node.op, node.attrs, read].append(node.id)
-    return [
-        chain
-        for members in found.values()
-        if len(members) >= MIN_STEPS
-        for chain in _apart(graph, members)
-        if len(chain) >= MIN_STEPS
-    ]
+    return [members for members in found.values() if len(members) >= MIN_STEPS]
 
 
-def _apart(graph: Graph, anchors: list[NodeId]) -> list[list[NodeId]]:
+def apart(graph: Graph, anchors: Sequence[NodeId]) -> list[Sequence[NodeId]]:
     """Anchors of several chains that share their weights, as an encoder of two sentences has them.
 
     Each follows the last that it depends on; of several that follow the same, which may be one step
     of zeros for all, the first goes on with its chain. All stay in one where an anchor follows two.
+    Chains that are too short are left out. Linear.
     """
     wanted = set(anchors)
     chain_of: dict[NodeId, list[NodeId]] = {}
@@ -112,7 +107,7 @@ def _apart(graph: Graph, anchors: list[NodeId]) -> list[list[NodeId]]:
             chain_of[node.id] = chain
             count, found = count + 1, frozenset({node.id})
         last[node.id] = count, found
-    return chains
+    return [chain for chain in chains if len(chain) >= MIN_STEPS]
 
 
 #: Before all anchors.
