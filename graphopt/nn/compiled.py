@@ -266,7 +266,7 @@ def compile_graph(
         return Built(result, lowered, frozen)
 
     follows = values and config.follows(mode) and can_follow(ctx)
-    built = Following(build, values) if follows else build(settings.frozen)
+    built = Following(build, values, strict=config.strict) if follows else build(settings.frozen)
     types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.
     watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -31,6 +33,17 @@ FEW_BYTES: Final = 1 << 20
 COST_IN_VAIN: Final = 8
 
 
+_followings: weakref.WeakSet[Following] = weakref.WeakSet()
+
+
+def _forget_threads() -> None:
+    for following in list(_followings):
+        following.forget_threads()
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
 def can_follow(ctx: Any) -> bool:
     """Whether writes to arrays there can be noticed."""
     mx = import_mxnet()
@@ -48,20 +61,24 @@ class Following:
     rental: Karlin, Manasse, Rudolph and Sleator, Competitive snoopy caching, 1988).
     """
 
-    def __init__(self, build: Callable[[bool], Built], values: dict[str, Any]) -> None:
+    def __init__(
+        self, build: Callable[[bool], Built], values: dict[str, Any], *, strict: bool = False
+    ) -> None:
         """Build it with parameters computed in.
 
         Args:
             build: builds it, with parameters computed in or not, of the arrays in ``values`` at
                 that time.
             values: the arrays of its parameters by name, at least one.
+            strict: raise where they cannot be computed in, instead of doing without.
         """
-        self._build, self._values = build, values
+        self._build, self._values, self._strict = build, values, strict
         self._lock = threading.RLock()
         self._living: Built | None = None
         self._frozen: Built | None = None
         self._why_not = ""
         self._patience, self._calls, self._looks = PATIENCE, 0, float(LOOKS)
+        _followings.add(self)
         self._freeze()
 
     @property
@@ -108,6 +125,10 @@ class Following:
 
     def release(self) -> None:
         """Inference has no shared memory."""
+
+    def forget_threads(self) -> None:
+        """In a forked child: whoever was in a call is no more."""
+        self._lock = threading.RLock()
 
     def _now(self) -> Built:
         with self._lock:
@@ -167,6 +188,8 @@ class Following:
             self._digests = {id(array): digest(mx, array) for array in arrays}
             self._frozen = self._build(True)
         except (GraphoptError, mx.MXNetError) as error:
+            if self._strict:
+                raise
             self._why_not = str(error).strip().partition("\n")[0]
 
 

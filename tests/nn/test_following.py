@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -273,6 +275,8 @@ def test_it_does_without_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_follows(fast, net, x)
         set_data(net, x)
     assert "parameters: read in every call: no room for them" in fast.explain()
+    with pytest.raises(GraphoptError, match="no room for them"):
+        graphopt.optimize(net, strict=True)(x)
 
 
 @pytest.mark.parametrize("options", [{"memory": "1GB"}, {"max_shapes": {"data": (4, 3, 8, 8)}}])
@@ -307,6 +311,29 @@ def test_threads_share_it() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_child_does_not_wait_for_a_thread_it_has_not() -> None:
+    net, x = small_cnn(), image()
+    fast = graphopt.optimize(net)
+    expected = fast(x).asnumpy()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with followed(fast)._lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        os._exit(not np.allclose(fast(x).asnumpy(), expected))
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_recorded_blocks_follow(builds: list[bool]) -> None:
