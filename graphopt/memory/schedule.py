@@ -241,10 +241,14 @@ _BACKWARD_PAIRS: dict[str, Pairs] = {
 }
 
 
+#: Without and with scratch of their own.
+_FUSED_GRADIENTS = (f"_backward_{FUSED}", f"_backward_{FUSED}_alone")
+
+
 def _pairs(step: Step) -> Pairs:
     if step.op == FUSED:
         return _fused_pairs(step.attrs)
-    if step.op == f"_backward_{FUSED}":
+    if step.op in _FUSED_GRADIENTS:
         return inplace_pairs(step.attrs["spec"], backward=True)
     if step.op == f"_backward_{BATCH_NORM}":
         return ((0, 3),) if step.attrs.get("residual") == "True" else ((0, 0),)

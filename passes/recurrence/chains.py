@@ -485,6 +485,9 @@ class _Search:
         """Whether the step reads what the template reads, in every place."""
         own = set(nodes)
         first_read: dict[Source, Value] = {}
+        pairs = zip(nodes, template.nodes, strict=True)
+        if not all(self._is_alike(self.graph[one], self.graph[two]) for one, two in pairs):
+            return False
         for number, reads in zip(nodes, template.sources, strict=True):
             for value, source in zip(self.graph[number].inputs, reads, strict=True):
                 kind, place, output = source
