@@ -35,12 +35,13 @@ def test_forecast(
     mx.random.seed(1)
     net, args = make(quick)
     net.initialize(mx.init.Xavier())
-    expected = _step(net, args)
     fast = graphopt.optimize(net)
-    found = _step(fast, args)
-    error = 0.0 if draws else relative_error(expected, found)
+    # Two steps draw other masks; in inference nothing is drawn.
+    run = _likelihood if draws else _step
+    error = relative_error(run(net, args), run(fast, args))
     assert error < LARGEST_ERROR
-    (entry,) = fast.graphopt_state.compiled.entries
+    _step(fast, args)
+    (entry,) = (e for e in fast.graphopt_state.compiled.entries if e.mode == "training")
     if quick:
         graph = workloads.optimized_graph(entry.original, entry.mode)
         counters(f"forecast/{name}", graph, frozen=False)
@@ -60,9 +61,12 @@ def test_forecast(
         record(Record("Forecasting nets, step, float32", name, shown, ratios(medians), {}, ()))
 
 
+def _likelihood(net: Any, args: tuple[Any, ...]) -> dict[str, np.ndarray]:
+    return {"output": net(*args).asnumpy()}
+
+
 def _step(net: Any, args: tuple[Any, ...]) -> dict[str, np.ndarray]:
     with mx.autograd.record():
         loss = net(*args)
     loss.backward()
-    parameters = net.collect_params().values()
-    return {p.name: p.grad().asnumpy() for p in parameters if p.grad_req != "null"}
+    return workloads.gradients(net)

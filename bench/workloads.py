@@ -54,6 +54,12 @@ TRAINED: dict[str, Callable[[], Example]] = {
 }
 
 
+def gradients(net: Any) -> Arrays:
+    """Those of a net's parameters, by name."""
+    parameters = net.collect_params().values()
+    return {p.name: p.grad().asnumpy() for p in parameters if p.grad_req != "null"}
+
+
 def zoo_names() -> list[str]:
     """Every vision model of Gluon's zoo."""
     vision = import_mxnet().gluon.model_zoo.vision

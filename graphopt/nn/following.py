@@ -19,7 +19,7 @@ from graphopt.kernels.bridge.written import Writes, digest
 from graphopt.nn.built import Built
 from graphopt.pipeline.manager import Result
 
-#: Calls between two writes for which computing parameters in pays: it takes as long as 5 to 14.
+#: Calls between two writes for which it is tried again; that takes as long as 12 to 16.
 PATIENCE: Final = 8
 LONGEST: Final = 512
 #: Times in a row that all contents are compared because arrays were written, and one more every so
@@ -180,7 +180,7 @@ class Following:
     def _freeze(self) -> None:
         """Compute parameters in, as they are now."""
         mx = import_mxnet()
-        self._calls = 0
+        self._calls, self._why_not = 0, ""
         try:
             arrays = list(self._values.values())
             # In this order: what is written while it is built shows in the next call.

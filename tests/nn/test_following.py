@@ -282,6 +282,13 @@ def test_it_does_without_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> Non
         assert_follows(fast, net, x)
         set_data(net, x)
     assert "parameters: read in every call: no room for them" in fast.explain()
+    monkeypatch.setattr("graphopt.nn.compiled.lower", real)
+    new_arrays(net, x)  # with which it is tried again
+    assert_follows(fast, net, x)
+    assert followed(fast).frozen
+    set_data(net, x)
+    assert_follows(fast, net, x)
+    monkeypatch.setattr("graphopt.nn.compiled.lower", refusing)
     with pytest.raises(GraphoptError, match="no room for them"):
         graphopt.optimize(net, strict=True)(x)
 
