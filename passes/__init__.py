@@ -28,6 +28,7 @@ PASSES = {
     "replace-dense": "graphopt.passes.replace_dense:ReplaceDense",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
+    "expand-lengths": "graphopt.passes.expand_lengths:ExpandLengths",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",
     "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
     "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
@@ -51,7 +52,9 @@ _ROLL = (
     "fold-constants,simplify-algebra,cancel-layout"
 )
 
-_FUSE = "import-rnn,hoist-lookups,parallelize-batch-dot,fuse-reduction,fuse-pointwise"
+_FUSE = (
+    "import-rnn,hoist-lookups,parallelize-batch-dot,expand-lengths,fuse-reduction,fuse-pointwise"
+)
 
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.
 PIPELINES = {

@@ -99,7 +99,7 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
             continue
         if op in ROWS and not rows:
             continue
-        why = _refusal(graph, node, op, written, cx.settings.device)
+        why = why_no_kernel(graph, node, written, cx.settings.device)
         if node.id in truncating:
             why = "MXNet truncates its gradient to integers"
         if why is not None:
@@ -131,9 +131,9 @@ def _truncating(graph: Graph) -> frozenset[NodeId]:
     return frozenset(found)
 
 
-def _refusal(
-    graph: Graph, node: Node, op: str, written: frozenset[Value], device: str
-) -> str | None:
+def why_no_kernel(graph: Graph, node: Node, written: frozenset[Value], device: str) -> str | None:
+    """Why an operator of :data:`POINTWISE` or :data:`ROWS` is in no region, or ``None``."""
+    op = canonical(node.op)
     types = [graph.type_of(value) for value in node.inputs] + [node.type]
     if not all(found.is_static for found in types):
         return "its shape or dtype is not known"

@@ -1,0 +1,202 @@
+"""Lengths of rows, as comparisons that kernels can compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+import numpy as np
+
+from graphopt.analysis.effects import held_nodes
+from graphopt.ir.attrs import Attrs
+from graphopt.ir.constant import add_constant
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import Node, Value
+from graphopt.ir.ops import canonical
+from graphopt.ir.types import TensorType
+from graphopt.passes.fusion.fuse import why_no_kernel
+from graphopt.passes.fusion.region import origin_of
+from graphopt.pipeline.base import Pass, PassContext
+
+#: A number below all that a softmax should look at.
+_LOWEST: Final = {"float32": -3.0e38, "float64": -1.5e308}
+#: Positions are part of the graph.
+_LONGEST = 1 << 16
+_INTEGERS: Final = frozenset({"int32", "int64"})
+
+
+@dataclass(frozen=True)
+class ExpandLengths(Pass):
+    """What rows have lengths for is chosen by comparing positions with them.
+
+    MXNet computes ``softmax`` with ``use_length`` and ``SequenceMask`` by loops of their own, one
+    number after the other: attention with lengths spends more on them than on its products. As
+    ``where(position < length, data, value)`` they are part of the kernels around them. A softmax
+    sees a number below all others behind the end of a row, and its result there is zero, also where
+    a row has no elements at all. Lengths get no gradient, as in MXNet.
+
+    Only where kernels can be had, as the operators by themselves would be slower; float32 and
+    float64.
+
+    Example::
+
+        // before
+        graph g(%x: f32[2,3], %n: i32[2]) {
+          %y = softmax(%x, %n) {use_length=True} : f32[2,3]
+          return %y
+        }
+        // after
+        graph g(%x: f32[2,3], %n: i32[2]) {
+          %n_stop = BlockGrad(%n) : i32[2]
+          %n_cast = Cast(%n_stop) {dtype="float32"} : f32[2]
+          %n_row = Reshape(%n_cast) {shape=(2, 1)} : f32[2,1]
+          %y_positions = constant()
+            {data="AAAAAAAAgD8AAABA", dtype="float32", shape=(1, 3)} : f32[1,3]
+          %y_keep = broadcast_lesser(%y_positions, %n_row) : f32[2,3]
+          %y_fill = _full() {dtype="float32", shape=(1, 1), value=-3e+38} : f32[1,1]
+          %y_data = _npi_where(%y_keep, %x, %y_fill) : f32[2,3]
+          %y_softmax = softmax(%y_data) : f32[2,3]
+          %y_zero = _zeros() {dtype="float32", shape=(1, 1)} : f32[1,1]
+          %y = _npi_where(%y_keep, %y_softmax, %y_zero) : f32[2,3]
+          return %y
+        }
+    """
+
+    name: ClassVar[str] = "expand-lengths"
+    rounding: ClassVar[str] = "sums of a softmax are added in another order"
+
+    def run(self, graph: Graph, cx: PassContext) -> Graph:
+        """Replace operators in place; linear."""
+        held = held_nodes(graph)
+        found = [
+            node
+            for node in graph
+            if canonical(node.op) in ("softmax", "SequenceMask") and len(node.inputs) > 1
+        ]
+        if not found:
+            return graph
+        why = None if cx.target is None else cx.target.why_no_fused_kernels(cx.settings.device)
+        if why is not None:
+            cx.missed(f"lengths stay: {why}", found[0])
+            return graph
+        build = _Build(graph.copy())
+        for node in found:
+            why = _unfit(graph, node, cx.settings.device)
+            if node.id in held or node.after:
+                why = "a control dependency names it"
+            if why is not None:
+                cx.missed(f"its lengths stay: {why}", node)
+                continue
+            build.replace(node)
+            cx.count("expanded")
+        return graph if build.graph.is_unchanged_from(graph) else build.graph
+
+
+def _unfit(graph: Graph, node: Node, device: str) -> str | None:
+    data, length = (graph.type_of(value) for value in node.inputs)
+    if not data.is_static or not length.is_static or data.size == 0:
+        return "its shape is not known"
+    if data.dtype not in _LOWEST or node.type.dtype != data.dtype:
+        return f"it is {node.type.dtype} of {data.dtype}"
+    if length.dtype not in _INTEGERS and length.dtype not in _LOWEST:
+        return f"its lengths are {length.dtype}"
+    if _extents(data)[_axis(node, data)] > _LONGEST:
+        return "its rows are too long"
+    if canonical(node.op) == "SequenceMask":
+        return None
+    return why_no_kernel(
+        graph, node.but(inputs=node.inputs[:1], attrs=_plain(node)), frozenset(), device
+    )
+
+
+def _plain(node: Node) -> Attrs:
+    return Attrs({key: value for key, value in node.attrs.items() if key != "use_length"})
+
+
+def _extents(type_: TensorType) -> tuple[int, ...]:
+    return tuple(extent or 0 for extent in type_.shape or ())
+
+
+def _axis(node: Node, data: TensorType) -> int:
+    default = -1 if canonical(node.op) == "softmax" else 0
+    return int(node.attrs.get("axis", default)) % (data.rank or 1)
+
+
+@dataclass
+class _Build:
+    """The graph being edited, and the lengths it already has as floats."""
+
+    graph: Graph
+    floats: dict[tuple[Value, str], Value] = field(default_factory=dict)
+    origin: list[str] = field(default_factory=list)
+
+    def replace(self, node: Node) -> None:
+        graph, name = self.graph, node.name or node.op
+        self.origin = origin_of([node])
+        data = node.inputs[0]
+        type_ = graph.type_of(data)
+        dtype = str(type_.dtype)
+        one = (1,) * (type_.rank or 0)
+        keep = self._keep(node, name)
+        chosen = node.but(op="_npi_where", attrs=Attrs(), types=node.types[:1])
+        if canonical(node.op) == "SequenceMask":
+            value = float(node.attrs.get("value", 0.0))
+            fill = self._fill(value, one, dtype, f"{name}_fill")
+            graph.update(chosen.but(inputs=(keep, data, fill)))
+            return
+        fill = self._fill(_LOWEST[dtype], one, dtype, f"{name}_fill")
+        shown = self._add("_npi_where", (keep, data, fill), Attrs(), type_, f"{name}_data")
+        found = self._add("softmax", (shown,), _plain(node), type_, f"{name}_softmax")
+        zero = self._fill(0.0, one, dtype, f"{name}_zero")
+        graph.update(chosen.but(inputs=(keep, found, zero)))
+
+    def _keep(self, node: Node, name: str) -> Value:
+        """1 where a position lies before the end of its row, else 0.
+
+        Made anew for each reader, as each kernel computes it faster than it would load it.
+        """
+        data, lengths = node.inputs
+        type_ = self.graph.type_of(data)
+        extents, axis = _extents(type_), _axis(node, type_)
+        along = tuple(e if at == axis else 1 for at, e in enumerate(extents))
+        if canonical(node.op) == "softmax":
+            across = tuple(1 if at == axis else e for at, e in enumerate(extents))
+        else:
+            across = tuple(e if at == 1 - axis else 1 for at, e in enumerate(extents))
+        rows = self._row(lengths, across, str(type_.dtype))
+        array = np.arange(extents[axis], dtype=type_.dtype).reshape(along)
+        positions = add_constant(self.graph, array, self.graph.unique_name(f"{name}_positions"))
+        shape = tuple(max(pair) for pair in zip(along, across, strict=True))
+        kept = TensorType(type_.dtype, shape)
+        inputs = (positions.out(), rows)
+        return self._add("broadcast_lesser", inputs, Attrs(), kept, f"{name}_keep")
+
+    def _row(self, lengths: Value, shape: tuple[int, ...], dtype: str) -> Value:
+        """Lengths as whole numbers of the data's dtype, without a gradient."""
+        graph, name = self.graph, self.graph[lengths.node].name
+        value = self.floats.get((lengths, dtype))
+        if value is None:
+            type_ = graph.type_of(lengths)
+            value = self._add("BlockGrad", (lengths,), Attrs(), type_, f"{name}_stop")
+            if type_.dtype != dtype:
+                cast = TensorType(dtype, type_.shape)
+                value = self._add("Cast", (value,), Attrs(dtype=dtype), cast, f"{name}_cast")
+            if type_.dtype not in _INTEGERS:
+                cast = graph.type_of(value)
+                value = self._add("fix", (value,), Attrs(), cast, f"{name}_whole")
+            self.floats[lengths, dtype] = value
+        type_ = TensorType(dtype, shape)
+        return self._add("Reshape", (value,), Attrs(shape=shape), type_, f"{name}_row")
+
+    def _fill(self, value: float, shape: tuple[int, ...], dtype: str, name: str) -> Value:
+        attrs = Attrs(dtype=dtype, shape=shape)
+        type_ = TensorType(dtype, shape)
+        if value == 0:
+            return self._add("_zeros", (), attrs, type_, name)
+        return self._add("_full", (), attrs.set(value=value), type_, name)
+
+    def _add(
+        self, op: str, inputs: tuple[Value, ...], attrs: Attrs, type_: TensorType, name: str
+    ) -> Value:
+        name = self.graph.unique_name(name)
+        return self.graph.add(op, inputs, attrs, (type_,), name, origin=self.origin).out()
