@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.following import Following, can_follow
+from graphopt.nn.renting import Renting
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
@@ -71,6 +73,7 @@ class CompiledBlock:
         self._config = config
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
+        self.renting = Renting(block.collect_params)
         self._memory = ContextPools(config.max_shapes)
         mx = self._mx = import_mxnet()
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
@@ -114,6 +117,9 @@ class CompiledBlock:
         if entry is None:
             if key[0] == "training" and self._config.plans_memory:
                 self._prepare_memory(key, args, given)
+            rented = self._rent(key, args, given)
+            if rented is not None:
+                return self._regroup(*rented)
             entry = self._compile(key, args, given)
         else:
             with self._lock:
@@ -142,12 +148,26 @@ class CompiledBlock:
                     raise self._memory.explained(error, arrays) from None
                 raise
 
+    def _rent(
+        self, key: Signature, args: Sequence[Any], given: Sequence[Any]
+    ) -> tuple[list[Any], Any] | None:
+        """A call as MXNet runs it, of a signature that is not worth compiling yet."""
+        if self._config.strict or self._config.plans_memory:
+            return None
+        with self._lock:
+            if self.renting.is_due(key) or any(a.stype != "default" for a in given):
+                return None
+            plain = self.renting.plain(key, lambda: trace(self._block, args))
+        return self.renting.run(key, given, plain)
+
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         with self._lock:
             if key in self._entries:
                 return self._entries[key]
             mode: Mode = key[0]
+            start = time.perf_counter()
             entry = self._build(mode, args, given)
+            self.renting.compiled(key, time.perf_counter() - start)
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
                 _, oldest = self._entries.popitem(last=False)

@@ -9,6 +9,7 @@ from typing import Any
 from graphopt.backend.choice import Choice
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
+from graphopt.nn.optimized import views_in
 from graphopt.pipeline.manager import Result
 from graphopt.pipeline.remarks import RemarkKind
 
@@ -29,7 +30,9 @@ def explain(block: Any) -> str:
         if not state.config.record and not state.config.plans_memory:
             lines.append("  its own code calls operators one by one; record=True compiles them")
     entries = block._graphopt_entries()
-    if not entries:
+    rented = [_rented(each) for each in _views(block) if each.graphopt_state.compiled.renting.calls]
+    lines += rented
+    if not entries and not rented:
         lines.append("nothing compiled yet: it happens at the first call")
     for entry in entries:
         title = f"{entry.mode} ({entry.types})"
@@ -37,6 +40,21 @@ def explain(block: Any) -> str:
         choice = built.lowered.choice
         lines += explain_result(entry.original, built.result, choice, title, built.told)
     return "\n".join(lines)
+
+
+def _views(block: Any) -> list[Any]:
+    """A view, and those of its children where it was taken apart."""
+    state = block.graphopt_state
+    inner = [] if state.fallback is None else views_in(state.fallback)
+    return [block, *(view for each in inner for view in _views(each))]
+
+
+def _rented(block: Any) -> str:
+    renting = block.graphopt_state.compiled.renting
+    return (
+        f"{describe(block)}: {renting.calls} calls with {renting.signatures} more types of inputs"
+        " ran as MXNet runs them, as each came too rarely to be worth compiling"
+    )
 
 
 def explain_result(

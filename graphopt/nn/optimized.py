@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from graphopt.compat import import_mxnet
@@ -18,7 +19,7 @@ from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
 from graphopt.nn.compiled import CompiledBlock, Entry
 from graphopt.nn.config import Config
-from graphopt.nn.partition import looks_up_words, partition
+from graphopt.nn.partition import keep_python, looks_up_words, partition
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
 from graphopt.recording.active import ACTIVE
@@ -39,6 +40,7 @@ class State:
         self.config = config
         self.compiled = CompiledBlock(view, config)
         self.fallback: Any = None
+        self.children: list[int] = []  # of the user's Block when ``fallback`` was made
         self.reason: str | None = None  # why it is taken child by child; None: not asked yet
         self.notes: list[str] = []
         self.recorded: RecordedBlock | None = None
@@ -214,7 +216,7 @@ class Optimized:
         found = state.compiled.entries
         if state.recorded is not None:
             found += state.recorded.programs.entries
-        for child in _views_in(state.fallback):
+        for child in views_in(state.fallback):
             found += child._graphopt_entries()
         return found
 
@@ -241,7 +243,7 @@ def optimized_class(cls: type, config: Config) -> type:
     """A subclass of a Block class whose instances compile themselves."""
     if issubclass(cls, Optimized):
         cls = cls._graphopt_base
-    body = {
+    body: dict[str, Any] = {
         "__slots__": (_STATE,),
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
@@ -249,8 +251,24 @@ def optimized_class(cls: type, config: Config) -> type:
         "_graphopt_config": config,
         "_graphopt_base": cls,
     }
+    hybrid = import_mxnet().gluon.HybridBlock
+    if issubclass(cls, hybrid) and cls.forward is hybrid.forward:  # type: ignore[attr-defined]
+        body["forward"] = _forward
+    elif not issubclass(cls, hybrid):
+        body |= {name: _on_children(name, method) for name, method in _methods(cls).items()}
     # The same name: Gluon derives parameter names from it.
     return type(cls.__name__, (Optimized, cls), body)
+
+
+def _forward(self: Any, *args: Any) -> Any:
+    """``forward`` of a HybridBlock, which methods of its own and other Blocks may call.
+
+    It is where Gluon runs the graph of a hybridized Block, so it runs ours.
+    """
+    mx = import_mxnet()
+    if ACTIVE.tape or any(isinstance(leaf, mx.sym.Symbol) for leaf in _leaves(args)):
+        return mx.gluon.HybridBlock.forward(self, *args)
+    return _call(self, self.graphopt_state, args)
 
 
 def _original(block: Any) -> Any:
@@ -277,14 +295,50 @@ def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
         return _record(block, state, args)
     if state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
-    if state.fallback is None:
+    state.reason = reason
+    return _apart(block).forward(*args)
+
+
+def _apart(block: Any) -> Any:
+    """A view's Block with optimized children, made anew where its children are others."""
+    state = block.graphopt_state
+    children = list(map(id, block._children.values()))
+    if state.fallback is None or state.children != children:
         optimize = functools.partial(view, config=state.config)
         state.notes.clear()
         state.fallback = partition(_original(block), optimize, state.notes)
+        state.children = children
         if looks_up_words(block) is not None:
-            state.fallback.__dict__["_active"] = False  # or MXNet would make one graph of it
-        state.reason = reason
-    return state.fallback.forward(*args)
+            keep_python(state.fallback)
+    return state.fallback
+
+
+def _on_children(name: str, method: Any) -> Any:
+    """A method of a plain Block, run on one whose children are optimized."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if ACTIVE.tape or "_children" not in vars(self):
+            return method(self, *args, **kwargs)
+        return getattr(_apart(self), name)(*args, **kwargs)
+
+    return call
+
+
+def _methods(cls: type) -> dict[str, Any]:
+    """Methods by name that a plain Block's classes define, none of Gluon's and none of ours."""
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            found.setdefault(name, value if base.__module__.partition(".")[0] != "mxnet" else None)
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, FunctionType)
+        and not name.startswith("__")
+        and not hasattr(Optimized, name)
+        and not hasattr(import_mxnet().gluon.Block, name)
+    }
 
 
 def _record(block: Any, state: State, args: tuple[Any, ...]) -> Any:
@@ -305,13 +359,13 @@ def _why_not_whole(block: Any, config: Config) -> str:
     return f"{describe(layer)} asks for words in use only, which a graph cannot"
 
 
-def _views_in(block: Any) -> list[Any]:
+def views_in(block: Any) -> list[Any]:
     """Optimized views among the descendants of a partitioned Block."""
     if block is None:
         return []
     found: list[Any] = []
     for child in block._children.values():
-        found += [child] if isinstance(child, Optimized) else _views_in(child)
+        found += [child] if isinstance(child, Optimized) else views_in(child)
     return found
 
 

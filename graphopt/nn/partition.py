@@ -1,14 +1,15 @@
 """A Block that cannot be compiled whole, taken child by child.
 
 The Block's own ``forward`` stays Python; every outermost child that can be traced is replaced by an
-optimized view of it, in a shallow copy, so that the user's Block stays as it was.
+optimized view of it, in a twin that shares the user's ``__dict__``: what its code writes is seen by
+the user's Block, and only what holds children is looked up elsewhere.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import MethodType
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -19,7 +20,7 @@ Optimize = Callable[[Any], Any]
 
 
 def partition(block: Any, optimize: Optimize, notes: list[str]) -> Any:
-    """A copy of ``block`` whose hybridizable children are optimized.
+    """A twin of ``block`` whose hybridizable children are optimized.
 
     Args:
         block: any Block.
@@ -27,7 +28,7 @@ def partition(block: Any, optimize: Optimize, notes: list[str]) -> Any:
         notes: gets one sentence per child, telling what became of it.
 
     Returns:
-        A Block of the same class, sharing all parameters.
+        A Block of a subclass of its class, sharing all parameters and attributes.
     """
     return _clone(block, optimize, notes, {})
 
@@ -51,9 +52,67 @@ def looks_up_words(block: Any) -> Any:
     return next((layer for layer in found if layer is not None), None)
 
 
+def keep_python(twin: Any) -> None:
+    """Have MXNet not make one graph of a twin, whatever the user's Block says."""
+    type(twin)._active = _Swapped("_active", None, swapped=False, always=True)
+
+
+class _Swapped:
+    """An attribute that is the user's until it is what it was: then it is optimized."""
+
+    def __init__(self, name: str, own: Any, swapped: Any, *, always: bool = False) -> None:
+        self.name = name
+        self.own = own
+        self.swapped = swapped
+        self.always = always
+
+    def __get__(self, block: Any, owner: type | None = None) -> Any:
+        if block is None:
+            return self
+        try:
+            found = vars(block)[self.name]
+        except KeyError:
+            raise AttributeError(self.name) from None
+        return self.swapped if self.always or found is self.own else found
+
+    def __set__(self, block: Any, value: Any) -> None:
+        vars(block)[self.name] = value  # what makes this one that ``vars`` does not hide
+
+
+class _Children(OrderedDict[str, Any]):
+    """Optimized children; one that a method registers is the user's Block's as well."""
+
+    def __init__(self, own: OrderedDict[str, Any], replaced: dict[str, Any]) -> None:
+        super().__init__()
+        self.own = own
+        for name, child in replaced.items():
+            super().__setitem__(name, child)
+
+    def __setitem__(self, name: str, child: Any) -> None:
+        self.own[name] = child
+        super().__setitem__(name, child)
+
+    def __delitem__(self, name: str) -> None:
+        del self.own[name]
+        super().__delitem__(name)
+
+
+def _set_on_own(twin: Any, name: str, value: Any) -> None:
+    """Attributes are set on the user's Block, where Gluon compares with what is really there."""
+    own: Any = object.__new__(type(twin).__mro__[1])
+    own.__dict__ = vars(twin)
+    setattr(own, name, value)
+
+
 def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any]) -> Any:
-    twin = copy.copy(block)
-    done[id(block)] = twin
+    base = type(block)
+    names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    names["__setattr__"] = _set_on_own
+    cls: Any = type(base.__name__, (base,), names)
+    twin: Any = object.__new__(cls)
+    object.__setattr__(twin, "__dict__", vars(block))
+    # Views share their `__dict__` with the user's Block, which bound methods may have for `self`.
+    done[id(block)] = done[id(vars(block))] = twin
     replaced = {}
     parts = _parts(block)
     for name, child in block._children.items():
@@ -64,8 +123,9 @@ def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any
                 notes[note] += f" ({parts[name]})"
         replaced[name] = done[id(child)]
     for key, value in vars(block).items():
-        twin.__dict__[key] = _swap(value, done)
-    twin.__dict__["_children"] = OrderedDict(replaced)
+        swapped = _Children(value, replaced) if key == "_children" else _swap(value, done)
+        if swapped is not value:
+            setattr(cls, key, _Swapped(key, value, swapped))
     return twin
 
 
@@ -103,11 +163,22 @@ def _child(
 
 
 def _swap(value: Any, done: dict[int, Any]) -> Any:
-    """The value with Blocks replaced, also inside plain lists, tuples and dicts."""
+    """The value with Blocks replaced, also inside plain lists, tuples and dicts, and as `self`."""
     if id(value) in done:
         return done[id(value)]
+    if isinstance(value, MethodType):
+        owner = done.get(id(getattr(value.__self__, "__dict__", None)))
+        return value if owner is None else MethodType(value.__func__, owner)
     if type(value) in (list, tuple):
-        return type(value)(_swap(item, done) for item in value)
+        items = [_swap(item, done) for item in value]
+        return type(value)(items) if _differ(items, value) else value
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, _swap(item, done)) for key, item in value.items())
+        items = [_swap(item, done) for item in value.values()]
+        return (
+            type(value)(zip(value, items, strict=True)) if _differ(items, value.values()) else value
+        )
     return value
+
+
+def _differ(items: Iterable[Any], others: Iterable[Any]) -> bool:
+    return any(item is not other for item, other in zip(items, others, strict=True))

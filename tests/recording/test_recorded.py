@@ -247,7 +247,7 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     for one, other in zip(wanted, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-5)
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)
 
 
 def test_inside_of_a_batch() -> None:

@@ -1,0 +1,105 @@
+"""Blocks that are called with more types of inputs than are worth compiling."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.nn import renting
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+def net_and_plain(**settings: Any) -> tuple[Any, Any]:
+    plain = nn.HybridSequential()
+    plain.add(nn.Dense(8, activation="tanh", in_units=6), nn.Dense(3, in_units=8))
+    plain.initialize(mx.init.Normal(0.5))
+    return graphopt.optimize(plain, **settings), plain
+
+
+def batch(rows: int) -> Any:
+    return mx.nd.array(np.random.default_rng(rows).normal(size=(rows, 6)))
+
+
+def compiled(net: Any) -> int:
+    return len(net._graphopt_entries())
+
+
+def test_the_first_are_compiled_and_the_others_are_right_and_learn() -> None:
+    net, plain = net_and_plain()
+    for rows in range(1, 2 * renting.AT_ONCE + 1):
+        x = batch(rows)
+        np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
+    assert compiled(net) == renting.AT_ONCE
+    weight = plain[0].weight
+    grads = []
+    for run in (plain, net):
+        with mx.autograd.record():
+            loss = run(batch(99)).sum()
+        loss.backward()
+        grads.append(weight.grad().asnumpy().copy())
+    np.testing.assert_allclose(grads[1], grads[0], rtol=1e-5, atol=1e-6)
+    assert compiled(net) == renting.AT_ONCE
+    told = net.explain()
+    assert f"{renting.AT_ONCE + 1} calls with {renting.AT_ONCE + 1} more types of inputs" in told
+
+
+def test_what_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, plain = net_and_plain()
+    for rows in range(1, renting.AT_ONCE + 2):
+        net(batch(rows))
+    state = net.graphopt_state.compiled.renting
+    monkeypatch.setattr(state, "_compiling", 1e-9)
+    x = batch(renting.AT_ONCE + 1)
+    net(x)  # the first of its calls does not count, the second takes longer than that
+    assert compiled(net) == renting.AT_ONCE
+    np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
+    assert compiled(net) == renting.AT_ONCE + 1
+    assert state.signatures == 0
+
+
+@pytest.mark.parametrize("settings", [{"strict": True}, {"max_shapes": {"data": (64, 6)}}])
+def test_where_it_is_asked_for_all_are_compiled(settings: dict[str, Any]) -> None:
+    net, _ = net_and_plain(**settings)
+    for rows in range(1, renting.AT_ONCE + 4):
+        net(batch(rows))
+    assert compiled(net) == renting.AT_ONCE + 3
+
+
+def test_parameters_are_read_anew() -> None:
+    net, plain = net_and_plain()
+    for rows in range(1, renting.AT_ONCE + 2):
+        net(batch(rows))
+    x = batch(40)
+    net(x)
+    plain[0].weight.set_data(plain[0].weight.data() * 2)
+    np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
+    plain.cast("float64")
+    x = x.astype("float64")
+    np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-9)
+
+
+def test_threads() -> None:
+    net, plain = net_and_plain()
+    for rows in range(1, renting.AT_ONCE + 1):
+        net(batch(rows))
+    wrong: list[int] = []
+
+    def call(start: int) -> None:
+        for rows in range(start, start + 20):
+            x = batch(rows)
+            if not np.allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-4, atol=1e-5):
+                wrong.append(rows)
+
+    threads = [threading.Thread(target=call, args=(20 + n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
