@@ -28,6 +28,7 @@ PASSES = {
     "replace-dense": "graphopt.passes.replace_dense:ReplaceDense",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
+    "replace-dropout": "graphopt.passes.replace_dropout:ReplaceDropout",
     "expand-lengths": "graphopt.passes.expand_lengths:ExpandLengths",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",
     "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
@@ -60,7 +61,7 @@ _FUSE = (
 PIPELINES = {
     "none": "",
     "training": (
-        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,fuse-batch-norm,{_FUSE}"
+        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,fuse-batch-norm,{_FUSE},replace-dropout"
     ),
     # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (

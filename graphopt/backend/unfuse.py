@@ -7,11 +7,13 @@ from collections.abc import Callable
 from graphopt.backend.heads import in_mxnets_operators, reads_heads
 from graphopt.backend.unroll import unroll
 from graphopt.errors import GraphoptError
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
     BATCH_NORM,
     CONVOLUTIONS,
     DENSE,
+    DROPOUT,
     FUSED,
     PARALLEL_BATCH_DOT,
     PRODUCT,
@@ -55,6 +57,9 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
                 plain.update(plain[node.id].but(op="batch_dot"))
         if node.op == DENSE:
             plain.update(plain[node.id].but(op="FullyConnected"))
+        if node.op == DROPOUT:
+            attrs = Attrs(p=node.attrs["p"])
+            plain.update(plain[node.id].but(op="Dropout", inputs=node.inputs[:1], attrs=attrs))
         now = plain[node.id]
         if body is None:
             if node.op == TREE:

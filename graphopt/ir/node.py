@@ -65,9 +65,23 @@ BATCH_NORM: Final = "graphopt_batch_norm"
 #: kernels/bridge/batch_dot.h, and backend/heads.py for what that is in MXNet's operators).
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
 
+#: MXNet's Dropout by a seed, its second input, int32 of shape (2,); attrs: ``p``; ``salt``, which
+#: tells the masks of one seed apart (see kernels/bridge/dropout_operator.h).
+DROPOUT: Final = "graphopt_dropout"
+
 #: Operators whose attributes say all: their nested graphs are there to be read and to be put back.
 WITH_SPEC: Final = frozenset(
-    {BATCH_NORM, FUSED, RECURRENCE, TREE, CONVOLUTIONS, PRODUCT, PARALLEL_BATCH_DOT}
+    {
+        BATCH_NORM,
+        CONVOLUTIONS,
+        DENSE,
+        DROPOUT,
+        FUSED,
+        PARALLEL_BATCH_DOT,
+        PRODUCT,
+        RECURRENCE,
+        TREE,
+    }
 )
 
 

@@ -10,6 +10,7 @@
 #include "batch_norm_operator.h"
 #include "convolutions_operator.h"
 #include "dense_operator.h"
+#include "dropout_operator.h"
 #include "executor_operator.h"
 #include "fused.h"
 #include "fused_blocked.h"
@@ -95,6 +96,7 @@ void Register() {
   RegisterConvolutions();
   RegisterProduct();
   RegisterDense();
+  RegisterDropout();
   RegisterBatchNorm();
   RegisterKeeping();
   RegisterInline();

@@ -12,6 +12,13 @@ OPERATORS = (
     OpInfo("graphopt_product", Kind.OPAQUE, pure=True),
     OpInfo("graphopt_dense", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
     OpInfo(
+        "graphopt_dropout",
+        Kind.ANCHOR,
+        pure=True,  # of its seed
+        inplace=((0, 0),),
+        arguments=("data", "seed"),
+    ),
+    OpInfo(
         "graphopt_batch_norm",
         Kind.ANCHOR,
         pure=False,
