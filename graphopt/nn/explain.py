@@ -25,7 +25,8 @@ def explain(block: Any) -> str:
     if state.recorded is not None:
         lines += state.recorded.explain(state.reason)
     if state.fallback is not None:
-        lines.append(f"taken child by child: {state.reason}")
+        reason = state.reason or f"{describe(block)} is no HybridBlock"  # only its methods ran
+        lines.append(f"taken child by child: {reason}")
         lines += [f"  {note}" for note in state.notes]
         if not state.config.record and not state.config.plans_memory:
             lines.append("  its own code calls operators one by one; record=True compiles them")

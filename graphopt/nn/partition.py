@@ -58,7 +58,7 @@ def keep_python(twin: Any) -> None:
 
 
 class _Swapped:
-    """An attribute that is the user's until it is what it was: then it is optimized."""
+    """An attribute of a twin: what holds optimized children, as long as the user's is unchanged."""
 
     def __init__(self, name: str, own: Any, swapped: Any, *, always: bool = False) -> None:
         self.name = name
@@ -76,7 +76,10 @@ class _Swapped:
         return self.swapped if self.always or found is self.own else found
 
     def __set__(self, block: Any, value: Any) -> None:
-        vars(block)[self.name] = value  # what makes this one that ``vars`` does not hide
+        vars(block)[self.name] = value
+
+    def __delete__(self, block: Any) -> None:
+        del vars(block)[self.name]
 
 
 class _Children(OrderedDict[str, Any]):

@@ -72,6 +72,7 @@ def test_all_ways_run_on_optimized_children(way: str) -> None:
         assert signatures(net) == []
         return
     assert [name for name, _ in signatures(net)] == [plain.first.name, plain.second.name]
+    assert f"taken child by child: Model {plain.name!r} is no HybridBlock" in net.explain()
 
 
 def test_what_its_code_writes_is_written_to_the_users_block() -> None:
@@ -84,6 +85,19 @@ def test_what_its_code_writes_is_written_to_the_users_block() -> None:
     assert plain.seen == [1, 2, 2]
     assert type(plain.first) is Coder
     assert type(plain.both[1]) is Coder
+
+
+def test_attributes_that_hold_children_can_be_deleted() -> None:
+    class Shrinking(Model):
+        """Lets go of its list."""
+
+        def shrink(self) -> bool:
+            del self.both
+            return hasattr(self, "both")
+
+    plain = made(Shrinking())
+    assert graphopt.optimize(plain).shrink() is False
+    assert not hasattr(plain, "both")
 
 
 def test_gradients_come_through_methods() -> None:
