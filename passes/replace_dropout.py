@@ -46,6 +46,8 @@ class ReplaceDropout(Pass):
 
     name: ClassVar[str] = "replace-dropout"
     modes: ClassVar[frozenset[Mode]] = frozenset({"training"})
+    rounding: ClassVar[str] = "masks are others than MXNet draws"
+    draws: ClassVar[str] = rounding
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Replace operators in place; linear."""

@@ -147,6 +147,7 @@ class Pass(abc.ABC):
         cpu_only: why it does nothing on other devices, if so.
         rounding: what rounds differently behind it, which ``precise=True`` does not allow, if so.
         idempotent: whether a second run changes nothing.
+        draws: what random numbers are others behind it, so that values cannot be compared, if so.
 
     Contract: the input graph is not written to; the output verifies; inputs keep their names, roles
     and order, outputs their order and number; outputs are equal within the dtype's tolerance (in
@@ -159,6 +160,7 @@ class Pass(abc.ABC):
     cpu_only: ClassVar[str | None] = None
     rounding: ClassVar[str | None] = None
     idempotent: ClassVar[bool] = True
+    draws: ClassVar[str | None] = None
 
     @abc.abstractmethod
     def run(self, graph: Graph, cx: PassContext) -> Graph:

@@ -108,6 +108,13 @@ def test_refusals(text: str, why: str) -> None:
     assert why in str(result.remarks)
 
 
+def test_precise_keeps_mxnets_masks() -> None:
+    given = graph("graph g(%x: f32[4,8]) { %y = Dropout(%x) {p=0.5} return %y }")
+    result = run(given, precise=True)
+    assert result.graph is given
+    assert "masks are others than MXNet draws, which precise=True does not allow" in str(result)
+
+
 def net_of(dropped: float) -> object:
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Dense(64, in_units=64), mx.gluon.nn.Dropout(dropped))
@@ -127,6 +134,22 @@ def test_gradients_have_the_mask_of_the_call() -> None:
         kept = (y.asnumpy() != 0).astype("float32") * 2
         np.testing.assert_allclose(plain[0].bias.grad().asnumpy(), kept.sum(0), rtol=1e-6)
     assert "graphopt_dropout" in str(net.graph("training"))
+
+
+@pytest.mark.parametrize("settings", [{"check": True}, {"memory": 10_000_000}, {"strict": True}])
+def test_other_ways_to_compile(settings: dict[str, object]) -> None:
+    plain = net_of(0.5)
+    net = graphopt.optimize(plain, **settings)
+    x = mx.nd.ones((8, 64))
+    with mx.autograd.record():
+        y = net(x)
+    y.backward()
+    kept = (y.asnumpy() != 0).astype("float32") * 2
+    assert 0 < (kept == 0).mean() < 1
+    np.testing.assert_allclose(plain[0].bias.grad().asnumpy(), kept.sum(0), rtol=1e-6)
+    assert "graphopt_dropout" in str(net.graph("training"))
+    told = "values were not compared: masks are others than MXNet draws"
+    assert any(told in str(remark) for remark in net.remarks()) == bool(settings.get("check"))
 
 
 def test_each_call_draws_anew_and_seeds_are_mxnets() -> None:
