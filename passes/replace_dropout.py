@@ -22,12 +22,11 @@ _SEED = Attrs(low=0, high=2**31 - 1, shape=(2,), dtype="int32")
 class ReplaceDropout(Pass):
     """Masks of Dropout are functions of one seed a step.
 
-    MXNet draws number after number from a Mersenne twister, which takes ten times as long as memory
-    does, and keeps a mask as large as the data until backward reads it. Here a node draws two
-    words from MXNet's generator, which ``mx.random.seed`` sets, and each mask is a hash of them, of
-    its own number and of where an element lies; backward computes it again. Masks are others than
-    MXNet would draw, of the same distribution. float32 on CPUs, without ``axes`` and of the mode
-    ``training``.
+    MXNet draws number after number from a Mersenne twister, and keeps a mask as large as the data
+    until backward reads it. Here a node draws two words from MXNet's generator, which
+    ``mx.random.seed`` sets, and each mask is a hash of them, of its own number and of where an
+    element lies, by vectors; backward computes it again. Masks are others than MXNet would draw, of
+    the same distribution. float32 on CPUs, without ``axes`` and of the mode ``training``.
 
     Example::
 
