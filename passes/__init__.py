@@ -28,6 +28,7 @@ PASSES = {
     "replace-dense": "graphopt.passes.replace_dense:ReplaceDense",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",
+    "parallelize-interleaved": "graphopt.passes.parallelize_interleaved:ParallelizeInterleaved",
     "replace-dropout": "graphopt.passes.replace_dropout:ReplaceDropout",
     "expand-lengths": "graphopt.passes.expand_lengths:ExpandLengths",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",
@@ -54,7 +55,8 @@ _ROLL = (
 )
 
 _FUSE = (
-    "import-rnn,hoist-lookups,parallelize-batch-dot,expand-lengths,fuse-reduction,fuse-pointwise"
+    "import-rnn,hoist-lookups,parallelize-batch-dot,parallelize-interleaved,expand-lengths,"
+    "fuse-reduction,fuse-pointwise"
 )
 
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.

@@ -1,7 +1,8 @@
-"""A ``graphopt_batch_dot`` over heads in MXNet's operators, from nothing but its attributes."""
+"""Products of attention's heads in MXNet's operators, from nothing but their attributes."""
 
 from __future__ import annotations
 
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, Node, Value
 from graphopt.ir.types import UNKNOWN, TensorType
@@ -10,9 +11,18 @@ from graphopt.ir.types import UNKNOWN, TensorType
 _TURN = (0, 2, 1, 3)
 
 
+#: What MXNet's products of interleaved operands are called, before their kind.
+INTERLEAVED = "_contrib_interleaved_matmul_"
+
+
 def reads_heads(node: Node) -> bool:
     """Whether matrices of a product lie side by side, so that it is no ``batch_dot`` by itself."""
     return any(node.attrs.get(key) for key in ("heads_a", "heads_b", "heads_out"))
+
+
+def of_interleaved(node: Node) -> tuple[str, Attrs]:
+    """MXNet's operator for a ``graphopt_interleaved_dot``, and its attributes."""
+    return f"{INTERLEAVED}{node.attrs['kind']}", Attrs(heads=node.attrs["heads"])
 
 
 def in_mxnets_operators(graph: Graph, node: Node) -> Graph:

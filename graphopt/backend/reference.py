@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphopt.backend import reference_ops
-from graphopt.backend.heads import in_mxnets_operators, reads_heads
+from graphopt.backend.heads import in_mxnets_operators, of_interleaved, reads_heads
 from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
@@ -18,6 +18,7 @@ from graphopt.ir.node import (
     CONVOLUTIONS,
     DENSE,
     FUSED,
+    INTERLEAVED_DOT,
     PARALLEL_BATCH_DOT,
     PRODUCT,
     RECURRENCE,
@@ -36,6 +37,9 @@ _FLAGS = ("reverse", "lengths", "batch_major", "bidirectional", "zero_states", "
 
 #: Operators of ours that compute what MXNet's do.
 _PLAIN = {PARALLEL_BATCH_DOT: "batch_dot", DENSE: "FullyConnected"}
+
+#: Operators of ours that need nothing of the table.
+_OURS = frozenset({CONSTANT, DENSE, FUSED, INTERLEAVED_DOT, PARALLEL_BATCH_DOT, RECURRENCE, TREE})
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -68,7 +72,7 @@ def supports(graph: Graph) -> bool:
     """Whether every operator of the graph is in the reference table."""
     return all(
         node.is_input
-        or node.op in (CONSTANT, DENSE, FUSED, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
+        or node.op in _OURS
         or (node.op in (BATCH_NORM, CONVOLUTIONS, PRODUCT) and supports(node.graphs[0]))
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
@@ -104,8 +108,10 @@ def _node(
     if node.op == TREE:
         indexed = bool(node.attrs.get("indexed"))
         return tree.run(parse_tree(node.attrs["spec"]), inputs, indexed=indexed)
-    op = _PLAIN.get(node.op, node.op)
-    return reference_ops.evaluate(op, inputs, node.attrs, training=training)
+    op, attrs = _PLAIN.get(node.op, node.op), node.attrs
+    if op == INTERLEAVED_DOT:
+        op, attrs = of_interleaved(node)
+    return reference_ops.evaluate(op, inputs, attrs, training=training)
 
 
 def _region(body: Graph, inputs: Arrays, *, training: bool = False) -> Arrays:

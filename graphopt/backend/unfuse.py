@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from graphopt.backend.heads import in_mxnets_operators, reads_heads
+from graphopt.backend.heads import in_mxnets_operators, of_interleaved, reads_heads
 from graphopt.backend.unroll import unroll
 from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import Attrs
@@ -15,6 +15,7 @@ from graphopt.ir.node import (
     DENSE,
     DROPOUT,
     FUSED,
+    INTERLEAVED_DOT,
     PARALLEL_BATCH_DOT,
     PRODUCT,
     RECURRENCE,
@@ -27,15 +28,14 @@ from graphopt.rewrite.substitute import transplant
 
 #: What oneDNN computes an activation with, in one call.
 _ANCHORS = frozenset({"FullyConnected", "Convolution"})
+#: What MXNet has operators for, though no nested graph says so.
+_OPERATORS = frozenset({DENSE, INTERLEAVED_DOT, PARALLEL_BATCH_DOT, RECURRENCE, TREE})
 _ACTIVATIONS = frozenset({"Activation", "LeakyReLU", "clip", "relu", "sigmoid", "tanh"})
 
 
 def is_fused(graph: Graph) -> bool:
     """Whether the graph has operators of ours that MXNet's can take the place of."""
-    return any(
-        _region(node) is not None or node.op in (DENSE, PARALLEL_BATCH_DOT, RECURRENCE, TREE)
-        for node in graph
-    )
+    return any(_region(node) is not None or node.op in _OPERATORS for node in graph)
 
 
 def has_plain_form(graph: Graph) -> bool:
@@ -57,6 +57,9 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
                 plain.update(plain[node.id].but(op="batch_dot"))
         if node.op == DENSE:
             plain.update(plain[node.id].but(op="FullyConnected"))
+        if node.op == INTERLEAVED_DOT:
+            op, attrs = of_interleaved(node)
+            plain.update(plain[node.id].but(op=op, attrs=attrs))
         if node.op == DROPOUT:
             attrs = Attrs(p=node.attrs["p"])
             plain.update(plain[node.id].but(op="Dropout", inputs=node.inputs[:1], attrs=attrs))

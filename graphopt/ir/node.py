@@ -65,6 +65,10 @@ BATCH_NORM: Final = "graphopt_batch_norm"
 #: kernels/bridge/batch_dot.h, and backend/heads.py for what that is in MXNet's operators).
 PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
 
+#: The products of attention whose operands are interleaved, a thread for every product; attrs:
+#: ``kind``, what comes behind ``_contrib_interleaved_matmul_`` in MXNet's names; ``heads``.
+INTERLEAVED_DOT: Final = "graphopt_interleaved_dot"
+
 #: MXNet's Dropout by a seed, its second input, int32 of shape (2,); attrs: ``p``; ``salt``, which
 #: tells the masks of one seed apart (see kernels/bridge/dropout_operator.h).
 DROPOUT: Final = "graphopt_dropout"
@@ -77,6 +81,7 @@ WITH_SPEC: Final = frozenset(
         DENSE,
         DROPOUT,
         FUSED,
+        INTERLEAVED_DOT,
         PARALLEL_BATCH_DOT,
         PRODUCT,
         RECURRENCE,

@@ -14,18 +14,9 @@
 
 #include "fused.h"
 #include "product.h"
+#include "stack.h"
 
 namespace graphopt {
-
-/* How the matrices of an operand or of the result lie. */
-struct Stack {
-  int64_t products, rows, columns;
-  int64_t heads;  // that lie side by side
-  int64_t stride() const { return heads * columns; }
-  int64_t At(int64_t product) const {
-    return product / heads * rows * stride() + product % heads * columns;
-  }
-};
 
 /* `heads` as the attribute says, or 0 for matrices one behind the other. */
 int64_t HeadsOf(const NodeAttrs& attrs, const char* key) {
@@ -35,9 +26,9 @@ int64_t HeadsOf(const NodeAttrs& attrs, const char* key) {
 
 Stack StackOf(const NodeAttrs& attrs, const char* key, const mxnet::TShape& shape) {
   const int64_t heads = HeadsOf(attrs, key);
-  if (heads == 0 && shape.ndim() == 3) return {shape[0], shape[1], shape[2], 1};
+  if (heads == 0 && shape.ndim() == 3) return Adjacent(shape[0], shape[1], shape[2]);
   if (heads > 0 && shape.ndim() == 4 && shape[2] == heads)
-    return {shape[0] * heads, shape[1], shape[3], heads};
+    return SideBySide(shape[0], shape[1], heads, shape[3]);
   Fail("node " + attrs.name + " reads matrices (products, rows, columns), or (batch, rows, heads, "
        "columns) where attribute '" + key + "' has the number of heads");
 }
@@ -99,9 +90,8 @@ void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < c.products;)
-    product::Multiply(m, k, n, {x + product.a.At(i), product.a.stride(), product.ta},
-                      {y + product.b.At(i), product.b.stride(), product.tb}, z + c.At(i), c.stride(),
-                      adds);
+    product::Multiply(m, k, n, {x + product.a.At(i), product.a.stride, product.ta},
+                      {y + product.b.At(i), product.b.stride, product.tb}, z + c.At(i), c.stride, adds);
 }
 
 /* One side of a gradient's product: where it comes from, and the heads that it lies in. */

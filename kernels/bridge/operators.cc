@@ -16,6 +16,7 @@
 #include "fused_blocked.h"
 #include "fused_cuda.h"
 #include "inline_operator.h"
+#include "interleaved.h"
 #include "keeping_operator.h"
 #include "kept.h"
 #include "legacy.h"
@@ -97,6 +98,7 @@ void Register() {
   RegisterProduct();
   RegisterDense();
   RegisterDropout();
+  RegisterInterleaved();
   RegisterBatchNorm();
   RegisterKeeping();
   RegisterInline();
