@@ -9,11 +9,10 @@
  */
 #pragma once
 
-#include <atomic>
 #include <cstring>
 
 #include "fused.h"
-#include "product.h"
+#include "products.h"
 #include "stack.h"
 
 namespace graphopt {
@@ -85,13 +84,10 @@ void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector
   auto z = static_cast<float*>(outputs[0].dptr_);
   if (k == 0 && !adds) std::memset(z, 0, outputs[0].shape_.Size() * sizeof(float));
   if (m == 0 || n == 0 || k == 0) return;
-  const double nanoseconds = 0.02 * c.products * m * n * k;
-  const int threads = Threads(nanoseconds, c.products);
-  std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < c.products;)
-    product::Multiply(m, k, n, {x + product.a.At(i), product.a.stride, product.ta},
-                      {y + product.b.At(i), product.b.stride, product.tb}, z + c.At(i), c.stride, adds);
+  EachProduct(0.02 * m * n * k, c.products, [&](int64_t i) {
+    MultiplyOne(m, k, n, {x + product.a.At(i), product.a.stride, product.ta},
+                {y + product.b.At(i), product.b.stride, product.tb}, z + c.At(i), c.stride, adds);
+  });
 }
 
 /* One side of a gradient's product: where it comes from, and the heads that it lies in. */

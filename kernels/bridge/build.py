@@ -48,6 +48,7 @@ SOURCES = (
     "align.cc",
     "batch_norm.cc",
     "product.cc",
+    "slim.cc",
 )
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
 _VECTORS = {
@@ -75,6 +76,7 @@ _VECTORS = {
     # A block of 16 channels is two vectors of AVX2; no function that takes one is left.
     "batch_norm.cc": ["-O2", "-Wno-psabi"],
     "product.cc": ["-O2"],
+    "slim.cc": ["-O3"],
 }
 _INSTRUCTIONS = {
     "avx512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"],

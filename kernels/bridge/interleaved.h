@@ -12,7 +12,6 @@
  */
 #pragma once
 
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -20,7 +19,7 @@
 
 #include "arrays.h"
 #include "legacy.h"
-#include "product.h"
+#include "products.h"
 #include "stack.h"
 
 namespace graphopt {
@@ -111,14 +110,10 @@ inline void ClearOthers(const Stack& stack, int64_t parts, int64_t first, int64_
   }
 }
 
-/* `body(product)` for each, by threads that take the next one. */
+/* `body(product)` for each, of which every one is `count` multiplications of matrices. */
 template <class Body>
-void EachProduct(const InterleavedKind& kind, int64_t products_of_each, const Body& body) {
-  const double macs = static_cast<double>(kind.rows) * kind.others * kind.columns * products_of_each;
-  const int threads = Threads(0.02 * macs * kind.products(), kind.products());
-  std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < kind.products();) body(i);
+void EachProduct(const InterleavedKind& kind, int64_t count, const Body& body) {
+  EachProduct(0.02 * kind.rows * kind.others * kind.columns * count, kind.products(), body);
 }
 
 inline product::Matrix At(const Stack& stack, const float* data, int64_t i, bool is_transposed = false) {
@@ -142,12 +137,12 @@ void InterleavedDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::
     const float factor = 1 / std::sqrt(static_cast<float>(k));
     EachProduct(kind, 1, [&](int64_t i) {
       const float* scaled = ScaledCopy(q, first + q.At(i), factor, 0);
-      product::Multiply(m, k, n, {scaled, k, false}, At(keys, last, i, true), to + scores.At(i), n, adds);
+      MultiplyOne(m, k, n, {scaled, k, false}, At(keys, last, i, true), to + scores.At(i), n, adds);
     });
   } else {
     const Stack values = kind.values(), scores = kind.scores(), mixed = kind.mixed();
     EachProduct(kind, 1, [&](int64_t i) {
-      product::Multiply(m, n, k, At(scores, last, i), At(values, first, i), to + mixed.At(i), mixed.stride,
+      MultiplyOne(m, n, k, At(scores, last, i), At(values, first, i), to + mixed.At(i), mixed.stride,
                         adds);
     });
   }
@@ -173,11 +168,11 @@ void ScoresBackward(const InterleavedKind& kind, const std::vector<TBlob>& input
   EachProduct(kind, 2, [&](int64_t i) {
     if (to_keys && !adds_keys) ClearOthers(keys, parts, 0, parts - 1, i, to_keys);  // values'
     if (to_queries)
-      product::Multiply(m, n, k, At(scores, grad, i),
+      MultiplyOne(m, n, k, At(scores, grad, i),
                         {ScaledCopy(keys, of_keys + keys.At(i), factor, 0), k, false},
                         to_queries + q.At(i), q.stride, adds_queries);
     if (to_keys)
-      product::Multiply(n, m, k, At(scores, grad, i, true),
+      MultiplyOne(n, m, k, At(scores, grad, i, true),
                         {ScaledCopy(q, of_queries + q.At(i), factor, 1), k, false}, to_keys + keys.At(i),
                         keys.stride, adds_keys);
   });
@@ -196,10 +191,10 @@ void MixedBackward(const InterleavedKind& kind, const std::vector<TBlob>& inputs
   EachProduct(kind, 2, [&](int64_t i) {
     if (to_values && !adds_values) ClearOthers(values, parts, parts - 1, 1, i, to_values);
     if (to_values)
-      product::Multiply(n, m, k, At(scores, weights, i, true), At(mixed, grad, i), to_values + values.At(i),
+      MultiplyOne(n, m, k, At(scores, weights, i, true), At(mixed, grad, i), to_values + values.At(i),
                         values.stride, adds_values);
     if (to_weights)
-      product::Multiply(m, k, n, At(mixed, grad, i), At(values, of_values, i, true),
+      MultiplyOne(m, k, n, At(mixed, grad, i), At(values, of_values, i, true),
                         to_weights + scores.At(i), n, adds_weights);
   });
 }

@@ -1,7 +1,8 @@
 /*
  * Operators of MXNet that are computed in another way, in every net of the process.
  *
- * Some spare MXNet loops of its own: of boxes (boxes.h, align.h), of concatenation (joins.h), of nearest upsampling
+ * Some spare MXNet loops of its own: of boxes (boxes.h, align.h), of concatenation (joins.h), of slices and repetition
+ * (slices.h), of nearest upsampling
  * (upsampling.h) and of bilinear resizing (resizing.h). Some spare copies of arrays and changes of their layout: the gradients of relu
  * (rectifiers.h), of concatenation and of upsampling. The others spare it oneDNN's reference code, which takes
  * 10 to 200 times as long. For the gradient of LRN (lrn.h) oneDNN has nothing else. For the rest it has fast
@@ -26,6 +27,7 @@
 #include "marked_convolution.h"
 #include "rectifiers.h"
 #include "resizing.h"
+#include "slices.h"
 #include "upsampling.h"
 
 namespace graphopt {
@@ -154,6 +156,13 @@ void MendOperators() {
   Replace("Concat", &plain_concat_on_rows, LegacyFunction(&ConcatOnRows));
   Replace("_backward_Concat", &plain_concat_gradient_on_rows,
           LegacyFunction(&ConcatGradientOnRows));
+  ReplaceStateful("SliceChannel", &plain_split, LegacyFunction(&SplitOnRows));
+  ReplaceStateful("_backward_SliceChannel", &plain_split_gradient, LegacyFunction(&SplitGradientOnRows));
+  Replace("stack", &plain_stack, LegacyFunction(&StackOnRows));
+  Replace("_backward_stack", &plain_stack_gradient, LegacyFunction(&StackGradientOnRows));
+  Replace("slice_axis", &plain_slice_axis, LegacyFunction(&SliceAxisOnRows));
+  Replace("repeat", &plain_repeat, LegacyFunction(&RepeatOnRows));
+  Replace("_backward_repeat", &plain_repeat_gradient, LegacyFunction(&RepeatGradientOnRows));
   Replace("_contrib_box_nms", &plain_box_nms, LegacyFunction(&BoxNms));
   Replace("_contrib_ROIAlign", &plain_align, LegacyFunction(&AlignOnRows));
   Replace("_contrib_BilinearResize2D", &plain_resizing, LegacyFunction(&ResizingOnRows));

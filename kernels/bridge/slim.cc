@@ -1,0 +1,149 @@
+#include "slim.h"
+
+#include <cstddef>
+#include <vector>
+
+#include "lanes.h"
+
+namespace graphopt::slim {
+namespace {
+
+using blocked::kLanes;
+using blocked::Lanes;
+using blocked::LoadLanes;
+using blocked::StoreLanes;
+using product::Matrix;
+
+constexpr int64_t kRows = 4;       // of a product that is better computed here
+constexpr int64_t kQuad = 4;
+typedef float Quad __attribute__((vector_size(kQuad * sizeof(float))));
+typedef int Order __attribute__((vector_size(kQuad * sizeof(int))));
+
+inline Quad LoadQuad(const float* from) {
+  Quad found;
+  __builtin_memcpy(&found, from, sizeof(found));
+  return found;
+}
+
+inline Quad Folded(const Lanes& lanes) {
+  Quad sum{};
+  for (int64_t i = 0; i < kLanes / kQuad; ++i) {
+    Quad part;
+    __builtin_memcpy(&part, reinterpret_cast<const float*>(&lanes) + i * kQuad, sizeof(part));
+    sum += part;
+  }
+  return sum;
+}
+
+/* The sum of each of four. */
+inline Quad Sums(const Quad& a, const Quad& b, const Quad& c, const Quad& d) {
+  const Quad low = __builtin_shuffle(a, b, Order{0, 4, 1, 5}) + __builtin_shuffle(a, b, Order{2, 6, 3, 7});
+  const Quad high = __builtin_shuffle(c, d, Order{0, 4, 1, 5}) + __builtin_shuffle(c, d, Order{2, 6, 3, 7});
+  return __builtin_shuffle(low, high, Order{0, 1, 4, 5}) + __builtin_shuffle(low, high, Order{2, 3, 6, 7});
+}
+
+/* A row times four rows of `depth` numbers each. */
+inline Quad Dots(const float* row, const float* with, int64_t stride, int64_t depth) {
+  Quad sums[kQuad]{};
+  int64_t at = 0;
+  if (depth >= kLanes) {
+    Lanes wide[kQuad]{};
+    for (; at + kLanes <= depth; at += kLanes) {
+      const Lanes a = LoadLanes(row + at);
+      for (int64_t j = 0; j < kQuad; ++j) wide[j] += a * LoadLanes(with + j * stride + at);
+    }
+    for (int64_t j = 0; j < kQuad; ++j) sums[j] = Folded(wide[j]);
+  }
+  for (; at + kQuad <= depth; at += kQuad) {
+    const Quad a = LoadQuad(row + at);
+    for (int64_t j = 0; j < kQuad; ++j) sums[j] += a * LoadQuad(with + j * stride + at);
+  }
+  Quad found = Sums(sums[0], sums[1], sums[2], sums[3]);
+  for (; at < depth; ++at)
+    found += row[at] * Quad{with[at], with[stride + at], with[2 * stride + at], with[3 * stride + at]};
+  return found;
+}
+
+/* A row times a matrix whose columns are adjacent numbers. */
+template <bool kAdds>
+void ByColumns(const float* row, const Matrix& right, int64_t depth, int64_t units, float* to) {
+  int64_t j = 0;
+  for (; j + kQuad <= units; j += kQuad) {
+    Quad found = Dots(row, right.at + j * right.stride, right.stride, depth);
+    if (kAdds) found += LoadQuad(to + j);
+    __builtin_memcpy(to + j, &found, sizeof(found));
+  }
+  for (; j < units; ++j) {
+    const Quad found = Dots(row, right.at + j * right.stride, 0, depth);
+    to[j] = kAdds ? to[j] + found[0] : found[0];
+  }
+}
+
+/* A row times kVectors vectors of the matrix's rows. */
+template <class Vector, int64_t kVectors, bool kAdds>
+inline void Across(const float* row, const float* from, int64_t stride, int64_t depth, float* to) {
+  constexpr int64_t kWidth = sizeof(Vector) / sizeof(float);
+  constexpr int64_t kChains = kVectors == 1 ? 4 : 1;  // a sum alone would wait for itself
+  Vector sums[kChains][kVectors]{};
+  int64_t p = 0;
+  for (; p + kChains <= depth; p += kChains)
+    for (int64_t c = 0; c < kChains; ++c)
+      for (int64_t v = 0; v < kVectors; ++v) {
+        Vector with;
+        __builtin_memcpy(&with, from + (p + c) * stride + v * kWidth, sizeof(with));
+        sums[c][v] += row[p + c] * with;
+      }
+  for (; p < depth; ++p) {
+    Vector with;
+    __builtin_memcpy(&with, from + p * stride, sizeof(with));
+    sums[0][0] += row[p] * with;
+  }
+  for (int64_t v = 0; v < kVectors; ++v) {
+    for (int64_t c = 1; c < kChains; ++c) sums[0][v] += sums[c][v];
+    if (kAdds) {
+      Vector old;
+      __builtin_memcpy(&old, to + v * kWidth, sizeof(old));
+      sums[0][v] += old;
+    }
+    __builtin_memcpy(to + v * kWidth, &sums[0][v], sizeof(Vector));
+  }
+}
+
+/* A row times a matrix whose rows are adjacent numbers. */
+template <bool kAdds>
+void ByRows(const float* row, const Matrix& right, int64_t depth, int64_t units, float* to) {
+  int64_t j = 0;
+  for (; j + 4 * kLanes <= units; j += 4 * kLanes)
+    Across<Lanes, 4, kAdds>(row, right.at + j, right.stride, depth, to + j);
+  for (; j + kLanes <= units; j += kLanes)
+    Across<Lanes, 1, kAdds>(row, right.at + j, right.stride, depth, to + j);
+  for (; j + kQuad <= units; j += kQuad)
+    Across<Quad, 1, kAdds>(row, right.at + j, right.stride, depth, to + j);
+  for (; j < units; ++j) {
+    float sum = 0;
+    for (int64_t p = 0; p < depth; ++p) sum += row[p] * right.at[p * right.stride + j];
+    to[j] = kAdds ? to[j] + sum : sum;
+  }
+}
+
+}  // namespace
+
+bool Fits(int64_t rows, int64_t, int64_t) { return rows <= kRows; }
+
+void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
+              float* to, int64_t to_stride, bool adds) {
+  static thread_local std::vector<float> kept;
+  const auto by_row = right.is_transposed ? (adds ? ByColumns<true> : ByColumns<false>)
+                                          : (adds ? ByRows<true> : ByRows<false>);
+  if (left.is_transposed && kept.size() < static_cast<std::size_t>(depth)) kept.resize(depth);
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* row = left.at + i * left.stride;
+    if (left.is_transposed) {
+      for (int64_t p = 0; p < depth; ++p) kept[p] = left.at[p * left.stride + i];
+      row = kept.data();
+    }
+    by_row(row, right, depth, units, to + i * to_stride);
+  }
+}
+
+}  // namespace graphopt::slim

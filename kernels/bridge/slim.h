@@ -1,0 +1,22 @@
+/*
+ * Products of a few rows with a matrix that is read once, where it lies.
+ *
+ * product.h copies what it multiplies, which takes longer than multiplying it by one row: what a decoder
+ * does with one query at each step.
+ */
+#pragma once
+
+#include <cstdint>
+
+#include "product.h"
+
+namespace graphopt::slim {
+
+/* Whether a product is faster here than by product.h. */
+bool Fits(int64_t rows, int64_t depth, int64_t units);
+
+/* As product::Multiply. */
+void Multiply(int64_t rows, int64_t depth, int64_t units, const product::Matrix& left,
+              const product::Matrix& right, float* to, int64_t to_stride, bool adds);
+
+}  // namespace graphopt::slim
