@@ -39,6 +39,7 @@ PASSES = {
     "fuse-batch-norm": "graphopt.passes.fuse_batch_norm:FuseBatchNorm",
     "fuse-convolutions": "graphopt.passes.fuse_convolutions:FuseConvolutions",
     "fuse-reduction": "graphopt.passes.fuse_reduction:FuseReduction",
+    "fuse-attention": "graphopt.passes.fuse_attention:FuseAttention",
     "fuse-pointwise": "graphopt.passes.fuse_pointwise:FusePointwise",
 }
 
@@ -63,13 +64,13 @@ _FUSE = (
 PIPELINES = {
     "none": "",
     "training": (
-        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,fuse-batch-norm,{_FUSE},replace-dropout"
+        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,fuse-batch-norm,{_FUSE},replace-dropout,fuse-attention"
     ),
     # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (
         f"{_CLEAN},remove-identities,{_ROLL},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
         "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
-        f"eliminate-dead-code,fuse-convolutions,{_FUSE}"
+        f"eliminate-dead-code,fuse-convolutions,{_FUSE},fuse-attention"
     ),
     "default": "inference",
 }

@@ -13,6 +13,7 @@ from graphopt.errors import InputError
 from graphopt.ir.constant import constant_array
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
+    ATTENTION,
     BATCH_NORM,
     CONSTANT,
     CONVOLUTIONS,
@@ -40,6 +41,9 @@ _PLAIN = {PARALLEL_BATCH_DOT: "batch_dot", DENSE: "FullyConnected"}
 
 #: Operators of ours that need nothing of the table.
 _OURS = frozenset({CONSTANT, DENSE, FUSED, INTERLEAVED_DOT, PARALLEL_BATCH_DOT, RECURRENCE, TREE})
+
+#: Operators of ours that are what their nested graphs are.
+_REGIONS = (ATTENTION, BATCH_NORM, CONVOLUTIONS, PRODUCT)
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -73,7 +77,7 @@ def supports(graph: Graph) -> bool:
     return all(
         node.is_input
         or node.op in _OURS
-        or (node.op in (BATCH_NORM, CONVOLUTIONS, PRODUCT) and supports(node.graphs[0]))
+        or (node.op in _REGIONS and node.graphs and supports(node.graphs[0]))
         or (not node.graphs and reference_ops.supports(node.op))
         for node in graph
     )
@@ -96,7 +100,7 @@ def _node(
     if node.op == CONSTANT:
         return [constant_array(node)]
     inputs = [values[value] for value in node.inputs]
-    if node.op in (BATCH_NORM, CONVOLUTIONS, PRODUCT):
+    if node.op in _REGIONS:
         return _region(node.graphs[0], inputs, training=training)
     if node.op == PARALLEL_BATCH_DOT and reads_heads(node):
         return _region(in_mxnets_operators(graph, node), inputs)

@@ -10,6 +10,7 @@ from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import (
+    ATTENTION,
     BATCH_NORM,
     CONVOLUTIONS,
     DENSE,
@@ -62,7 +63,8 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
             plain.update(plain[node.id].but(op=op, attrs=attrs))
         if node.op == DROPOUT:
             attrs = Attrs(p=node.attrs["p"])
-            plain.update(plain[node.id].but(op="Dropout", inputs=node.inputs[:1], attrs=attrs))
+            reads = plain[node.id].inputs[:1]  # without the seed
+            plain.update(plain[node.id].but(op="Dropout", inputs=reads, attrs=attrs))
         now = plain[node.id]
         if body is None:
             if node.op == TREE:
@@ -105,5 +107,5 @@ def _region(node: Node) -> Graph | None:
     if node.op == RECURRENCE:
         is_cpu_form = not node.attrs.get("lengths")
         return node.graphs[1] if len(node.graphs) > 1 and is_cpu_form else None
-    has_body = node.op in (BATCH_NORM, FUSED, CONVOLUTIONS, PRODUCT)
+    has_body = node.op in (ATTENTION, BATCH_NORM, FUSED, CONVOLUTIONS, PRODUCT)
     return node.graphs[0] if has_body and node.graphs else None

@@ -69,6 +69,10 @@ PARALLEL_BATCH_DOT: Final = "graphopt_batch_dot"
 #: ``kind``, what comes behind ``_contrib_interleaved_matmul_`` in MXNet's names; ``heads``.
 INTERLEAVED_DOT: Final = "graphopt_interleaved_dot"
 
+#: Attention: two products and the kernel between them, and Dropout; the attributes are described in
+#: kernels/bridge/attention.h, its nested graph is the region in MXNet's operators.
+ATTENTION: Final = "graphopt_attention"
+
 #: MXNet's Dropout by a seed, its second input, int32 of shape (2,); attrs: ``p``; ``salt``, which
 #: tells the masks of one seed apart (see kernels/bridge/dropout_operator.h).
 DROPOUT: Final = "graphopt_dropout"
@@ -76,6 +80,7 @@ DROPOUT: Final = "graphopt_dropout"
 #: Operators whose attributes say all: their nested graphs are there to be read and to be put back.
 WITH_SPEC: Final = frozenset(
     {
+        ATTENTION,
         BATCH_NORM,
         CONVOLUTIONS,
         DENSE,

@@ -35,29 +35,41 @@ inline uint32_t Hash(uint32_t at, Keys keys) {
 }
 
 template <bool kAdds>
-void ApplyBlock(Keys keys, int32_t kept, float scale, const float* from, float* to, int count) {
+void ApplyBlock(Keys keys, int32_t kept, float scale, int begin, const float* from, float* to, int count) {
 #pragma omp simd
   for (int i = 0; i < count; ++i) {
-    const int32_t drawn = static_cast<int32_t>(Hash(static_cast<uint32_t>(i), keys) >> (32 - kBits));
+    const int32_t drawn = static_cast<int32_t>(Hash(static_cast<uint32_t>(begin + i), keys) >> (32 - kBits));
     const float found = from[i] * (drawn < kept ? scale : 0.0f);
     to[i] = kAdds ? to[i] + found : found;
   }
 }
 
+/* Of all values that are compared, those below this one stay. */
+int32_t KeptOf(const Mask& mask) {
+  return static_cast<int32_t>(static_cast<double>(mask.keep) * (1 << kBits) + 0.5);
+}
+
 }  // namespace
 
+void ApplyFrom(const Mask& mask, int64_t first, const float* from, float* to, int64_t count) {
+  for (int64_t done = 0; done < count;) {
+    const int64_t block = (first + done) / kBlock, begin = (first + done) % kBlock;
+    const int64_t size = std::min(kBlock - begin, count - done);
+    ApplyBlock<false>(KeysOf(mask.seed, block), KeptOf(mask), mask.scale(), static_cast<int>(begin),
+                      from + done, to + done, static_cast<int>(size));
+    done += size;
+  }
+}
+
 void Apply(const Mask& mask, const float* from, float* to, int64_t count, bool adds, int threads) {
-  const auto kept = static_cast<int32_t>(static_cast<double>(mask.keep) * (1 << kBits) + 0.5);
+  const int32_t kept = KeptOf(mask);
   const int64_t blocks = (count + kBlock - 1) / kBlock;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t first = block * kBlock;
     const int size = static_cast<int>(std::min(kBlock, count - first));
-    const Keys keys = KeysOf(mask.seed, block);
-    if (adds)
-      ApplyBlock<true>(keys, kept, mask.scale(), from + first, to + first, size);
-    else
-      ApplyBlock<false>(keys, kept, mask.scale(), from + first, to + first, size);
+    (adds ? ApplyBlock<true> : ApplyBlock<false>)(KeysOf(mask.seed, block), kept, mask.scale(), 0, from + first,
+                                                  to + first, size);
   }
 }
 

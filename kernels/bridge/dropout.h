@@ -16,6 +16,9 @@ struct Mask {
   float scale() const { return 1.0f / keep; }
 };
 
+/* Elements `first` to `first + count` of an array, by this thread; `from` and `to` are where those lie, and may be one. */
+void ApplyFrom(const Mask& mask, int64_t first, const float* from, float* to, int64_t count);
+
 /* to = from * mask, or to += from * mask; masks are 0 or 1 / keep, so what is no number stays none. */
 void Apply(const Mask& mask, const float* from, float* to, int64_t count, bool adds, int threads);
 

@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 
+#include "attention_operator.h"
 #include "batch_dot.h"
 #include "batch_norm_operator.h"
 #include "convolutions_operator.h"
@@ -99,6 +100,7 @@ void Register() {
   RegisterDense();
   RegisterDropout();
   RegisterInterleaved();
+  RegisterAttention();
   RegisterBatchNorm();
   RegisterKeeping();
   RegisterInline();

@@ -212,11 +212,6 @@ void CutRows(const Matrix& matrix, int64_t units, int64_t at, int64_t next, int6
   }
 }
 
-void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed) {
-  for (int64_t task = 0; task < PackTasks(matrix, depth, units); ++task)
-    PackTask(matrix, depth, units, task, packed);
-}
-
 /* The rows of a chunk, in one part of their depth; copied unless this thread has them already. */
 const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chunk, int64_t part,
                         Copied* copied) {
@@ -308,10 +303,13 @@ void Pack(const float* weights, int64_t depth, int64_t units, float* packed) {
   PackMatrix({weights, depth, true}, depth, units, packed);
 }
 
-void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
-              float* to, int64_t to_stride, bool adds) {
-  float* packed = PackedRoom(depth, units);
-  PackMatrix(right, depth, units, packed);
+void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed) {
+  for (int64_t task = 0; task < PackTasks(matrix, depth, units); ++task)
+    PackTask(matrix, depth, units, task, packed);
+}
+
+void MultiplyPacked(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const float* packed,
+                    float* to, int64_t to_stride, bool adds) {
   Plan plan = MakePlan(rows, depth, units, 1);
   plan.to_stride = to_stride;
   plan.from_stride = left.stride;
@@ -321,6 +319,13 @@ void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, co
   Copied copied;
   for (int64_t task = 0; task < plan.tasks(); ++task)
     RunTask(plan, {left.at, packed, nullptr, to, kNone, adds}, task, &copied);
+}
+
+void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
+              float* to, int64_t to_stride, bool adds) {
+  float* packed = PackedRoom(depth, units);
+  PackMatrix(right, depth, units, packed);
+  MultiplyPacked(rows, depth, units, left, packed, to, to_stride, adds);
 }
 
 float* PackedRoom(int64_t depth, int64_t units) {

@@ -62,6 +62,11 @@ void PackTask(const Matrix& matrix, int64_t depth, int64_t units, int64_t task, 
 /* Memory of this thread for a packed matrix, until it asks again. */
 float* PackedRoom(int64_t depth, int64_t units);
 
+/* All of a matrix, and a product with it as it was packed. */
+void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed);
+void MultiplyPacked(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const float* packed,
+                    float* to, int64_t to_stride, bool adds);
+
 /* to = left (rows x depth) times right (depth x units), or is added to it; by this thread alone. */
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
               float* to, int64_t to_stride, bool adds);

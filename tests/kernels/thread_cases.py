@@ -131,6 +131,29 @@ def products() -> Callable[[], Found]:
     return run
 
 
+def attention() -> Callable[[], Found]:
+    """Of 12 products of 150 x 170 scores, over several blocks of rows, with Dropout."""
+    q, kv, seed = noise(150, 3, 48), noise(170, 3, 96, seed=1), mx.nd.array([7, 9], dtype="int32")
+    kv.attach_grad()
+    attrs = {
+        "spec": "f32[a,b|c] (f32[a,b,c]) { %1 = softmax %0; return %1:f32[a,b,c] }",
+        "scores": 0,
+        "queries": (0, 2, 4, 1, 0),
+        "keys": (1, 2, 4, 2, 0),
+        "values": (1, 2, 4, 2, 1),
+        "mixed": (2, 4, 1, 0),
+        "scaled": True,
+        "heads": 0,
+        "p": 0.2,
+        "salt": 1,
+    }
+
+    def call() -> Any:
+        return invoke("graphopt_attention", [q, kv, seed], attrs)
+
+    return lambda: [*learnt(None, q, call, parameters=False), kv.grad]
+
+
 def convolution(
     name: str, kernel: int, channels: int, filters: int, groups: int = 1
 ) -> Callable[[], Found]:
@@ -181,6 +204,7 @@ CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "lookups": lookups,
     "trees": trees,
     "batch_dot": products,
+    "attention": attention,
     "Winograd": lambda: convolution(WINOGRAD4, 3, 48, 64),
     "Winograd of a large layer": lambda: convolution(WINOGRAD4, 3, 208, 176),
     "Winograd in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 48, 64),

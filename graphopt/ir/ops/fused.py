@@ -28,6 +28,7 @@ OPERATORS = (
         mode_dependent=True,
         arguments=("data", "gamma", "beta", "moving_mean", "moving_var", "residual"),
     ),
+    OpInfo("graphopt_attention", Kind.OPAQUE, pure=True, gradient=Gradient.INPUTS),
     OpInfo("graphopt_interleaved_dot", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
     OpInfo("graphopt_batch_dot", Kind.ANCHOR, pure=True, gradient=Gradient.INPUTS),
 )
