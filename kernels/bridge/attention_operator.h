@@ -86,21 +86,20 @@ void AttentionBackward(const NodeAttrs& attrs, const mxnet::OpContext& context, 
     return Wanted{at, request == mxnet::kAddTo};
   };
   Plan* plan = FindPlan(attrs, true);
-  std::vector<const TBlob*> operands;
+  AttentionGradients asked{node.mixed.In(inputs[0].shape_), static_cast<const float*>(inputs[0].dptr_), plan, {}, {},
+                           plan->outputs.size(), wanted(node.queries), wanted(node.keys), wanted(node.values)};
   for (const Operand& operand : plan->inputs)
-    operands.push_back(operand.source == kInput && operand.index != node.scores
-                           ? &inputs[1 + node.InputOf(operand.index)]
-                           : nullptr);
-  std::vector<const TBlob*> gradients;
-  size_t made = plan->outputs.size();
+    asked.operands.push_back(operand.source == kInput && operand.index != node.scores
+                                 ? &inputs[1 + node.InputOf(operand.index)]
+                                 : nullptr);
   for (size_t i = 0; i < plan->outputs.size(); ++i) {
     const int64_t of = plan->outputs[i].index;
-    if (of == node.scores) made = i;
-    gradients.push_back(of == node.scores ? nullptr : &outputs[node.InputOf(of)]);
+    if (of == node.scores) asked.made = i;
+    asked.outputs.push_back(of == node.scores ? nullptr : &outputs[node.InputOf(of)]);
   }
-  if (made == plan->outputs.size()) Fail("node " + attrs.name + " has a kernel without a gradient of scores");
-  RunAttentionBackward(call, node.mixed.In(inputs[0].shape_), static_cast<const float*>(inputs[0].dptr_), plan,
-                       operands, gradients, made, wanted(node.queries), wanted(node.keys), wanted(node.values));
+  if (asked.made == plan->outputs.size())
+    Fail("node " + attrs.name + " has a kernel without a gradient of scores");
+  RunAttentionBackward(call, asked);
 }
 
 std::vector<NodeEntry> AttentionGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {

@@ -32,7 +32,7 @@ class RowKernel {
   }
   RowKernel(const RowKernel&) = delete;
 
-  /* Rows `first` to `first + count`; `from` has those of each operand that is in memory of this thread. */
+  /* SomeRows `first` to `first + count`; `from` has those of each operand that is in memory of this thread. */
   void Run(int64_t first, int64_t count, const std::vector<const float*>& from, float* to) {
     const int64_t before = first * space_.length;
     for (size_t i = 0; i < parts_.size(); ++i)
@@ -60,28 +60,43 @@ inline float* AttentionRoom(int number, int64_t floats) {
   return Aligned<float>(room.data());
 }
 
-/* A matrix that many rows are multiplied by: packed, unless there are few. */
-struct Right {
-  product::Matrix matrix;
-  const float* packed;
+/* Matrices that rows are multiplied by, one at a time: packed, unless rows are few. */
+class Right {
+ public:
+  /* `is_transposed`: the matrices have a row for each of the `units`. */
+  Right(const Stack& stack, const float* data, bool is_transposed, int64_t rows, float factor, int room)
+      : stack_(stack), data_(data), is_transposed_(is_transposed), factor_(factor), room_(room),
+        depth_(is_transposed ? stack.columns : stack.rows), units_(is_transposed ? stack.rows : stack.columns),
+        packs_(!slim::Fits(rows, depth_, units_) && depth_ && units_) {}
 
-  Right(const product::Matrix& what, int64_t rows, int64_t depth, int64_t units, float factor, int room)
-      : matrix(what), packed(nullptr) {
-    if (slim::Fits(rows, depth, units) || !depth || !units) return;
-    const int64_t size = product::PackedSize(depth, units);
-    float* at = AttentionRoom(room, size);
-    product::PackMatrix(what, depth, units, at);
-    for (int64_t i = 0; factor != 1 && i < size; ++i) at[i] *= factor;
-    packed = at;
+  bool packs() const { return packs_; }
+
+  /* to = left (rows x depth) times the matrix of a product. */
+  void Times(int64_t product, int64_t rows, const product::Matrix& left, float* to, int64_t stride, bool adds) {
+    const product::Matrix matrix{data_ + stack_.At(product), stack_.stride, is_transposed_};
+    if (!packs_) return slim::Multiply(rows, depth_, units_, left, matrix, to, stride, adds);
+    if (product != product_) Pack(matrix, product);
+    product::MultiplyPacked(rows, depth_, units_, left, packed_, to, stride, adds);
   }
 
-  void Times(int64_t rows, int64_t depth, int64_t units, const product::Matrix& left, float* to, int64_t stride,
-             bool adds) const {
-    if (packed)
-      product::MultiplyPacked(rows, depth, units, left, packed, to, stride, adds);
-    else
-      slim::Multiply(rows, depth, units, left, matrix, to, stride, adds);
+ private:
+  void Pack(const product::Matrix& matrix, int64_t product) {
+    const int64_t size = product::PackedSize(depth_, units_);
+    packed_ = AttentionRoom(room_, size);
+    product::PackMatrix(matrix, depth_, units_, packed_);
+    for (int64_t i = 0; factor_ != 1 && i < size; ++i) packed_[i] *= factor_;
+    product_ = product;
   }
+
+  const Stack stack_;
+  const float* data_;
+  const bool is_transposed_;
+  const float factor_;
+  const int room_;
+  const int64_t depth_, units_;
+  const bool packs_;
+  int64_t product_ = -1;
+  float* packed_ = nullptr;
 };
 
 /* What all products of a call share. */
@@ -93,6 +108,7 @@ struct AttentionCall {
   bool drops;
   float factor;          // of queries
   int64_t block;         // rows of scores that are computed together
+  int64_t together;      // products whose rows are, if those of one are few
   mxnet::TShape scores;  // as the kernel sees them
   std::vector<const TBlob*> operands;  // of the forward kernel
 
@@ -107,8 +123,10 @@ struct AttentionCall {
     values = data(node.values);
     if (drops) mask = MaskOf(attrs, inputs.back());
     factor = node.scaled ? 1 / std::sqrt(static_cast<float>(sizes.queries.columns)) : 1;
-    constexpr int64_t kElements = 32768, kStrip = 8;
+    constexpr int64_t kElements = 32768, kStrip = 8, kGroups = 64;
     block = std::max(kElements / std::max<int64_t>(sizes.others, 1) / kStrip * kStrip, kStrip);
+    together = std::max<int64_t>(block / std::max<int64_t>(sizes.rows, 1), 1);
+    together = std::clamp<int64_t>(sizes.products / kGroups, 1, together);
     block = std::min(block, sizes.rows);
     for (int64_t i = 0; i < static_cast<int64_t>(node.kernel->inputs.size()); ++i)
       operands.push_back(i == node.scores ? nullptr : &inputs[first + node.InputOf(i)]);
@@ -130,56 +148,88 @@ struct AttentionCall {
       for (int64_t j = 0; j < q.columns; ++j) to[i * q.columns + j] = factor * from[i * q.stride + j];
     return {to, q.columns, false};
   }
-  product::Matrix Keys(int64_t product, bool is_transposed) const {
-    return {keys + sizes.keys.At(product), sizes.keys.stride, is_transposed};
-  }
-  /* Of some rows; `keys` are all of a product. */
-  void Scores(const Right& keys, int64_t count, const product::Matrix& q, float* to) const {
-    const int64_t n = sizes.others, d = sizes.queries.columns;
-    if (d)
-      keys.Times(count, d, n, q, to, n, false);
-    else
-      std::memset(to, 0, count * n * sizeof(float));
-  }
-  product::Matrix Values(int64_t product, bool is_transposed) const {
-    return {values + sizes.values.At(product), sizes.values.stride, is_transposed};
-  }
 };
 
-/* `body(product, kernels of the thread...)`, for all products. */
-template <class Worker>
-void EachAttention(const AttentionCall& call, int64_t multiplications, const Worker& make) {
+/* Some rows of some products; either all rows or those of one product. */
+struct SomeRows {
+  int64_t product, products, row, count;
+  int64_t all() const { return products * count; }
+};
+
+/* `make()` for each thread, and what it makes for the rows of all products. */
+template <class Make>
+void EachRows(const AttentionCall& call, int64_t multiplications, const Make& make) {
   const AttentionSizes& sizes = call.sizes;
   const double columns = sizes.queries.columns + sizes.values.columns;
   const double nanoseconds = sizes.rows * sizes.others * (0.01 * columns * multiplications + 2);
-  const int threads = Threads(nanoseconds * sizes.products, sizes.products);
+  const int64_t groups = (sizes.products + call.together - 1) / call.together;
+  const int threads = Threads(nanoseconds * sizes.products, groups);
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     auto body = make();
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < sizes.products;) body(i);
+    for (int64_t group; (group = next.fetch_add(1, std::memory_order_relaxed)) < groups;) {
+      const int64_t product = group * call.together;
+      const int64_t products = std::min(call.together, sizes.products - product);
+      for (int64_t row = 0; row < sizes.rows; row += call.block)
+        body(SomeRows{product, products, row, std::min(call.block, sizes.rows - row)});
+    }
   }
 }
 
+/* What a thread needs to compute weights, forward and backward. */
+class Weights {
+ public:
+  explicit Weights(const AttentionCall& call)
+      : call_(call), n_(call.sizes.others), keys_(call.sizes.keys, call.keys, true, call.sizes.rows, 1, 0),
+        kernel_(call.node.kernel, call.operands, std::vector<const TBlob*>(1), 0, call.scores),
+        scores_(AttentionRoom(2, call.together * call.block * n_)),
+        weights_(AttentionRoom(3, call.together * call.block * n_)), from_(call.operands.size(), scores_) {}
+
+  float* scores() const { return scores_; }
+  float* weights() const { return weights_; }
+
+  void Compute(const SomeRows& rows) {
+    for (int64_t i = 0; i < rows.products; ++i) {
+      float* to = scores_ + i * rows.count * n_;
+      if (call_.sizes.queries.columns)
+        keys_.Times(rows.product + i, rows.count, call_.Queries(rows.product + i, rows.row, rows.count, 4), to, n_,
+                    false);
+      else
+        std::memset(to, 0, rows.count * n_ * sizeof(float));
+    }
+    kernel_.Run(FirstOf(rows), rows.all(), from_, weights_);
+  }
+
+  /* Masks rows of weights, or of their gradients. */
+  void Drop(const SomeRows& rows, const float* from, float* to) const {
+    dropout::ApplyFrom(call_.mask, FirstOf(rows) * n_, from, to, rows.all() * n_);
+  }
+
+  int64_t FirstOf(const SomeRows& rows) const { return rows.product * call_.sizes.rows + rows.row; }
+
+ private:
+  const AttentionCall& call_;
+  const int64_t n_;
+  Right keys_;
+  RowKernel kernel_;
+  float *scores_, *weights_;
+  std::vector<const float*> from_;
+};
+
 /* Writes, or adds, what attention makes of all products. */
 void RunAttention(const AttentionCall& call, const Stack& mixed, float* to, bool adds) {
-  const AttentionSizes& sizes = call.sizes;
-  const int64_t n = sizes.others, d = sizes.queries.columns, wide = sizes.values.columns;
-  EachAttention(call, 1, [&] {
-    auto kernel = std::make_shared<RowKernel>(call.node.kernel, call.operands, std::vector<const TBlob*>(1), 0, call.scores);
-    return [&, kernel](int64_t product) {
-      const Right keys(call.Keys(product, true), sizes.rows, d, n, 1, 0);
-      const Right values(call.Values(product, false), sizes.rows, n, wide, 1, 1);
-      float *scores = AttentionRoom(2, call.block * n), *weights = AttentionRoom(3, call.block * n);
-      std::vector<const float*> from(call.operands.size(), scores);
-      for (int64_t row = 0; row < sizes.rows; row += call.block) {
-        const int64_t count = std::min(call.block, sizes.rows - row), first = product * sizes.rows + row;
-        call.Scores(keys, count, call.Queries(product, row, count, 4), scores);
-        kernel->Run(first, count, from, weights);
-        if (call.drops) dropout::ApplyFrom(call.mask, first * n, weights, weights, count * n);
-        values.Times(count, n, wide, {weights, n, false}, to + mixed.At(product) + row * mixed.stride,
-                     mixed.stride, adds);
-      }
+  const int64_t n = call.sizes.others;
+  EachRows(call, 1, [&] {
+    auto weights = std::make_shared<Weights>(call);
+    auto values = std::make_shared<Right>(call.sizes.values, call.values, false, call.sizes.rows, 1, 1);
+    return [&, weights, values](const SomeRows& rows) {
+      weights->Compute(rows);
+      float* found = weights->weights();
+      if (call.drops) weights->Drop(rows, found, found);
+      for (int64_t i = 0; i < rows.products; ++i)
+        values->Times(rows.product + i, rows.count, {found + i * rows.count * n, n, false},
+                      to + mixed.At(rows.product + i) + rows.row * mixed.stride, mixed.stride, adds);
     };
   });
 }
@@ -190,55 +240,90 @@ struct Wanted {
   bool adds = false;
 };
 
-/* Gradients of queries, keys and values, where they are wanted. */
-void RunAttentionBackward(const AttentionCall& call, const Stack& mixed, const float* head, Plan* plan,
-                          const std::vector<const TBlob*>& operands, const std::vector<const TBlob*>& outputs,
-                          size_t made, const Wanted& of_queries, const Wanted& of_keys,
-                          const Wanted& of_values) {
-  const AttentionSizes& sizes = call.sizes;
-  const int64_t n = sizes.others, d = sizes.queries.columns, wide = sizes.values.columns;
-  EachAttention(call, 3, [&] {
-    auto kernel = std::make_shared<RowKernel>(call.node.kernel, call.operands, std::vector<const TBlob*>(1), 0, call.scores);
-    auto backward = std::make_shared<RowKernel>(plan, operands, outputs, made, call.scores);
-    return [&, kernel, backward](int64_t product) {
-      const Right keys(call.Keys(product, true), sizes.rows, d, n, 1, 0);
-      const Right values(call.Values(product, true), sizes.rows, wide, n, 1, 1);
-      // By the factor, as gradients of queries are to be; of few rows it is done behind the product.
-      const Right back(call.Keys(product, false), sizes.rows, n, d, call.factor, 5);
-      float *scores = AttentionRoom(2, call.block * n), *weights = AttentionRoom(3, call.block * n);
-      float *gradient = AttentionRoom(6, call.block * n), *dropped = AttentionRoom(7, call.block * n);
-      const std::vector<const float*> from(call.operands.size(), scores);
-      std::vector<const float*> reads;
-      for (const Operand& operand : plan->inputs)
-        reads.push_back(operand.source == kHead ? gradient : operand.source == kOutput ? weights : scores);
-      for (int64_t row = 0; row < sizes.rows; row += call.block) {
-        const int64_t count = std::min(call.block, sizes.rows - row), first = product * sizes.rows + row;
-        const product::Matrix q = call.Queries(product, row, count, 4);
-        const float* g = head + mixed.At(product) + row * mixed.stride;
-        call.Scores(keys, count, q, scores);
-        kernel->Run(first, count, from, weights);
-        if (of_values.at) {
-          const float* with = weights;
-          if (call.drops) dropout::ApplyFrom(call.mask, first * n, weights, dropped, count * n), with = dropped;
-          MultiplyOne(n, count, wide, {with, n, true}, {g, mixed.stride, false},
-                      of_values.at + sizes.values.At(product), sizes.values.stride, of_values.adds || row > 0);
-        }
-        values.Times(count, wide, n, {g, mixed.stride, false}, gradient, n, false);
-        if (call.drops) dropout::ApplyFrom(call.mask, first * n, gradient, gradient, count * n);
-        float* slopes = dropped;  // of scores
-        backward->Run(first, count, reads, slopes);
-        if (of_keys.at && d)
-          MultiplyOne(n, count, d, {slopes, n, true}, q, of_keys.at + sizes.keys.At(product), sizes.keys.stride,
-                      of_keys.adds || row > 0);
-        if (of_queries.at && d) {
-          if (!back.packed && call.factor != 1)
-            for (int64_t i = 0; i < count * n; ++i) slopes[i] *= call.factor;
-          back.Times(count, n, d, {slopes, n, false},
-                     of_queries.at + sizes.queries.At(product) + row * sizes.queries.stride,
-                     sizes.queries.stride, of_queries.adds);
-        }
-      }
-    };
+/* The gradient of a call's result, and what is asked for. */
+struct AttentionGradients {
+  Stack mixed;
+  const float* head;
+  Plan* plan;  // of the kernel's gradients
+  std::vector<const TBlob*> operands, outputs;  // of it; null are rows of scores
+  size_t made;  // which of the outputs is the gradient of scores
+  Wanted queries, keys, values;
+};
+
+/* A thread that computes gradients. */
+class AttentionBackwardThread {
+ public:
+  AttentionBackwardThread(const AttentionCall& call, const AttentionGradients& asked)
+      : call_(call), asked_(asked), n_(call.sizes.others), weights_(call),
+        values_(call.sizes.values, call.values, true, call.sizes.rows, 1, 1),
+        // By the factor, as gradients of queries are to be; of few rows it is done behind the product.
+        keys_(call.sizes.keys, call.keys, false, call.sizes.rows, call.factor, 5),
+        kernel_(asked.plan, asked.operands, asked.outputs, asked.made, call.scores),
+        gradient_(AttentionRoom(6, call.together * call.block * n_)),
+        slopes_(AttentionRoom(7, call.together * call.block * n_)) {
+    for (const Operand& operand : asked.plan->inputs)
+      reads_.push_back(operand.source == kHead     ? gradient_
+                       : operand.source == kOutput ? weights_.weights()
+                                                   : weights_.scores());
+  }
+
+  void operator()(const SomeRows& rows) {
+    weights_.Compute(rows);
+    OfValues(rows);
+    for (int64_t i = 0; i < rows.products; ++i)
+      values_.Times(rows.product + i, rows.count, Head(rows, i), gradient_ + i * rows.count * n_, n_, false);
+    if (call_.drops) weights_.Drop(rows, gradient_, gradient_);
+    kernel_.Run(weights_.FirstOf(rows), rows.all(), reads_, slopes_);
+    if (call_.sizes.queries.columns) OfKeysAndQueries(rows);
+  }
+
+ private:
+  product::Matrix Head(const SomeRows& rows, int64_t i) const {
+    const Stack& mixed = asked_.mixed;
+    return {asked_.head + mixed.At(rows.product + i) + rows.row * mixed.stride, mixed.stride, false};
+  }
+
+  void OfValues(const SomeRows& rows) {
+    const Stack& values = call_.sizes.values;
+    if (!asked_.values.at) return;
+    const float* weights = weights_.weights();
+    if (call_.drops) weights_.Drop(rows, weights, slopes_), weights = slopes_;
+    for (int64_t i = 0; i < rows.products; ++i)
+      MultiplyOne(n_, rows.count, values.columns, {weights + i * rows.count * n_, n_, true}, Head(rows, i),
+                  asked_.values.at + values.At(rows.product + i), values.stride, asked_.values.adds || rows.row > 0);
+  }
+
+  void OfKeysAndQueries(const SomeRows& rows) {
+    const Stack &keys = call_.sizes.keys, &queries = call_.sizes.queries;
+    for (int64_t i = 0; i < rows.products; ++i) {
+      const int64_t product = rows.product + i;
+      float* slopes = slopes_ + i * rows.count * n_;
+      if (asked_.keys.at)
+        MultiplyOne(n_, rows.count, keys.columns, {slopes, n_, true}, call_.Queries(product, rows.row, rows.count, 4),
+                    asked_.keys.at + keys.At(product), keys.stride, asked_.keys.adds || rows.row > 0);
+      if (!asked_.queries.at) continue;
+      for (int64_t j = 0; !keys_.packs() && call_.factor != 1 && j < rows.count * n_; ++j) slopes[j] *= call_.factor;
+      keys_.Times(product, rows.count, {slopes, n_, false},
+                  asked_.queries.at + queries.At(product) + rows.row * queries.stride, queries.stride,
+                  asked_.queries.adds);
+    }
+  }
+
+  const AttentionCall& call_;
+  const AttentionGradients& asked_;
+  const int64_t n_;
+  Weights weights_;
+  Right values_, keys_;
+  RowKernel kernel_;
+  float *gradient_, *slopes_;
+  std::vector<const float*> reads_;
+};
+
+/* Gradients of queries, keys and values, where they are asked for. */
+void RunAttentionBackward(const AttentionCall& call, const AttentionGradients& asked) {
+  EachRows(call, 3, [&] {
+    auto thread = std::make_shared<AttentionBackwardThread>(call, asked);
+    return [thread](const SomeRows& rows) { (*thread)(rows); };
   });
 }
 
