@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.ir.attrs import AttrValue
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import PARALLEL_BATCH_DOT, Node, NodeId
+from graphopt.ir.node import PARALLEL_BATCH_DOT, Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.fusion.region import origin_of
 from graphopt.passes.layout.heads import Heads, heads_read, heads_written
 from graphopt.pipeline.base import Pass, PassContext
+
+_GEMM2 = "_linalg_gemm2"
+_OPERATORS = ("batch_dot", _GEMM2)
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class ParallelizeBatchDot(Pass):
     Forward and backward; only float32 on the CPU.
 
     Heads of attention are read and written where they lie, (batch, rows, heads, columns): the
-    transposes that put them one behind the other, and their gradients, are gone.
+    transposes that put them one behind the other, and their gradients, are gone. Products of
+    ``_linalg_gemm2`` are treated alike, with what they are multiplied by behind them.
 
     Args:
         min_batch: products below which MXNet's way stays.
@@ -56,20 +61,23 @@ class ParallelizeBatchDot(Pass):
         found = [
             node
             for node in graph
-            if canonical(node.op) == "batch_dot" and node.id not in held and not node.after
+            if canonical(node.op) in _OPERATORS and node.id not in held and not node.after
         ]
         why = self._refusal(cx) if found else None
         if why is not None:
-            cx.missed(f"batch_dot stays: {why}", found[0])
+            cx.missed(f"{canonical(found[0].op)} stays: {why}", found[0])
             return graph
         edited = graph.copy()
         for node in found:
             why = self._unfit(graph, node)
             if why is not None:
-                cx.missed(f"batch_dot stays: {why}", node)
+                cx.missed(f"{canonical(node.op)} stays: {why}", node)
                 continue
-            heads = _heads(edited, edited[node.id], held)
-            _replace(edited, edited[node.id], heads)
+            product = edited[node.id]
+            if canonical(node.op) == _GEMM2:
+                product = _as_batch_dot(edited, product)
+            heads = _heads(edited, product, held)
+            _replace(edited, product, heads)
             cx.passed("its products are computed by one thread each", node)
             cx.count("replaced")
             if any(heads):
@@ -87,15 +95,49 @@ class ParallelizeBatchDot(Pass):
             return "its shape is not known"
         if node.type.dtype != "float32":
             return f"it multiplies {node.type.dtype}"
-        if len(node.type.shape) != 3:
-            return f"its operands have {len(node.type.shape)} axes, not 3"
-        batch, rows, columns = (extent or 0 for extent in node.type.shape)
+        rank = len(node.type.shape)
+        if canonical(node.op) == _GEMM2:
+            if rank < 3 or node.attrs.get("axis", -2) not in (-2, rank - 2):
+                return "its matrices are not the last two of three or more axes"
+        elif rank != 3:
+            return f"its operands have {rank} axes, not 3"
+        *outer, rows, columns = (extent or 0 for extent in node.type.shape)
+        batch = math.prod(outer)
         if batch < self.min_batch:
             return f"{batch} products are too few"
         inner = (left.size or 0) // max(batch * rows, 1)
         if rows * columns * inner > self.max_mega_macs * 1_000_000:
             return "its matrices are large enough for all threads"
         return None
+
+
+def _as_batch_dot(graph: Graph, node: Node) -> Node:
+    """The product within a ``_linalg_gemm2``, with its factor and views around it."""
+    name = node.name or "gemm2"
+
+    def add(op: str, read: Value, shape: tuple[int, ...], attrs: dict[str, AttrValue]) -> Value:
+        type_ = node.type.with_shape(shape)
+        return graph.add(op, [read], attrs, [type_], graph.unique_name(name), origin=origin).out()
+
+    origin = origin_of([node])
+    reads = []
+    for value in node.inputs:
+        *outer, rows, columns = (extent or 0 for extent in graph.type_of(value).shape or ())
+        flat = (math.prod(outer), rows, columns)
+        reads.append(value if len(outer) == 1 else add("Reshape", value, flat, {"shape": flat}))
+    *outer, rows, columns = whole = tuple(extent or 0 for extent in node.type.shape or ())
+    stack = node.type.with_shape((math.prod(outer), rows, columns))
+    flags = {key: node.attrs.flag(key) for key in ("transpose_a", "transpose_b")}
+    product = graph.add("batch_dot", reads, flags, [stack], graph.unique_name(name), origin=origin)
+    value = product.out()
+    if len(outer) > 1:
+        value = add("Reshape", value, whole, {"shape": whole})
+    alpha = float(node.attrs.get("alpha", 1.0))
+    if alpha != 1:
+        value = add("_mul_scalar", value, whole, {"scalar": alpha})
+    graph.replace_uses(node.out(), value)
+    graph.erase(node.id)
+    return product
 
 
 #: Of a product's operands and of its result, those that are heads.

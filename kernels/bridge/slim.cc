@@ -14,7 +14,7 @@ using blocked::LoadLanes;
 using blocked::StoreLanes;
 using product::Matrix;
 
-constexpr int64_t kRows = 4;       // of a product that is better computed here
+constexpr int64_t kFew = 4;  // rows or columns of a product that is better computed here
 constexpr int64_t kQuad = 4;
 typedef float Quad __attribute__((vector_size(kQuad * sizeof(float))));
 typedef int Order __attribute__((vector_size(kQuad * sizeof(int))));
@@ -126,24 +126,53 @@ void ByRows(const float* row, const Matrix& right, int64_t depth, int64_t units,
   }
 }
 
+/* Memory of this thread for numbers that lie apart. */
+float* Gathered(int64_t floats) {
+  static thread_local std::vector<float> kept;
+  if (kept.size() < static_cast<std::size_t>(floats)) kept.resize(floats);
+  return kept.data();
+}
+
+/* Row `i` of a matrix, whose numbers are adjacent; `kept` is where to put them if they are not. */
+const float* RowOf(const Matrix& matrix, int64_t i, int64_t depth, float* kept) {
+  if (!matrix.is_transposed) return matrix.at + i * matrix.stride;
+  for (int64_t p = 0; p < depth; ++p) kept[p] = matrix.at[p * matrix.stride + i];
+  return kept;
+}
+
+using ByRow = void (*)(const float* row, const Matrix& right, int64_t depth, int64_t units, float* to);
+
+ByRow Pick(bool is_transposed, bool adds) {
+  if (is_transposed) return adds ? ByColumns<true> : ByColumns<false>;
+  return adds ? ByRows<true> : ByRows<false>;
+}
+
+/* Column by column, as rows of the transposed product. */
+void ByFewColumns(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right, float* to,
+                  int64_t to_stride, bool adds) {
+  float *column = Gathered(depth + rows), *sums = column + depth;
+  const Matrix turned{left.at, left.stride, !left.is_transposed};
+  for (int64_t j = 0; j < units; ++j) {
+    const float* with = RowOf({right.at, right.stride, !right.is_transposed}, j, depth, column);
+    if (to_stride == 1) {
+      Pick(turned.is_transposed, adds)(with, turned, depth, rows, to + j);
+      continue;
+    }
+    Pick(turned.is_transposed, false)(with, turned, depth, rows, sums);
+    for (int64_t i = 0; i < rows; ++i) to[i * to_stride + j] = adds ? to[i * to_stride + j] + sums[i] : sums[i];
+  }
+}
+
 }  // namespace
 
-bool Fits(int64_t rows, int64_t, int64_t) { return rows <= kRows; }
+bool Fits(int64_t rows, int64_t, int64_t units) { return rows <= kFew || units <= kFew; }
 
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
               float* to, int64_t to_stride, bool adds) {
-  static thread_local std::vector<float> kept;
-  const auto by_row = right.is_transposed ? (adds ? ByColumns<true> : ByColumns<false>)
-                                          : (adds ? ByRows<true> : ByRows<false>);
-  if (left.is_transposed && kept.size() < static_cast<std::size_t>(depth)) kept.resize(depth);
-  for (int64_t i = 0; i < rows; ++i) {
-    const float* row = left.at + i * left.stride;
-    if (left.is_transposed) {
-      for (int64_t p = 0; p < depth; ++p) kept[p] = left.at[p * left.stride + i];
-      row = kept.data();
-    }
-    by_row(row, right, depth, units, to + i * to_stride);
-  }
+  if (rows > kFew) return ByFewColumns(rows, depth, units, left, right, to, to_stride, adds);
+  const ByRow by_row = Pick(right.is_transposed, adds);
+  for (int64_t i = 0; i < rows; ++i)
+    by_row(RowOf(left, i, depth, Gathered(depth)), right, depth, units, to + i * to_stride);
 }
 
 }  // namespace graphopt::slim

@@ -1,8 +1,8 @@
 /*
- * Products of a few rows with a matrix that is read once, where it lies.
+ * Products of a few rows, or columns, with a matrix that is read once, where it lies.
  *
  * product.h copies what it multiplies, which takes longer than multiplying it by one row: what a decoder
- * does with one query at each step.
+ * does with one query at each step, and a Kalman filter with its states.
  */
 #pragma once
 

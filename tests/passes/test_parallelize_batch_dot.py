@@ -31,7 +31,10 @@ def ops(graph: Graph) -> list[str]:
 
 @pytest.mark.parametrize("ta", [False, True])
 @pytest.mark.parametrize("tb", [False, True])
-@pytest.mark.parametrize("size", [(9, 3, 4, 5), (40, 33, 65, 17), (8, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "size",
+    [(9, 3, 4, 5), (40, 33, 65, 17), (8, 1, 1, 1), (9, 70, 3, 37), (9, 41, 1, 8), (8, 2, 70, 19)],
+)
 def test_products_and_gradients(ta: bool, tb: bool, size: tuple[int, int, int, int]) -> None:
     batch, m, n, k = size
     a, b = ((k, m) if ta else (m, k)), ((n, k) if tb else (k, n))
@@ -44,6 +47,28 @@ def test_products_and_gradients(ta: bool, tb: bool, size: tuple[int, int, int, i
     assert ops(result.graph) == [PARALLEL_BATCH_DOT]
     assert_equivalent(graph, result.graph, training=True)
     assert unfuse(result.graph) == with_types(unfuse(result.graph))
+    assert_equivalent(graph, unfuse(result.graph))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+@pytest.mark.parametrize(("ta", "tb"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("outer", [(9,), (3, 4), (2, 3, 4)])
+def test_gemm2(outer: tuple[int, ...], ta: bool, tb: bool, alpha: float) -> None:
+    m, n, k = 3, 4, 5
+    a, b = ((k, m) if ta else (m, k)), ((n, k) if tb else (k, n))
+    lead = ",".join(map(str, outer))
+    graph = with_types(
+        parse(
+            f"graph g(%a: f32[{lead},{a[0]},{a[1]}], %b: f32[{lead},{b[0]},{b[1]}])"
+            " { %c = _linalg_gemm2(%a, %b)"
+            f" {{transpose_a={ta}, transpose_b={tb}, alpha={alpha}}} return %c }}"
+        )
+    )
+    result = run(graph, mode="training")
+    expected = [PARALLEL_BATCH_DOT, *(["_mul_scalar"] if alpha != 1 else [])]
+    assert [op for op in ops(result.graph) if op != "Reshape"] == expected
+    assert ops(result.graph).count("Reshape") == (3 if len(outer) > 1 else 0)
+    assert_equivalent(graph, result.graph, training=True)
     assert_equivalent(graph, unfuse(result.graph))
 
 
@@ -220,6 +245,26 @@ def test_refusals(a: str, b: str, options: str, settings: dict[str, object], why
     result = run(graph, options, **settings)
     assert result.graph.is_unchanged_from(graph)
     assert any(why in str(remark) for remark in result.remarks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "attrs", "why"),
+    [
+        ("5,5", "", "not the last two of three or more"),
+        ("5,9,4,5", "axis=-4", "not the last two of three or more"),
+        ("4,5,5", "", "4 products are too few"),
+    ],
+)
+def test_gemm2_that_stays(shape: str, attrs: str, why: str) -> None:
+    graph = with_types(
+        parse(
+            f"graph g(%a: f32[{shape}], %b: f32[{shape}])"
+            f" {{ %c = _linalg_gemm2(%a, %b) {{{attrs}}} return %c }}"
+        )
+    )
+    result = run(graph)
+    assert result.graph.is_unchanged_from(graph)
+    assert any("_linalg_gemm2 stays" in str(r) and why in str(r) for r in result.remarks)
 
 
 def test_gradients_are_added_where_asked() -> None:
