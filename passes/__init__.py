@@ -31,6 +31,7 @@ PASSES = {
     "parallelize-interleaved": "graphopt.passes.parallelize_interleaved:ParallelizeInterleaved",
     "replace-dropout": "graphopt.passes.replace_dropout:ReplaceDropout",
     "expand-lengths": "graphopt.passes.expand_lengths:ExpandLengths",
+    "expand-pick": "graphopt.passes.expand_pick:ExpandPick",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",
     "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
     "hoist-projections": "graphopt.passes.hoist_projections:HoistProjections",
@@ -57,7 +58,7 @@ _ROLL = (
 
 _FUSE = (
     "import-rnn,hoist-lookups,parallelize-batch-dot,parallelize-interleaved,expand-lengths,"
-    "fuse-reduction,fuse-pointwise"
+    "expand-pick,fuse-reduction,fuse-pointwise"
 )
 
 #: ``default`` is legal in every mode; what a mode does not allow is refused with a remark.

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Final
-
-import numpy as np
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.ir.attrs import Attrs
-from graphopt.ir.constant import add_constant
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.fuse import why_no_kernel
+from graphopt.passes.fusion.positions import INTEGERS, LONGEST, Positions, axis_of
 from graphopt.passes.fusion.region import origin_of
 from graphopt.pipeline.base import Pass, PassContext
 
 #: A number below all that a softmax should look at.
 _LOWEST: Final = {"float32": -3.0e38, "float64": -1.5e308}
-#: Positions are part of the graph.
-_LONGEST = 1 << 16
-_INTEGERS: Final = frozenset({"int32", "int64"})
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class ExpandLengths(Pass):
         if why is not None:
             cx.missed(f"lengths stay: {why}", found[0])
             return graph
-        build = _Build(graph.copy())
+        build = Positions(graph.copy())
         for node in found:
             why = _unfit(graph, node, cx.settings.device)
             if node.id in held or node.after:
@@ -87,7 +82,7 @@ class ExpandLengths(Pass):
             if why is not None:
                 cx.missed(f"its lengths stay: {why}", node)
                 continue
-            build.replace(node)
+            _replace(build, node)
             cx.count("expanded")
         return graph if build.graph.is_unchanged_from(graph) else build.graph
 
@@ -98,9 +93,9 @@ def _unfit(graph: Graph, node: Node, device: str) -> str | None:
         return "its shape is not known"
     if data.dtype not in _LOWEST or node.type.dtype != data.dtype:
         return f"it is {node.type.dtype} of {data.dtype}"
-    if length.dtype not in _INTEGERS and length.dtype not in _LOWEST:
+    if length.dtype not in INTEGERS and length.dtype not in _LOWEST:
         return f"its lengths are {length.dtype}"
-    if _extents(data)[_axis(node, data)] > _LONGEST:
+    if _extents(data)[_axis(node, data)] > LONGEST:
         return "its rows are too long"
     if canonical(node.op) == "SequenceMask":
         return None
@@ -118,85 +113,39 @@ def _extents(type_: TensorType) -> tuple[int, ...]:
 
 
 def _axis(node: Node, data: TensorType) -> int:
-    default = -1 if canonical(node.op) == "softmax" else 0
-    return int(node.attrs.get("axis", default)) % (data.rank or 1)
+    return axis_of(node.attrs, -1 if canonical(node.op) == "softmax" else 0, data)
 
 
-@dataclass
-class _Build:
-    """The graph being edited, and the lengths it already has as floats."""
+def _replace(build: Positions, node: Node) -> None:
+    graph, name = build.graph, node.name or node.op
+    build.origin = origin_of([node])
+    data = node.inputs[0]
+    type_ = graph.type_of(data)
+    rank, dtype = type_.rank or 0, str(type_.dtype)
+    keep = _keep(build, node, name)
+    chosen = node.but(op="_npi_where", attrs=Attrs(), types=node.types[:1])
+    if canonical(node.op) == "SequenceMask":
+        fill = build.filled(float(node.attrs.get("value", 0.0)), rank, dtype, f"{name}_fill")
+        graph.update(chosen.but(inputs=(keep, data, fill)))
+        return
+    fill = build.filled(_LOWEST[dtype], rank, dtype, f"{name}_fill")
+    shown = build.add("_npi_where", (keep, data, fill), Attrs(), type_, f"{name}_data")
+    found = build.add("softmax", (shown,), _plain(node), type_, f"{name}_softmax")
+    zero = build.filled(0.0, rank, dtype, f"{name}_zero")
+    graph.update(chosen.but(inputs=(keep, found, zero)))
 
-    graph: Graph
-    floats: dict[tuple[Value, str], Value] = field(default_factory=dict)
-    origin: list[str] = field(default_factory=list)
 
-    def replace(self, node: Node) -> None:
-        graph, name = self.graph, node.name or node.op
-        self.origin = origin_of([node])
-        data = node.inputs[0]
-        type_ = graph.type_of(data)
-        dtype = str(type_.dtype)
-        one = (1,) * (type_.rank or 0)
-        keep = self._keep(node, name)
-        chosen = node.but(op="_npi_where", attrs=Attrs(), types=node.types[:1])
-        if canonical(node.op) == "SequenceMask":
-            value = float(node.attrs.get("value", 0.0))
-            fill = self._fill(value, one, dtype, f"{name}_fill")
-            graph.update(chosen.but(inputs=(keep, data, fill)))
-            return
-        fill = self._fill(_LOWEST[dtype], one, dtype, f"{name}_fill")
-        shown = self._add("_npi_where", (keep, data, fill), Attrs(), type_, f"{name}_data")
-        found = self._add("softmax", (shown,), _plain(node), type_, f"{name}_softmax")
-        zero = self._fill(0.0, one, dtype, f"{name}_zero")
-        graph.update(chosen.but(inputs=(keep, found, zero)))
-
-    def _keep(self, node: Node, name: str) -> Value:
-        """1 where a position lies before the end of its row, else 0.
-
-        Made anew for each reader, as each kernel computes it faster than it would load it.
-        """
-        data, lengths = node.inputs
-        type_ = self.graph.type_of(data)
-        extents, axis = _extents(type_), _axis(node, type_)
-        along = tuple(e if at == axis else 1 for at, e in enumerate(extents))
-        if canonical(node.op) == "softmax":
-            across = tuple(1 if at == axis else e for at, e in enumerate(extents))
-        else:
-            across = tuple(e if at == 1 - axis else 1 for at, e in enumerate(extents))
-        rows = self._row(lengths, across, str(type_.dtype))
-        array = np.arange(extents[axis], dtype=type_.dtype).reshape(along)
-        positions = add_constant(self.graph, array, self.graph.unique_name(f"{name}_positions"))
-        shape = tuple(max(pair) for pair in zip(along, across, strict=True))
-        kept = TensorType(type_.dtype, shape)
-        inputs = (positions.out(), rows)
-        return self._add("broadcast_lesser", inputs, Attrs(), kept, f"{name}_keep")
-
-    def _row(self, lengths: Value, shape: tuple[int, ...], dtype: str) -> Value:
-        """Lengths as whole numbers of the data's dtype, without a gradient."""
-        graph, name = self.graph, self.graph[lengths.node].name
-        value = self.floats.get((lengths, dtype))
-        if value is None:
-            type_ = graph.type_of(lengths)
-            value = self._add("BlockGrad", (lengths,), Attrs(), type_, f"{name}_stop")
-            if type_.dtype != dtype:
-                cast = TensorType(dtype, type_.shape)
-                value = self._add("Cast", (value,), Attrs(dtype=dtype), cast, f"{name}_cast")
-            if type_.dtype not in _INTEGERS:
-                cast = graph.type_of(value)
-                value = self._add("fix", (value,), Attrs(), cast, f"{name}_whole")
-            self.floats[lengths, dtype] = value
-        type_ = TensorType(dtype, shape)
-        return self._add("Reshape", (value,), Attrs(shape=shape), type_, f"{name}_row")
-
-    def _fill(self, value: float, shape: tuple[int, ...], dtype: str, name: str) -> Value:
-        attrs = Attrs(dtype=dtype, shape=shape)
-        type_ = TensorType(dtype, shape)
-        if value == 0:
-            return self._add("_zeros", (), attrs, type_, name)
-        return self._add("_full", (), attrs.set(value=value), type_, name)
-
-    def _add(
-        self, op: str, inputs: tuple[Value, ...], attrs: Attrs, type_: TensorType, name: str
-    ) -> Value:
-        name = self.graph.unique_name(name)
-        return self.graph.add(op, inputs, attrs, (type_,), name, origin=self.origin).out()
+def _keep(build: Positions, node: Node, name: str) -> Value:
+    """1 where a position lies before the end of its row, else 0."""
+    data, lengths = node.inputs
+    type_ = build.graph.type_of(data)
+    extents, axis = _extents(type_), _axis(node, type_)
+    if canonical(node.op) == "softmax":
+        across = tuple(1 if at == axis else e for at, e in enumerate(extents))
+    else:
+        across = tuple(e if at == 1 - axis else 1 for at, e in enumerate(extents))
+    shape = tuple(max(e, 1) if at == axis else across[at] for at, e in enumerate(extents))
+    limits = build.whole(lengths, across, str(type_.dtype))
+    inputs = (build.along(type_, axis, name), limits)
+    kept = TensorType(type_.dtype, shape)
+    return build.add("broadcast_lesser", inputs, Attrs(), kept, f"{name}_keep")
