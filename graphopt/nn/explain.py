@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -91,15 +92,27 @@ def explain_result(
 
 
 def _grouped(tuning: Sequence[str]) -> list[str]:
-    """What was measured, once for layers that are alike."""
-    groups: dict[str, list[str]] = {}
+    """What was measured, once for layers that are alike, and for those of one name."""
+    times: dict[tuple[str, str], list[list[str]]] = {}
     for text in tuning:
-        names, _, what = text.partition(": ")
-        groups.setdefault(what, []).append(names)
+        name, _, what = text.partition(": ")
+        times.setdefault((name, _MS.sub(" {} ms", what)), []).append(_MS.findall(what))
+    groups: dict[str, list[str]] = {}
+    for (name, what), found in times.items():
+        told = what.format(*(_span(column) for column in zip(*found, strict=True)))
+        groups.setdefault(told, []).extend([name] * len(found))
     return [
         f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {what}"
         for what, names in groups.items()
     ]
+
+
+_MS = re.compile(r" ([\d.]+) ms\b")
+
+
+def _span(numbers: Sequence[str]) -> str:
+    least, most = min(numbers, key=float), max(numbers, key=float)
+    return least if least == most else f"{least} to {most}"
 
 
 def _told(result: Result, pass_name: str) -> list[str]:

@@ -32,7 +32,7 @@ class RowKernel {
   }
   RowKernel(const RowKernel&) = delete;
 
-  /* SomeRows `first` to `first + count`; `from` has those of each operand that is in memory of this thread. */
+  /* Rows `first` to `first + count`; `from` has those of each operand that is in memory of this thread. */
   void Run(int64_t first, int64_t count, const std::vector<const float*>& from, float* to) {
     const int64_t before = first * space_.length;
     for (size_t i = 0; i < parts_.size(); ++i)
@@ -55,8 +55,12 @@ class RowKernel {
 inline float* AttentionRoom(int number, int64_t floats) {
   static thread_local std::vector<float> kept[8];
   std::vector<float>& room = kept[number];
+  constexpr size_t kMostKept = 1 << 20;  // floats, unless a call needs more
   const size_t size = floats + kLineBytes / sizeof(float);
-  if (room.size() < size) room.resize(size);
+  if (room.size() < size || room.size() > std::max(size, kMostKept)) {
+    std::vector<float>().swap(room);  // first, as growing would copy it
+    room.resize(size);
+  }
   return Aligned<float>(room.data());
 }
 
@@ -217,9 +221,15 @@ class Weights {
   std::vector<const float*> from_;
 };
 
+/* Compiles a kernel and looks at its operands; threads that share work can neither fail nor wait for Python. */
+void CheckKernel(const AttentionCall& call) {
+  RowKernel(call.node.kernel, call.operands, std::vector<const TBlob*>(1), 0, call.scores);
+}
+
 /* Writes, or adds, what attention makes of all products. */
 void RunAttention(const AttentionCall& call, const Stack& mixed, float* to, bool adds) {
   const int64_t n = call.sizes.others;
+  CheckKernel(call);
   EachRows(call, 1, [&] {
     auto weights = std::make_shared<Weights>(call);
     auto values = std::make_shared<Right>(call.sizes.values, call.values, false, call.sizes.rows, 1, 1);
@@ -321,6 +331,8 @@ class AttentionBackwardThread {
 
 /* Gradients of queries, keys and values, where they are asked for. */
 void RunAttentionBackward(const AttentionCall& call, const AttentionGradients& asked) {
+  CheckKernel(call);
+  RowKernel(asked.plan, asked.operands, asked.outputs, asked.made, call.scores);
   EachRows(call, 3, [&] {
     auto thread = std::make_shared<AttentionBackwardThread>(call, asked);
     return [thread](const SomeRows& rows) { (*thread)(rows); };

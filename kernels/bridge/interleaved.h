@@ -30,7 +30,6 @@ struct InterleavedKind {
   int64_t heads, rows, others, batch, columns;
   int64_t products() const { return batch * heads; }
   int64_t parts() const { return is_self ? 3 : 2; }
-  int64_t inputs() const { return is_self && makes_scores ? 1 : 2; }
   Stack queries() const { return Interleaved(rows, products(), is_self ? 3 : 1, 0, columns); }
   Stack keys() const { return Interleaved(others, products(), parts(), parts() - 2, columns); }
   Stack values() const { return Interleaved(others, products(), parts(), parts() - 1, columns); }
@@ -38,9 +37,10 @@ struct InterleavedKind {
   Stack mixed() const { return Interleaved(rows, products(), 1, 0, columns); }
 };
 
-int64_t InterleavedInputs(const NodeAttrs& attrs) {
+uint32_t InterleavedInputs(const NodeAttrs& attrs) {
   return TextOf(attrs, "kind", "") == "selfatt_qk" ? 1 : 2;
 }
+uint32_t InterleavedBackwardInputs(const NodeAttrs& attrs) { return InterleavedInputs(attrs) + 1; }
 
 /* What a node computes from inputs of these shapes; fails where they do not fit each other. */
 InterleavedKind InterleavedOf(const NodeAttrs& attrs, const mxnet::TShape& first,
@@ -217,9 +217,6 @@ bool InterleavedBackwardShape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::S
   return mxnet::shape_is_known(in->back());
 }
 
-uint32_t InterleavedCount(const NodeAttrs& attrs) { return InterleavedInputs(attrs); }
-uint32_t InterleavedCountAndHead(const NodeAttrs& attrs) { return InterleavedInputs(attrs) + 1; }
-
 std::vector<NodeEntry> InterleavedGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
   ObjectPtr made = MakeNode("_backward_graphopt_interleaved_dot", node->attrs.name + "_backward",
                             {{"kind", TextOf(node->attrs, "kind", "")},
@@ -236,15 +233,15 @@ std::vector<NodeEntry> InterleavedGradient(const ObjectPtr& node, const std::vec
 void RegisterInterleaved() {
   auto registry = dmlc::Registry<nnvm::Op>::Get();
   nnvm::Op& op = registry->__REGISTER_OR_GET__("graphopt_interleaved_dot");
-  op.get_num_inputs = LegacyFunction(&InterleavedCount);
+  op.get_num_inputs = LegacyFunction(&InterleavedInputs);
   op.set_num_outputs(1);
   SetAttribute<mxnet::FInferShape>(op, "FInferShape", LegacyFunction(&InterleavedShape));
   SetAttribute<nnvm::FInferType>(op, "FInferType", LegacyFunction(&InterleavedType));
   SetAttribute<mxnet::FCompute>(op, "FCompute<cpu>", LegacyFunction(&InterleavedDot));
   SetAttribute<nnvm::FGradient>(op, "FGradient", LegacyFunction(&InterleavedGradient));
   nnvm::Op& back = registry->__REGISTER_OR_GET__("_backward_graphopt_interleaved_dot");
-  back.get_num_inputs = LegacyFunction(&InterleavedCountAndHead);
-  back.get_num_outputs = LegacyFunction(&InterleavedCount);
+  back.get_num_inputs = LegacyFunction(&InterleavedBackwardInputs);
+  back.get_num_outputs = LegacyFunction(&InterleavedInputs);
   SetAttribute<mxnet::FInferShape>(back, "FInferShape", LegacyFunction(&InterleavedBackwardShape));
   SetAttribute<nnvm::FInferType>(back, "FInferType", LegacyFunction(&InterleavedType));
   SetAttribute<mxnet::FCompute>(back, "FCompute<cpu>", LegacyFunction(&InterleavedBackward));

@@ -659,3 +659,6 @@ def test_explain_tells_of_equal_layers_once() -> None:
 
     told = ["a: faster, 1 ms", "b, c: faster, 1 ms", "d: faster, 2 ms", "e: faster, 1 ms"]
     assert _grouped(told) == ["a and 2 more: faster, 1 ms", "d: faster, 2 ms"]
+    steps = [f"cell: packed {0.1 * n:.1f} ms, by MXNet {n} ms" for n in (2, 1, 3)]
+    spans = "cell and 2 more: packed 0.1 to 0.3 ms, by MXNet 1 to 3 ms"
+    assert _grouped([*steps, *told[2:3]]) == [spans, "d: faster, 2 ms"]
