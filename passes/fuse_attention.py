@@ -20,7 +20,7 @@ from graphopt.ir.node import (
     NodeId,
     Value,
 )
-from graphopt.ir.ops import Gradient, info
+from graphopt.ir.ops import info
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.spec import KernelSpec, parse
 from graphopt.passes.fusion.region import replace_region
@@ -74,8 +74,7 @@ class FuseAttention(Pass):
     Dropout and the product with the values become one node. Rows of scores stay in the second-level
     cache, and backward computes them again: of 8 sequences of 512 words and 12 heads that is 100 MB
     each layer and array less. After FlashAttention (Dao, Fu, Ermon, Rudra and Re, 2022); here rows
-    are whole. What the kernel reads besides scores may have no gradient in training. float32 on
-    CPUs.
+    are whole. float32 on CPUs.
 
     Example::
 
@@ -240,7 +239,9 @@ def _refusal(
         return "the kernel sees other rows than the products"
     if not _whole(match.sites):
         return "an array has parts that attention does not read"
-    return _unlearned(graph, match, spec) if training else None
+    if training and match.position not in differentiate(spec).wrt:
+        return "scores have no gradient"
+    return None
 
 
 def _unfit(spec: KernelSpec, position: int) -> str | None:
@@ -264,25 +265,6 @@ def _whole(sites: tuple[Site, ...]) -> bool:
     return all(
         sorted(parts[site.value]) == list(range(site.parts)) for site in sites if site.parts > 1
     )
-
-
-def _unlearned(graph: Graph, match: Match, spec: KernelSpec) -> str | None:
-    """Why backward has to know more than the gradient of scores."""
-    gradient = differentiate(spec)
-    if match.position not in gradient.wrt:
-        return "scores have no gradient"
-    for number in gradient.wrt:
-        if number != match.position and not _is_constant(graph, match.kernel.inputs[number]):
-            return f"what kernels read besides scores may have a gradient (input {number})"
-    return None
-
-
-def _is_constant(graph: Graph, value: Value) -> bool:
-    """Whether no gradient goes through a value's node."""
-    node = graph[value.node]
-    if node.op == FUSED:
-        return not differentiate(parse(node.attrs["spec"])).wrt
-    return not node.is_input and info(node.op, node.attrs).gradient is Gradient.NONE
 
 
 # Making it so

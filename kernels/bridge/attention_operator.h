@@ -69,15 +69,19 @@ void AttentionForward(const NodeAttrs& attrs, const mxnet::OpContext& context, c
   RunAttention(call, node.mixed.In(outputs[0].shape_), static_cast<float*>(outputs[0].dptr_), adds);
 }
 
-/* Inputs: the gradient of the result, and the inputs. What the kernel reads besides scores has none. */
+/* Inputs: the gradient of the result, and the inputs. */
 void AttentionBackward(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<TBlob>& inputs,
                        const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   const Attention node(attrs);
   const AttentionCall call(attrs, node, inputs, 1, context.is_train);
+  Plan* plan = FindPlan(attrs, true);
+  std::vector<bool> is_computed(outputs.size(), false);
+  std::fill_n(is_computed.begin(), node.arrays, true);
+  for (const Operand& output : plan->outputs)
+    if (output.index != node.scores) is_computed[node.InputOf(output.index)] = true;
   const bool is_empty = call.sizes.IsEmpty();
   for (size_t i = 0; i < outputs.size(); ++i)
-    if ((is_empty || static_cast<int64_t>(i) >= node.arrays) && requests[i] != mxnet::kNullOp &&
-        requests[i] != mxnet::kAddTo)
+    if ((is_empty || !is_computed[i]) && requests[i] != mxnet::kNullOp && requests[i] != mxnet::kAddTo)
       std::memset(outputs[i].dptr_, 0, Bytes(outputs[i]));
   if (is_empty) return;
   auto wanted = [&](const Site& place) {
@@ -85,8 +89,7 @@ void AttentionBackward(const NodeAttrs& attrs, const mxnet::OpContext& context, 
     float* at = request == mxnet::kNullOp ? nullptr : static_cast<float*>(outputs[place.input].dptr_);
     return Wanted{at, request == mxnet::kAddTo};
   };
-  Plan* plan = FindPlan(attrs, true);
-  AttentionGradients asked{node.mixed.In(inputs[0].shape_), static_cast<const float*>(inputs[0].dptr_), plan, {}, {},
+  AttentionGradients asked{node.mixed.In(inputs[0].shape_), static_cast<const float*>(inputs[0].dptr_), plan, {}, {}, {},
                            plan->outputs.size(), wanted(node.queries), wanted(node.keys), wanted(node.values)};
   for (const Operand& operand : plan->inputs)
     asked.operands.push_back(operand.source == kInput && operand.index != node.scores
@@ -96,6 +99,7 @@ void AttentionBackward(const NodeAttrs& attrs, const mxnet::OpContext& context, 
     const int64_t of = plan->outputs[i].index;
     if (of == node.scores) asked.made = i;
     asked.outputs.push_back(of == node.scores ? nullptr : &outputs[node.InputOf(of)]);
+    asked.requests.push_back(of == node.scores ? mxnet::kWriteTo : requests[node.InputOf(of)]);
   }
   if (asked.made == plan->outputs.size())
     Fail("node " + attrs.name + " has a kernel without a gradient of scores");

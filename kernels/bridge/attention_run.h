@@ -14,10 +14,11 @@ namespace graphopt {
 /* A kernel over some rows of scores, which are in memory of this thread, as are what it makes of them. */
 class RowKernel {
  public:
-  /* Of the inputs those that are null are rows of scores, as is output `made`. Nobody reads the others. */
+  /* Of the inputs those that are null are rows of scores, as is output `made`. Nobody reads the others, unless they
+   * get a place. */
   RowKernel(Plan* plan, std::vector<const TBlob*> inputs, std::vector<const TBlob*> outputs, size_t made,
             const mxnet::TShape& scores)
-      : function_(Ready(plan)), whole_(static_cast<void*>(nullptr), scores, mxnet::Context::kCPU, mshadow::kFloat32, 0) {
+      : function_(Ready(plan)), made_(made), whole_(static_cast<void*>(nullptr), scores, mxnet::Context::kCPU, mshadow::kFloat32, 0) {
     parts_.assign(inputs.size(), whole_);
     for (size_t i = 0; i < inputs.size(); ++i)
       if (!inputs[i]) inputs[i] = &parts_[i];
@@ -32,18 +33,21 @@ class RowKernel {
   }
   RowKernel(const RowKernel&) = delete;
 
+  /* Where another output is, all of it. */
+  void Place(size_t output, void* at) { targets_[output] = {static_cast<char*>(at), false}; }
+
   /* Rows `first` to `first + count`; `from` has those of each operand that is in memory of this thread. */
   void Run(int64_t first, int64_t count, const std::vector<const float*>& from, float* to) {
     const int64_t before = first * space_.length;
     for (size_t i = 0; i < parts_.size(); ++i)
       if (space_.operands[i] == &parts_[i]) parts_[i].dptr_ = const_cast<float*>(from[i]) - before;
-    for (Target& target : targets_)
-      if (!target.is_dummy) target.base = reinterpret_cast<char*>(to - before);
+    targets_[made_].base = reinterpret_cast<char*>(to - before);
     Walk(space_, function_, targets_, first, first + count, 0, space_.length, Aligned<char>(scratch_.data()));
   }
 
  private:
   Function function_;
+  size_t made_;
   TBlob whole_;
   std::vector<TBlob> parts_;
   Space space_;
@@ -136,6 +140,8 @@ struct AttentionCall {
       operands.push_back(i == node.scores ? nullptr : &inputs[first + node.InputOf(i)]);
   }
 
+  int64_t groups() const { return (sizes.products + together - 1) / together; }
+
   static std::vector<mxnet::TShape> Shapes(const std::vector<TBlob>& inputs, size_t first) {
     std::vector<mxnet::TShape> shapes;
     for (size_t i = first; i < inputs.size(); ++i) shapes.push_back(inputs[i].shape_);
@@ -160,24 +166,26 @@ struct SomeRows {
   int64_t all() const { return products * count; }
 };
 
-/* `make()` for each thread, and what it makes for the rows of all products. */
+/* `make()` for each thread, and what it makes for the rows of all products. Those of a slot, of so many, are computed
+ * in their order by one thread, so that sums are the same for any number of threads. */
 template <class Make>
-void EachRows(const AttentionCall& call, int64_t multiplications, const Make& make) {
+void EachRows(const AttentionCall& call, int64_t multiplications, int64_t slots, const Make& make) {
   const AttentionSizes& sizes = call.sizes;
   const double columns = sizes.queries.columns + sizes.values.columns;
   const double nanoseconds = sizes.rows * sizes.others * (0.01 * columns * multiplications + 2);
-  const int64_t groups = (sizes.products + call.together - 1) / call.together;
-  const int threads = Threads(nanoseconds * sizes.products, groups);
+  const int64_t groups = call.groups();
+  const int threads = Threads(nanoseconds * sizes.products, slots);
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     auto body = make();
-    for (int64_t group; (group = next.fetch_add(1, std::memory_order_relaxed)) < groups;) {
-      const int64_t product = group * call.together;
-      const int64_t products = std::min(call.together, sizes.products - product);
-      for (int64_t row = 0; row < sizes.rows; row += call.block)
-        body(SomeRows{product, products, row, std::min(call.block, sizes.rows - row)});
-    }
+    for (int64_t slot; (slot = next.fetch_add(1, std::memory_order_relaxed)) < slots;)
+      for (int64_t group = groups * slot / slots; group < groups * (slot + 1) / slots; ++group) {
+        const int64_t product = group * call.together;
+        const int64_t products = std::min(call.together, sizes.products - product);
+        for (int64_t row = 0; row < sizes.rows; row += call.block)
+          body(SomeRows{product, products, row, std::min(call.block, sizes.rows - row)}, slot);
+      }
   }
 }
 
@@ -230,10 +238,10 @@ void CheckKernel(const AttentionCall& call) {
 void RunAttention(const AttentionCall& call, const Stack& mixed, float* to, bool adds) {
   const int64_t n = call.sizes.others;
   CheckKernel(call);
-  EachRows(call, 1, [&] {
+  EachRows(call, 1, call.groups(), [&] {
     auto weights = std::make_shared<Weights>(call);
     auto values = std::make_shared<Right>(call.sizes.values, call.values, false, call.sizes.rows, 1, 1);
-    return [&, weights, values](const SomeRows& rows) {
+    return [&, weights, values](const SomeRows& rows, int64_t) {
       weights->Compute(rows);
       float* found = weights->weights();
       if (call.drops) weights->Drop(rows, found, found);
@@ -256,15 +264,48 @@ struct AttentionGradients {
   const float* head;
   Plan* plan;  // of the kernel's gradients
   std::vector<const TBlob*> operands, outputs;  // of it; null are rows of scores
+  std::vector<OpReqType> requests;              // of its outputs
   size_t made;  // which of the outputs is the gradient of scores
   Wanted queries, keys, values;
+
+  bool IsWanted(size_t i) const { return i != made && requests[i] != mxnet::kNullOp; }
+};
+
+/* Gradients of what the kernel reads besides scores, where they are sums: a part for each slot. */
+class SummedGradients {
+ public:
+  static constexpr int64_t kSlots = 16;
+
+  explicit SummedGradients(const AttentionGradients& asked) : asked_(asked) {
+    for (size_t i = 0; i < asked.outputs.size(); ++i) {
+      at_.push_back(IsSummed(i) ? bytes_ : -1);
+      if (IsSummed(i)) bytes_ += Align(asked.outputs[i]->shape_.Size() * asked.plan->item_size);
+    }
+    parts_.resize(kSlots * bytes_);
+  }
+
+  bool IsSummed(size_t i) const { return asked_.IsWanted(i) && asked_.plan->outputs[i].adds; }
+  int64_t Slots(int64_t groups) const { return bytes_ ? kSlots : groups; }
+  void* Part(size_t i, int64_t slot) { return parts_.data() + slot * bytes_ + at_[i]; }
+
+  void Finish() {
+    for (size_t i = 0; i < at_.size(); ++i)
+      if (IsSummed(i))
+        Combine(*asked_.outputs[i], asked_.requests[i], parts_.data() + at_[i], bytes_, kSlots, asked_.plan->item_size);
+  }
+
+ private:
+  const AttentionGradients& asked_;
+  std::vector<int64_t> at_;
+  int64_t bytes_ = 0;
+  std::vector<char> parts_;
 };
 
 /* A thread that computes gradients. */
 class AttentionBackwardThread {
  public:
-  AttentionBackwardThread(const AttentionCall& call, const AttentionGradients& asked)
-      : call_(call), asked_(asked), n_(call.sizes.others), weights_(call),
+  AttentionBackwardThread(const AttentionCall& call, const AttentionGradients& asked, SummedGradients* summed)
+      : call_(call), asked_(asked), summed_(*summed), n_(call.sizes.others), weights_(call),
         values_(call.sizes.values, call.values, true, call.sizes.rows, 1, 1),
         // By the factor, as gradients of queries are to be; of few rows it is done behind the product.
         keys_(call.sizes.keys, call.keys, false, call.sizes.rows, call.factor, 5),
@@ -277,17 +318,43 @@ class AttentionBackwardThread {
                                                    : weights_.scores());
   }
 
-  void operator()(const SomeRows& rows) {
+  void operator()(const SomeRows& rows, int64_t slot) {
+    Begin(slot, rows);
     weights_.Compute(rows);
     OfValues(rows);
     for (int64_t i = 0; i < rows.products; ++i)
       values_.Times(rows.product + i, rows.count, Head(rows, i), gradient_ + i * rows.count * n_, n_, false);
     if (call_.drops) weights_.Drop(rows, gradient_, gradient_);
     kernel_.Run(weights_.FirstOf(rows), rows.all(), reads_, slopes_);
+    AddRows(rows);
     if (call_.sizes.queries.columns) OfKeysAndQueries(rows);
   }
 
  private:
+  /* Gives a place to gradients of what the kernel reads besides scores: sums of a slot, arrays of as many numbers as
+   * there are scores, or, where they are added to, some rows of these. */
+  void Begin(int64_t slot, const SomeRows& rows) {
+    for (size_t i = 0; i < asked_.outputs.size(); ++i) {
+      if (!asked_.IsWanted(i)) continue;
+      if (summed_.IsSummed(i)) {
+        kernel_.Place(i, summed_.Part(i, slot));
+      } else if (asked_.requests[i] != mxnet::kAddTo) {
+        kernel_.Place(i, asked_.outputs[i]->dptr_);
+      } else {
+        const int size = ItemSize(asked_.outputs[i]->type_flag_);
+        added_.resize(asked_.outputs.size());
+        added_[i].resize(rows.all() * n_ * size);
+        kernel_.Place(i, added_[i].data() - weights_.FirstOf(rows) * n_ * size);
+      }
+    }
+  }
+
+  void AddRows(const SomeRows& rows) {
+    for (size_t i = 0; i < added_.size(); ++i)
+      if (!added_[i].empty())
+        AddTile(*asked_.outputs[i], added_[i].data(), weights_.FirstOf(rows) * n_, rows.all() * n_);
+  }
+
   product::Matrix Head(const SomeRows& rows, int64_t i) const {
     const Stack& mixed = asked_.mixed;
     return {asked_.head + mixed.At(rows.product + i) + rows.row * mixed.stride, mixed.stride, false};
@@ -321,22 +388,26 @@ class AttentionBackwardThread {
 
   const AttentionCall& call_;
   const AttentionGradients& asked_;
+  SummedGradients& summed_;
   const int64_t n_;
   Weights weights_;
   Right values_, keys_;
   RowKernel kernel_;
   float *gradient_, *slopes_;
   std::vector<const float*> reads_;
+  std::vector<std::vector<char>> added_;
 };
 
 /* Gradients of queries, keys and values, where they are asked for. */
 void RunAttentionBackward(const AttentionCall& call, const AttentionGradients& asked) {
   CheckKernel(call);
   RowKernel(asked.plan, asked.operands, asked.outputs, asked.made, call.scores);
-  EachRows(call, 3, [&] {
-    auto thread = std::make_shared<AttentionBackwardThread>(call, asked);
-    return [thread](const SomeRows& rows) { (*thread)(rows); };
+  SummedGradients summed(asked);
+  EachRows(call, 3, summed.Slots(call.groups()), [&] {
+    auto thread = std::make_shared<AttentionBackwardThread>(call, asked, &summed);
+    return [thread](const SomeRows& rows, int64_t slot) { (*thread)(rows, slot); };
   });
+  summed.Finish();
 }
 
 }  // namespace graphopt

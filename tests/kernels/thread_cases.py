@@ -133,10 +133,15 @@ def products() -> Callable[[], Found]:
 
 def attention() -> Callable[[], Found]:
     """Of 12 products of 150 x 170 scores, over several blocks of rows, with Dropout."""
-    q, kv, seed = noise(150, 3, 48), noise(170, 3, 96, seed=1), mx.nd.array([7, 9], dtype="int32")
+    q, kv, bias = noise(150, 3, 48), noise(170, 3, 96, seed=1), noise(1, 150, 170, seed=2)
+    seed = mx.nd.array([7, 9], dtype="int32")
     kv.attach_grad()
+    bias.attach_grad()
     attrs = {
-        "spec": "f32[a,b|c] (f32[a,b,c]) { %1 = softmax %0; return %1:f32[a,b,c] }",
+        "spec": (
+            "f32[a,b|c] (f32[a,b,c], f32[1,b,c])"
+            " { %2 = add %0 %1; %3 = softmax %2; return %3:f32[a,b,c] }"
+        ),
         "scores": 0,
         "queries": (0, 2, 4, 1, 0),
         "keys": (1, 2, 4, 2, 0),
@@ -149,9 +154,9 @@ def attention() -> Callable[[], Found]:
     }
 
     def call() -> Any:
-        return invoke("graphopt_attention", [q, kv, seed], attrs)
+        return invoke("graphopt_attention", [q, kv, bias, seed], attrs)
 
-    return lambda: [*learnt(None, q, call, parameters=False), kv.grad]
+    return lambda: [*learnt(None, q, call, parameters=False), kv.grad, bias.grad]
 
 
 def convolution(

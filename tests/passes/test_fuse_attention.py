@@ -145,30 +145,73 @@ def test_kernels_between(form: str, middle: str) -> None:
     assert_equivalent(graph, unfuse(result.graph), training=True)
 
 
-ADDED = ("%t = broadcast_add(%s, %mask) %p = softmax(%t)", ", %mask: f32[{p},1,{n}]")
+#: Masks and biases that are added to scores, which may learn.
+BIASES = ["{p},1,{n}", "1,{m},{n}", "{p},{m},{n}", "1,1,{n}", "{p},1,1", "1,1,1"]
 
 
-def test_a_mask_that_may_learn() -> None:
-    graph = attention("heads", 2, 21, 13, 3, 8, 8, *ADDED)
-    refused = fuse(graph, mode="training")
-    assert ATTENTION not in ops(refused.graph)
-    assert any("may have a gradient (input 1)" in str(remark) for remark in refused.remarks)
-    result = fuse(graph, mode="inference")
-    assert ops(result.graph).count(ATTENTION) == 1
-    assert_equivalent(graph, result.graph)
-
-
-def test_a_mask_that_cannot_learn() -> None:
-    text = "%c = _greater_scalar(%mask) {{scalar=0}} %g = BlockGrad(%c) " + ADDED[0]
-    graph = attention(
-        "heads", 2, 21, 13, 3, 8, 8, text.replace("(%s, %mask)", "(%s, %g)"), ADDED[1]
-    )
-    made = run_pass(
-        graph, PASSES.replace(",fuse-pointwise", ""), target=TARGET, mode="training"
-    ).graph
-    result = run_pass(made, "fuse-attention", target=TARGET, mode="training")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shape", BIASES)
+def test_a_bias_that_learns(shape: str, size: tuple[int, int, int, int, int, int]) -> None:
+    middle = "%t = broadcast_add(%s, %bias) %p = softmax(%t)"
+    graph = attention("heads", *size, middle, f", %bias: f32[{shape}]")
+    result = fuse(graph, mode="training")
     assert ops(result.graph).count(ATTENTION) == 1
     assert_equivalent(graph, result.graph, training=True)
+    assert_equivalent(graph, unfuse(result.graph), training=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 9), (12, 6, 9), (12, 1, 9)])
+@pytest.mark.parametrize("how", ["write", "add", "null"])
+def test_gradients_of_a_bias_as_they_are_asked_for(shape: tuple[int, ...], how: str) -> None:
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, q, kv, bias):
+            scores = F.broadcast_add(F.contrib.interleaved_matmul_encdec_qk(q, kv, heads=4), bias)
+            return F.contrib.interleaved_matmul_encdec_valatt(kv, F.softmax(scores), heads=4)
+
+    found = []
+    for net in (Net(), graphopt.optimize(Net(), strict=True)):
+        rng = np.random.default_rng(0)
+        shapes = ((6, 3, 16), (9, 3, 32), shape)
+        q, kv, bias = arrays = [mx.nd.array(rng.normal(size=s)) for s in shapes]
+        for array in (q, kv, *([bias] if how != "null" else [])):
+            array.attach_grad(how if array is bias else "write")
+        for _ in range(2):
+            with mx.autograd.record():
+                out = net(*arrays)
+            out.backward(mx.nd.array(rng.normal(size=out.shape)))
+        found.append([out, *(a.grad for a in arrays if a.grad is not None)])
+    assert len(found[0]) == (3 if how == "null" else 4)
+    for ours, plain in zip(*found[::-1], strict=True):
+        np.testing.assert_allclose(ours.asnumpy(), plain.asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_that_is_a_constant_of_the_net() -> None:
+    """As decoders have them; its gradient is not asked for, and not computed."""
+
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            causal = np.triu(np.full((7, 7), -1e9, "float32"), 1)[None]
+            self.mask = self.params.get_constant("mask", mx.nd.array(causal))
+
+        def hybrid_forward(self, F, x, mask):
+            scores = F.broadcast_add(F.contrib.interleaved_matmul_selfatt_qk(x, heads=4), mask)
+            return F.contrib.interleaved_matmul_selfatt_valatt(x, F.softmax(scores), heads=4)
+
+    found = []
+    for optimized in (False, True):
+        net = Net()
+        net.initialize()
+        net = graphopt.optimize(net, strict=True) if optimized else net
+        x = mx.nd.array(np.random.default_rng(0).normal(size=(7, 3, 24)))
+        x.attach_grad()
+        with mx.autograd.record():
+            out = net(x)
+        out.backward()
+        found.append((out.asnumpy(), x.grad.asnumpy()))
+    assert ATTENTION in ops(net.graph("training"))
+    for plain, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5)
 
 
 DROPPED = "%t = softmax(%s) %p = graphopt_dropout(%t, %seed) {{p=0.3, salt=5}}"
