@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "attention_run.h"
+#include "attention_gradient.h"
 
 namespace graphopt {
 
@@ -87,10 +87,13 @@ void AttentionBackward(const NodeAttrs& attrs, const mxnet::OpContext& context, 
   auto wanted = [&](const Site& place) {
     const OpReqType request = requests[place.input];
     float* at = request == mxnet::kNullOp ? nullptr : static_cast<float*>(outputs[place.input].dptr_);
-    return Wanted{at, request == mxnet::kAddTo};
+    return Sink{at, request == mxnet::kAddTo};
   };
-  AttentionGradients asked{node.mixed.In(inputs[0].shape_), static_cast<const float*>(inputs[0].dptr_), plan, {}, {}, {},
-                           plan->outputs.size(), wanted(node.queries), wanted(node.keys), wanted(node.values)};
+  AttentionGradients asked{node.mixed.In(inputs[0].shape_), static_cast<const float*>(inputs[0].dptr_), plan};
+  asked.made = plan->outputs.size();
+  asked.queries = wanted(node.queries);
+  asked.keys = wanted(node.keys);
+  asked.values = wanted(node.values);
   for (const Operand& operand : plan->inputs)
     asked.operands.push_back(operand.source == kInput && operand.index != node.scores
                                  ? &inputs[1 + node.InputOf(operand.index)]
