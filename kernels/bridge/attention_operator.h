@@ -113,14 +113,7 @@ std::vector<NodeEntry> AttentionGradient(const ObjectPtr& node, const std::vecto
   std::vector<std::pair<std::string, std::string>> attrs;
   for (const char* key : {"spec", "scores", "queries", "keys", "values", "mixed", "scaled", "heads", "p", "salt"})
     if (node->attrs.dict.count(key)) attrs.emplace_back(key, TextOf(node->attrs, key, ""));
-  ObjectPtr made = MakeNode("_backward_graphopt_attention", node->attrs.name + "_backward", attrs);
-  View(made).inputs = {heads[0]};
-  std::vector<NodeEntry> gradients;
-  for (const NodeEntry& input : View(node).inputs) {
-    View(made).inputs.push_back(input);
-    gradients.emplace_back(made, gradients.size(), 0);
-  }
-  return gradients;
+  return GradientsByInputs("_backward_graphopt_attention", node, heads[0], attrs);
 }
 
 void RegisterAttention() {

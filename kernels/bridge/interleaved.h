@@ -218,16 +218,9 @@ bool InterleavedBackwardShape(const NodeAttrs&, mxnet::ShapeVector* in, mxnet::S
 }
 
 std::vector<NodeEntry> InterleavedGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
-  ObjectPtr made = MakeNode("_backward_graphopt_interleaved_dot", node->attrs.name + "_backward",
-                            {{"kind", TextOf(node->attrs, "kind", "")},
-                             {"heads", TextOf(node->attrs, "heads", "0")}});
-  View(made).inputs = {heads[0]};
-  std::vector<NodeEntry> gradients;
-  for (const NodeEntry& input : View(node).inputs) {
-    View(made).inputs.push_back(input);
-    gradients.emplace_back(made, gradients.size(), 0);
-  }
-  return gradients;
+  return GradientsByInputs("_backward_graphopt_interleaved_dot", node, heads[0],
+                           {{"kind", TextOf(node->attrs, "kind", "")},
+                            {"heads", TextOf(node->attrs, "heads", "0")}});
 }
 
 void RegisterInterleaved() {

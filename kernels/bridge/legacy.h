@@ -84,6 +84,19 @@ ObjectPtr MakeNode(const char* op, const std::string& name,
   return made;
 }
 
+/* Gradients of all inputs of a node, by one node that reads its head gradient and its inputs. */
+std::vector<NodeEntry> GradientsByInputs(const char* op, const ObjectPtr& node, const NodeEntry& head,
+                                         const std::vector<std::pair<std::string, std::string>>& attrs) {
+  ObjectPtr made = MakeNode(op, node->attrs.name + "_backward", attrs);
+  View(made).inputs = {head};
+  std::vector<NodeEntry> gradients;
+  for (const NodeEntry& input : View(node).inputs) {
+    View(made).inputs.push_back(input);
+    gradients.emplace_back(made, gradients.size(), 0);
+  }
+  return gradients;
+}
+
 /* One attribute of one operator, handed to the callback of nnvm::Op::UpdateAttrMap. */
 template <typename Value>
 struct Pending {
