@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from graphopt.demo.checking import infer, relative_error, train, train_step
 from graphopt.demo.models import Example
 
 mx = import_mxnet()
+
+ROOT = Path(__file__).resolve().parents[1]
 
 LARGEST_ERROR = 1e-3
 RATE = 0.1
@@ -63,6 +68,25 @@ def test_language_model(
         title = f"Language model, {mode}, 2 layers of 768, lengths, Dropout, float32"
         shown = figures(medians) | {"max error": error}
         record(Record(title, name, shown, ratios(medians), {}, notes))
+
+
+def test_language_model_memory(
+    benchmark: Any, record: Callable[[Record], None], quick: bool
+) -> None:
+    """What steps take beyond what a process has before, each in one of its own."""
+    if quick:
+        pytest.skip("runs in several processes")
+
+    def peak(how: str) -> float:
+        command = [sys.executable, "-m", "bench.attention_nets", how]
+        return float(subprocess.check_output(command, cwd=ROOT, text=True).split()[-1])
+
+    ours = benchmark.pedantic(peak, args=("graphopt",), rounds=1)
+    peaks = {"graphopt": ours, "plain": peak("plain")}
+    shown = {f"{how} MiB": peak for how, peak in peaks.items()}
+    shown["of plain"] = peaks["graphopt"] / peaks["plain"]
+    title = "Language model, memory of a step, 2 layers of 768, lengths, Dropout"
+    record(Record(title, "8x512 words", shown, {}, {"of plain": 0.5}, ()))
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -136,7 +136,10 @@ def _replace(build: Positions, node: Node) -> None:
 
 
 def _keep(build: Positions, node: Node, name: str) -> Value:
-    """1 where a position lies before the end of its row, else 0."""
+    """1 where a position lies before the end of its row, else 0.
+
+    Made anew for each reader, as each kernel computes it faster than it would load it.
+    """
     data, lengths = node.inputs
     type_ = build.graph.type_of(data)
     extents, axis = _extents(type_), _axis(node, type_)

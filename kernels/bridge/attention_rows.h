@@ -75,7 +75,7 @@ class Right {
   Right(const Stack& stack, const float* data, bool is_transposed, int64_t rows, float factor, int room)
       : stack_(stack), data_(data), is_transposed_(is_transposed), factor_(factor), room_(room),
         depth_(is_transposed ? stack.columns : stack.rows), units_(is_transposed ? stack.rows : stack.columns),
-        packs_(!slim::Fits(rows, depth_, units_) && depth_ && units_) {}
+        packs_(!slim::Fits(rows, units_) && depth_ && units_) {}
 
   bool packs() const { return packs_; }
 

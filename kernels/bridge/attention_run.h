@@ -58,8 +58,7 @@ struct AttentionCall {
     const float* from = queries + q.At(product) + row * q.stride;
     if (factor == 1) return {from, q.stride, false};
     float* to = AttentionRoom(room, count * q.columns);
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t j = 0; j < q.columns; ++j) to[i * q.columns + j] = factor * from[i * q.stride + j];
+    CopyScaled(from, q.stride, count, q.columns, factor, to);
     return {to, q.columns, false};
   }
 };

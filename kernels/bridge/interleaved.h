@@ -93,9 +93,7 @@ inline const float* ScaledCopy(const Stack& stack, const float* from, float fact
   static thread_local std::vector<float> kept[2];
   std::vector<float>& room = kept[slot];
   if (room.size() < static_cast<size_t>(stack.rows * stack.columns)) room.resize(stack.rows * stack.columns);
-  for (int64_t i = 0; i < stack.rows; ++i)
-    for (int64_t j = 0; j < stack.columns; ++j)
-      room[i * stack.columns + j] = factor * from[i * stack.stride + j];
+  CopyScaled(from, stack.stride, stack.rows, stack.columns, factor, room.data());
   return room.data();
 }
 
@@ -142,8 +140,7 @@ void InterleavedDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::
   } else {
     const Stack values = kind.values(), scores = kind.scores(), mixed = kind.mixed();
     EachProduct(kind, 1, [&](int64_t i) {
-      MultiplyOne(m, n, k, At(scores, last, i), At(values, first, i), to + mixed.At(i), mixed.stride,
-                        adds);
+      MultiplyOne(m, n, k, At(scores, last, i), At(values, first, i), to + mixed.At(i), mixed.stride, adds);
     });
   }
 }
@@ -168,13 +165,11 @@ void ScoresBackward(const InterleavedKind& kind, const std::vector<TBlob>& input
   EachProduct(kind, 2, [&](int64_t i) {
     if (to_keys && !adds_keys) ClearOthers(keys, parts, 0, parts - 1, i, to_keys);  // values'
     if (to_queries)
-      MultiplyOne(m, n, k, At(scores, grad, i),
-                        {ScaledCopy(keys, of_keys + keys.At(i), factor, 0), k, false},
-                        to_queries + q.At(i), q.stride, adds_queries);
+      MultiplyOne(m, n, k, At(scores, grad, i), {ScaledCopy(keys, of_keys + keys.At(i), factor, 0), k, false},
+                  to_queries + q.At(i), q.stride, adds_queries);
     if (to_keys)
-      MultiplyOne(n, m, k, At(scores, grad, i, true),
-                        {ScaledCopy(q, of_queries + q.At(i), factor, 1), k, false}, to_keys + keys.At(i),
-                        keys.stride, adds_keys);
+      MultiplyOne(n, m, k, At(scores, grad, i, true), {ScaledCopy(q, of_queries + q.At(i), factor, 1), k, false},
+                  to_keys + keys.At(i), keys.stride, adds_keys);
   });
 }
 
@@ -192,10 +187,10 @@ void MixedBackward(const InterleavedKind& kind, const std::vector<TBlob>& inputs
     if (to_values && !adds_values) ClearOthers(values, parts, parts - 1, 1, i, to_values);
     if (to_values)
       MultiplyOne(n, m, k, At(scores, weights, i, true), At(mixed, grad, i), to_values + values.At(i),
-                        values.stride, adds_values);
+                  values.stride, adds_values);
     if (to_weights)
-      MultiplyOne(m, k, n, At(mixed, grad, i), At(values, of_values, i, true),
-                        to_weights + scores.At(i), n, adds_weights);
+      MultiplyOne(m, k, n, At(mixed, grad, i), At(values, of_values, i, true), to_weights + scores.At(i), n,
+                  adds_weights);
   });
 }
 

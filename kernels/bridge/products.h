@@ -15,7 +15,7 @@ namespace graphopt {
 /* By the faster way for its extents. */
 inline void MultiplyOne(int64_t rows, int64_t depth, int64_t units, const product::Matrix& left,
                         const product::Matrix& right, float* to, int64_t to_stride, bool adds) {
-  (slim::Fits(rows, depth, units) ? slim::Multiply : product::Multiply)(rows, depth, units, left, right, to,
+  (slim::Fits(rows, units) ? slim::Multiply : product::Multiply)(rows, depth, units, left, right, to,
                                                                         to_stride, adds);
 }
 

@@ -11,7 +11,6 @@ namespace {
 using blocked::kLanes;
 using blocked::Lanes;
 using blocked::LoadLanes;
-using blocked::StoreLanes;
 using product::Matrix;
 
 constexpr int64_t kFew = 4;  // rows or columns of a product that is better computed here
@@ -165,7 +164,7 @@ void ByFewColumns(int64_t rows, int64_t depth, int64_t units, const Matrix& left
 
 }  // namespace
 
-bool Fits(int64_t rows, int64_t, int64_t units) { return rows <= kFew || units <= kFew; }
+bool Fits(int64_t rows, int64_t units) { return rows <= kFew || units <= kFew; }
 
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
               float* to, int64_t to_stride, bool adds) {

@@ -13,7 +13,7 @@
 namespace graphopt::slim {
 
 /* Whether a product is faster here than by product.h. */
-bool Fits(int64_t rows, int64_t depth, int64_t units);
+bool Fits(int64_t rows, int64_t units);
 
 /* As product::Multiply. */
 void Multiply(int64_t rows, int64_t depth, int64_t units, const product::Matrix& left,

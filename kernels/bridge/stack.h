@@ -35,4 +35,10 @@ inline Stack Interleaved(int64_t rows, int64_t products, int64_t parts, int64_t 
   return {products, rows, columns, products * step, products, step, 0, part * columns};
 }
 
+/* Some rows of a matrix times a factor, one behind the other. */
+inline void CopyScaled(const float* from, int64_t stride, int64_t rows, int64_t columns, float factor, float* to) {
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < columns; ++j) to[i * columns + j] = factor * from[i * stride + j];
+}
+
 }  // namespace graphopt

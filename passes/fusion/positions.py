@@ -34,10 +34,7 @@ class Positions:
     _whole: dict[tuple[Value, str], Value] = field(default_factory=dict)
 
     def along(self, type_: TensorType, axis: int, name: str) -> Value:
-        """0, 1, 2 ... along an axis of a type, of extent 1 elsewhere.
-
-        Made anew for each reader, as each kernel computes it faster than it would load it.
-        """
+        """0, 1, 2 ... along an axis of a type, of extent 1 elsewhere."""
         extents = tuple(extent or 0 for extent in type_.shape or ())
         shape = tuple(e if at == axis else 1 for at, e in enumerate(extents))
         array = np.arange(extents[axis], dtype=type_.dtype).reshape(shape)

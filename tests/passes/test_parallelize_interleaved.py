@@ -124,7 +124,7 @@ def test_extents_of_zero(zero: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "shapes", "heads", "why"),
     [
-        ("selfatt", [(5, 2, 24)], 2, "none of its four|inputs"),
+        ("selfatt", [(5, 2, 24), (4, 5, 5)], 2, "none of its four"),
         ("selfatt_qk", [(5, 2, 25)], 2, "whole number of heads of 3 parts"),
         ("selfatt_qk", [(5, 24)], 2, "3 axes"),
         ("selfatt_qk", [(5, 2, 24)], 0, "whole number of heads"),
