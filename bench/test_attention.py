@@ -14,10 +14,9 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.attention_nets import DECODERS, LANGUAGE_MODELS, language_model
-from bench.conftest import THREADS
 from bench.peers.client import Peers
 from bench.report import Record
-from bench.test_cnn_inference import in_pytorch
+from bench.test_encoder import pytorch
 from bench.timing import figures, race, ratios
 from graphopt.compat import import_mxnet
 from graphopt.demo import data
@@ -130,21 +129,9 @@ def _pytorch(
     training: bool,
     size: dict[str, int],
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    if not peers.has("torch_encoder"):
-        return {}, (peers.missing("torch_encoder"),)
-    request: dict[str, Any] = {
-        "weights": str(workloads.save_weights(example, peers.folder)),
-        "inputs": workloads.save_inputs(example, peers.folder),
-        "threads": THREADS,
-        "heads": size["heads"],
-        "layers": size["layers"],
-        "activation": "gelu",
-        "dropout": RATE if training else 0.0,
-    }
-    if training:
-        request["head"] = str(peers.folder / "head.npy")
-        shape = (size["batch"], size["length"], size["width"])
-        np.save(request["head"], data.normal(shape, seed=1).asnumpy())
-        names = sorted(set(expected) - {"output0"})
-        expected = {name: expected[name] for name in ("output0", *names)}
-    return in_pytorch("torch_encoder", request, peers, expected, LARGEST_ERROR)
+    if not training:
+        return pytorch(example, peers, expected, None, "gelu", size)
+    head = data.normal((size["batch"], size["length"], size["width"]), seed=1).asnumpy()
+    names = sorted(set(expected) - {"output0"})
+    expected = {name: expected[name] for name in ("output0", *names)}
+    return pytorch(example, peers, expected, head, "gelu", size, LARGEST_ERROR, RATE)

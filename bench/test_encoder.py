@@ -139,8 +139,9 @@ def pytorch(
     activation: str,
     size: dict[str, int],
     tolerance: float = 1e-3,
+    dropout: float = 0.0,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The encoder in PyTorch, its results checked; or notes that tell why not."""
+    """The encoder in PyTorch, its results checked without Dropout; or notes that tell why not."""
     if not peers.has("torch_encoder"):
         return {}, (peers.missing("torch_encoder"),)
     request: dict[str, Any] = {
@@ -150,6 +151,7 @@ def pytorch(
         "heads": size["heads"],
         "layers": size["layers"],
         "activation": activation,
+        "dropout": dropout,
     }
     if head is not None:
         request["head"] = str(peers.folder / "head.npy")
