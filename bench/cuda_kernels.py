@@ -36,6 +36,13 @@ SPECS = {
     " %4 = mul %0 0.5; %5 = mul %4 %3; return %5:f32[a,b] }",
     "masked softmax": "f32[a|b] (f32[a,b], b1[a,b]) { %2 = where %1 %0 -10000.0;"
     " %3 = softmax %2; return %3:f32[a,b] }",
+    # Losses of gluon: positions, labels, scores, zero; predictions and labels.
+    "cross entropy": "f32[a|b] (f32[1,b], f32[a,1], f32[a,b], f32[1,1]) { %4 = eq %0 %1;"
+    " %5 = log_softmax %2; %6 = where %4 %5 %3; %7 = reduce_sum %6; %8 = neg %7;"
+    " return %8:f32[a,1] }",
+    "Huber loss": "f32[a|b] (f32[a,b], f32[a,b]) { %2 = sub %0 %1; %3 = abs %2; %4 = gt %3 1.0;"
+    " %5 = sub %3 0.5; %6 = square %3; %7 = mul %6 0.5; %8 = where %4 %5 %7;"
+    " %9 = reduce_sum %8; %10 = extent; %11 = div %9 %10; return %11:f32[a] }",
     # What graphopt.nn.ChildSumTreeLSTM computes along edges and at nodes, products aside.
     "tree message": "f32[a,b] (f32[a,b], f32[b], f32[a,b], f32[a,b]) { %4 = add %2 %1;"
     " %5 = add %3 %4; %6 = sigmoid %5; %7 = mul %6 %0; return %7:f32[a,b] }",
@@ -60,7 +67,18 @@ def data(spec: KernelSpec, shape: tuple[int, int]) -> list[Any]:
         extents = tuple(1 if axis is None else shape[axis] for axis in operand.axes)
         values = np.random.default_rng(seed).standard_normal(extents, dtype="float32")
         found.append(values > -0.5 if operand.dtype == "bool" else values)
+    if spec == parse(SPECS["cross entropy"]):
+        rows, columns = shape
+        found[0][:] = np.arange(columns)
+        found[1][:, 0] = np.random.default_rng(1).integers(0, columns, rows)
+        found[3][:] = 0
     return found
+
+
+def drawn_heads(outs: Sequence[Any]) -> list[Any]:
+    """Gradients of outputs, on the device."""
+    rng = np.random.default_rng(9)
+    return [cuda.to_device(rng.standard_normal(out.shape, dtype="float32")) for out in outs]
 
 
 def microseconds(work: Callable[[], Any]) -> float:
@@ -139,11 +157,11 @@ def error(spec: KernelSpec, arrays: Sequence[Any], got: Sequence[Any]) -> float:
     return worst
 
 
-def operands(spec: KernelSpec, arrays: list[Any], outs: list[Any], head: Any) -> list[Any]:
+def operands(spec: KernelSpec, arrays: list[Any], outs: list[Any], heads: list[Any]) -> list[Any]:
     """What the backward kernel reads."""
     found = differentiate(spec)
     return [
-        *(head for _ in found.heads),
+        *(heads[i] for i in found.heads),
         *(arrays[i] for i in found.inputs),
         *(outs[i] for i in found.outputs),
     ]
@@ -156,13 +174,13 @@ def measure(name: str, shape: tuple[int, int]) -> list[dict[str, Any]]:
     few = (min(shape[0], max(1, CHECKED_ELEMENTS // shape[1])), shape[1])
     errors = check(spec, few)
     arrays = [cuda.to_device(array) for array in data(spec, shape)]
-    head = cuda.to_device(np.random.default_rng(9).standard_normal(shape, dtype="float32"))
-    speed = copy_speed(size_of([head]))
+    speed = copy_speed(4 * shape[0] * shape[1])
     outs = run(spec, arrays)
+    heads = drawn_heads(outs)
     rows = []
     for direction in ("forward", "backward"):
         back = direction == "backward"
-        given = operands(spec, arrays, outs, head) if back else arrays
+        given = operands(spec, arrays, outs, heads) if back else arrays
         written = run(spec, given, backward=back)
 
         def work(
@@ -185,7 +203,7 @@ def measure(name: str, shape: tuple[int, int]) -> list[dict[str, Any]]:
                 "share_of_copy": moved / took / speed,
             }
         )
-    del arrays, head, outs
+    del arrays, heads, outs
     for row, (took, alone) in zip(rows, torch_times(name, shape), strict=True):
         row["torch_compile_microseconds"] = took
         row["torch_compile_replayed_microseconds"] = alone
@@ -198,11 +216,11 @@ def check(spec: KernelSpec, shape: tuple[int, int]) -> dict[str, float]:
     on_device = [cuda.to_device(array) for array in arrays]
     outs = run(spec, on_device)
     back = [out.copy_to_host() for out in outs]
-    head = np.random.default_rng(9).standard_normal(shape, dtype="float32")
-    slopes = run(spec, operands(spec, on_device, outs, cuda.to_device(head)), backward=True)
+    heads = drawn_heads(outs)
+    slopes = run(spec, operands(spec, on_device, outs, heads), backward=True)
     gradient = differentiate(spec).spec
     assert gradient is not None
-    given = operands(spec, arrays, back, head)
+    given = operands(spec, arrays, back, [head.copy_to_host() for head in heads])
     return {
         "forward": error(spec, arrays, back),
         "backward": error(gradient, given, [slope.copy_to_host() for slope in slopes]),
@@ -278,17 +296,25 @@ def torch_times(name: str, shape: tuple[int, int]) -> list[tuple[float | None, f
         "log_softmax": lambda x: torch.log_softmax(x, 1),
         "GELU": functional.gelu,
         "masked softmax": lambda x, m: torch.softmax(torch.where(m, x, -10000.0), 1),
+        "cross entropy": lambda _, label, x, __: functional.cross_entropy(
+            x, label[:, 0], reduction="none"
+        ),
+        "Huber loss": lambda x, y: functional.huber_loss(x, y, reduction="none").mean(1),
         "tree message": lambda c, b, p, x: torch.sigmoid(x + (p + b)) * c,
         "tree update": torch_update,
     }
     inputs = [torch.from_numpy(array).cuda() for array in data(parse(SPECS[name]), shape)]
+    learns = [x.is_floating_point() for x in inputs]
+    if name == "cross entropy":
+        learns = [False, False, True, False]
+        inputs[1] = inputs[1].long()
     try:
         torch._dynamo.reset()
         compiled = torch.compile(expressions[name])
         with torch.no_grad():
             forward = torch_microseconds(lambda: compiled(*inputs))
             forward_alone = replayed(lambda _: compiled(*inputs))
-        wrt = [x.requires_grad_() for x in inputs if x.is_floating_point()]
+        wrt = [x.requires_grad_() for x, is_learnt in zip(inputs, learns, strict=True) if is_learnt]
         out = compiled(*inputs)
         outs = out if isinstance(out, tuple) else (out,)
         heads = [torch.randn_like(out) for out in outs]

@@ -42,8 +42,7 @@ class ExpandPick(Pass):
         // after
         graph g(%x: f32[2,3], %i: f32[2]) {
           %p = log_softmax(%x) : f32[2,3]
-          %y_positions = constant()
-            {data="AAAAAAAAgD8AAABA", dtype="float32", shape=(1, 3)} : f32[1,3]
+          %y_positions = constant() {data="range", dtype="float32", shape=(1, 3)} : f32[1,3]
           %i_stop = BlockGrad(%i) : f32[2]
           %i_whole = fix(%i_stop) : f32[2]
           %i_row = Reshape(%i_whole) {shape=(2, 1)} : f32[2,1]

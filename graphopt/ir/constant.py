@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.ir.node import CONSTANT, Node
 from graphopt.ir.types import TensorType
@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from graphopt.ir.graph import Graph
 
 
+#: No base64, whose length is a multiple of four.
+_RANGE: Final = "range"
+
+
 def add_constant(graph: Graph, array: np.ndarray[Any, Any], name: str = "") -> Node:
-    """Add a constant node that holds ``array`` (any shape, a dtype the IR knows)."""
-    data = base64.b64encode(array.tobytes()).decode()  # C order, whatever the array's own
+    """Add a constant node that holds ``array`` (any shape, a dtype the IR knows).
+
+    Its data is in base64, in C order whatever the array's own, or ``range`` for 0, 1, 2 ...: with
+    positions along an axis the text of a graph would be as long as the axis.
+    """
+    data = _RANGE if _is_range(array) else base64.b64encode(array.tobytes()).decode()
     dtype, shape = str(array.dtype), tuple(int(extent) for extent in array.shape)
     attrs = {"dtype": dtype, "shape": shape, "data": data}
     return graph.add(CONSTANT, (), attrs, (TensorType(dtype, shape),), name)
@@ -26,5 +34,17 @@ def constant_array(node: Node) -> np.ndarray[Any, Any]:
     """The read-only tensor of a constant node."""
     import numpy as np
 
-    raw = base64.b64decode(node.attrs["data"])
-    return np.frombuffer(raw, dtype=node.attrs["dtype"]).reshape(node.attrs["shape"])
+    data, dtype, shape = (node.attrs[name] for name in ("data", "dtype", "shape"))
+    if data == _RANGE:
+        found = np.arange(node.type.size, dtype=dtype)
+        found.flags.writeable = False
+        return found.reshape(shape)
+    return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape)
+
+
+def _is_range(array: np.ndarray[Any, Any]) -> bool:
+    import numpy as np
+
+    if array.size < 2 or array.dtype.kind not in "if" or array.dtype.itemsize < 4:
+        return False
+    return bool(np.array_equal(array.ravel(), np.arange(array.size, dtype=array.dtype)))

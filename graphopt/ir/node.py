@@ -19,7 +19,7 @@ PARAM: Final = "param"
 AUX: Final = "aux"
 ROLES: Final = (DATA, PARAM, AUX)
 
-#: A small tensor that is part of the graph; attrs: ``dtype``, ``shape``, ``data`` (base64).
+#: A small tensor that is part of the graph; attrs: ``dtype``, ``shape``, ``data`` (constant.py).
 CONSTANT: Final = "constant"
 
 #: A region that one kernel computes; attrs: ``spec``, its printed KernelSpec. Its nested graph, if

@@ -19,7 +19,15 @@ from graphopt.kernels.spec import KernelSpec
 from graphopt.passes.fusion.group_norm import with_groups_as_axes
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.region import operators, replace_region, results
-from graphopt.passes.fusion.translate import FLOATS, NO_SPAN, POINTWISE, ROWS, Span, region_spec
+from graphopt.passes.fusion.translate import (
+    FLOATS,
+    NO_SPAN,
+    POINTWISE,
+    ROWS,
+    Span,
+    is_number,
+    region_spec,
+)
 from graphopt.passes.fusion.worth import why_not_worth
 from graphopt.pipeline.base import PassContext
 from graphopt.rewrite.substitute import transplant
@@ -188,12 +196,21 @@ def _grow(graph: Graph, candidates: dict[NodeId, Space]) -> _Found:
             mine, other = groups.find(node.id), groups.find(value.node)
             if mine == other:
                 continue
-            joined = _joined(graph, value, spaces[mine], spaces[other])
+            joined: Space | None = spaces[mine]
+            if not _is_literal(graph, value, spaces[mine]):
+                joined = _joined(graph, value, spaces[mine], spaces[other])
             size = len(groups.members(mine)) + len(groups.members(other))
             if joined is None or size > _MAX_MEMBERS or not groups.can_merge(mine, other):
                 continue
             spaces[groups.merge(mine, other)] = joined
     return _Found(groups, spaces)
+
+
+def _is_literal(graph: Graph, value: Value, reader: Space) -> bool:
+    """Whether a value is one number that nobody else reads, known before anything runs."""
+    is_alone = len(graph.users(value)) == 1 and not graph.is_output(value)
+    fits = reader.is_double == (graph.type_of(value).dtype == "float64")
+    return is_number(graph[value.node]) and is_alone and fits
 
 
 def _joined(graph: Graph, value: Value, reader: Space, source: Space) -> Space | None:

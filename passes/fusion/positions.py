@@ -13,8 +13,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Value
 from graphopt.ir.types import TensorType
 
-#: Positions are part of the graph.
-LONGEST = 1 << 16
+#: Positions are a constant of the graph, and have to be whole numbers of float32.
+LONGEST = 1 << 20
 #: What is compared with positions.
 INTEGERS = frozenset({"int32", "int64"})
 FLOATS = frozenset({"float32", "float64"})

@@ -790,9 +790,16 @@ def region_spec(
     for value in outputs:
         if value not in region.writes:
             raise GraphoptError(f"{value} is no first output of a node of the region")
+        if is_number(graph[value.node]) and region.extents(value) != region.shape:
+            raise GraphoptError(f"{value} is a number, which others read as well")
     return emit.build(
         [(values[value], _operand(graph, value, region.writes[value])) for value in outputs]
     )
+
+
+def is_number(node: Node) -> bool:
+    """Whether a node is one number that is known beforehand: a literal of kernels."""
+    return not node.inputs and node.type.size == 1 and canonical(node.op) in POINTWISE
 
 
 def _operand(graph: Graph, value: Value, axes: Axes | None) -> Operand:
@@ -812,7 +819,7 @@ class _Region:
         for node in nodes:
             self._check(node)
         touched = [v for n in nodes for v in (*n.inputs, n.out())]
-        shapes = {self._extents(value) for value in touched}
+        shapes = {self.extents(value) for value in touched}
         self.shape = max(shapes, key=lambda shape: (math.prod(shape), len(shape)))
         self.dtype = self._compute_dtype(touched)
         self.span = self._span(nodes)
@@ -836,7 +843,7 @@ class _Region:
         if reason is not None:
             raise GraphoptError(f"{node.label}: {reason}")
 
-    def _extents(self, value: Value) -> tuple[int, ...]:
+    def extents(self, value: Value) -> tuple[int, ...]:
         return tuple(e for e in self.graph.type_of(value).shape or () if e is not None)
 
     def _compute_dtype(self, touched: Iterable[Value]) -> str:
@@ -871,11 +878,13 @@ class _Region:
             self.reads[value] = axes
             return
         # A dimension of extent 1 runs along whatever it likes.
-        for extent, new, old in zip(self._extents(value), axes, known, strict=True):
+        for extent, new, old in zip(self.extents(value), axes, known, strict=True):
             if extent != 1 and new != old:
                 raise GraphoptError(f"{node.label}: input {position} is read along other axes")
 
     def _written(self, node: Node) -> Axes:
+        if node.type.shape != self.shape and is_number(node):
+            return (None,) * (node.type.rank or 0)
         axes = output_axes(node, self.shape, self.span)
         if node.type.shape == self.shape:
             return axes

@@ -64,6 +64,19 @@ def test_constants_are_variables_with_values(mx):
     np.testing.assert_array_equal(constant_array(fortran), array)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float64"])
+def test_positions_are_constants_of_few_letters(dtype):
+    graph = Graph("g")
+    array = np.arange(10_000, dtype=dtype).reshape(1, -1)
+    node = add_constant(graph, array, "k")
+    assert node.attrs["data"] == "range"
+    found = constant_array(node)
+    assert found.dtype == array.dtype
+    assert not found.flags.writeable
+    np.testing.assert_array_equal(found, array)
+    assert parse(str(graph)) == graph
+
+
 def test_variables_need_names(mx):
     graph = parse("graph g(%x: ?) { %y = relu(%x) return %y }")
     graph.update(graph.find("x").but(name=""))

@@ -136,6 +136,25 @@ def test_long_rows(name: str, columns: int) -> None:
     check(spec, inputs_of(spec, (2, columns)))
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (3, 70)], ids=str)
+def test_losses(shape: tuple[int, int]) -> None:
+    huber = parse(
+        "f32[a|b] (f32[a,b], f32[a,b]) { %2 = sub %0 %1; %3 = abs %2; %4 = gt %3 1.0;"
+        " %5 = sub %3 0.5; %6 = square %3; %7 = mul %6 0.5; %8 = where %4 %5 %7;"
+        " %9 = reduce_sum %8; %10 = extent; %11 = div %9 %10; return %11:f32[a] }"
+    )
+    check(huber, inputs_of(huber, shape))
+    # What expand-pick makes of a cross entropy: positions, labels, scores, zero.
+    entropy = parse(
+        "f32[a|b] (f32[1,b], f32[a,1], f32[a,b], f32[1,1]) { %4 = eq %0 %1; %5 = log_softmax %2;"
+        " %6 = where %4 %5 %3; %7 = reduce_sum %6; %8 = neg %7; return %8:f32[a,1] }"
+    )
+    rows, columns = shape
+    labels = np.random.default_rng(1).integers(0, columns, (rows, 1)).astype("float32")
+    positions = np.arange(columns, dtype="float32")[None]
+    check(entropy, [positions, labels, noise(*shape), np.zeros((1, 1), "float32")])
+
+
 @pytest.mark.parametrize("rows", [3])
 def test_rows_without_elements(rows: int) -> None:
     spec = parse(SPECS["layer norm"])

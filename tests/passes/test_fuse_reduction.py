@@ -164,6 +164,28 @@ def test_constants_are_literals(frozen: bool) -> None:
     assert "where %0 %1 -1000000000.0" in str(node.attrs["spec"])
 
 
+@pytest.mark.parametrize("shape", ["1,1,1", "1"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_single_numbers_are_literals(frozen: bool, shape: str) -> None:
+    graph = net(
+        f"""%m = sin(%y) %f = _full() {{shape=({shape},), value=-1e9, dtype="float32"}}
+            %w = _npi_where(%m, %x, %f) %p = softmax(%w) return %p"""
+    )
+    result = fuse(graph, frozen=frozen, mode="inference" if frozen else "training")
+    (node,) = [node for node in result.graph if not node.is_input]
+    assert "where %2 %1 -1000000000.0" in str(node.attrs["spec"])
+
+
+def test_numbers_that_several_read_are_operands() -> None:
+    graph = net(
+        """%f = _full() {shape=(1, 1, 1), value=0.5, dtype="float32"}
+           %w = broadcast_add(%x, %f) %p = softmax(%w) %o = broadcast_mul(%y, %f)
+           %q = log_softmax(%o) return %p, %q"""
+    )
+    result = fuse(graph, mode="training")
+    assert ops(result.graph) == ["_full", FUSED, FUSED]
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
