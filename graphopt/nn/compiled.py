@@ -155,7 +155,7 @@ class CompiledBlock:
         if self._config.strict or self._config.plans_memory:
             return None
         with self._lock:
-            if self.renting.is_due(key) or any(a.stype != "default" for a in given):
+            if self.renting.rule.is_due(key) or any(a.stype != "default" for a in given):
                 return None
             plain = self.renting.plain(key, lambda: trace(self._block, args))
         return self.renting.run(key, given, plain)
@@ -167,7 +167,7 @@ class CompiledBlock:
             mode: Mode = key[0]
             start = time.perf_counter()
             entry = self._build(mode, args, given)
-            self.renting.compiled(key, time.perf_counter() - start)
+            self.renting.rule.compiled(key, time.perf_counter() - start)
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
                 _, oldest = self._entries.popitem(last=False)

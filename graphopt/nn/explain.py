@@ -32,7 +32,11 @@ def explain(block: Any) -> str:
         if not state.config.record and not state.config.plans_memory:
             lines.append("  its own code calls operators one by one; record=True compiles them")
     entries = block._graphopt_entries()
-    rented = [_rented(each) for each in _views(block) if each.graphopt_state.compiled.renting.calls]
+    rented = [
+        _rented(each)
+        for each in _views(block)
+        if each.graphopt_state.compiled.renting.rule.plain_calls
+    ]
     lines += rented
     if not entries and not rented:
         lines.append("nothing compiled yet: it happens at the first call")
@@ -52,9 +56,9 @@ def _views(block: Any) -> list[Any]:
 
 
 def _rented(block: Any) -> str:
-    renting = block.graphopt_state.compiled.renting
+    rule = block.graphopt_state.compiled.renting.rule
     return (
-        f"{describe(block)}: {renting.calls} calls with {renting.signatures} more types of inputs"
+        f"{describe(block)}: {rule.plain_calls} calls with {rule.not_compiled} more types of inputs"
         " ran as MXNet runs them, as each came too rarely to be worth compiling"
     )
 

@@ -1,28 +1,13 @@
-"""When a signature is worth compiling, where a Block is called with many.
-
-The ski-rental rule: from the ninth signature on one is run as plain MXNet runs it until that has
-taken as long as compiling takes, and compiled then. So no sequence of calls takes more than twice
-as long as by the better of both, whatever lengths come (Karlin, Manasse, Rudolph and Sleator,
-Competitive snoopy caching, Algorithmica 3, 1988).
-"""
+"""Signatures of a Block that are not compiled yet: MXNet runs them."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import Traced
-
-#: So many signatures are compiled at their first call: buckets, a last batch, another batch size.
-AT_ONCE = 8
-#: How many signatures are remembered that are not compiled.
-_REMEMBERED = 4096
-#: A backward pass takes about twice as long as what it is the backward of.
-_STEP = 3.0
+from graphopt.nn.ski_rental import SkiRental
 
 Key = tuple[Any, ...]
 #: MXNet's operator for a graph, its inputs (Parameters, or names of data), and where it is from.
@@ -33,35 +18,14 @@ class Renting:
     """Plain calls of one Block, and what they took.
 
     Attributes:
-        calls: how many there were.
+        rule: which signatures are compiled.
     """
 
     def __init__(self, parameters: Callable[[], dict[str, Any]]) -> None:
         """Nothing was compiled yet; ``parameters`` are the Block's, by name."""
         self._parameters = parameters
         self._plain: dict[Key, Plain] = {}
-        self._spent: OrderedDict[Key, float] = OrderedDict()  # seconds of plain calls
-        self._lock = threading.Lock()
-        self._compiling = 0.0
-        self._compiled = 0
-        self.calls = 0
-
-    @property
-    def signatures(self) -> int:
-        """How many signatures were called and not compiled, as far as remembered."""
-        return len(self._spent)
-
-    def compiled(self, key: Key, seconds: float) -> None:
-        """A signature was compiled."""
-        self._compiled += 1
-        self._compiling += seconds
-        self._spent.pop(key, None)
-
-    def is_due(self, key: Key) -> bool:
-        """Whether a signature is to be compiled now."""
-        if self._compiled < AT_ONCE:
-            return True
-        return self._spent.get(key, 0.0) * self._compiled >= self._compiling
+        self.rule = SkiRental()
 
     def plain(self, key: Key, trace: Callable[[], Traced]) -> Plain:
         """What runs calls with arguments of that layout, of any shape."""
@@ -81,20 +45,8 @@ class Renting:
         if any(p._data is None or ctx not in p.list_ctx() for p in parameters):
             return None
         arrays = [data[each] if isinstance(each, str) else each.data(ctx) for each in reads]
-        start = time.perf_counter()
-        outputs = operator(*arrays)
-        outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        for output in outputs:
-            output.wait_to_read()  # calls return before they have run
-        seconds = (time.perf_counter() - start) * (_STEP if key[0] == "training" else 1.0)
-        self._spend(key, seconds)
+        with self.rule.timed(key, is_step=key[0] == "training") as done:
+            outputs = operator(*arrays)
+            outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+            done += outputs
         return outputs, traced.results
-
-    def _spend(self, key: Key, seconds: float) -> None:
-        with self._lock:
-            self.calls += 1
-            # The first call of a shape plans memory, which says little about those after it.
-            before = self._spent.pop(key, None)
-            self._spent[key] = 0.0 if before is None else before + seconds
-            if len(self._spent) > _REMEMBERED:
-                self._spent.popitem(last=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,17 +16,18 @@ from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.nn.compiled import MAX_SIGNATURES, Entry, compile_graph
 from graphopt.nn.config import Config
+from graphopt.nn.ski_rental import SkiRental
+from graphopt.pipeline.base import Mode
 from graphopt.recording.types import dtype_name
 
 if TYPE_CHECKING:
     from graphopt.recording.tape import Tape
     from graphopt.recording.types import Type
 
-#: Compiling is in vain where more programs than this are new, and more than one run in three is of
-#: a new one: on arrays of the same types, and on any.
-MAX_NEW: Final = 24
-MAX_NEW_TYPES: Final = 2 * MAX_SIGNATURES
-NEW_OF_RUNS: Final = 3
+#: Recording is in vain where more runs than this, and more than one in three, are of programs that
+#: are not worth compiling.
+MAX_PLAIN: Final = 64
+PLAIN_OF_RUNS: Final = 3
 
 
 class Programs:
@@ -33,10 +35,9 @@ class Programs:
 
     Attributes:
         notes: what was not compiled, and why.
+        rule: which programs are compiled.
         runs: how many programs were run.
-        new: how many of them had to be compiled.
-        is_in_vain: whether programs are mostly new, as where a number in them changes from call to
-            call.
+        compiled: how many of them were compiled first.
     """
 
     def __init__(self, block: Any, config: Config) -> None:
@@ -50,16 +51,20 @@ class Programs:
         self._watched: list[tuple[Any, Any]] = []
         self._ctx: Any = None
         self.notes: list[str] = []
-        self.runs = self.new = 0
-        self.is_in_vain = False
-        self._runs_of: Counter[Any] = Counter()  # by types of what is read
-        self._new_of: Counter[Any] = Counter()
+        self.rule = SkiRental()
+        self.runs = self.compiled = 0
 
     @property
     def entries(self) -> list[Entry]:
         """What was compiled, the latest used last."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry is not None]
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether most programs come too rarely, as where a number changes from call to call."""
+        plain = self.rule.plain_calls
+        return plain > MAX_PLAIN and plain * PLAIN_OF_RUNS > self.runs
 
     def note(self, text: str) -> None:
         """Keep what was not compiled, once."""
@@ -79,12 +84,28 @@ class Programs:
         with self._lock:
             self.runs += 1
             self._follow_parameters(tape.ctx)
-            entry = self._entry(mode, tape, wanted)
+            key = self._key(mode, tape, wanted)
+            is_rented = self._is_rented(key)
+            entry = None if is_rented else self._entry(key, mode, tape, wanted)
             data = [leaf for leaf in tape.leaves if id(leaf) not in self._names]
+        if is_rented:
+            with self.rule.timed(hash(key), is_step=mode == "training") as made:
+                made += tape.replayed(wanted)
+            return made
         if entry is None:
             return tape.replayed(wanted)
         entry.refresh(tape.ctx)
         return entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
+
+    def _key(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Any:
+        names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
+        return mode, tape.ctx, names, tuple(tape.leaf_types), tuple(tape.calls), wanted
+
+    def _is_rented(self, key: Any) -> bool:
+        """Whether a program is run call by call, as it is not worth compiling yet."""
+        if self._config.strict or key in self._entries:
+            return False
+        return not self.rule.is_due(hash(key))  # a hash, since programs are long
 
     def _follow_parameters(self, ctx: Any) -> None:
         """Know parameters by the arrays that they have now."""
@@ -103,18 +124,15 @@ class Programs:
                 # The array is kept, or another one might come to have its id.
                 self._known[id(array)] = array, (array.shape, dtype_name(array.dtype))
 
-    def _entry(self, mode: Any, tape: Tape, wanted: tuple[int, ...]) -> Entry | None:
+    def _entry(self, key: Any, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Entry | None:
         """The compiled program; ``None`` for one that cannot be."""
-        names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
-        types = mode, tape.ctx, names, tuple(tape.leaf_types)
-        key = types, tuple(tape.calls), wanted
-        self._runs_of[types] += 1
         if key in self._entries:
             self._entries.move_to_end(key)
             return self._entries[key]
-        self._count_new(types)
+        self.compiled += 1
+        start = time.perf_counter()
         try:
-            entry = self._compiled(mode, tape, wanted)
+            entry = self._compile(mode, tape, wanted)
         except (GraphoptError, import_mxnet().MXNetError) as error:
             if self._config.strict:
                 raise
@@ -122,6 +140,7 @@ class Programs:
                 f"a program of {len(tape.calls)} calls runs call by call: {first_line(error)}"
             )
             entry = None
+        self.rule.compiled(hash(key), time.perf_counter() - start)
         self._entries[key] = entry
         if len(self._entries) > MAX_SIGNATURES:
             _, oldest = self._entries.popitem(last=False)
@@ -129,15 +148,7 @@ class Programs:
                 oldest.built.release()
         return entry
 
-    def _count_new(self, types: Any) -> None:
-        self.new += 1
-        self._new_of[types] += 1
-        new, runs = self._new_of[types], self._runs_of[types]
-        self.is_in_vain = (new > MAX_NEW and new * NEW_OF_RUNS > runs) or (
-            self.new > MAX_NEW_TYPES and self.new * NEW_OF_RUNS > self.runs
-        )
-
-    def _compiled(self, mode: Any, tape: Tape, wanted: tuple[int, ...]) -> Entry:
+    def _compile(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Entry:
         leaves, names = self._variables(tape)
         symbol = _symbol(tape, wanted, leaves)
         read = set(symbol.list_inputs())

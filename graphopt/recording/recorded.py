@@ -39,10 +39,16 @@ class RecordedBlock:
         programs = self.programs
         lines = [
             f"recorded, since {reason}: its Python runs at every call; {programs.runs} programs"
-            f" were run, {programs.new} of them new"
+            f" were run, {programs.compiled} of them compiled first"
         ]
+        plain = programs.rule.plain_calls
+        if plain:
+            lines.append(
+                f"  {plain} runs, of {programs.rule.not_compiled} programs, were made call by call,"
+                " as each came too rarely to be worth compiling"
+            )
         if programs.is_in_vain:
-            lines.append("  not any more: most programs are new, so compiling them is in vain")
+            lines.append("  not recorded any more: most programs come too rarely")
         return lines + [f"  {note}" for note in programs.notes]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.nn import renting
+from graphopt.nn import ski_rental
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -33,10 +33,10 @@ def compiled(net: Any) -> int:
 
 def test_the_first_are_compiled_and_the_others_are_right_and_learn() -> None:
     net, plain = net_and_plain()
-    for rows in range(1, 2 * renting.AT_ONCE + 1):
+    for rows in range(1, 2 * ski_rental.AT_ONCE + 1):
         x = batch(rows)
         np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
-    assert compiled(net) == renting.AT_ONCE
+    assert compiled(net) == ski_rental.AT_ONCE
     weight = plain[0].weight
     grads = []
     for run in (plain, net):
@@ -45,36 +45,38 @@ def test_the_first_are_compiled_and_the_others_are_right_and_learn() -> None:
         loss.backward()
         grads.append(weight.grad().asnumpy().copy())
     np.testing.assert_allclose(grads[1], grads[0], rtol=1e-5, atol=1e-6)
-    assert compiled(net) == renting.AT_ONCE
+    assert compiled(net) == ski_rental.AT_ONCE
     told = net.explain()
-    assert f"{renting.AT_ONCE + 1} calls with {renting.AT_ONCE + 1} more types of inputs" in told
+    assert (
+        f"{ski_rental.AT_ONCE + 1} calls with {ski_rental.AT_ONCE + 1} more types of inputs" in told
+    )
 
 
 def test_what_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     net, plain = net_and_plain()
-    for rows in range(1, renting.AT_ONCE + 2):
+    for rows in range(1, ski_rental.AT_ONCE + 2):
         net(batch(rows))
-    state = net.graphopt_state.compiled.renting
-    monkeypatch.setattr(state, "_compiling", 1e-9)
-    x = batch(renting.AT_ONCE + 1)
+    rule = net.graphopt_state.compiled.renting.rule
+    monkeypatch.setattr(rule, "_compiling", 1e-9)
+    x = batch(ski_rental.AT_ONCE + 1)
     net(x)  # the first of its calls does not count, the second takes longer than that
-    assert compiled(net) == renting.AT_ONCE
+    assert compiled(net) == ski_rental.AT_ONCE
     np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
-    assert compiled(net) == renting.AT_ONCE + 1
-    assert state.signatures == 0
+    assert compiled(net) == ski_rental.AT_ONCE + 1
+    assert rule.not_compiled == 0
 
 
 @pytest.mark.parametrize("settings", [{"strict": True}, {"max_shapes": {"data": (64, 6)}}])
 def test_where_it_is_asked_for_all_are_compiled(settings: dict[str, Any]) -> None:
     net, _ = net_and_plain(**settings)
-    for rows in range(1, renting.AT_ONCE + 4):
+    for rows in range(1, ski_rental.AT_ONCE + 4):
         net(batch(rows))
-    assert compiled(net) == renting.AT_ONCE + 3
+    assert compiled(net) == ski_rental.AT_ONCE + 3
 
 
 def test_parameters_are_read_anew() -> None:
     net, plain = net_and_plain()
-    for rows in range(1, renting.AT_ONCE + 2):
+    for rows in range(1, ski_rental.AT_ONCE + 2):
         net(batch(rows))
     x = batch(40)
     net(x)
@@ -87,7 +89,7 @@ def test_parameters_are_read_anew() -> None:
 
 def test_threads() -> None:
     net, plain = net_and_plain()
-    for rows in range(1, renting.AT_ONCE + 1):
+    for rows in range(1, ski_rental.AT_ONCE + 1):
         net(batch(rows))
     wrong: list[int] = []
 

@@ -48,7 +48,7 @@ def test_attention_of_the_numpy_interface(numpy_interface: None) -> None:
     assert type(optimized(x, mx.np.array([2, 5, 3]))) is mx.np.ndarray
     assert type(optimized.weights) is mx.np.ndarray
     assert optimized.weights.shape == (6, 5, 5)
-    assert programs(optimized).new == 1
+    assert programs(optimized).compiled == 1
     (entry,) = programs(optimized).entries
     assert not any(n.op.startswith("_np") for n in entry.result.graph)
 
@@ -82,4 +82,4 @@ def test_a_language_model_of_the_numpy_interface(layer: Any, numpy_interface: No
     net = block(forward, rnn=layer(6), dense=nn.Dense(9))
     state = net.rnn.begin_state(batch_size=2)
     optimized = assert_same(net, mx.np.array([[1, 2, 3], [4, 5, 8]]), state)
-    assert programs(optimized).new == 1
+    assert programs(optimized).compiled == 1

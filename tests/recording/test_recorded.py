@@ -13,7 +13,9 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.recording.arrays import PENDING
+from graphopt.recording.programs import MAX_PLAIN
 from tests.recording.nets import array, assert_same, block, programs
 
 mx = import_mxnet()
@@ -37,10 +39,10 @@ def test_shapes_are_known_and_one_graph_is_made() -> None:
 
     optimized = assert_same(block(forward, dense=nn.Dense(5)), array(2, 3, 4))
     assert programs(optimized).runs == 2
-    assert programs(optimized).new == 1
+    assert programs(optimized).compiled == 1
     (entry,) = programs(optimized).entries
     assert len([n for n in entry.original if not n.is_input]) > 3
-    assert "its Python runs at every call; 2 programs were run, 1 of them new" in (
+    assert "its Python runs at every call; 2 programs were run, 1 of them compiled first" in (
         optimized.explain()
     )
 
@@ -69,7 +71,7 @@ def test_another_shape_is_another_program() -> None:
         np.testing.assert_allclose(
             optimized(array(rows, 4)).asnumpy(), net(array(rows, 4)).asnumpy(), rtol=1e-5
         )
-    assert programs(optimized).new == 2
+    assert programs(optimized).compiled == 2
 
 
 def test_values_kept_in_attributes_are_computed() -> None:
@@ -128,20 +130,44 @@ def test_numbers_that_change_from_call_to_call() -> None:
 
     net = block(forward, dense=nn.Dense(2))
     optimized, x = graphopt.optimize(net, record=True, passes="none"), array(1, 2)
-    for _ in range(30):
+    for _ in range(AT_ONCE + MAX_PLAIN + 4):
         found = optimized(x).asnumpy()
         np.testing.assert_allclose(found, net.dense(x).asnumpy() * net.step, rtol=1e-5)
+    assert programs(optimized).compiled == AT_ONCE
+    assert programs(optimized).runs == AT_ONCE + MAX_PLAIN + 1
     assert programs(optimized).is_in_vain
-    assert "most programs are new" in optimized.explain()
+    told = optimized.explain()
+    assert f"{MAX_PLAIN + 1} runs, of {MAX_PLAIN + 1} programs, were made call by call" in told
+    assert "not recorded any more" in told
 
 
-def test_many_lengths_are_not_in_vain() -> None:
+def test_programs_that_come_often_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     net = block(lambda self, x: self.dense(x.reshape((0, -1))), dense=nn.Dense(2, in_units=3))
     optimized = graphopt.optimize(net, record=True, passes="none")
+    for rows in range(1, AT_ONCE + 2):
+        optimized(array(rows, 3))
+    rule = programs(optimized).rule
+    assert (programs(optimized).compiled, rule.plain_calls) == (AT_ONCE, 1)
+    monkeypatch.setattr(rule, "_compiling", 1e-9)
+    x, weight = array(AT_ONCE + 1, 3), net.dense.weight
+    with mx.autograd.record():
+        found = optimized(x).sum()  # another program, as it is a step's
+    found.backward()
+    np.testing.assert_allclose(
+        weight.grad().asnumpy(), np.tile(x.asnumpy().sum(0), (2, 1)), rtol=1e-5
+    )
+    optimized(x)  # the first of its calls does not count
+    np.testing.assert_allclose(optimized(x).asnumpy(), net(x).asnumpy(), rtol=1e-5)
+    assert (programs(optimized).compiled, rule.plain_calls) == (AT_ONCE + 1, 3)
+    assert not programs(optimized).is_in_vain
+
+
+def test_where_it_is_asked_for_all_programs_are_compiled() -> None:
+    net = block(lambda self, x: self.dense(x.reshape((0, -1))), dense=nn.Dense(2, in_units=3))
+    optimized = graphopt.optimize(net, record=True, passes="none", strict=True)
     for rows in range(1, 40):
         optimized(array(rows, 3))
-    assert programs(optimized).new == 39
-    assert not programs(optimized).is_in_vain
+    assert programs(optimized).compiled == 39
 
 
 def test_a_program_that_mxnet_has_no_graph_for() -> None:
