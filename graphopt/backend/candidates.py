@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from graphopt.backend.caller import CallerEngine, in_kernels, runs_by_caller
 from graphopt.backend.choice import (
     CACHED_OP,
     CACHED_OP_ONEDNN,
+    CALLER,
     CONVOLUTION_KERNELS,
     EXACT_CONVOLUTIONS,
     EXECUTOR_ONEDNN,
@@ -127,11 +129,12 @@ class Candidates:
             return {name: lambda: self._cached_op(form.symbol, name)}
         packed = form.packed
         if not has_packed(packed):
-            return self._without_packed(graph, arrays)
+            return self._without_packed(graph, arrays) | self._small(graph, arrays)
         plain = unfuse(graph, is_packed) if has_packed(graph) else graph
         name = CONVOLUTION_KERNELS if has_convolutions(packed) else PRODUCT_KERNELS
         found = self._without_packed(plain, arrays)
         found[name] = lambda: self._packed(packed, arrays, name)
+        found |= self._small(packed, arrays)
         if has_large_tiles(packed):
             found[EXACT_CONVOLUTIONS] = lambda: self._packed(
                 with_small_tiles(packed), arrays, EXACT_CONVOLUTIONS
@@ -206,8 +209,28 @@ class Candidates:
     def _packed(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         ctx = self._form.ctx
         packed, params, keepers = with_packed(graph, arrays, ctx)
-        packed, weights, more = with_packed_products(packed, arrays, ctx)
-        self.keepers += [*keepers, *more]
-        params |= weights
+        self.keepers += keepers
+        packed, every = self._with_products(packed, {**arrays, **params})
         self._fixed.update(params)
-        return self._executor(packed, {**arrays, **params}, name)
+        return self._executor(packed, every, name)
+
+    def _small(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
+        """What the calling thread runs, where it may."""
+        graph = in_kernels(graph)
+        if not runs_by_caller(graph):
+            return {}
+        return {CALLER: lambda: self._by_caller(graph, arrays)}
+
+    def _by_caller(self, graph: Graph, arrays: Mapping[str, Any]) -> Engine:
+        form = self._form
+        packed, every = self._with_products(graph, arrays)
+        return CallerEngine(packed, every, form.data, form.ctx, CALLER, numpy=form.numpy)
+
+    def _with_products(
+        self, graph: Graph, arrays: Mapping[str, Any]
+    ) -> tuple[Graph, dict[str, Any]]:
+        """The graph with packed weights of products, and all arrays that it reads."""
+        packed, weights, keepers = with_packed_products(graph, arrays, self._form.ctx)
+        self.keepers += keepers
+        self._fixed.update(weights)
+        return packed, {**arrays, **weights}

@@ -15,6 +15,8 @@ CONVOLUTION_KERNELS = "executor + convolution kernels"
 EXACT_CONVOLUTIONS = CONVOLUTION_KERNELS + ", small tiles"
 #: What runs dense layers over packed weights.
 PRODUCT_KERNELS = "executor + packed products"
+#: What the calling thread runs by itself, where all is small.
+CALLER = "calling thread"
 STEP = "executor for training"
 
 

@@ -6,7 +6,6 @@ returned earlier is overwritten by a later call.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import weakref
@@ -14,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
-
+from graphopt.backend.arrays import Alike, Copier, bytes_of
 from graphopt.backend.environment import environment
 from graphopt.backend.keeping import flush_bulk
 from graphopt.backend.onednn import ONEDNN
@@ -24,7 +22,17 @@ from graphopt.compat import import_mxnet
 
 _SPARE = "graphopt_spare"
 
-_cached_ops: weakref.WeakSet[CachedOpEngine] = weakref.WeakSet()
+
+class _Locking(Protocol):
+    def forget_threads(self) -> None: ...
+
+
+_locking: weakref.WeakSet[_Locking] = weakref.WeakSet()
+
+
+def unlocked_in_children(engine: _Locking) -> None:
+    """Have an engine's ``forget_threads`` called in every child that this process forks."""
+    _locking.add(engine)
 
 
 class Engine(Protocol):
@@ -89,7 +97,7 @@ class CachedOpEngine:
             flags.append(("inline_limit", 0))
         self._op = mx.nd.CachedOp(symbol, flags)
         self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
-        _cached_ops.add(self)
+        unlocked_in_children(self)
 
     def rewritten(self) -> Any:
         """The symbol as it runs."""
@@ -124,7 +132,7 @@ class CachedOpEngine:
 
 
 def _forget_threads() -> None:
-    for engine in list(_cached_ops):
+    for engine in list(_locking):
         engine.forget_threads()
 
 
@@ -175,14 +183,14 @@ class ExecutorEngine:
                     aux_states={n: by_name[n] for n in symbol.list_auxiliary_states()},
                 )
         self._outputs = list(self._executor.outputs)[: len(symbol.list_outputs())]
-        self._is_host = ctx.device_type == "cpu"
+        self._copier = Copier() if ctx.device_type == "cpu" else None
         self._is_numpy = isinstance(symbol, self._mx.symbol.numpy._Symbol)
         self._data = [
-            (at, self._bound[at], _size(self._bound[at]))
+            (at, self._bound[at], bytes_of(self._bound[at]))
             for at, name in enumerate(self.inputs)
             if name in data
         ]
-        self._sizes = [_size(output) for output in self._outputs]
+        self._made = [(output, Alike(output), bytes_of(output)) for output in self._outputs]
         self._lock = threading.Lock()
 
     def rewritten(self) -> Any:
@@ -203,30 +211,18 @@ class ExecutorEngine:
             for at, buffer, size in self._data:
                 self._copy(arrays[at], buffer, size)
             base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
-            pairs = zip(self._outputs, self._sizes, strict=True)
-            found = [self._fresh(output, size) for output, size in pairs]
+            found = []
+            for output, alike, size in self._made:
+                fresh = alike()
+                self._copy(output, fresh, size)
+                found.append(fresh)
         return [array.as_np_ndarray() for array in found] if self._is_numpy else found
 
-    def _fresh(self, output: Any, size: int) -> Any:
-        if not self._is_host:
-            return output.copy()
-        fresh = self._mx.nd.empty(output.shape, output.ctx, output.dtype)
-        self._copy(output, fresh, size)
-        return fresh
-
     def _copy(self, source: Any, target: Any, size: int) -> None:
-        source.wait_to_read()
-        if self._is_host:
-            ctypes.memmove(self._address(target), self._address(source), size)
-        else:
+        if self._copier is None:
             source.copyto(target)
-
-    def _address(self, array: Any) -> int:
-        """Where the elements are; brings them into plain order first."""
-        base = self._mx.base
-        address = ctypes.c_void_p()
-        base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-        return address.value or 0
+        else:
+            self._copier.copy(source, target, size)
 
 
 def bind_as_is(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> Any:
@@ -248,10 +244,6 @@ def bind_as_is(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> Any:
             dict.fromkeys(names, "null") | {_SPARE: "write"},
             {name: arrays[name] for name in symbol.list_auxiliary_states()},
         )
-
-
-def _size(array: Any) -> int:
-    return int(array.size * np.dtype(array.dtype).itemsize)
 
 
 def quiet_binding() -> AbstractContextManager[None]:

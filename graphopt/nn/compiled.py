@@ -23,13 +23,12 @@ from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.following import Following, can_follow
 from graphopt.nn.renting import Renting
+from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
 #: Signatures kept per Block; the one unused for longest goes first.
 MAX_SIGNATURES = 64
-
-Signature = tuple[Any, ...]
 
 #: Where DataLoader's workers put batches.
 _OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
@@ -73,6 +72,7 @@ class CompiledBlock:
         self._config = config
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
+        self._signatures = Signatures()
         self.renting = Renting(block.collect_params)
         self._memory = ContextPools(config.max_shapes)
         mx = self._mx = import_mxnet()
@@ -101,18 +101,8 @@ class CompiledBlock:
         given = [array for array in flat if array is not None]
         if not given or not all(isinstance(array, self._array) for array in given):
             raise UnsupportedError(f"{describe(self._block)} was not called with NDArrays only")
-        differentiating = self._is_recording() or self._is_training()
-        ctx = given[0].ctx
-        if ctx.device_type in _OTHER_HOST_MEMORY:
-            # MXNet's graphs want all arrays in one place; its single operators do not mind.
-            ctx = self._mx.cpu()
-            given = [array.as_in_context(ctx) for array in given]
-        key = (
-            self._config.graph_mode(differentiating=differentiating),
-            str(layout),
-            ctx,
-            _types(given),
-        )
+        key, given = self._signature(given, str(layout))
+        ctx = key[2]
         entry = self._entries.get(key)
         if entry is None:
             if key[0] == "training" and self._config.plans_memory:
@@ -129,6 +119,23 @@ class CompiledBlock:
         found = entry.built.run(dict(zip(entry.traced.names, given, strict=True)))
         return self._regroup(found, entry.traced.results)
 
+    def _signature(self, given: list[Any], layout: str) -> tuple[Signature, list[Any]]:
+        """Of a call with those arrays, and the arrays where a graph can read them."""
+        told = told_of(given)
+        known = self._signatures.find(told, layout)
+        if known is not None:
+            return known, given
+        ctx = given[0].ctx
+        if ctx.device_type in _OTHER_HOST_MEMORY:
+            # MXNet's graphs want all arrays in one place; its single operators do not mind.
+            told, ctx = None, self._mx.cpu()
+            given = [array.as_in_context(ctx) for array in given]
+        differentiating = self._is_recording() or self._is_training()
+        mode = self._config.graph_mode(differentiating=differentiating)
+        found = signature_of(mode, layout, ctx, given)
+        self._signatures.keep(told, layout, found)
+        return found, given
+
     def _prepare_memory(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
         ctx = key[2]
@@ -138,7 +145,7 @@ class CompiledBlock:
             if not arrays:
                 return
             largest = list(arrays.values())
-            key = (*key[:3], _types(largest))
+            key = signature_of(*key[:3], largest)
             try:
                 self._compile(key, args, largest).lowered.reserve(arrays)
             except Exception as error:
@@ -291,7 +298,3 @@ def compile_graph(
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.
     watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
     return Entry(mode, types, graph, built, traced, watched)
-
-
-def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple((a.shape, a.dtype, a.stype) for a in arrays)

@@ -55,8 +55,7 @@ class Optimized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's Block, on the compiled graph for these types."""
-        mx = import_mxnet()
-        if kwargs or ACTIVE.tape or any(isinstance(a, mx.sym.Symbol) for a in _leaves(args)):
+        if kwargs or ACTIVE.tape or _has_symbol(args):
             # A Symbol comes from an outer Block that is being traced, a tape from one that is
             # recorded; keywords only layers of gluon.rnn take, which handle them before any graph
             # is made.
@@ -265,9 +264,8 @@ def _forward(self: Any, *args: Any) -> Any:
 
     It is where Gluon runs the graph of a hybridized Block, so it runs ours.
     """
-    mx = import_mxnet()
-    if ACTIVE.tape or any(isinstance(leaf, mx.sym.Symbol) for leaf in _leaves(args)):
-        return mx.gluon.HybridBlock.forward(self, *args)
+    if ACTIVE.tape or _has_symbol(args):
+        return import_mxnet().gluon.HybridBlock.forward(self, *args)
     return _call(self, self.graphopt_state, args)
 
 
@@ -367,6 +365,13 @@ def views_in(block: Any) -> list[Any]:
     for child in block._children.values():
         found += [child] if isinstance(child, Optimized) else views_in(child)
     return found
+
+
+def _has_symbol(args: tuple[Any, ...]) -> bool:
+    mx = import_mxnet()
+    if {*map(type, args)} == {mx.nd.NDArray}:  # as most calls have it
+        return False
+    return any(isinstance(leaf, mx.sym.Symbol) for leaf in _leaves(args))
 
 
 def _leaves(args: Any) -> list[Any]:

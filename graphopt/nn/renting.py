@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphopt.compat import import_mxnet
+from graphopt.backend.engines import CachedOpEngine
 from graphopt.frontend.gluon import Traced
 from graphopt.nn.ski_rental import SkiRental
 
 Key = tuple[Any, ...]
-#: MXNet's operator for a graph, its inputs (Parameters, or names of data), and where it is from.
-Plain = tuple[Any, list[Any], Traced]
+#: What runs a graph, its inputs (Parameters, or names of data), and where it is from.
+Plain = tuple[CachedOpEngine, list[Any], Traced]
 
 
 class Renting:
@@ -34,19 +34,19 @@ class Renting:
             traced = trace()
             known = dict(self._parameters().items())  # what Gluon returns makes what it has not
             reads = [known.get(name, name) for name in traced.symbol.list_inputs()]
-            self._plain[kind] = import_mxnet().nd.CachedOp(traced.symbol), reads, traced
+            engine = CachedOpEngine(traced.symbol, traced.names, is_static=False)
+            self._plain[kind] = engine, reads, traced
         return self._plain[kind]
 
     def run(self, key: Key, given: Sequence[Any], plain: Plain) -> tuple[list[Any], Any] | None:
         """A plain call: its outputs and their layout; ``None`` where parameters are not there."""
-        operator, reads, traced = plain
+        engine, reads, traced = plain
         ctx, data = key[2], dict(zip(traced.names, given, strict=True))
         parameters = [each for each in reads if not isinstance(each, str)]
         if any(p._data is None or ctx not in p.list_ctx() for p in parameters):
             return None
         arrays = [data[each] if isinstance(each, str) else each.data(ctx) for each in reads]
         with self.rule.timed(key, is_step=key[0] == "training") as done:
-            outputs = operator(*arrays)
-            outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+            outputs = engine(arrays)
             done += outputs
         return outputs, traced.results

@@ -65,6 +65,11 @@ def load(mxnet: Any) -> ctypes.CDLL:
         return _loaded
 
 
+def is_loaded() -> bool:
+    """Whether the operators are known to MXNet by now."""
+    return _loaded is not None
+
+
 def load_if_built(mxnet: Any) -> None:
     """As :func:`load` where the bridge is built already; else, or if that fails, nothing."""
     from graphopt.kernels.bridge.build import find

@@ -41,6 +41,12 @@ char* Arena(int64_t bytes) {
   return Aligned<char>(memory.data());
 }
 
+mxnet::TShape ShapeFrom(const int64_t* extents, int axes) {
+  mxnet::TShape shape(axes, 0);
+  std::copy(extents, extents + axes, shape.begin());
+  return shape;
+}
+
 mxnet::TShape Shaped(std::initializer_list<int64_t> extents) {
   mxnet::TShape shape(static_cast<int>(extents.size()), 0);
   int d = 0;

@@ -25,8 +25,10 @@
 #include "product_operator.h"
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
+#include "small_graph.h"
 #include "tiles.h"
 #include "tree_operator.h"
+#include "types.h"
 #include "versions.h"
 #include "written.h"
 
@@ -225,6 +227,52 @@ int graphopt_run(const char* spec, int backward, void** data, const int64_t* sha
       graphopt::Run(plan, in, out, wanted, nullptr);
     else
       graphopt::RunOnGpu(plan, in, out, wanted, gpu, nullptr);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+/* See types.h. */
+int64_t graphopt_types(void** arrays, int64_t count, int64_t* to, int64_t room) {
+  return graphopt::WriteTypes(arrays, count, to, room);
+}
+
+/* See small_graph.h; to be given back by graphopt_graph_free. Numbers are negative, or not 0, where something
+ * failed. */
+void* graphopt_graph_new() { return new graphopt::SmallGraph; }
+void graphopt_graph_free(void* graph) { delete static_cast<graphopt::SmallGraph*>(graph); }
+
+int64_t graphopt_graph_array(void* graph, int dtype, const int64_t* extents, int axes, void* fixed,
+                             int is_given) {
+  return static_cast<graphopt::SmallGraph*>(graph)->AddArray(
+      dtype, graphopt::ShapeFrom(extents, axes), fixed, is_given);
+}
+
+int64_t graphopt_graph_view(void* graph, int64_t of, const int64_t* extents, int axes) {
+  return static_cast<graphopt::SmallGraph*>(graph)->AddView(of, graphopt::ShapeFrom(extents, axes));
+}
+
+int graphopt_graph_node(void* graph, int is_product, const char* name, const char** keys,
+                        const char** values, int attributes, const int64_t* in, int inputs,
+                        const int64_t* out, int outputs) {
+  try {
+    nnvm::NodeAttrs attrs;
+    attrs.name = name;
+    for (int i = 0; i < attributes; ++i) attrs.dict[keys[i]] = values[i];
+    static_cast<graphopt::SmallGraph*>(graph)->AddNode(is_product, std::move(attrs), {in, in + inputs},
+                                                       {out, out + outputs});
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+int graphopt_graph_run(void* graph, void** given, int64_t inputs) {
+  try {
+    static_cast<graphopt::SmallGraph*>(graph)->Run(given, inputs);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

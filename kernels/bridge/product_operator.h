@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <memory>
 
 #include "convolutions_operator.h"
@@ -70,9 +71,10 @@ void RunProduct(const product::Plan& plan, const product::Operands& operands, in
   }
 }
 
-void ProductForward(const NodeAttrs& attrs, const mxnet::OpContext&,
-                    const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
-                    const std::vector<TBlob>& outputs) {
+/* On so many threads at most. */
+void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
+                    const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs,
+                    int most_threads) {
   Results results;
   auto to = static_cast<float*>(results.Add(outputs[0], requests[0]));
   const int64_t depth = DepthOf(attrs, inputs[0].shape_), units = UnitsOf(attrs);
@@ -85,7 +87,7 @@ void ProductForward(const NodeAttrs& attrs, const mxnet::OpContext&,
     const double nanoseconds = 0.01 * rows * depth * units;
     BestOf(attrs).multiply({rows, depth, units, {data, depth, false}, {}, weights, bias,
                             ActivationOf(attrs), false, to, units},
-                           Threads(nanoseconds, 1 << 10));
+                           std::min(Threads(nanoseconds, 1 << 10), most_threads));
     return results.Finish();
   }
   std::vector<float> packed;
@@ -96,11 +98,17 @@ void ProductForward(const NodeAttrs& attrs, const mxnet::OpContext&,
   }
   // A row alone costs what it takes to read the weights.
   const double nanoseconds = static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
-  const int threads = Threads(nanoseconds, 1 << 10);
+  const int threads = std::min(Threads(nanoseconds, 1 << 10), most_threads);
   RunProduct(product::MakePlan(rows, depth, units, threads),
              {data, weights, bias, to, ActivationOf(attrs)},
              threads);
   results.Finish();
+}
+
+void ProductForward(const NodeAttrs& attrs, const mxnet::OpContext&,
+                    const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
+                    const std::vector<TBlob>& outputs) {
+  ComputeProduct(attrs, inputs, requests, outputs, std::numeric_limits<int>::max());
 }
 
 /* MXNet derives the backward graph of every graph; this one must not run. */

@@ -208,9 +208,10 @@ def _grow(graph: Graph, candidates: dict[NodeId, Space]) -> _Found:
 
 def _is_literal(graph: Graph, value: Value, reader: Space) -> bool:
     """Whether a value is one number that nobody else reads, known before anything runs."""
+    if not is_number(graph[value.node]):
+        return False
     is_alone = len(graph.users(value)) == 1 and not graph.is_output(value)
-    fits = reader.is_double == (graph.type_of(value).dtype == "float64")
-    return is_number(graph[value.node]) and is_alone and fits
+    return is_alone and reader.is_double == (graph.type_of(value).dtype == "float64")
 
 
 def _joined(graph: Graph, value: Value, reader: Space, source: Space) -> Space | None:
@@ -264,6 +265,22 @@ def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> 
     kernel = "one kernel" + (f", {saved / 1e6:.3g} MB are no longer written" if saved else "")
     cx.passed(f"{operators(nodes)} became {kernel}", nodes[-1])
     return True
+
+
+def alone(graph: Graph, node: Node) -> KernelSpec | None:
+    """The kernel of one operator by itself, for inference on a CPU; ``None`` if there is none."""
+    op = canonical(node.op)
+    if op not in POINTWISE and op not in ROWS:
+        return None
+    if why_no_kernel(graph, node, frozenset(), "cpu") is not None:
+        return None
+    try:
+        spec = region_spec(graph, [node], tuple(dict.fromkeys(node.inputs)), [node.out()])
+        collapse(spec)
+        _check_extents(spec)
+    except GraphoptError:
+        return None
+    return spec
 
 
 def _check_extents(spec: KernelSpec) -> None:
