@@ -30,8 +30,7 @@ def array_of(numbers: Any, ctx: Any) -> Any:
 class Alike:
     """Makes arrays of an array's shape, dtype and context, with any numbers in them.
 
-    What MXNet is told is put together once, which is most of the time of ``mx.nd.empty``: 13 us on
-    a Xeon, where this takes 2.
+    What MXNet is told is put together once, which is most of the time of ``mx.nd.empty``.
     """
 
     def __init__(self, array: Any) -> None:

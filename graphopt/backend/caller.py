@@ -46,7 +46,7 @@ def runs_by_caller(graph: Graph) -> bool:
     nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
     if not 0 < len(nodes) <= _MOST_NODES or not all(_fits(graph, node) for node in nodes):
         return False
-    written = [value_type.size or 0 for node in nodes for value_type in node.types]
+    written = [type_.size or 0 for node in nodes for type_ in node.types]
     work = sum(_multiplications(graph, node) for node in nodes)
     if sum(written) > _MOST_ELEMENTS or work > _MOST_MULTIPLICATIONS:
         return False
@@ -140,10 +140,8 @@ class CallerEngine:
         leaves = [n for n in graph if (n.is_input or n.op == CONSTANT) and n.id in read]
         self.inputs: Sequence[str] = [leaf.name for leaf in leaves]
         self._library = _functions()
-        self._graph, self._run = (
-            self._library.graphopt_graph_new(),
-            self._library.graphopt_graph_run,
-        )
+        self._graph = self._library.graphopt_graph_new()
+        self._run = self._library.graphopt_graph_run
         weakref.finalize(self, self._library.graphopt_graph_free, self._graph)
         self._numbers: dict[Value, int] = {}
         self._at = [at for at, leaf in enumerate(leaves) if leaf.name in data]

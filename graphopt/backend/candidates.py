@@ -38,8 +38,10 @@ from graphopt.backend.recompute import StepMemory, with_distinct_outputs
 from graphopt.backend.step import StepEngine
 from graphopt.backend.symbol import to_symbol
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
+from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, PRODUCT, Node
+from graphopt.kernels import bridge
 
 #: Makes an engine.
 Make = Callable[[], Engine]
@@ -68,6 +70,7 @@ class Form:
         frozen: parameters stay as they are.
         training: gradients are wanted.
         numpy: outputs are to be ``mx.np`` arrays.
+        is_tuned: what runs may round otherwise than the graph, as what is faster here does.
         memory: bytes that a training step may take; with ``pools`` only.
         pools: memory of training steps on MXNet's executors.
     """
@@ -80,6 +83,7 @@ class Form:
     frozen: bool
     training: bool
     numpy: bool
+    is_tuned: bool
     memory: int | None
     pools: Pools | None
 
@@ -216,8 +220,9 @@ class Candidates:
 
     def _small(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
         """What the calling thread runs, where it may."""
-        graph = in_kernels(graph)
-        if not runs_by_caller(graph):
+        if self._form.is_tuned:
+            graph = in_kernels(graph)
+        if not runs_by_caller(graph) or bridge.why_not(import_mxnet()) is not None:
             return {}
         return {CALLER: lambda: self._by_caller(graph, arrays)}
 

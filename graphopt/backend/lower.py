@@ -86,6 +86,7 @@ class Lowered:
             frozen=frozen,
             training=training,
             numpy=numpy,
+            is_tuned=tune,
             memory=memory,
             pools=pools,
         )

@@ -17,7 +17,7 @@ from graphopt.backend.caller import CallerEngine, in_kernels, runs_by_caller
 from graphopt.backend.choice import CALLER
 from graphopt.backend.lower import Lowered, lower
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError
+from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import FUSED
@@ -189,6 +189,21 @@ def test_arrays_that_onednn_has_laid_out() -> None:
     want = np.tanh(made.copy().asnumpy() * 2) + 1
     (got,) = run(made[1:2])
     np.testing.assert_allclose(got.asnumpy(), want[1:], rtol=2e-5, atol=1e-5)
+
+
+def test_what_may_round_otherwise_is_not_there_for_precise_graphs() -> None:
+    net = layers()
+    net(noise(4, 16))
+    fast = graphopt.optimize(net, precise=True)
+    fast(noise(4, 16))
+    assert CALLER not in fast.explain()
+    kernels = Net(lambda self, F, x: F.log_softmax(F.sigmoid(x) * 3))
+    precise = graphopt.optimize(kernels, precise=True)  # its kernels are precise themselves
+    np.testing.assert_array_equal(precise(noise(4, 8)).asnumpy(), precise(noise(4, 8)).asnumpy())
+    graph = graphopt.run(graphopt.lift(net, {"data": (4, 16)})).graph
+    params = {name: p.data() for name, p in net.collect_params().items()}
+    with pytest.raises(InputError, match="calling thread"):
+        lower(graph, params, engine=CALLER, tune=False)(noise(4, 16))
 
 
 def test_sparse_arrays_are_left_to_mxnet() -> None:
