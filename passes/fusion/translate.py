@@ -93,10 +93,12 @@ def prepared(node: Node, graph: Graph) -> Attrs:
     if name == "_contrib_div_sqrt_dim":
         shape = graph.type_of(node.inputs[0]).shape or (1,)
         return attrs.set(scalar=math.sqrt(shape[-1] or 1))
-    if node.type.dtype == "float16" and attrs.get("scalar") is not None:
-        # MXNet rounds a scalar to the dtype of the array.
-        with np.errstate(over="ignore"):
-            return attrs.set(scalar=float(np.float16(_number(attrs, "scalar", 1.0))))
+    if node.type.dtype == "float16":
+        # MXNet rounds a scalar, or what it fills with, to the dtype of the array.
+        for given in ("scalar", "value"):
+            if attrs.get(given) is not None:
+                with np.errstate(over="ignore"):
+                    attrs = attrs.set(**{given: float(np.float16(_number(attrs, given, 1.0)))})
     return attrs
 
 

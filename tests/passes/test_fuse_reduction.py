@@ -176,6 +176,16 @@ def test_single_numbers_are_literals(frozen: bool, shape: str) -> None:
     assert "where %2 %1 -1000000000.0" in str(node.attrs["spec"])
 
 
+def test_numbers_are_rounded_as_the_array_that_they_fill() -> None:
+    graph = net(
+        """%f = _full() {shape=(1, 1, 1), value=-1e9, dtype="float16"} %m = sin(%x)
+           %w = _npi_where(%m, %x, %f) %e = exp(%w) %p = sum(%e) {axis=-1} return %p""",
+        "%x: f16[8,4,6]",
+    )
+    (node,) = [node for node in fuse(graph, mode="training").graph if not node.is_input]
+    assert " -inf;" in str(node.attrs["spec"])
+
+
 def test_numbers_that_several_read_are_operands() -> None:
     graph = net(
         """%f = _full() {shape=(1, 1, 1), value=0.5, dtype="float32"}
