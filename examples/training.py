@@ -111,6 +111,8 @@ class Training:
         self.loss.hybridize(static_alloc=True, static_shape=True)
         parameters = self.net.collect_params()
         self.trainer = gluon.Trainer(parameters, task.optimizer, dict(task.settings))
+        if mode == "optimized":
+            self.trainer = graphopt.optimize(self.trainer)
 
     def step(self, data: Any, labels: Any) -> tuple[Any, Any]:
         """Learn from a batch; returns scores and losses, which may be on their way still."""

@@ -88,6 +88,8 @@ def train(
     rng = np.random.default_rng(0)  # the order is the same whichever way
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=False)
     trainer = gluon.Trainer(model.net.collect_params(), "adagrad", {"learning_rate": 0.05})
+    if model.way != "one by one":
+        trainer = graphopt.optimize(trainer)
     epochs = []
     for number in range(1, options.epochs + 1):
         order = [pairs[place] for place in rng.permutation(len(pairs))]

@@ -446,6 +446,14 @@ def torch_trees(request: dict) -> object:
     return nets.KINDS[request["net"]](request)
 
 
+def torch_optimizer(request: dict) -> object:
+    """An optimizer of bench/peers/torch_optimizers.py."""
+    sys.path.insert(0, request["root"])
+    from bench.peers.torch_optimizers import TorchOptimizer
+
+    return TorchOptimizer(request)
+
+
 KINDS = {
     "graphopt_trees": MXNetTrees,
     "mxnet": MXNet,
@@ -456,6 +464,7 @@ KINDS = {
     "torch_expression": TorchExpression,
     "torch_lstm": TorchLstm,
     "torch_mlp": TorchMlp,
+    "torch_optimizer": torch_optimizer,
     "torch_text": TorchText,
     "torch_tree_package": torch_trees,
     "torch_trees": torch_trees,

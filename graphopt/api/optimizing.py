@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphopt.errors import InputError
@@ -33,7 +34,8 @@ def optimize(
 
     Args:
         net: a Gluon Block, a Block subclass, a function that returns a Block, or a Symbol. Left
-            out, a decorator with these options is returned.
+            out, a decorator with these options is returned. Or a ``gluon.Trainer``, whose weights
+            one kernel updates then; of the options it takes ``precise`` and ``strict``.
         passes: a pipeline: text, a name (``default``, ``training``, ``inference``, ``none``), or
             passes.
         mode: ``auto`` compiles a training and an inference graph and picks by autograd's state;
@@ -57,7 +59,8 @@ def optimize(
         For a Block, an instance of the same class with the same parameters and the methods
         ``receipts()``, ``remarks()``, ``graph()``, ``explain()``, ``report(path)``,
         ``memory_plan()``, ``export()`` and ``reset()``. For a class or function, the same that
-        makes such Blocks. For a Symbol, a callable :class:`graphopt.api.loading.Model`. Compilation
+        makes such Blocks. For a Symbol, a callable :class:`graphopt.api.loading.Model`. For a
+        Trainer, one of the same class with the same states and ``explain()``. Compilation
         happens at the first call with new input types. What was given is left as it was.
 
     Raises:
@@ -129,6 +132,8 @@ def _optimize(net: Any, config: Config) -> Any:
     from graphopt.nn.optimized import optimized_class, view
 
     mx = import_mxnet()
+    if isinstance(net, mx.gluon.Trainer):
+        return _trainer(net, config)
     if isinstance(net, mx.sym.Symbol):
         from graphopt.api.loading import Model
 
@@ -140,6 +145,16 @@ def _optimize(net: Any, config: Config) -> Any:
     if inspect.isfunction(net) or isinstance(net, functools.partial):
         return _factory(net, config)
     return view(net, config)
+
+
+def _trainer(trainer: Any, config: Config) -> Any:
+    from graphopt.optimizers.trainer import trainer_view
+
+    if replace(config, precise=False, strict=False) != Config():
+        raise InputError(
+            "a Trainer takes no options but precise= and strict=; the others are of nets"
+        )
+    return trainer_view(trainer, precise=config.precise, strict=config.strict)
 
 
 def _factory(make: Any, config: Config) -> Any:

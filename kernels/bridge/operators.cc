@@ -29,6 +29,7 @@
 #include "tiles.h"
 #include "tree_operator.h"
 #include "types.h"
+#include "update.h"
 #include "versions.h"
 #include "written.h"
 
@@ -273,6 +274,35 @@ int graphopt_graph_node(void* graph, int is_product, const char* name, const cha
 int graphopt_graph_run(void* graph, void** given, int64_t inputs) {
   try {
     static_cast<graphopt::SmallGraph*>(graph)->Run(given, inputs);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+/* See update.h: whether weights have new gradients. */
+int graphopt_fresh(void** weights, int64_t count, uint8_t* fresh) {
+  try {
+    graphopt::WriteFresh(weights, count, fresh);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+/* See update.h: `arrays` of each weight, and `shared` numbers in front of the `own` ones of each. */
+int graphopt_update(const char* spec, void** handles, int64_t weights, int64_t arrays, const double* numbers,
+                    int64_t shared, int64_t own) {
+  try {
+    nnvm::NodeAttrs attrs;
+    attrs.name = "graphopt_update";
+    attrs.dict["spec"] = spec;
+    graphopt::Plan* plan = graphopt::FindPlan(attrs, false);
+    std::unique_ptr<graphopt::Update> update(new graphopt::Update{plan, weights, arrays, shared, own});
+    update->numbers.assign(numbers, numbers + shared + weights * own);
+    graphopt::PushUpdate(std::move(update), handles);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

@@ -1,0 +1,310 @@
+"""What MXNet's optimizers compute, as kernels over a weight, its gradient and its states.
+
+The formulas are those of MXNet 1.9.1, with what its documentation leaves open as its operators and
+Python have it: where gradients are clipped, whether weights decay inside that, what is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+
+from graphopt.kernels.spec import Builder, KernelSpec, Operand
+from graphopt.optimizers.terms import Term
+
+#: Makes a weight and its states new: what it is given has an attribute for each array and number.
+Formula = Callable[[Any], Sequence[Term]]
+
+#: In front of the name of a number: what it leaves of one, taken before it is rounded.
+_REST: Final = "rest_"
+_CLIP: Final = "clip_gradient"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How an optimizer makes one weight new.
+
+    Attributes:
+        formula: of the weight and its states.
+        states: names of these.
+        shared: names of numbers of the optimizer that all weights share.
+        own: names of numbers of each weight.
+        rounds: whether MXNet takes numbers as float32 whatever the weight is.
+    """
+
+    formula: Formula
+    states: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    own: tuple[str, ...] = ("lr", "wd")
+    rounds: bool = True
+
+    @property
+    def arrays(self) -> int:
+        """How many arrays a weight has: itself, its gradient and its states."""
+        return 2 + len(self.states)
+
+    def spec(self, dtype: str, *, precise: bool) -> KernelSpec:
+        """The kernel over flat arrays.
+
+        It reads weight, gradient, states, shared numbers and own numbers, and writes weight and
+        states.
+        """
+        return _spec(self, dtype, precise)
+
+
+@lru_cache(maxsize=256)
+def _spec(rule: Rule, dtype: str, precise: bool) -> KernelSpec:
+    builder = Builder(dtype, 1, 0, precise=precise)
+    array, number = Operand(dtype, (0,)), Operand(dtype, (None,))
+    names = {"weight": array, "grad": array} | dict.fromkeys(rule.states, array)
+    names |= dict.fromkeys((*rule.shared, *rule.own), number)
+    terms = {name: Term(builder, builder.input(operand)) for name, operand in names.items()}
+    made = rule.formula(SimpleNamespace(**terms))
+    return builder.build((term.value, array) for term in made)
+
+
+def rule_of(optimizer: Any) -> Rule | str:
+    """The rule of an optimizer with its present settings, or why there is none."""
+    kind = type(optimizer)
+    name = kind.__name__
+    make = _RULES.get(name)
+    if make is None or kind.__module__ != "mxnet.optimizer.optimizer":
+        return f"optimizer {name} has no kernel"
+    clip = optimizer.clip_gradient
+    if clip is not None and not clip > 0:
+        return f"clip_gradient={clip} is no bound"
+    found = make(optimizer)
+    if isinstance(found, str):
+        return found
+    return _scaling(found, clips=clip is not None)
+
+
+@lru_cache(maxsize=256)
+def _scaling(rule: Rule, *, clips: bool) -> Rule:
+    """A rule with the numbers that all optimizers have."""
+    shared = ("rescale_grad", *rule.shared, *((_CLIP,) if clips else ()))
+    return replace(rule, shared=shared)
+
+
+def shared_number(optimizer: Any, name: str) -> float:
+    """A number that all weights share; of ``rest_x`` what ``x`` leaves of one."""
+    if name.startswith(_REST):
+        return 1 - float(getattr(optimizer, name.removeprefix(_REST)))
+    number = float(getattr(optimizer, name))
+    return float(np.float32(number)) if name == _CLIP else number  # as every operator has it
+
+
+def own_numbers(optimizer: Any, lr: float, wd: float, count: int) -> tuple[float, ...]:
+    """The own numbers of a weight that is updated for the ``count``-th time."""
+    found = _OWN.get(type(optimizer).__name__)
+    return found(optimizer, lr, wd, count) if found else (lr, wd)
+
+
+def _clipped(x: Any, term: Term) -> Term:
+    return term.clipped(x.clip_gradient) if hasattr(x, "clip_gradient") else term
+
+
+def _scaled(x: Any) -> Term:
+    """The gradient of what is to be minimized."""
+    return _clipped(x, x.rescale_grad * x.grad)
+
+
+def _decayed(x: Any) -> Term:
+    """With the weight's decay in it before it is clipped."""
+    return _clipped(x, x.rescale_grad * x.grad + x.wd * x.weight)
+
+
+def _mean(share: Term, mean: Term, term: Term, rest: Term | None = None) -> Term:
+    """A moving average."""
+    return share * mean + (rest or 1 - share) * term
+
+
+def _sgd(x: Any) -> Sequence[Term]:
+    return ((1 - x.lr * x.wd) * x.weight - x.lr * _scaled(x),)
+
+
+def _momentum(x: Any) -> Sequence[Term]:
+    state = x.momentum * x.state - x.lr * x.wd * x.weight - x.lr * _scaled(x)
+    return x.weight + state, state
+
+
+def _nesterov(x: Any) -> Sequence[Term]:
+    before, grad = x.momentum * x.state, _scaled(x)
+    ahead = before - x.lr * (grad + x.wd * x.weight)
+    weight = x.weight - before + (x.momentum + 1) * ahead
+    # By the new weight: MXNet's operator has written it when it comes to the state.
+    return weight, before - x.lr * (grad + x.wd * weight)
+
+
+def _sign_sgd(x: Any) -> Sequence[Term]:
+    # Neither scaled nor clipped: its sign is the same.
+    return ((1 - x.lr * x.wd) * x.weight - x.lr * x.grad.sign(),)
+
+
+def _signum(x: Any) -> Sequence[Term]:
+    rest = 1 - x.momentum
+    state = x.momentum * x.state - rest * x.wd * x.weight - rest * _scaled(x)
+    return (1 - x.lr * x.wd_lh) * x.weight + x.lr * state.sign(), state
+
+
+def _adam(x: Any) -> Sequence[Term]:
+    grad = _decayed(x)
+    mean = _mean(x.beta1, x.mean, grad)
+    var = x.beta2 * x.var + (1 - x.beta2) * grad * grad
+    return x.weight - x.lr * mean / (var.sqrt() + x.epsilon), mean, var
+
+
+def _adamax(x: Any) -> Sequence[Term]:
+    grad = _decayed(x)
+    mean = _mean(x.beta1, x.mean, grad, x.rest_beta1)
+    most = (x.beta2 * x.most).or_larger(grad.abs())
+    return x.weight - x.lr * mean / most, mean, most
+
+
+def _nadam(x: Any) -> Sequence[Term]:
+    grad = _decayed(x)
+    mean = _mean(x.beta1, x.mean, grad, x.rest_beta1)
+    var = _mean(x.beta2, x.var, grad * grad, x.rest_beta2)
+    ahead = x.by_grad * grad + x.by_mean * mean
+    return x.weight - x.lr * ahead / ((var / x.bias2).sqrt() + x.epsilon), mean, var
+
+
+def _ada_grad(x: Any) -> Sequence[Term]:
+    grad = _scaled(x)
+    history = x.history + grad * grad
+    step = grad / (history + x.float_stable_eps).sqrt() + x.weight * x.wd
+    return x.weight - x.lr * step, history
+
+
+def _ada_delta(x: Any) -> Sequence[Term]:
+    grad = _scaled(x)
+    squares = _mean(x.rho, x.squares, grad * grad, x.rest_rho)
+    step = (x.steps + x.epsilon).sqrt() / (squares + x.epsilon).sqrt() * grad
+    steps = _mean(x.rho, x.steps, step * step, x.rest_rho)
+    return x.weight - (step + x.wd * x.weight), squares, steps
+
+
+def _rms_prop(x: Any) -> Sequence[Term]:
+    grad = _decayed(x)
+    squares = (1 - x.gamma1) * (grad * grad) + x.gamma1 * x.squares
+    return _bounded(x, x.weight - x.lr * (grad / (squares + x.epsilon).sqrt())), squares
+
+
+def _centered_rms_prop(x: Any) -> Sequence[Term]:
+    grad = _decayed(x)
+    squares = (1 - x.gamma1) * grad * grad + x.gamma1 * x.squares
+    mean = (1 - x.gamma1) * grad + x.gamma1 * x.mean
+    spread = (squares - mean * mean + x.epsilon).sqrt()
+    delta = x.gamma2 * x.delta - x.lr * grad / spread
+    return _bounded(x, x.weight + delta), squares, mean, delta
+
+
+def _bounded(x: Any, weight: Term) -> Term:
+    return weight.clipped(x.clip_weights) if hasattr(x, "clip_weights") else weight
+
+
+def _ftrl(x: Any) -> Sequence[Term]:
+    grad = _scaled(x)
+    more = x.squares + grad * grad
+    z = x.z + (grad - (more.sqrt() - x.squares.sqrt()) * x.weight / x.lr)
+    by = (x.beta + more.sqrt()) / x.lr + x.wd
+    weight = (z.sign() * x.lamda1 - z) / by
+    return z.abs().where_larger(x.lamda1, 0.0).sign() * weight, z, more
+
+
+def _ftml(x: Any) -> Sequence[Term]:
+    grad = _decayed(x)
+    var = _mean(x.beta2, x.var, grad * grad)
+    d = x.bias1 / x.lr * ((var / x.bias2).sqrt() + x.epsilon)
+    z = x.beta1 * x.z + (1 - x.beta1) * grad - (d - x.beta1 * x.d) * x.weight
+    return -z / d, d, var, z
+
+
+def _with_momentum(plain: Rule, moved: Rule) -> Callable[[Any], Rule | str]:
+    def choose(optimizer: Any) -> Rule | str:
+        if optimizer.momentum < 0:
+            return f"momentum={optimizer.momentum} is negative"
+        return moved if optimizer.momentum > 0 else plain
+
+    return choose
+
+
+def _of_rms_prop(optimizer: Any) -> Rule:
+    bound = ("clip_weights",) if optimizer.clip_weights and optimizer.clip_weights > 0 else ()
+    if optimizer.centered:
+        shared = ("gamma1", "gamma2", "epsilon", *bound)
+        return Rule(_centered_rms_prop, ("squares", "mean", "delta"), shared)
+    return Rule(_rms_prop, ("squares",), ("gamma1", "epsilon", *bound))
+
+
+def _always(rule: Rule) -> Callable[[Any], Rule]:
+    return lambda optimizer: rule
+
+
+_BETAS: Final = ("beta1", "beta2")
+_RULES: Final[dict[str, Callable[[Any], Rule | str]]] = {
+    "SGD": _with_momentum(Rule(_sgd), Rule(_momentum, ("state",), ("momentum",))),
+    "NAG": _with_momentum(Rule(_sgd), Rule(_nesterov, ("state",), ("momentum",))),
+    "Signum": _with_momentum(Rule(_sign_sgd), Rule(_signum, ("state",), ("momentum", "wd_lh"))),
+    "Adam": _always(Rule(_adam, ("mean", "var"), (*_BETAS, "epsilon"))),
+    "Adamax": _always(Rule(_adamax, ("mean", "most"), (*_BETAS, "rest_beta1"), rounds=False)),
+    "Nadam": _always(
+        Rule(
+            _nadam,
+            ("mean", "var"),
+            (*_BETAS, "rest_beta1", "rest_beta2", "epsilon"),
+            ("lr", "wd", "by_grad", "by_mean", "bias2"),
+            rounds=False,
+        )
+    ),
+    "AdaGrad": _always(Rule(_ada_grad, ("history",), ("float_stable_eps",), rounds=False)),
+    "AdaDelta": _always(
+        Rule(
+            _ada_delta, ("squares", "steps"), ("rho", "rest_rho", "epsilon"), ("wd",), rounds=False
+        )
+    ),
+    "RMSProp": _of_rms_prop,
+    "Ftrl": _always(Rule(_ftrl, ("z", "squares"), ("lamda1", "beta"))),
+    "FTML": _always(
+        Rule(_ftml, ("d", "var", "z"), (*_BETAS, "epsilon"), ("lr", "wd", "bias1", "bias2"))
+    ),
+}
+
+
+def _adam_numbers(optimizer: Any, lr: float, wd: float, count: int) -> tuple[float, ...]:
+    bias1, bias2 = 1 - optimizer.beta1**count, 1 - optimizer.beta2**count
+    return lr * math.sqrt(bias2) / bias1, wd
+
+
+def _adamax_numbers(optimizer: Any, lr: float, wd: float, count: int) -> tuple[float, ...]:
+    return lr / (1 - optimizer.beta1**count), wd
+
+
+def _nadam_numbers(optimizer: Any, lr: float, wd: float, count: int) -> tuple[float, ...]:
+    def momentum(at: int) -> float:
+        return float(optimizer.beta1 * (1 - 0.5 * 0.96 ** (at * optimizer.schedule_decay)))
+
+    # MXNet has one schedule for all weights, which each of their updates moves on.
+    optimizer.m_schedule *= momentum(count)
+    by_grad = (1 - momentum(count)) / (1 - optimizer.m_schedule)
+    by_mean = momentum(count + 1) / (1 - optimizer.m_schedule * momentum(count + 1))
+    return lr, wd, by_grad, by_mean, 1 - optimizer.beta2**count
+
+
+def _ftml_numbers(optimizer: Any, lr: float, wd: float, count: int) -> tuple[float, ...]:
+    return lr, wd, 1 - optimizer.beta1**count, 1 - optimizer.beta2**count
+
+
+_OWN: Final[dict[str, Callable[..., tuple[float, ...]]]] = {
+    "Adam": _adam_numbers,
+    "Adamax": _adamax_numbers,
+    "Nadam": _nadam_numbers,
+    "AdaDelta": lambda optimizer, lr, wd, count: (wd,),
+    "FTML": _ftml_numbers,
+}

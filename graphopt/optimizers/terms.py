@@ -1,0 +1,61 @@
+"""Formulas of kernels, written as Python expressions."""
+
+from __future__ import annotations
+
+from graphopt.kernels.spec import Arg, Builder
+
+
+class Term:
+    """A value of a kernel that is being built; sums and products of it are more of them."""
+
+    def __init__(self, builder: Builder, value: Arg) -> None:
+        """``value``: its number there, or a literal."""
+        self._builder, self.value = builder, value
+
+    def __add__(self, other: Term | float) -> Term:
+        return self._of("add", self, other)
+
+    def __sub__(self, other: Term | float) -> Term:
+        return self._of("sub", self, other)
+
+    def __rsub__(self, other: float) -> Term:
+        return self._of("sub", other, self)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return self._of("mul", self, other)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return self._of("div", self, other)
+
+    def __neg__(self) -> Term:
+        return self._of("neg", self)
+
+    def sqrt(self) -> Term:
+        """Its square root."""
+        return self._of("sqrt", self)
+
+    def sign(self) -> Term:
+        """-1, 0 or 1; of a NaN, 0."""
+        negative = self._of("where", self._of("lt", self, 0.0), -1.0, 0.0)
+        return self._of("where", self._of("gt", self, 0.0), 1.0, negative)
+
+    def abs(self) -> Term:
+        """Without its sign."""
+        return self._of("abs", self)
+
+    def or_larger(self, other: Term) -> Term:
+        """The larger of both."""
+        return self._of("max", self, other)
+
+    def where_larger(self, bound: Term, otherwise: Term | float) -> Term:
+        """Itself where it is above a bound; a NaN is not."""
+        return self._of("where", self._of("gt", self, bound), self, otherwise)
+
+    def clipped(self, bound: Term) -> Term:
+        """Between ``-bound`` and ``bound``; a NaN stays one."""
+        low = self._of("where", self._of("lt", self, -bound), -bound, self)
+        return self._of("where", self._of("gt", self, bound), bound, low)
+
+    def _of(self, op: str, *args: Term | float) -> Term:
+        values = (arg.value if isinstance(arg, Term) else float(arg) for arg in args)
+        return Term(self._builder, self._builder(op, *values))

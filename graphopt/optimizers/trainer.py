@@ -1,0 +1,231 @@
+"""Optimized views of ``gluon.Trainer``.
+
+As with Blocks, a view is an instance of a subclass of the user's own class that shares the user's
+``__dict__``: the same parameters, optimizer and states, which ``save_states`` writes and
+``load_states`` reads. Only what updates the weights is different.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.kernels import bridge
+from graphopt.optimizers.rules import Rule, rule_of
+from graphopt.optimizers.updating import Freshness, Update, Weight
+
+_STATE = "_graphopt_state"
+
+
+class OptimizedTrainer:
+    """Mixin in front of the user's class; see the module's docstring."""
+
+    _graphopt_state: State
+    _graphopt_config: tuple[bool, bool]
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        """As MXNet's, which ``step`` and ``update`` call."""
+        if not self.graphopt_state.update(ignore_stale_grad=ignore_stale_grad):
+            super()._update(ignore_stale_grad)  # type: ignore[misc]
+
+    @property
+    def graphopt_state(self) -> State:
+        """What graphopt knows about this view."""
+        try:
+            return self._graphopt_state
+        except AttributeError:
+            precise, strict = self._graphopt_config
+            self._graphopt_state = State(self, precise=precise, strict=strict)
+            return self._graphopt_state
+
+    def explain(self) -> str:
+        """Which weights one kernel updates, and why it does not update the others."""
+        return self.graphopt_state.explain()
+
+
+def trainer_view(trainer: Any, *, precise: bool, strict: bool) -> Any:
+    """An optimized view of a ``gluon.Trainer``."""
+    cls = type(trainer)
+    if isinstance(trainer, OptimizedTrainer):
+        cls = cls.__mro__[2]
+    body = {
+        "__slots__": (_STATE,),
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "_graphopt_config": (precise, strict),
+    }
+    twin: Any = object.__new__(type(cls.__name__, (OptimizedTrainer, cls), body))
+    twin.__dict__ = trainer.__dict__
+    return twin
+
+
+class State:
+    """What graphopt keeps about one view: updates that fit the arrays of the last step."""
+
+    def __init__(self, trainer: Any, *, precise: bool, strict: bool) -> None:
+        """Nothing is compiled before the first step."""
+        self._trainer, self._precise, self._strict = trainer, precise, strict
+        self._plan: Plan | None = None
+        mx = import_mxnet()
+        own = _method_of(type(trainer)) is not mx.gluon.Trainer._update
+        self._never = "its class has an _update of its own" if own else bridge.why_not(mx)
+        self._reason: str | None = "no step was made yet"
+
+    def update(self, *, ignore_stale_grad: bool) -> bool:
+        """Update all weights, if kernels can; whether they did.
+
+        Raises:
+            UnsupportedError: they cannot, and ``strict`` asked for it.
+        """
+        rule = self._rule()
+        if isinstance(rule, str):
+            if self._strict:
+                raise UnsupportedError(f"no kernel updates the weights of the trainer: {rule}")
+            self._reason = rule
+            return False
+        if self._plan is None or not self._plan.fits(rule):
+            self._plan = self._planned(rule)
+        self._reason = self._plan.run()
+        return self._reason is None
+
+    def explain(self) -> str:
+        """See :meth:`OptimizedTrainer.explain`."""
+        if self._reason is not None or self._plan is None:
+            return f"MXNet updates the weights: {self._reason}"
+        return self._plan.explain()
+
+    def _rule(self) -> Rule | str:
+        """What the optimizer computes, or why MXNet is to do it."""
+        trainer = self._trainer
+        if self._never is not None:
+            return self._never
+        if getattr(trainer, "_amp_loss_scaler", None) is not None:
+            return "losses are scaled by mx.contrib.amp"
+        if trainer._kvstore and trainer._update_on_kvstore:
+            return "its key-value store updates them"
+        contexts = trainer._contexts
+        if len(contexts) != 1 or contexts[0].device_type != "cpu":
+            return f"they are on {', '.join(map(str, contexts))}"
+        return rule_of(trainer._optimizer)
+
+    def _planned(self, rule: Rule) -> Plan:
+        plan = Plan(self._trainer, rule, precise=self._precise)
+        if self._strict and plan.refused:
+            weight, reason = plan.refused[0]
+            raise UnsupportedError(f"no kernel updates parameter {weight.name!r}: {reason}")
+        return plan
+
+
+class Plan:
+    """Updates of the arrays that a trainer's parameters and optimizer have now."""
+
+    def __init__(self, trainer: Any, rule: Rule, *, precise: bool) -> None:
+        """Makes what states the optimizer has not made yet."""
+        self._trainer, self._rule = trainer, rule
+        self._updater, self._optimizer = trainer._updaters[0], trainer._optimizer
+        self._parameters = trainer._params[:]
+        self._arrays = _lists_of(self._parameters)
+        weights = [
+            self._weight(i, p) for i, p in enumerate(self._parameters) if p.grad_req != "null"
+        ]
+        self._indices = [weight.index for weight in weights]
+        self._states = [self._updater.states[index] for index in self._indices]
+        self._fresh = Freshness([weight.data for weight in weights])
+        reasons = [(weight, weight.why_not(rule)) for weight in weights]
+        self.refused = [(weight, reason) for weight, reason in reasons if reason is not None]
+        fast = sorted((weight for weight, reason in reasons if reason is None), key=_dtype_of)
+        self._updates = [
+            Update(list(alike), rule, precise=precise) for _, alike in groupby(fast, _dtype_of)
+        ]
+
+    def fits(self, rule: Rule) -> bool:
+        """Whether rule, parameters, optimizer and states are the same as when it was made."""
+        trainer, updater = self._trainer, self._updater
+        return (
+            rule is self._rule
+            and trainer._optimizer is self._optimizer
+            and trainer._updaters[0] is updater
+            and _are_same(trainer._params, self._parameters)
+            and _are_same(_lists_of(self._parameters), self._arrays)
+            and _are_same([*map(updater.states.get, self._indices)], self._states)
+        )
+
+    def run(self) -> str | None:
+        """Update the weights, or tell why MXNet is to do it; then nothing was done."""
+        if not self._fresh.of_all():
+            return "a weight had no new gradient in the last step"  # which MXNet names, or leaves
+        optimizer = self._optimizer
+        optimizer._set_current_context(self._trainer._contexts[0].device_id)
+        counts = optimizer._index_update_count
+        if optimizer.lr_scheduler is not None and len({*map(counts.get, self._indices)}) > 1:
+            # MXNet asks for a rate weight by weight, each by the most updates of those before it.
+            return "weights were updated at different times, and rates follow a schedule"
+        for update in self._updates:
+            update(optimizer)
+        if self.refused:
+            others = [weight for weight, _ in self.refused]
+            for weight in others:
+                weight.data._fresh_grad = False
+            self._updater(
+                [weight.index for weight in others],
+                [weight.grad for weight in others],
+                [weight.data for weight in others],
+            )
+        return None
+
+    def explain(self) -> str:
+        """What updates which weights."""
+        total = len(self._indices)
+        name = type(self._optimizer).__name__
+        count = total - len(self.refused)
+        lines = [f"{name}: one kernel updates {count} of {total} weights"]
+        lines += [f"  {weight.name} by MXNet: {reason}" for weight, reason in self.refused]
+        return "\n".join(lines)
+
+    def _weight(self, index: int, parameter: Any) -> Weight:
+        """A parameter, and the optimizer's states for it, made if there are none."""
+        data, grad = parameter.list_data()[0], parameter.list_grad()[0]
+        updater = self._updater
+        if index not in updater.states:
+            updater.states[index] = self._optimizer.create_state_multi_precision(index, data)
+            updater.states_synced[index] = True
+        elif not updater.states_synced[index]:
+            state = updater.sync_state_context(updater.states[index], data.context)
+            updater.states[index], updater.states_synced[index] = state, True
+        return Weight(parameter.name, index, data, grad, _flat(updater.states[index]))
+
+
+def _flat(state: Any) -> tuple[Any, ...]:
+    """The arrays of an optimizer's state."""
+    if state is None:
+        return ()
+    if isinstance(state, (tuple, list)):
+        return tuple(array for part in state for array in _flat(part))
+    return (state,)
+
+
+def _lists_of(parameters: Sequence[Any]) -> list[Any]:
+    """What parameters hold: a list of arrays and one of gradients each."""
+    return [held for p in parameters for held in (p._data, p._grad)]
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether they are the same objects; arrays that are equal need not be."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _dtype_of(weight: Weight) -> str:
+    return np.dtype(weight.data.dtype).name
+
+
+def _method_of(cls: type) -> Any:
+    """The ``_update`` of the user's class."""
+    bases = [base for base in cls.__mro__[1:] if base is not OptimizedTrainer]
+    return next(vars(base)["_update"] for base in bases if "_update" in vars(base))

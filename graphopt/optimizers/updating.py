@@ -1,0 +1,133 @@
+"""Updates of weights by one call of a kernel, for weights of one dtype."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError
+from graphopt.kernels import bridge
+from graphopt.kernels.library import prepare
+from graphopt.optimizers.rules import Rule, own_numbers, shared_number
+
+#: Dtypes of weights that have kernels.
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight that an optimizer updates.
+
+    Attributes:
+        name: of the parameter.
+        index: what the optimizer knows it by.
+        data: the weight.
+        grad: its gradient.
+        states: what the optimizer keeps for it.
+    """
+
+    name: str
+    index: int
+    data: Any
+    grad: Any
+    states: tuple[Any, ...]
+
+    def why_not(self, rule: Rule) -> str | None:
+        """Why no kernel updates it, or ``None`` if one does."""
+        arrays = (self.data, self.grad, *self.states)
+        sparse = next((a for a in arrays if a.stype != "default"), None)
+        if sparse is not None:
+            return f"an array of it is {sparse.stype}"
+        dtype = np.dtype(self.data.dtype).name
+        if dtype not in DTYPES:
+            return f"it is {dtype}"
+        if len(self.states) != len(rule.states):
+            return f"the optimizer keeps {len(self.states)} arrays for it, not {len(rule.states)}"
+        if any(a.dtype != self.data.dtype or a.shape != self.data.shape for a in arrays):
+            return "its gradient or its states have another dtype or shape"
+        return None
+
+
+class Update:
+    """Updates some weights at once, all of one dtype."""
+
+    def __init__(self, weights: Sequence[Weight], rule: Rule, *, precise: bool) -> None:
+        """Compile the kernel.
+
+        Raises:
+            GraphoptError: it cannot be compiled.
+            MissingDependencyError: kernels cannot run here.
+        """
+        self.weights, self._rule = weights, rule
+        self.indices = [weight.index for weight in weights]
+        dtype = np.dtype(weights[0].data.dtype).name
+        text = str(rule.spec(dtype, precise=precise))
+        self._library = _functions()
+        prepare([text], gradients=False)
+        self._spec = text.encode()
+        arrays = [a for w in weights for a in (w.data, w.grad, *w.states)]
+        self._handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+        count = len(rule.shared) + len(rule.own) * len(weights)
+        self._numbers = ctypes.c_double * count
+        self._rounds = rule.rounds and dtype == "float64"
+
+    def __call__(self, optimizer: Any) -> None:
+        """Have MXNet's engine do it; counts it as an update of each weight.
+
+        Raises:
+            GraphoptError: MXNet refuses.
+        """
+        numbers = [shared_number(optimizer, name) for name in self._rule.shared]
+        optimizer._update_count(self.indices)
+        rates = optimizer._get_lrs(self.indices)
+        decays = optimizer._get_wds(self.indices)
+        counts = optimizer._index_update_count
+        for index, rate, decay in zip(self.indices, rates, decays, strict=True):
+            numbers += own_numbers(optimizer, rate, decay, counts[index])
+        if self._rounds:
+            numbers = [float(np.float32(number)) for number in numbers]
+        if self._library.graphopt_update(
+            self._spec,
+            self._handles,
+            len(self.weights),
+            self._rule.arrays,
+            self._numbers(*numbers),
+            len(self._rule.shared),
+            len(self._rule.own),
+        ):
+            raise GraphoptError(self._library.graphopt_error().decode())
+
+
+class Freshness:
+    """Whether weights have got gradients since they were updated last."""
+
+    def __init__(self, arrays: Sequence[Any]) -> None:
+        """``arrays``: the weights."""
+        self._library, self._count = _functions(), len(arrays)
+        self._handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+        self._all = b"\x01" * len(arrays)
+
+    def of_all(self) -> bool:
+        """Whether each of them has."""
+        found = ctypes.create_string_buffer(self._count)
+        if self._library.graphopt_fresh(self._handles, self._count, found):
+            raise GraphoptError(self._library.graphopt_error().decode())
+        return found.raw == self._all
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    library = bridge.load(import_mxnet())
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.graphopt_fresh.argtypes = [pointer, number, ctypes.c_char_p]
+    library.graphopt_update.argtypes = [
+        *(ctypes.c_char_p, pointer, number, number),
+        *(pointer, number, number),
+    ]
+    return library

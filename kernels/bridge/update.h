@@ -1,0 +1,150 @@
+/*
+ * What an optimizer does to all weights, in one operation of MXNet's engine; see graphopt/optimizers.
+ *
+ * A kernel over flat arrays reads a weight, its gradient, its states, numbers that all weights share and numbers of
+ * the weight, and writes the weight and its states. Threads share pieces of all weights.
+ */
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "inline_operator.h"
+
+namespace graphopt {
+
+constexpr int64_t kFewWeights = 1 << 15;  // elements that the caller's thread updates
+
+struct Update {
+  static constexpr int64_t kGradient = 1;  // of a weight's arrays; the weight is the first one
+
+  Plan* plan;
+  int64_t weights, arrays, shared, own;  // how many there are; arrays of each weight
+  std::vector<NDArray> given;
+  std::vector<double> numbers;           // the shared ones first
+  bool is_small = false;
+
+  const NDArray& At(int64_t weight, int64_t array) const { return given[weight * arrays + array]; }
+};
+
+/* A call of the kernel for each piece of each weight. */
+class UpdateRun {
+ public:
+  explicit UpdateRun(const Update& update)
+      : update_(update), function_(Ready(update.plan)), item_(update.plan->item_size) {
+    for (int64_t weight = 0; weight < update.weights; ++weight) {
+      Locate(weight);
+      pieces_.push_back(pieces_.back() + (Size(weight) + kTileElements - 1) / kTileElements);
+    }
+    numbers_.resize(update.numbers.size() * item_);
+    const int dtype = update.plan->inputs[update.arrays].dtype;
+    for (size_t i = 0; i < update.numbers.size(); ++i) Write(numbers_.data(), dtype, i, update.numbers[i]);
+  }
+
+  void All() {
+    int64_t elements = 0;
+    for (int64_t weight = 0; weight < update_.weights; ++weight) elements += Size(weight);
+    const int threads = update_.is_small ? 1 : Threads(update_.plan->cost * elements, pieces_.back());
+    std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces_.back();) Piece(piece);
+  }
+
+ private:
+  int64_t Size(int64_t weight) const { return update_.At(weight, 0).shape().Size(); }
+
+  /* Where a weight's arrays are, in plain order. */
+  void Locate(int64_t weight) {
+    for (int64_t i = 0; i < update_.arrays; ++i) {
+      NDArray array = update_.At(weight, i);
+      if (i != Update::kGradient) {
+        PutInPlainOrder(array);
+      } else if (ChunkOf(array)->memory) {
+        array = InPlainOrder(array);
+        copies_.push_back(array);
+      }
+      at_.push_back(static_cast<char*>(array.data().dptr_));
+    }
+  }
+
+  void Piece(int64_t piece) const {
+    const int64_t weight = std::upper_bound(pieces_.begin(), pieces_.end(), piece) - pieces_.begin() - 1;
+    const int64_t first = (piece - pieces_[weight]) * kTileElements;
+    int64_t pointers[kMostOperands], strides[kMostOperands] = {}, result = 0, *to = pointers;
+    void* exception = nullptr;
+    char* const* at = at_.data() + weight * update_.arrays;
+    for (int64_t i = 0; i < update_.arrays; ++i) *to++ = reinterpret_cast<int64_t>(at[i] + first * item_);
+    const char* numbers = numbers_.data();
+    for (int64_t i = 0; i < update_.shared; ++i) *to++ = reinterpret_cast<int64_t>(numbers + i * item_);
+    numbers += (update_.shared + weight * update_.own) * item_;
+    for (int64_t i = 0; i < update_.own; ++i) *to++ = reinterpret_cast<int64_t>(numbers + i * item_);
+    for (int64_t i = 0; i < update_.arrays; ++i)
+      if (i != Update::kGradient) *to++ = pointers[i];
+    function_(&result, &exception, pointers, strides, 1, std::min(kTileElements, Size(weight) - first), 0);
+  }
+
+  static constexpr int64_t kMostOperands = 64;
+
+  const Update& update_;
+  const Function function_;
+  const int64_t item_;
+  std::vector<char*> at_;
+  std::vector<NDArray> copies_;  // until the kernel has read them
+  std::vector<int64_t> pieces_{0};
+  std::vector<char> numbers_;
+
+ public:
+  static bool Fits(const Update& update) {
+    const int64_t inputs = update.plan->inputs.size(), outputs = update.plan->outputs.size();
+    return update.arrays > Update::kGradient && update.shared + update.own > 0 &&
+           inputs == update.arrays + update.shared + update.own && outputs == update.arrays - 1 &&
+           inputs + outputs <= kMostOperands && update.plan->is_flat && !NeedsScratch(*update.plan);
+  }
+};
+
+/* Whether each weight has got a gradient since it was updated last. */
+void WriteFresh(void** weights, int64_t count, uint8_t* fresh) {
+  for (int64_t i = 0; i < count; ++i) {
+    int is_fresh = 0;
+    if (MXNDArrayGetGradState(weights[i], &is_fresh) != 0) Fail(MXGetLastError());
+    fresh[i] = is_fresh != 0;
+  }
+}
+
+/* Has the engine update weights whose gradients are there; from then on these are old. Where all have few elements
+ * and nothing has to be waited for, the caller's thread does it. */
+void PushUpdate(std::unique_ptr<Update> update, void** handles) {
+  if (!UpdateRun::Fits(*update)) Fail("a kernel of an update reads other arrays and numbers: " + update->plan->spec);
+  int64_t elements = 0;
+  std::vector<Variable*> read, written, only_read;
+  update->given.reserve(update->weights * update->arrays);
+  for (int64_t i = 0; i < update->weights * update->arrays; ++i) {
+    const NDArray& array = *static_cast<NDArray*>(handles[i]);
+    if (array.storage_type() != mxnet::kDefaultStorage) Fail("an array of an optimizer is not dense");
+    update->given.push_back(array);
+    (i % update->arrays == Update::kGradient ? read : written).push_back(ChunkOf(array)->variable);
+    if (i % update->arrays) continue;
+    elements += array.shape().Size();
+    if (MXNDArraySetGradState(handles[i], 0) != 0) Fail(MXGetLastError());
+  }
+  for (std::vector<Variable*>* found : {&read, &written}) {
+    std::sort(found->begin(), found->end());
+    found->erase(std::unique(found->begin(), found->end()), found->end());
+  }
+  std::set_difference(read.begin(), read.end(), written.begin(), written.end(), std::back_inserter(only_read));
+  update->is_small = elements <= kFewWeights;
+  mxnet::Context context = mxnet::Context::CPU();
+  mxnet::FnProperty property = update->is_small ? mxnet::FnProperty::kAsync : mxnet::FnProperty::kNormal;
+  auto run = [](void*, void* given) { UpdateRun(*static_cast<Update*>(given)).All(); };
+  auto forget = [](void* given) { delete static_cast<Update*>(given); };
+  if (MXEnginePushSync(run, update.release(), forget, &context, only_read.data(), only_read.size(), written.data(),
+                       written.size(), &property, 0, "graphopt_update") != 0)
+    Fail(MXGetLastError());
+}
+
+}  // namespace graphopt
