@@ -67,6 +67,7 @@ def test_step(
     if not quick and peers.has("torch_optimizer"):
         contenders["pytorch"] = peers.start(
             "torch_optimizer",
+            what="optimizer",
             root=str(ROOT),
             shapes=shapes,
             optimizer=name,

@@ -1,19 +1,21 @@
-"""Nets that compute less than it takes to wake a thread: what a call costs."""
+"""Nets that compute less than it takes to wake a thread: what a call, and a step, costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphopt
 from bench import workloads
-from bench.peers.client import Peers
+from bench.conftest import THREADS
+from bench.peers.client import ROOT, Peers
 from bench.report import Record
 from bench.test_cnn_inference import separate_processes
 from bench.timing import figures, race, ratios
-from graphopt.backend.caller import in_kernels, runs_by_caller
+from graphopt.backend.caller import in_kernels, learns_by_caller, runs_by_caller
 from graphopt.compat import import_mxnet
 from graphopt.demo import data, models
 from graphopt.demo.checking import infer, relative_error
@@ -38,6 +40,26 @@ class Residual(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """``(batch, width)`` to probabilities."""
         return F.softmax(self.out(self.norm(self.wide(x) + x)))
+
+
+class Critic(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """The worth of an action in a state."""
+
+    def __init__(self, width: int, states: int, actions: int, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.state = nn.Dense(width, activation="relu", in_units=states)
+            self.both = nn.Dense(width, activation="relu", in_units=width + actions)
+            self.worth = nn.Dense(1, in_units=width)
+
+    def hybrid_forward(self, F: Any, state: Any, action: Any) -> Any:
+        """``(batch, states)`` and ``(batch, actions)`` to ``(batch, 1)``."""
+        return self.worth(self.both(F.concat(self.state(state), action, dim=1)))
+
+
+def _critic(batch: int) -> Example:
+    net = Critic(64, 17, 6, prefix="critic_")
+    return models.example("critic", net, (data.normal((batch, 17)), data.normal((batch, 6))))
 
 
 def _policy(batch: int) -> Example:
@@ -101,3 +123,82 @@ def test_small_net(
         title = "Small net, a call, float32"
         shown = figures(medians) | {"max error": error}
         record(Record(title, name, shown, ratios(medians), TARGETS, notes))
+
+
+#: Steps, and the widths of the same net in PyTorch.
+STEPS: dict[str, tuple[Callable[[], Example], tuple[int, ...]]] = {
+    "policy 17-64-64-6, 32 rows": (lambda: _policy(32), (17, 64, 64, 6)),
+    "policy 17-64-64-6, 256 rows": (lambda: _policy(256), (17, 64, 64, 6)),
+    "critic 17+6, 64, 32 rows": (lambda: _critic(32), ()),
+    "residual 64, 16 rows": (lambda: _residual(16), ()),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_small_step(
+    name: str,
+    benchmark: Any,
+    counters: Callable[..., None],
+    record: Callable[[Record], None],
+    peers: Peers,
+    quick: bool,
+    rounds: int,
+) -> None:
+    make, widths = STEPS[name]
+    example = make()
+    args = example.calls[0]
+    names = ("data",) if len(args) == 1 else ("data0", "data1")
+    shapes = {name: array.shape for name, array in zip(names, args, strict=True)}
+    graph = workloads.optimized_graph(graphopt.lift(example.net, shapes), "training")
+    small = in_kernels(graph, learns=True)
+    assert learns_by_caller(small)
+    counters(f"small_step/{name}", small, frozen=False)
+    contenders: dict[str, Any] = {
+        "graphopt": Step(make(), is_optimized=True),
+        "plain": Step(make(), is_optimized=False),
+    }
+    error = relative_error(*({"weights": c.weights()} for c in reversed(contenders.values())))
+    assert error < 1e-4
+    notes: tuple[str, ...] = ()
+    if widths and not quick:
+        if peers.has("torch_optimizer"):
+            request = {"root": str(ROOT), "widths": widths, "rows": args[0].shape[0]}
+            contenders["pytorch"] = peers.start(
+                "torch_optimizer", what="step", threads=THREADS, **request
+            )
+        else:
+            notes = (peers.missing("torch_optimizer"),)
+    medians = race(benchmark, contenders, rounds, quick)
+    if medians:
+        shown = figures(medians) | {"max error": error}
+        title = "Small net, a step with loss and Adam, float32"
+        record(Record(title, name, shown, ratios(medians), TARGETS, notes))
+
+
+class Step:
+    """Forward, half the mean square of errors, backward and Adam: optimized, or hybridized."""
+
+    def __init__(self, example: Example, *, is_optimized: bool) -> None:
+        self.args, self.loss = example.calls[0], mx.gluon.loss.L2Loss()
+        self.net = net = example.net
+        self.params = [p for _, p in sorted(net.collect_params().items())]
+        self.trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-4})
+        if is_optimized:
+            self.net = graphopt.optimize(net, strict=True)
+            self.loss = graphopt.optimize(self.loss, strict=True)
+            self.trainer = graphopt.optimize(self.trainer, strict=True)
+        else:
+            for block in (self.net, self.loss):
+                block.hybridize(static_alloc=True, static_shape=True)
+        self.wanted = mx.nd.zeros_like(self.net(*self.args))
+        self()
+
+    def __call__(self) -> None:
+        with mx.autograd.record():
+            loss = self.loss(self.net(*self.args), self.wanted)
+        loss.backward()
+        self.trainer.step(len(self.wanted))
+
+    def weights(self) -> Any:
+        """All of them, side by side."""
+        return np.concatenate([p.data().asnumpy().ravel() for p in self.params])

@@ -447,11 +447,12 @@ def torch_trees(request: dict) -> object:
 
 
 def torch_optimizer(request: dict) -> object:
-    """An optimizer of bench/peers/torch_optimizers.py."""
+    """An optimizer, or steps with one, of bench/peers/torch_optimizers.py."""
     sys.path.insert(0, request["root"])
-    from bench.peers.torch_optimizers import TorchOptimizer
+    from bench.peers import torch_optimizers
 
-    return TorchOptimizer(request)
+    kinds = {"optimizer": torch_optimizers.TorchOptimizer, "step": torch_optimizers.TorchStep}
+    return kinds[request["what"]](request)
 
 
 KINDS = {

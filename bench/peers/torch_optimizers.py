@@ -1,6 +1,8 @@
-"""Optimizers of PyTorch over weights of given shapes; runs in a peer's own Python."""
+"""Optimizers of PyTorch, alone and in steps of a small net; runs in a peer's own Python."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 
@@ -36,3 +38,24 @@ class TorchOptimizer:
         """A number of each weight, after a step."""
         self._optimizer.step()
         return [weight.detach().flatten()[:1].numpy() for weight in self._weights]
+
+
+class TorchStep:
+    """Steps of dense layers with tanh between them, by Adam and half the mean square of errors."""
+
+    def __init__(self, request: dict) -> None:
+        torch.set_num_threads(request["threads"])
+        widths, rows = request["widths"], request["rows"]
+        layers: list[torch.nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [torch.nn.Linear(before, after), torch.nn.Tanh()]
+        self._net = torch.nn.Sequential(*layers[:-1])
+        self._x, self._y = torch.randn(rows, widths[0]), torch.randn(rows, widths[-1])
+        self._optimizer = torch.optim.Adam(self._net.parameters(), lr=1e-6, fused=True)
+
+    def __call__(self) -> list:
+        self._optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(self._net(self._x), self._y) / 2
+        loss.backward()
+        self._optimizer.step()
+        return []

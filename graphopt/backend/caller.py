@@ -1,4 +1,4 @@
-"""An engine for graphs of some small nodes: the thread that calls them runs them.
+"""Engines for graphs of some small nodes: the thread that calls them runs them.
 
 MXNet's executor hands every graph to a thread of its engine, which takes 20 to 30 us to wake; a
 layer of some thousand weights takes one. See kernels/bridge/small_graph.h.
@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -21,10 +22,11 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import Attrs, to_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, FUSED, PRODUCT, Node, Value
+from graphopt.ir.node import CONSTANT, DENSE, FUSED, PRODUCT, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels import bridge
+from graphopt.kernels.gradient import is_differentiable
 from graphopt.passes.fusion.fuse import alone
 from graphopt.passes.pack_products import PackProducts
 from graphopt.pipeline.base import Settings
@@ -35,8 +37,24 @@ from graphopt.pipeline.manager import run_passes
 _MOST_NODES: Final = 64
 _MOST_ELEMENTS: Final = 1 << 17
 _MOST_MULTIPLICATIONS: Final = 1 << 22
+#: The same of a graph that learns, whose gradients take two times more.
+_MOST_LEARNING_MULTIPLICATIONS: Final = 1 << 21
 #: The most kernels that are compiled for this alone.
 _MOST_ALONE: Final = 4
+#: What a graph's arrays are for, and kinds of nodes; see kernels/bridge/small_graph.h.
+_OWN, _READ, _MADE = range(3)
+_KINDS: Final = {
+    FUSED: 0,
+    PRODUCT: 1,
+    "FullyConnected": 2,
+    DENSE: 2,
+    "Concat": 3,
+    "SliceChannel": 4,
+    "slice_axis": 4,
+    "Embedding": 5,
+}
+#: Those that move numbers, and whose arrays so may be of any dtype.
+_MOVES: Final = frozenset({"Concat", "SliceChannel", "slice_axis", "Embedding"})
 #: The same numbers in another shape.
 _VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
 
@@ -55,26 +73,46 @@ def runs_by_caller(graph: Graph) -> bool:
     return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
 
 
-def in_kernels(graph: Graph) -> Graph:
-    """A frozen graph whose dense layers are products of ours, and other operators kernels.
+def learns_by_caller(graph: Graph) -> bool:
+    """Whether the thread that calls a graph may run it forward and backward. Linear."""
+    nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
+    if not 0 < len(nodes) <= _MOST_NODES or not all(_learns(graph, node) for node in nodes):
+        return False
+    written = sum(type_.size or 0 for node in nodes for type_ in node.types)
+    work = sum(_multiplications(graph, node) for node in nodes)
+    if written > _MOST_ELEMENTS or work > _MOST_LEARNING_MULTIPLICATIONS:
+        return False
+    roots = [_root(graph, value) for value in graph.outputs]
+    return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
+
+
+def in_kernels(graph: Graph, *, learns: bool = False) -> Graph:
+    """A graph whose operators are kernels, one by one, where a thread of MXNet's engine needs none.
 
     By themselves some are slower than MXNet's, or worth no kernel; but with one operator of MXNet's
     in it, the whole graph would need a thread of MXNet's engine. What comes has no form in MXNet's
     operators. Linear; graphs of too many nodes stay.
+
+    Args:
+        graph: frozen, and then its dense layers become products of ours, or to be trained.
+        learns: which of both.
     """
     if len(graph) > _MOST_NODES + len(graph.inputs):
         return graph
-    copy = run_passes(graph, (PackProducts(),), Settings("inference", frozen=True), None).graph
-    graph, copy = copy, copy.copy()
+    if not learns:
+        graph = run_passes(graph, (PackProducts(),), Settings("inference", frozen=True), None).graph
+    copy = graph.copy()
     made: set[str] = set()
     for node in graph:
-        if node.is_input or node.op in (CONSTANT, FUSED, PRODUCT) or node.after:
+        if node.is_input or canonical(node.op) in (CONSTANT, *_KINDS) or node.after:
             continue
-        spec = str(alone(graph, node) or "")
-        if spec and len(made | {spec}) <= _MOST_ALONE:
-            made.add(spec)
+        spec = alone(graph, node)
+        if spec is None or (learns and not is_differentiable(spec)):
+            continue
+        if len(made | {str(spec)}) <= _MOST_ALONE:
+            made.add(str(spec))
             inputs = tuple(dict.fromkeys(node.inputs))
-            copy.update(node.but(op=FUSED, inputs=inputs, attrs=Attrs(spec=spec)))
+            copy.update(node.but(op=FUSED, inputs=inputs, attrs=Attrs(spec=str(spec))))
     return copy
 
 
@@ -82,13 +120,34 @@ def _fits(graph: Graph, node: Node) -> bool:
     types = (*map(graph.type_of, node.inputs), *node.types)
     if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
         return False
-    if node.op == PRODUCT:
+    op = canonical(node.op)
+    if op == PRODUCT:
         return all(type_.dtype == "float32" for type_ in types)
-    return node.op == FUSED or (canonical(node.op) in _VIEWS and len(node.inputs) == 1)
+    return op == FUSED or op in _MOVES or (op in _VIEWS and len(node.inputs) == 1)
+
+
+def _learns(graph: Graph, node: Node) -> bool:
+    types = (*map(graph.type_of, node.inputs), *node.types)
+    if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
+        return False
+    op = canonical(node.op)
+    if op == FUSED:
+        # Gradients of two views of one array would be written to one place at once.
+        roots = [_root(graph, value) for value in node.inputs]
+        return len({*roots}) == len(roots)
+    if op in ("FullyConnected", DENSE):
+        return all(type_.dtype == "float32" for type_ in types)
+    if op in _MOVES:
+        table = graph.type_of(node.inputs[-1])
+        return node.type.dtype in ("float32", "float64") and not (
+            op == "Embedding"
+            and (bool(node.attrs.get("sparse_grad")) or (table.size or 0) > _MOST_ELEMENTS)
+        )
+    return op in _VIEWS and len(node.inputs) == 1
 
 
 def _multiplications(graph: Graph, node: Node) -> int:
-    if node.op != PRODUCT:
+    if canonical(node.op) not in (PRODUCT, DENSE, "FullyConnected"):
         return 0
     units = (node.type.shape or (1,))[-1] or 1
     depth = (graph.type_of(node.inputs[0]).size or 0) * units // (node.type.size or 1)
@@ -104,6 +163,73 @@ def _root(graph: Graph, value: Value) -> Value:
 
 def _is_read_only(graph: Graph, value: Value) -> bool:
     return graph[value.node].is_input or graph[value.node].op == CONSTANT
+
+
+class _Layout:
+    """A graph of the bridge: its arrays by number, and its nodes."""
+
+    def __init__(self, graph: Graph, fixed: Mapping[str, Any], *, learns: bool) -> None:
+        """Lay out a graph.
+
+        Args:
+            graph: what is to run.
+            fixed: leaves that every call reads, by name, and their arrays.
+            learns: for :class:`LearningEngine`.
+
+        Raises:
+            GraphoptError: the bridge has no such graph.
+        """
+        read = {value.node for node in graph for value in node.inputs}
+        self.leaves = [n for n in graph if (n.is_input or n.op == CONSTANT) and n.id in read]
+        self.library, self._learns = _functions(), learns
+        self.handle = self.library.graphopt_graph_new(learns)
+        self._numbers: dict[Value, int] = {}
+        for leaf in self.leaves:
+            array = fixed.get(leaf.name)
+            handle = None if array is None else array.handle
+            self._numbers[leaf.out()] = self._array(leaf.type, _READ, handle)
+        self.made = [_root(graph, value) for value in graph.outputs]
+        for value in self.made:
+            self._numbers[value] = self._array(graph.type_of(value), _MADE)
+        for node in graph.topological():
+            if not (node.is_input or node.op == CONSTANT):
+                self._add(graph, node)
+        self.outputs = [self._numbers[value] for value in graph.outputs]
+
+    def _array(self, type_: TensorType, role: int, fixed: Any = None) -> int:
+        codes = import_mxnet().ndarray.ndarray._DTYPE_NP_TO_MX
+        code, extents = codes[np.dtype(type_.dtype).type], _extents(type_)
+        add = self.library.graphopt_graph_array
+        return int(add(self.handle, code, extents, len(extents), role, fixed))
+
+    def _add(self, graph: Graph, node: Node) -> None:
+        if canonical(node.op) in _VIEWS:
+            extents, of = _extents(node.type), self._numbers[node.inputs[0]]
+            self._numbers[node.out()] = self.library.graphopt_graph_view(
+                self.handle, of, extents, len(extents)
+            )
+            return
+        values = [node.out(at) for at in range(len(node.types))]
+        for value in values:
+            if value not in self._numbers:
+                self._numbers[value] = self._array(graph.type_of(value), _OWN)
+        texts = _attributes(graph, node)
+        if self.library.graphopt_graph_node(
+            self.handle,
+            _KINDS[canonical(node.op)],
+            node.name.encode(),
+            _texts(texts),
+            _texts(texts.values()),
+            len(texts),
+            *self._listed(node.inputs),
+            *self._listed(values),
+            self._learns,
+        ):
+            raise GraphoptError(self.library.graphopt_error().decode())
+
+    def _listed(self, values: Sequence[Value]) -> tuple[Any, int]:
+        numbers = [self._numbers[value] for value in values]
+        return (ctypes.c_int64 * len(numbers))(*numbers), len(numbers)
 
 
 class CallerEngine:
@@ -136,26 +262,16 @@ class CallerEngine:
             GraphoptError: the bridge has no such graph.
         """
         self.name = name
-        read = {value.node for node in graph for value in node.inputs}
-        leaves = [n for n in graph if (n.is_input or n.op == CONSTANT) and n.id in read]
-        self.inputs: Sequence[str] = [leaf.name for leaf in leaves]
-        self._library = _functions()
-        self._graph = self._library.graphopt_graph_new()
+        fixed = {name: array for name, array in arrays.items() if name not in data}
+        layout = _Layout(graph, fixed, learns=False)
+        self._library, self._graph = layout.library, layout.handle
         self._run = self._library.graphopt_graph_run
         weakref.finalize(self, self._library.graphopt_graph_free, self._graph)
-        self._numbers: dict[Value, int] = {}
-        self._at = [at for at, leaf in enumerate(leaves) if leaf.name in data]
-        self._fixed = [arrays[leaf.name] for leaf in leaves if leaf.name not in data]
-        for leaf in leaves:
-            self._add_leaf(leaf, None if leaf.name in data else arrays[leaf.name])
-        made = [_root(graph, value) for value in graph.outputs]
+        self.inputs: Sequence[str] = [leaf.name for leaf in layout.leaves]
+        self._at = [at for at, leaf in enumerate(layout.leaves) if leaf.name in data]
+        self._fixed = [arrays[name] for name in self.inputs if name not in data]  # kept alive
         self._makers = [Alike(_of_type(graph.type_of(v), ctx, numpy=numpy)) for v in graph.outputs]
-        for value in made:
-            self._numbers[value] = self._array(graph.type_of(value), None, is_given=True)
-        for node in graph.topological():
-            if not (node.is_input or node.op == CONSTANT):
-                self._add(graph, node)
-        self._handles = ctypes.c_void_p * (len(self._at) + len(made))
+        self._handles = ctypes.c_void_p * (len(self._at) + len(self._makers))
         self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
         unlocked_in_children(self)
 
@@ -173,43 +289,76 @@ class CallerEngine:
         """In a forked child: whoever was in a call is no more."""
         self._lock = threading.RLock()
 
-    def _add_leaf(self, leaf: Node, array: Any) -> None:
-        handle = None if array is None else array.handle
-        self._numbers[leaf.out()] = self._array(leaf.type, handle, is_given=array is None)
 
-    def _array(self, type_: TensorType, handle: Any, *, is_given: bool) -> int:
-        codes = import_mxnet().ndarray.ndarray._DTYPE_NP_TO_MX
-        code, extents = codes[np.dtype(type_.dtype).type], _extents(type_)
-        add = self._library.graphopt_graph_array
-        return int(add(self._graph, code, extents, len(extents), handle, is_given))
+class LearningEngine:
+    """Runs a graph that :func:`learns_by_caller` allows; recorded by autograd when it records.
 
-    def _add(self, graph: Graph, node: Node) -> None:
-        if canonical(node.op) in _VIEWS:
-            extents, of = _extents(node.type), self._numbers[node.inputs[0]]
-            self._numbers[node.out()] = self._library.graphopt_graph_view(
-                self._graph, of, extents, len(extents)
+    Autograd has one operator of it, and its gradients another, which the thread that calls MXNet
+    runs where their arrays are there (kernels/bridge/small_operator.h).
+    """
+
+    def __init__(self, graph: Graph, name: str, *, numpy: bool) -> None:
+        """Lay out a graph.
+
+        Args:
+            graph: what is to run.
+            name: of the engine.
+            numpy: results are to be ``mx.np`` arrays.
+
+        Raises:
+            GraphoptError: the bridge has no such graph.
+        """
+        self.name = name
+        layout = _Layout(graph, {}, learns=True)
+        self.inputs: Sequence[str] = [leaf.name for leaf in layout.leaves]
+        outputs = (ctypes.c_int64 * len(layout.outputs))(*layout.outputs)
+        number = layout.library.graphopt_graph_finish(layout.handle, outputs, len(outputs))
+        mx = import_mxnet()
+        self._base, self._is_recording = mx.base, mx.autograd.is_recording
+        self._class = mx.np.ndarray if numpy else mx.nd.NDArray
+        self._operator = _operator()
+        keys = (ctypes.c_char_p * 2)(b"graph", b"learns")
+        self._texts = [
+            (keys, (ctypes.c_char_p * 2)(str(number).encode(), learns))
+            for learns in (b"False", b"True")
+        ]
+        self._handles = ctypes.c_void_p * len(self.inputs)
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """Run on arrays in the order of ``inputs``."""
+        keys, values = self._texts[self._is_recording()]
+        count, outputs = ctypes.c_int(0), ctypes.POINTER(ctypes.c_void_p)()
+        kinds = ctypes.POINTER(ctypes.c_int)()
+        self._base.check_call(
+            self._base._LIB.MXImperativeInvokeEx(
+                self._operator,
+                len(arrays),
+                self._handles(*[array.handle for array in arrays]),
+                ctypes.byref(count),
+                ctypes.byref(outputs),
+                len(keys),
+                keys,
+                values,
+                ctypes.byref(kinds),
             )
-            return
-        values = [node.out(at) for at in range(len(node.types))]
-        for value in values:
-            if value not in self._numbers:
-                self._numbers[value] = self._array(graph.type_of(value), None, is_given=False)
-        texts = {key: to_mxnet(value) for key, value in node.attrs.items()}
-        if self._library.graphopt_graph_node(
-            self._graph,
-            node.op == PRODUCT,
-            node.name.encode(),
-            _texts(texts),
-            _texts(texts.values()),
-            len(texts),
-            *self._listed(node.inputs),
-            *self._listed(values),
-        ):
-            raise GraphoptError(self._library.graphopt_error().decode())
+        )
+        made = self._base.NDArrayHandle
+        return [self._class(made(outputs[at])) for at in range(count.value)]
 
-    def _listed(self, values: Sequence[Value]) -> tuple[Any, int]:
-        numbers = [self._numbers[value] for value in values]
-        return (ctypes.c_int64 * len(numbers))(*numbers), len(numbers)
+
+def _attributes(graph: Graph, node: Node) -> dict[str, str]:
+    """What the bridge has to know of a node."""
+    op = canonical(node.op)
+    if op not in ("Concat", "SliceChannel", "slice_axis"):
+        return {key: to_mxnet(value) for key, value in node.attrs.items()}
+    shape = (node.type if op == "Concat" else graph.type_of(node.inputs[0])).shape or ()
+    axis = int(node.attrs.get("dim" if op == "Concat" else "axis", 1))
+    sizes = [extent or 0 for extent in shape]
+    begin = int(node.attrs["begin"]) if op == "slice_axis" else 0
+    if begin < 0:
+        begin += sizes[axis]
+    axis %= len(sizes)
+    return {"outer": str(prod(sizes[:axis])), "begin": str(begin * prod(sizes[axis + 1 :]))}
 
 
 def _of_type(type_: TensorType, ctx: Any, *, numpy: bool) -> Any:
@@ -232,16 +381,26 @@ def _functions() -> ctypes.CDLL:
     library = bridge.load(import_mxnet())
     pointer, number, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.graphopt_graph_new.restype = pointer
-    library.graphopt_graph_new.argtypes = []
+    library.graphopt_graph_new.argtypes = [count]
     library.graphopt_graph_free.restype = None
     library.graphopt_graph_free.argtypes = [pointer]
     library.graphopt_graph_array.restype = number
-    library.graphopt_graph_array.argtypes = [pointer, count, pointer, count, pointer, count]
+    library.graphopt_graph_array.argtypes = [pointer, count, pointer, count, count, pointer]
     library.graphopt_graph_view.restype = number
     library.graphopt_graph_view.argtypes = [pointer, number, pointer, count]
     library.graphopt_graph_node.argtypes = [
         *(pointer, count, ctypes.c_char_p, pointer, pointer, count),
-        *(pointer, count, pointer, count),
+        *(pointer, count, pointer, count, count),
     ]
+    library.graphopt_graph_finish.restype = number
+    library.graphopt_graph_finish.argtypes = [pointer, pointer, count]
     library.graphopt_graph_run.argtypes = [pointer, pointer, number]
     return library
+
+
+@cache
+def _operator() -> Any:
+    base = import_mxnet().base
+    found = ctypes.c_void_p()
+    base.check_call(base._LIB.NNGetOpHandle(b"graphopt_small", ctypes.byref(found)))
+    return found

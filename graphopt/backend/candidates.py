@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from graphopt.backend.caller import CallerEngine, in_kernels, runs_by_caller
+from graphopt.backend.caller import (
+    CallerEngine,
+    LearningEngine,
+    in_kernels,
+    learns_by_caller,
+    runs_by_caller,
+)
 from graphopt.backend.choice import (
     CACHED_OP,
     CACHED_OP_ONEDNN,
@@ -27,7 +33,6 @@ from graphopt.backend.convolutions import (
     with_small_tiles,
 )
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
-from graphopt.backend.inline import is_all_small, run_by_caller
 from graphopt.backend.keeping import keeps
 from graphopt.backend.kept import Kept
 from graphopt.backend.onednn import guard, rewritten_symbol
@@ -40,8 +45,10 @@ from graphopt.backend.symbol import to_symbol
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONVOLUTIONS, PRODUCT, Node
+from graphopt.ir.node import CONVOLUTIONS, FUSED, PRODUCT, Node
 from graphopt.kernels import bridge
+from graphopt.kernels.bridge.versions import fit
+from graphopt.kernels.library import prepare
 
 #: Makes an engine.
 Make = Callable[[], Engine]
@@ -127,9 +134,9 @@ class Candidates:
             return {name: lambda: self._step(arrays, name)}
         if not form.frozen or not form.is_on_cpu:
             name = CACHED_OP + KERNELS if has_kernels else CACHED_OP
-            if form.is_on_cpu and is_all_small(graph):
-                symbol = run_by_caller(form.symbol)
-                return {name: lambda: self._cached_op(symbol, name, is_run_by_caller=True)}
+            small = self._learning() if form.is_on_cpu else {}
+            if small:
+                return small
             return {name: lambda: self._cached_op(form.symbol, name)}
         packed = form.packed
         if not has_packed(packed):
@@ -176,15 +183,14 @@ class Candidates:
     def _symbol_of(self, graph: Graph) -> Any:
         return self._form.symbol if graph is self._form.graph else to_symbol(graph)
 
-    def _cached_op(self, symbol: Any, name: str, *, is_run_by_caller: bool = False) -> Engine:
+    def _cached_op(self, symbol: Any, name: str) -> Engine:
         form = self._form
         is_static = form.frozen or not hands_on_gradients(form.graph)
         return CachedOpEngine(
             form.typed(symbol),
             form.data,
             name,
-            is_static=is_static and not is_run_by_caller,
-            is_run_by_caller=is_run_by_caller,
+            is_static=is_static,
             counts_writes=form.keeps,
         )
 
@@ -225,6 +231,17 @@ class Candidates:
         if not runs_by_caller(graph) or bridge.why_not(import_mxnet()) is not None:
             return {}
         return {CALLER: lambda: self._by_caller(graph, arrays)}
+
+    def _learning(self) -> dict[str, Make]:
+        """What the calling thread runs of a graph that is not frozen, where it may."""
+        form = self._form
+        graph = in_kernels(form.graph, learns=True) if form.is_tuned else form.graph
+        mx = import_mxnet()
+        if not learns_by_caller(graph) or bridge.why_not(mx) is not None or not fit(mx):
+            return {}
+        specs = (str(node.attrs["spec"]) for node in graph if node.op == FUSED)
+        prepare(specs, gradients=form.training)
+        return {CALLER: lambda: LearningEngine(graph, CALLER, numpy=form.numpy)}
 
     def _by_caller(self, graph: Graph, arrays: Mapping[str, Any]) -> Engine:
         form = self._form

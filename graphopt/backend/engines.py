@@ -66,14 +66,12 @@ class CachedOpEngine:
         *,
         is_static: bool = True,
         counts_writes: bool = False,
-        is_run_by_caller: bool = False,
     ) -> None:
         """Plan ``symbol``; ``data`` names the inputs that change from call to call.
 
         ``counts_writes``: it may have operators that notice writes to parameters.
-        ``is_run_by_caller``: its operators are those of :mod:`graphopt.backend.inline`.
         """
-        self._counts_writes, self._is_run_by_caller = counts_writes, is_run_by_caller
+        self._counts_writes = counts_writes
         mx = import_mxnet()
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
@@ -91,10 +89,6 @@ class CachedOpEngine:
             ("static_alloc", is_static),
             ("static_shape", is_static),
         ]
-        if is_run_by_caller:
-            # Autograd records one operator, whose symbol nobody else can bind. MXNet's default
-            # records up to two by themselves, and is right where these gradients are not.
-            flags.append(("inline_limit", 0))
         self._op = mx.nd.CachedOp(symbol, flags)
         self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
         unlocked_in_children(self)
@@ -111,7 +105,6 @@ class CachedOpEngine:
             self.name,
             is_static=self._is_static,
             counts_writes=self._counts_writes,
-            is_run_by_caller=self._is_run_by_caller,
         )
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:

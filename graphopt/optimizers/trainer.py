@@ -17,6 +17,7 @@ import numpy as np
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.kernels import bridge
+from graphopt.kernels.bridge.versions import fit
 from graphopt.optimizers.rules import Rule, rule_of
 from graphopt.optimizers.updating import Freshness, Update, Weight
 
@@ -74,8 +75,12 @@ class State:
         self._trainer, self._precise, self._strict = trainer, precise, strict
         self._plan: Plan | None = None
         mx = import_mxnet()
-        own = _method_of(type(trainer)) is not mx.gluon.Trainer._update
-        self._never = "its class has an _update of its own" if own else bridge.why_not(mx)
+        if _method_of(type(trainer)) is not mx.gluon.Trainer._update:
+            self._never: str | None = "its class has an _update of its own"
+        else:
+            self._never = bridge.why_not(mx)
+            if self._never is None and not fit(mx):
+                self._never = "this MXNet lays out arrays in another way"
         self._reason: str | None = "no step was made yet"
 
     def update(self, *, ignore_stale_grad: bool) -> bool:

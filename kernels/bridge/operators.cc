@@ -16,7 +16,6 @@
 #include "fused.h"
 #include "fused_blocked.h"
 #include "fused_cuda.h"
-#include "inline_operator.h"
 #include "interleaved.h"
 #include "keeping_operator.h"
 #include "kept.h"
@@ -25,7 +24,7 @@
 #include "product_operator.h"
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
-#include "small_graph.h"
+#include "small_operator.h"
 #include "tiles.h"
 #include "tree_operator.h"
 #include "types.h"
@@ -106,7 +105,7 @@ void Register() {
   RegisterAttention();
   RegisterBatchNorm();
   RegisterKeeping();
-  RegisterInline();
+  RegisterSmall();
   RegisterExecutor();
   MendOperators();
 }
@@ -240,30 +239,31 @@ int64_t graphopt_types(void** arrays, int64_t count, int64_t* to, int64_t room) 
   return graphopt::WriteTypes(arrays, count, to, room);
 }
 
-/* See small_graph.h; to be given back by graphopt_graph_free. Numbers are negative, or not 0, where something
- * failed. */
-void* graphopt_graph_new() { return new graphopt::SmallGraph; }
+/* See small_graph.h; for inference to be given back by graphopt_graph_free. Numbers are negative, or not 0, where
+ * something failed. */
+void* graphopt_graph_new(int learns) {
+  if (learns) return static_cast<graphopt::SmallGraph*>(new graphopt::SmallTraining);
+  return static_cast<graphopt::SmallGraph*>(new graphopt::SmallInference);
+}
 void graphopt_graph_free(void* graph) { delete static_cast<graphopt::SmallGraph*>(graph); }
 
-int64_t graphopt_graph_array(void* graph, int dtype, const int64_t* extents, int axes, void* fixed,
-                             int is_given) {
-  return static_cast<graphopt::SmallGraph*>(graph)->AddArray(
-      dtype, graphopt::ShapeFrom(extents, axes), fixed, is_given);
+int64_t graphopt_graph_array(void* graph, int dtype, const int64_t* extents, int axes, int role, void* fixed) {
+  return static_cast<graphopt::SmallGraph*>(graph)->Add(dtype, graphopt::ShapeFrom(extents, axes),
+                                                        static_cast<graphopt::SmallGraph::Role>(role), fixed);
 }
 
 int64_t graphopt_graph_view(void* graph, int64_t of, const int64_t* extents, int axes) {
   return static_cast<graphopt::SmallGraph*>(graph)->AddView(of, graphopt::ShapeFrom(extents, axes));
 }
 
-int graphopt_graph_node(void* graph, int is_product, const char* name, const char** keys,
-                        const char** values, int attributes, const int64_t* in, int inputs,
-                        const int64_t* out, int outputs) {
+int graphopt_graph_node(void* graph, int kind, const char* name, const char** keys, const char** values,
+                        int attributes, const int64_t* in, int inputs, const int64_t* out, int outputs, int learns) {
   try {
     nnvm::NodeAttrs attrs;
     attrs.name = name;
     for (int i = 0; i < attributes; ++i) attrs.dict[keys[i]] = values[i];
-    static_cast<graphopt::SmallGraph*>(graph)->AddNode(is_product, std::move(attrs), {in, in + inputs},
-                                                       {out, out + outputs});
+    static_cast<graphopt::SmallGraph*>(graph)->AddNode(static_cast<graphopt::SmallGraph::Kind>(kind), std::move(attrs),
+                                                       {in, in + inputs}, {out, out + outputs}, learns);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();
@@ -273,12 +273,20 @@ int graphopt_graph_node(void* graph, int is_product, const char* name, const cha
 
 int graphopt_graph_run(void* graph, void** given, int64_t inputs) {
   try {
-    static_cast<graphopt::SmallGraph*>(graph)->Run(given, inputs);
+    static_cast<graphopt::SmallInference*>(static_cast<graphopt::SmallGraph*>(graph))->Run(given, inputs);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();
     return 1;
   }
+}
+
+/* The number of a graph that learns, for graphopt_small; it stays. */
+int64_t graphopt_graph_finish(void* graph, const int64_t* outputs, int count) {
+  std::unique_ptr<graphopt::SmallTraining> made(
+      static_cast<graphopt::SmallTraining*>(static_cast<graphopt::SmallGraph*>(graph)));
+  made->SetOutputs({outputs, outputs + count});
+  return graphopt::SmallGraphs::Add(std::move(made));
 }
 
 /* See update.h: whether weights have new gradients. */

@@ -2,7 +2,7 @@
  * Graphs of some small nodes, run from the first to the last by the thread that calls them.
  *
  * An executor hands such a graph to MXNet's engine, whose thread takes 20 to 30 us to wake; what it computes
- * takes a few. Here nothing is pushed: inputs are waited for, and outputs are arrays that nobody else has yet.
+ * takes a few.
  */
 #pragma once
 
@@ -12,92 +12,99 @@
 #include <utility>
 #include <vector>
 
+#include "dense_operator.h"
 #include "fused.h"
 #include "product_operator.h"
+#include "small_layouts.h"
 
 namespace graphopt {
 
+/* Arrays by number, and nodes that compute some of others. Where arrays are differs from call to call. */
 class SmallGraph {
  public:
-  /* An array of a dtype and shape, by its number: what every call reads of `fixed`, if that is not null; if
-   * `is_given` what a call gives next; else memory of the graph. */
-  int64_t AddArray(int dtype, const mxnet::TShape& shape, void* fixed, bool is_given) {
-    const int64_t number = blobs_.size();
-    blobs_.push_back({Blob(dtype, shape), number});
-    if (fixed) {
-      fixed_.emplace_back(number, fixed);
-    } else if (is_given) {
-      given_.push_back(number);
-    } else {
-      own_.emplace_back(new char[Bytes(blobs_.back().blob) + kLineBytes]);
-      blobs_.back().blob.dptr_ = Aligned<char>(own_.back().get());
-    }
-    return number;
-  }
+  enum Role { kOwn, kRead, kMade };  // memory of the graph, or what a call gives
+  /* graphopt_fused, graphopt_product, FullyConnected, Concat, slices of one array, Embedding. */
+  enum Kind { kFused, kProduct, kDense, kJoin, kCut, kLookup };
 
-  /* The same numbers in another shape. */
-  int64_t AddView(int64_t of, const mxnet::TShape& shape) {
-    const int64_t number = blobs_.size();
-    blobs_.push_back({Blob(blobs_.at(of).blob.type_flag_, shape), blobs_[of].root});
-    return number;
-  }
-
-  /* A node that runs after those before it; `is_product`, graphopt_product and not graphopt_fused. */
-  void AddNode(bool is_product, NodeAttrs attrs, const std::vector<int64_t>& in,
-               const std::vector<int64_t>& out) {
-    for (auto numbers : {&in, &out})
-      for (int64_t number : *numbers) blobs_.at(number);
-    Plan* plan = is_product ? nullptr : FindPlan(attrs, false);
-    nodes_.push_back({plan, std::move(attrs), in, out});
-  }
-
-  /* `given`: NDArrays, in the order in which they were added; the first `inputs` are read. */
-  void Run(void** given, int64_t inputs) {
-    for (size_t i = 0; i < given_.size(); ++i) Find(given_[i], given[i], static_cast<int64_t>(i) < inputs);
-    for (const auto& [number, array] : fixed_) Find(number, array, true);
-    for (Place& place : blobs_) place.blob.dptr_ = blobs_[place.root].blob.dptr_;
-    for (const Node& node : nodes_) Run(node);
-  }
-
- private:
   struct Place {
     TBlob blob;
     int64_t root;  // whose memory it has
   };
   struct Node {
-    Plan* plan;  // null of a product
+    Kind kind;
     NodeAttrs attrs;
     std::vector<int64_t> in, out;
+    Plan *plan, *backward;  // of a fused one; that of its gradients is null where nobody wants them
+    Parts parts;            // of a join, or a cut
   };
 
-  static TBlob Blob(int dtype, const mxnet::TShape& shape) {
+  SmallGraph() = default;
+  SmallGraph(const SmallGraph&) = delete;
+  virtual ~SmallGraph() = default;
+
+  /* An array of a dtype and shape, by its number; what all calls read of `fixed`, if that is not null. */
+  virtual int64_t Add(int dtype, const mxnet::TShape& shape, Role role, void* fixed) = 0;
+
+  /* The same numbers in another shape. */
+  int64_t AddView(int64_t of, const mxnet::TShape& shape) {
+    const int64_t number = places_.size();
+    places_.push_back(places_.at(of));
+    places_.back().blob.shape_ = shape;
+    return number;
+  }
+
+  /* A node that runs after those before it. */
+  void AddNode(Kind kind, NodeAttrs attrs, const std::vector<int64_t>& in, const std::vector<int64_t>& out,
+               bool learns) {
+    for (auto numbers : {&in, &out})
+      for (int64_t number : *numbers) places_.at(number);
+    Plan* plan = kind == kFused ? FindPlan(attrs, false) : nullptr;
+    Parts parts;
+    if (kind == kJoin || kind == kCut)
+      parts = {std::stoll(AttributeOf(attrs, "outer")), std::stoll(AttributeOf(attrs, "begin"))};
+    nodes_.push_back({kind, std::move(attrs), in, out, plan, nullptr, parts});
+    if (plan && learns) nodes_.back().backward = FindPlan(nodes_.back().attrs, true);
+  }
+
+ protected:
+  using Places = std::vector<Place>;
+
+  int64_t AddArray(int dtype, const mxnet::TShape& shape, Role role) {
     TBlob blob;
     blob.shape_ = shape;
     blob.type_flag_ = dtype;
-    return blob;
+    const int64_t number = places_.size();
+    places_.push_back({blob, number});
+    if (role != kOwn) return number;
+    own_.push_back({number, own_bytes_});
+    own_bytes_ += Align(Bytes(blob));
+    return number;
   }
 
-  /* Where an array is once it is computed, in plain order, into which MXNet brings what oneDNN has laid out in
-   * another. */
-  void Find(int64_t number, void* array, bool is_read) {
-    int storage = mxnet::kDefaultStorage;
-    if (MXNDArrayGetStorageType(array, &storage) != 0) Fail(MXGetLastError());
-    if (storage != mxnet::kDefaultStorage) Fail("an array that a small graph reads is not dense");
-    if ((is_read && MXNDArrayWaitToRead(array) != 0) ||
-        MXNDArrayGetData(array, &blobs_[number].blob.dptr_) != 0)
-      Fail(MXGetLastError());
+  struct Own {
+    int64_t number, at;  // in bytes
+  };
+
+  /* Puts memory of the graph where it is, and views where what they are views of is. */
+  void Settle(char* own, Places* places) const {
+    for (const Own& one : own_) (*places)[one.number].blob.dptr_ = own + one.at;
+    for (Place& place : *places) place.blob.dptr_ = (*places)[place.root].blob.dptr_;
   }
 
-  std::vector<TBlob> BlobsAt(const std::vector<int64_t>& numbers) const {
+  static std::vector<TBlob> BlobsAt(const Places& places, const std::vector<int64_t>& numbers) {
     std::vector<TBlob> found;
-    for (int64_t number : numbers) found.push_back(blobs_[number].blob);
+    for (int64_t number : numbers) found.push_back(places[number].blob);
     return found;
   }
 
-  void Run(const Node& node) const {
-    const std::vector<TBlob> in = BlobsAt(node.in), out = BlobsAt(node.out);
+  static void Run(const Node& node, const Places& places) {
+    const std::vector<TBlob> in = BlobsAt(places, node.in), out = BlobsAt(places, node.out);
     const std::vector<OpReqType> requests(out.size(), mxnet::kWriteTo);
-    if (!node.plan) return ComputeProduct(node.attrs, in, requests, out, 1);
+    if (node.kind == kProduct) return ComputeProduct(node.attrs, in, requests, out, 1);
+    if (node.kind == kDense) return RunDense(Layer(node.attrs, in[0].shape_), in, out[0]);
+    if (node.kind == kJoin) return node.parts.Copy<true>(out[0], in.data(), in.size());
+    if (node.kind == kCut) return node.parts.Copy<false>(in[0], out.data(), out.size());
+    if (node.kind == kLookup) return LookUp(in[0], in[1], out[0]);
     Call call;
     call.plan = node.plan;
     for (const TBlob& blob : in) call.in.push_back(&blob);
@@ -107,11 +114,58 @@ class SmallGraph {
     graphopt::Run(call);
   }
 
-  std::vector<Place> blobs_;
+  static void RunDense(const Layer& layer, const std::vector<TBlob>& in, const TBlob& out) {
+    auto to = static_cast<float*>(out.dptr_);
+    if (layer.has_bias)
+      for (int64_t row = 0; row < layer.rows; ++row)
+        std::memcpy(to + row * layer.units, in[2].dptr_, layer.units * sizeof(float));
+    MultiplyOne(layer.rows, layer.depth, layer.units, {static_cast<const float*>(in[0].dptr_), layer.depth, false},
+                {static_cast<const float*>(in[1].dptr_), layer.depth, true}, to, layer.units, layer.has_bias);
+  }
+
+  Places places_;
+  std::vector<Node> nodes_;
+  std::vector<Own> own_;
+  int64_t own_bytes_ = 0;
+};
+
+/* For inference. Nothing is pushed to MXNet's engine: inputs are waited for, and outputs are arrays that nobody else
+ * has yet. One call at a time. */
+class SmallInference : public SmallGraph {
+ public:
+  int64_t Add(int dtype, const mxnet::TShape& shape, Role role, void* fixed) override {
+    const int64_t number = AddArray(dtype, shape, role);
+    if (fixed)
+      fixed_.emplace_back(number, fixed);
+    else if (role != kOwn)
+      given_.push_back(number);
+    return number;
+  }
+
+  /* `given`: NDArrays, in the order in which they were added; the first `inputs` are read. */
+  void Run(void** given, int64_t inputs) {
+    for (size_t i = 0; i < given_.size(); ++i) Find(given_[i], given[i], static_cast<int64_t>(i) < inputs);
+    for (const auto& [number, array] : fixed_) Find(number, array, true);
+    if (!memory_) memory_.reset(new char[own_bytes_ + kLineBytes]);
+    Settle(Aligned<char>(memory_.get()), &places_);
+    for (const Node& node : nodes_) SmallGraph::Run(node, places_);
+  }
+
+ private:
+  /* Where an array is once it is computed, in plain order, into which MXNet brings what oneDNN has laid out in
+   * another. */
+  void Find(int64_t number, void* array, bool is_read) {
+    int storage = mxnet::kDefaultStorage;
+    if (MXNDArrayGetStorageType(array, &storage) != 0) Fail(MXGetLastError());
+    if (storage != mxnet::kDefaultStorage) Fail("an array that a small graph reads is not dense");
+    if ((is_read && MXNDArrayWaitToRead(array) != 0) ||
+        MXNDArrayGetData(array, &places_[number].blob.dptr_) != 0)
+      Fail(MXGetLastError());
+  }
+
   std::vector<std::pair<int64_t, void*>> fixed_;
   std::vector<int64_t> given_;
-  std::vector<std::unique_ptr<char[]>> own_;
-  std::vector<Node> nodes_;
+  std::unique_ptr<char[]> memory_;
 };
 
 }  // namespace graphopt

@@ -14,7 +14,7 @@
 #include <memory>
 #include <vector>
 
-#include "inline_operator.h"
+#include "caller.h"
 
 namespace graphopt {
 

@@ -1,0 +1,198 @@
+/*
+ * The operators graphopt_small and _backward_graphopt_small: a graph of small_training.h, run by the thread that calls
+ * MXNet where nothing has to be waited for.
+ *
+ * Attributes: `graph`, the number of a graph of this process; `learns`, whether what backward needs is kept, as an output
+ * more. They are called by the imperative interface only, which autograd records, and are in no Symbol.
+ */
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "caller.h"
+#include "small_training.h"
+
+namespace graphopt {
+
+constexpr const char* kSmall = "graphopt_small";
+constexpr const char* kSmallBackward = "_backward_graphopt_small";
+constexpr const char* kOnEngine = "_on_engine";  // behind these names: run by the engine, with arrays that are sparse
+
+/* Graphs of this process, which stay: autograd may have recorded calls of one that nobody else knows any more. */
+class SmallGraphs {
+ public:
+  static int64_t Add(std::unique_ptr<SmallTraining> graph) {
+    std::lock_guard<std::mutex> lock(mutex());
+    known().push_back(std::move(graph));
+    return known().size() - 1;
+  }
+  static const SmallTraining& Of(const NodeAttrs& attrs) {
+    const size_t number = std::stoull(AttributeOf(attrs, "graph"));
+    std::lock_guard<std::mutex> lock(mutex());
+    if (number >= known().size()) Fail("node " + attrs.name + " is of another process");
+    return *known()[number];
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex made;
+    return made;
+  }
+  static std::vector<std::unique_ptr<SmallTraining>>& known() {
+    static std::vector<std::unique_ptr<SmallTraining>> made;
+    return made;
+  }
+};
+
+uint32_t SmallInputs(const NodeAttrs& attrs) { return SmallGraphs::Of(attrs).inputs(); }
+uint32_t SmallVisible(const NodeAttrs& attrs) { return SmallGraphs::Of(attrs).outputs(); }
+uint32_t SmallOutputs(const NodeAttrs& attrs) { return SmallVisible(attrs) + Flag(attrs, "learns"); }
+/* Gradients of outputs, inputs, outputs and the stash. */
+uint32_t SmallBackwardInputs(const NodeAttrs& attrs) { return 2 * SmallVisible(attrs) + SmallInputs(attrs) + 1; }
+
+void SettleSmall(const NodeAttrs& attrs, const TBlob& blob, const char* what, mxnet::TShape* shape) {
+  if (mxnet::shape_is_known(*shape) && *shape != blob.shape_)
+    Fail(std::string("an ") + what + " of node " + attrs.name + " has another shape there");
+  *shape = blob.shape_;
+}
+
+bool SmallShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  const SmallTraining& graph = SmallGraphs::Of(attrs);
+  for (int64_t i = 0; i < graph.inputs(); ++i) SettleSmall(attrs, graph.input(i), "input", &(*in)[i]);
+  for (int64_t i = 0; i < graph.outputs(); ++i) SettleSmall(attrs, graph.output(i), "output", &(*out)[i]);
+  if (Flag(attrs, "learns")) out->back() = Shaped({graph.stash_floats()});
+  return true;
+}
+
+bool SmallType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  const SmallTraining& graph = SmallGraphs::Of(attrs);
+  for (int64_t i = 0; i < graph.inputs(); ++i) (*in)[i] = graph.input(i).type_flag_;
+  for (int64_t i = 0; i < graph.outputs(); ++i) (*out)[i] = graph.output(i).type_flag_;
+  if (Flag(attrs, "learns")) out->back() = mshadow::kFloat32;
+  return true;
+}
+
+/* What backward reads, in its order: as shapes, or as dtypes. */
+template <typename Value, typename Of>
+void SmallBackwardFacts(const NodeAttrs& attrs, const Of& of, const Value& stash, std::vector<Value>* in,
+                        std::vector<Value>* out) {
+  const SmallTraining& graph = SmallGraphs::Of(attrs);
+  std::vector<Value> outputs;
+  for (int64_t i = 0; i < graph.outputs(); ++i) outputs.push_back(of(graph.output(i)));
+  *in = outputs;
+  for (int64_t i = 0; i < graph.inputs(); ++i) (*out)[i] = of(graph.input(i));
+  in->insert(in->end(), out->begin(), out->end());
+  in->insert(in->end(), outputs.begin(), outputs.end());
+  in->push_back(stash);
+}
+
+bool SmallBackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  SmallBackwardFacts(attrs, [](const TBlob& blob) { return blob.shape_; },
+                     Shaped({SmallGraphs::Of(attrs).stash_floats()}), in, out);
+  return true;
+}
+
+bool SmallBackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  SmallBackwardFacts<int>(attrs, [](const TBlob& blob) { return blob.type_flag_; }, mshadow::kFloat32, in, out);
+  return true;
+}
+
+/* A call of either, as the engine runs it. */
+struct SmallCall {
+  const SmallTraining& graph;
+  bool is_backward;
+  std::vector<NDArray> in, out;
+  std::vector<OpReqType> requests;
+};
+
+void RunSmall(const SmallTraining& graph, bool is_backward, const std::vector<TBlob>& in,
+              const std::vector<OpReqType>& requests, const std::vector<TBlob>& out) {
+  if (!is_backward) return graph.Forward(in, out);
+  const auto first = in.begin() + graph.outputs(), behind = first + graph.inputs();
+  graph.Backward(in.data(), {first, behind}, {behind, in.end()}, requests, out);
+}
+
+void RunPushed(void*, void* given) {
+  const SmallCall& made = *static_cast<SmallCall*>(given);
+  std::vector<NDArray> plain;  // copies live until they have been read
+  for (const NDArray& array : made.in) plain.push_back(InPlainOrder(array));
+  for (size_t i = 0; i < made.out.size(); ++i)
+    if (made.requests[i] != mxnet::kNullOp) PutInPlainOrder(made.out[i]);
+  RunSmall(made.graph, made.is_backward, BlobsOf(plain), made.requests, BlobsOf(made.out));
+}
+
+void CallSmall(const NodeAttrs& attrs, bool is_backward, const std::vector<NDArray>& in,
+               const std::vector<OpReqType>& requests, const std::vector<NDArray>& out) {
+  if (!AreDense(in) || !AreDense(out))
+    return RunOnEngine(std::string(is_backward ? kSmallBackward : kSmall) + kOnEngine,
+                       {{"graph", AttributeOf(attrs, "graph")}, {"learns", TextOf(attrs, "learns", "False")}}, in,
+                       requests, out);
+  PushByCaller(&RunPushed, new SmallCall{SmallGraphs::Of(attrs), is_backward, in, out, requests},
+               [](void* made) { delete static_cast<SmallCall*>(made); }, in, out, kSmall);
+}
+
+void SmallForward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<NDArray>& in,
+                  const std::vector<OpReqType>& requests, const std::vector<NDArray>& out) {
+  CallSmall(attrs, false, in, requests, out);
+}
+
+void SmallBackward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<NDArray>& in,
+                   const std::vector<OpReqType>& requests, const std::vector<NDArray>& out) {
+  CallSmall(attrs, true, in, requests, out);
+}
+
+template <bool kIsBackward>
+void SmallOnEngine(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& in,
+                   const std::vector<OpReqType>& requests, const std::vector<TBlob>& out) {
+  RunSmall(SmallGraphs::Of(attrs), kIsBackward, in, requests, out);
+}
+
+std::vector<NodeEntry> SmallGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
+  ObjectPtr made = MakeNode(kSmallBackward, node->attrs.name + "_backward",
+                            {{"graph", AttributeOf(node->attrs, "graph")}, {"learns", "True"}});
+  std::vector<NodeEntry>& read = View(made).inputs;
+  const std::vector<NodeEntry>& inputs = View(node).inputs;
+  const uint32_t outputs = SmallOutputs(node->attrs);
+  read.assign(heads.begin(), heads.begin() + (outputs - 1));
+  read.insert(read.end(), inputs.begin(), inputs.end());
+  for (uint32_t i = 0; i < outputs; ++i) read.emplace_back(node, i, 0);
+  std::vector<NodeEntry> gradients;
+  for (uint32_t i = 0; i < inputs.size(); ++i) gradients.emplace_back(made, i, 0);
+  return gradients;
+}
+
+void RegisterSmall() {
+  auto registry = dmlc::Registry<nnvm::Op>::Get();
+  nnvm::Op& forward = registry->__REGISTER_OR_GET__(kSmall);
+  nnvm::Op& forward_there = registry->__REGISTER_OR_GET__(std::string(kSmall) + kOnEngine);
+  for (nnvm::Op* op : {&forward, &forward_there}) {
+    op->get_num_inputs = LegacyFunction(&SmallInputs);
+    op->get_num_outputs = LegacyFunction(&SmallOutputs);
+    SetAttribute<nnvm::FNumVisibleOutputs>(*op, "FNumVisibleOutputs", LegacyFunction(&SmallVisible));
+    SetAttribute<mxnet::FInferShape>(*op, "FInferShape", LegacyFunction(&SmallShape));
+    SetAttribute<nnvm::FInferType>(*op, "FInferType", LegacyFunction(&SmallType));
+  }
+  nnvm::Op& backward = registry->__REGISTER_OR_GET__(kSmallBackward);
+  nnvm::Op& backward_there = registry->__REGISTER_OR_GET__(std::string(kSmallBackward) + kOnEngine);
+  for (nnvm::Op* op : {&backward, &backward_there}) {
+    op->get_num_inputs = LegacyFunction(&SmallBackwardInputs);
+    op->get_num_outputs = LegacyFunction(&SmallInputs);
+    SetAttribute<mxnet::FInferShape>(*op, "FInferShape", LegacyFunction(&SmallBackwardShape));
+    SetAttribute<nnvm::FInferType>(*op, "FInferType", LegacyFunction(&SmallBackwardType));
+  }
+  SetAttribute<mxnet::FComputeEx>(forward, "FComputeEx<cpu>", LegacyFunction(&SmallForward));
+  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&SmallGradient));
+  SetAttribute<mxnet::FComputeEx>(backward, "FComputeEx<cpu>", LegacyFunction(&SmallBackward));
+  SetAttribute<mxnet::FCompute>(forward_there, "FCompute<cpu>", LegacyFunction(&SmallOnEngine<false>));
+  SetAttribute<mxnet::FCompute>(backward_there, "FCompute<cpu>", LegacyFunction(&SmallOnEngine<true>));
+  for (nnvm::Op* op : {&forward, &backward}) {
+    SetAttribute<mxnet::FInferStorageType>(*op, "FInferStorageType", LegacyFunction(&StorageByCaller));
+    SetAttribute<mxnet::FExecType>(*op, "FExecType", LegacyFunction(&RunByCaller));
+  }
+}
+
+}  // namespace graphopt
