@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graphopt.errors import GraphoptError
     from graphopt.ir.graph import Graph
     from graphopt.ir.parser import parse
+    from graphopt.nn.train_step import train_step
 
 __version__ = "0.1.0.dev0"
 
@@ -35,6 +36,7 @@ _PUBLIC = {
     "optimize": "graphopt.api.optimizing",
     "parse": "graphopt.ir.parser",
     "run": "graphopt.api.running",
+    "train_step": "graphopt.nn.train_step",
 }
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "optimize",
     "parse",
     "run",
+    "train_step",
 ]
 
 #: Modules that are attributes, too.

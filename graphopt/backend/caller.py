@@ -313,6 +313,8 @@ class LearningEngine:
         self.inputs: Sequence[str] = [leaf.name for leaf in layout.leaves]
         outputs = (ctypes.c_int64 * len(layout.outputs))(*layout.outputs)
         number = layout.library.graphopt_graph_finish(layout.handle, outputs, len(outputs))
+        #: Of the graph in the bridge, and what a call returns.
+        self.number, self.types = int(number), [graph.type_of(value) for value in graph.outputs]
         mx = import_mxnet()
         self._base, self._is_recording = mx.base, mx.autograd.is_recording
         self._class = mx.np.ndarray if numpy else mx.nd.NDArray

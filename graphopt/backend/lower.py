@@ -108,6 +108,11 @@ class Lowered:
         _check_names(self.data, self._read, arrays, len(args))
         return self.run({n: self._array(n, a) for n, a in arrays.items()})
 
+    @property
+    def bound(self) -> tuple[Engine | None, list[Any]]:
+        """The engine, once it is chosen, and what it reads: ``None`` in place of data."""
+        return self._engine, self._bound
+
     def run(self, data: Mapping[str, Any]) -> list[Any]:
         """Run on NDArrays that are known to fit, by name."""
         if self._engine is None:

@@ -119,6 +119,13 @@ class CompiledBlock:
         found = entry.built.run(dict(zip(entry.traced.names, given, strict=True)))
         return self._regroup(found, entry.traced.results)
 
+    def entry(self, args: Sequence[Any]) -> Entry | None:
+        """What such a call runs as autograd's state is now, if it was compiled; arrays only."""
+        _, layout = self._flatten(list(args), "input")
+        key, _ = self._signature(list(args), str(layout))
+        with self._lock:
+            return self._entries.get(key)
+
     def _signature(self, given: list[Any], layout: str) -> tuple[Signature, list[Any]]:
         """Of a call with those arrays, and the arrays where a graph can read them."""
         told = told_of(given)

@@ -199,7 +199,7 @@ class Optimized:
         # The user's own object, which Gluon's scopes refer to: pickle knows it when it comes again.
         own = self._scope._block  # type: ignore[attr-defined]
         if type(own) is not base or own.__dict__ is not self.__dict__:
-            own = _original(self)
+            own = original(self)
         return view, (own, self._graphopt_config)
 
     def _graphopt_last(self, mode: str | None = None) -> Entry:
@@ -231,7 +231,7 @@ def view(block: Any, config: Config) -> Any:
         kind = type(block).__name__
         raise InputError(f"cannot optimize a {kind}: give a Gluon Block or a Symbol")
     if isinstance(block, Optimized):
-        block = _original(block)
+        block = original(block)
     cls = optimized_class(type(block), config)
     twin: Any = object.__new__(cls)
     twin.__dict__ = block.__dict__
@@ -269,7 +269,7 @@ def _forward(self: Any, *args: Any) -> Any:
     return _call(self, self.graphopt_state, args)
 
 
-def _original(block: Any) -> Any:
+def original(block: Any) -> Any:
     """The user's own object behind a view (an equal one, of the undecorated class)."""
     twin: Any = object.__new__(block._graphopt_base)
     twin.__dict__ = block.__dict__
@@ -304,7 +304,7 @@ def _apart(block: Any) -> Any:
     if state.fallback is None or state.children != children:
         optimize = functools.partial(view, config=state.config)
         state.notes.clear()
-        state.fallback = partition(_original(block), optimize, state.notes)
+        state.fallback = partition(original(block), optimize, state.notes)
         state.children = children
         if looks_up_words(block) is not None:
             keep_python(state.fallback)
@@ -344,7 +344,7 @@ def _record(block: Any, state: State, args: tuple[Any, ...]) -> Any:
 
     if state.recorded is None:
         state.recorded = RecordedBlock(block, state.config)
-    return state.recorded(_original(block).forward, args)
+    return state.recorded(original(block).forward, args)
 
 
 def _why_not_whole(block: Any, config: Config) -> str:

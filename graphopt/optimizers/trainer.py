@@ -89,16 +89,27 @@ class State:
         Raises:
             UnsupportedError: they cannot, and ``strict`` asked for it.
         """
+        plan = self.plan()
+        if isinstance(plan, str):
+            self._reason = plan
+            return False
+        self._reason = plan.run()
+        return self._reason is None
+
+    def plan(self) -> Plan | str:
+        """What fits the arrays that there are now, or why MXNet is to update them.
+
+        Raises:
+            UnsupportedError: it is to, and ``strict`` asked for a kernel.
+        """
         rule = self._rule()
         if isinstance(rule, str):
             if self._strict:
                 raise UnsupportedError(f"no kernel updates the weights of the trainer: {rule}")
-            self._reason = rule
-            return False
+            return rule
         if self._plan is None or not self._plan.fits(rule):
             self._plan = self._planned(rule)
-        self._reason = self._plan.run()
-        return self._reason is None
+        return self._plan
 
     def explain(self) -> str:
         """See :meth:`OptimizedTrainer.explain`."""
@@ -166,14 +177,11 @@ class Plan:
         """Update the weights, or tell why MXNet is to do it; then nothing was done."""
         if not self._fresh.of_all():
             return "a weight had no new gradient in the last step"  # which MXNet names, or leaves
-        optimizer = self._optimizer
-        optimizer._set_current_context(self._trainer._contexts[0].device_id)
-        counts = optimizer._index_update_count
-        if optimizer.lr_scheduler is not None and len({*map(counts.get, self._indices)}) > 1:
-            # MXNet asks for a rate weight by weight, each by the most updates of those before it.
-            return "weights were updated at different times, and rates follow a schedule"
+        reason = self._why_not_now()
+        if reason is not None:
+            return reason
         for update in self._updates:
-            update(optimizer)
+            update(self._optimizer)
         if self.refused:
             others = [weight for weight, _ in self.refused]
             for weight in others:
@@ -184,6 +192,29 @@ class Plan:
                 [weight.data for weight in others],
             )
         return None
+
+    def told(self) -> tuple[Any, ...] | None:
+        """What the bridge has to know of an update of all weights now; counts it as made.
+
+        ``None`` where it is not one call.
+        """
+        if self.refused or len(self._updates) != 1 or self._why_not_now() is not None:
+            return None
+        return self._updates[0].told(self._optimizer)
+
+    @property
+    def weights(self) -> list[Weight]:
+        """All that kernels update."""
+        return [weight for update in self._updates for weight in update.weights]
+
+    def _why_not_now(self) -> str | None:
+        optimizer = self._optimizer
+        optimizer._set_current_context(self._trainer._contexts[0].device_id)
+        counts = optimizer._index_update_count
+        if optimizer.lr_scheduler is None or len({*map(counts.get, self._indices)}) <= 1:
+            return None
+        # MXNet asks for a rate weight by weight, each by the most updates of those before it.
+        return "weights were updated at different times, and rates follow a schedule"
 
     def explain(self) -> str:
         """What updates which weights."""

@@ -77,12 +77,8 @@ class Update:
         self._numbers = ctypes.c_double * count
         self._rounds = rule.rounds and dtype == "float64"
 
-    def __call__(self, optimizer: Any) -> None:
-        """Have MXNet's engine do it; counts it as an update of each weight.
-
-        Raises:
-            GraphoptError: MXNet refuses.
-        """
+    def told(self, optimizer: Any) -> tuple[Any, ...]:
+        """What the bridge has to know of an update now; counts it as one of each weight."""
         numbers = [shared_number(optimizer, name) for name in self._rule.shared]
         optimizer._update_count(self.indices)
         rates = optimizer._get_lrs(self.indices)
@@ -92,15 +88,17 @@ class Update:
             numbers += own_numbers(optimizer, rate, decay, counts[index])
         if self._rounds:
             numbers = [float(np.float32(number)) for number in numbers]
-        if self._library.graphopt_update(
-            self._spec,
-            self._handles,
-            len(self.weights),
-            self._rule.arrays,
-            self._numbers(*numbers),
-            len(self._rule.shared),
-            len(self._rule.own),
-        ):
+        sizes = len(self._rule.shared), len(self._rule.own)
+        arrays = self._handles, len(self.weights), self._rule.arrays
+        return self._spec, *arrays, self._numbers(*numbers), *sizes
+
+    def __call__(self, optimizer: Any) -> None:
+        """Have MXNet's engine do it.
+
+        Raises:
+            GraphoptError: MXNet refuses.
+        """
+        if self._library.graphopt_update(*self.told(optimizer)):
             raise GraphoptError(self._library.graphopt_error().decode())
 
 

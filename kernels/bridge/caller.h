@@ -45,24 +45,26 @@ void PutInPlainOrder(const NDArray& array) {
     std::memcpy(chunk.data.dptr, from.data.dptr, std::min(chunk.data.size, from.data.size));
 }
 
-std::vector<Variable*> VariablesOf(const std::vector<NDArray>& arrays) {
-  std::vector<Variable*> found;
+using Variables = std::vector<Variable*>;
+
+Variables VariablesOf(const std::vector<NDArray>& arrays) {
+  Variables found;
   for (const NDArray& array : arrays) found.push_back(ChunkOf(array)->variable);
-  std::sort(found.begin(), found.end());
-  found.erase(std::unique(found.begin(), found.end()), found.end());
   return found;
 }
 
-/* Has the engine run a function of `made`, which it then lets go of: in this thread where nothing that it reads or
- * writes has to be waited for. */
-void PushByCaller(EngineSyncFunc run, void* made, EngineFuncParamDeleter forget, const std::vector<NDArray>& in,
-                  const std::vector<NDArray>& out, const char* name) {
-  std::vector<Variable*> written = VariablesOf(out), read;
-  const std::vector<Variable*> every = VariablesOf(in);
-  std::set_difference(every.begin(), every.end(), written.begin(), written.end(),
-                      std::back_inserter(read));
+/* Has the engine run a function of `made`, which it then lets go of. If `is_small` in this thread, where nothing that it
+ * reads or writes has to be waited for. */
+void Push(EngineSyncFunc run, void* made, EngineFuncParamDeleter forget, Variables every, Variables written,
+          bool is_small, const char* name) {
+  for (Variables* found : {&every, &written}) {
+    std::sort(found->begin(), found->end());
+    found->erase(std::unique(found->begin(), found->end()), found->end());
+  }
+  Variables read;
+  std::set_difference(every.begin(), every.end(), written.begin(), written.end(), std::back_inserter(read));
   mxnet::Context context = mxnet::Context::CPU();
-  mxnet::FnProperty property = mxnet::FnProperty::kAsync;
+  mxnet::FnProperty property = is_small ? mxnet::FnProperty::kAsync : mxnet::FnProperty::kNormal;
   if (MXEnginePushSync(run, made, forget, &context, read.data(), read.size(), written.data(), written.size(),
                        &property, 0, name) != 0)
     Fail(MXGetLastError());

@@ -25,6 +25,7 @@
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
 #include "small_operator.h"
+#include "small_step.h"
 #include "tiles.h"
 #include "tree_operator.h"
 #include "types.h"
@@ -304,13 +305,21 @@ int graphopt_fresh(void** weights, int64_t count, uint8_t* fresh) {
 int graphopt_update(const char* spec, void** handles, int64_t weights, int64_t arrays, const double* numbers,
                     int64_t shared, int64_t own) {
   try {
-    nnvm::NodeAttrs attrs;
-    attrs.name = "graphopt_update";
-    attrs.dict["spec"] = spec;
-    graphopt::Plan* plan = graphopt::FindPlan(attrs, false);
-    std::unique_ptr<graphopt::Update> update(new graphopt::Update{plan, weights, arrays, shared, own});
-    update->numbers.assign(numbers, numbers + shared + weights * own);
-    graphopt::PushUpdate(std::move(update), handles);
+    graphopt::PushUpdate({spec, handles, weights, arrays, numbers, shared, own});
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+/* See small_step.h: the graph of that number, what it reads, their gradients or null, what it makes, and the update as
+ * of graphopt_update. */
+int graphopt_step(int64_t graph, void** inputs, void** gradients, void** outputs, const char* spec, void** handles,
+                  int64_t weights, int64_t arrays, const double* numbers, int64_t shared, int64_t own) {
+  try {
+    graphopt::PushStep(graphopt::SmallGraphs::At(graph), inputs, gradients, outputs,
+                       {spec, handles, weights, arrays, numbers, shared, own});
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

@@ -30,12 +30,12 @@ class SmallGraphs {
     known().push_back(std::move(graph));
     return known().size() - 1;
   }
-  static const SmallTraining& Of(const NodeAttrs& attrs) {
-    const size_t number = std::stoull(AttributeOf(attrs, "graph"));
+  static const SmallTraining& At(size_t number) {
     std::lock_guard<std::mutex> lock(mutex());
-    if (number >= known().size()) Fail("node " + attrs.name + " is of another process");
+    if (number >= known().size()) Fail("a small graph is of another process");
     return *known()[number];
   }
+  static const SmallTraining& Of(const NodeAttrs& attrs) { return At(std::stoull(AttributeOf(attrs, "graph"))); }
 
  private:
   static std::mutex& mutex() {
@@ -131,8 +131,8 @@ void CallSmall(const NodeAttrs& attrs, bool is_backward, const std::vector<NDArr
     return RunOnEngine(std::string(is_backward ? kSmallBackward : kSmall) + kOnEngine,
                        {{"graph", AttributeOf(attrs, "graph")}, {"learns", TextOf(attrs, "learns", "False")}}, in,
                        requests, out);
-  PushByCaller(&RunPushed, new SmallCall{SmallGraphs::Of(attrs), is_backward, in, out, requests},
-               [](void* made) { delete static_cast<SmallCall*>(made); }, in, out, kSmall);
+  Push(&RunPushed, new SmallCall{SmallGraphs::Of(attrs), is_backward, in, out, requests},
+       [](void* made) { delete static_cast<SmallCall*>(made); }, VariablesOf(in), VariablesOf(out), true, kSmall);
 }
 
 void SmallForward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<NDArray>& in,

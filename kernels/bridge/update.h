@@ -35,6 +35,13 @@ struct Update {
 /* A call of the kernel for each piece of each weight. */
 class UpdateRun {
  public:
+  static bool Fits(const Update& update) {
+    const int64_t inputs = update.plan->inputs.size(), outputs = update.plan->outputs.size();
+    return update.arrays > Update::kGradient && update.shared + update.own > 0 &&
+           inputs == update.arrays + update.shared + update.own && outputs == update.arrays - 1 &&
+           inputs + outputs <= kMostOperands && update.plan->is_flat && !NeedsScratch(*update.plan);
+  }
+
   explicit UpdateRun(const Update& update)
       : update_(update), function_(Ready(update.plan)), item_(update.plan->item_size) {
     for (int64_t weight = 0; weight < update.weights; ++weight) {
@@ -98,13 +105,6 @@ class UpdateRun {
   std::vector<int64_t> pieces_{0};
   std::vector<char> numbers_;
 
- public:
-  static bool Fits(const Update& update) {
-    const int64_t inputs = update.plan->inputs.size(), outputs = update.plan->outputs.size();
-    return update.arrays > Update::kGradient && update.shared + update.own > 0 &&
-           inputs == update.arrays + update.shared + update.own && outputs == update.arrays - 1 &&
-           inputs + outputs <= kMostOperands && update.plan->is_flat && !NeedsScratch(*update.plan);
-  }
 };
 
 /* Whether each weight has got a gradient since it was updated last. */
@@ -116,35 +116,58 @@ void WriteFresh(void** weights, int64_t count, uint8_t* fresh) {
   }
 }
 
-/* Has the engine update weights whose gradients are there; from then on these are old. Where all have few elements
- * and nothing has to be waited for, the caller's thread does it. */
-void PushUpdate(std::unique_ptr<Update> update, void** handles) {
+/* What a call from Python says of an update; see graphopt_update. */
+struct UpdateCall {
+  const char* spec;
+  void** handles;
+  int64_t weights, arrays;
+  const double* numbers;
+  int64_t shared, own;
+};
+
+std::unique_ptr<Update> UpdateOf(const UpdateCall& told) {
+  NodeAttrs attrs;
+  attrs.name = "graphopt_update";
+  attrs.dict["spec"] = told.spec;
+  std::unique_ptr<Update> update(
+      new Update{FindPlan(attrs, false), told.weights, told.arrays, told.shared, told.own});
+  update->numbers.assign(told.numbers, told.numbers + told.shared + told.weights * told.own);
   if (!UpdateRun::Fits(*update)) Fail("a kernel of an update reads other arrays and numbers: " + update->plan->spec);
+  update->given.reserve(told.weights * told.arrays);
   int64_t elements = 0;
-  std::vector<Variable*> read, written, only_read;
-  update->given.reserve(update->weights * update->arrays);
-  for (int64_t i = 0; i < update->weights * update->arrays; ++i) {
-    const NDArray& array = *static_cast<NDArray*>(handles[i]);
+  for (int64_t i = 0; i < told.weights * told.arrays; ++i) {
+    const NDArray& array = *static_cast<NDArray*>(told.handles[i]);
     if (array.storage_type() != mxnet::kDefaultStorage) Fail("an array of an optimizer is not dense");
     update->given.push_back(array);
-    (i % update->arrays == Update::kGradient ? read : written).push_back(ChunkOf(array)->variable);
-    if (i % update->arrays) continue;
-    elements += array.shape().Size();
-    if (MXNDArraySetGradState(handles[i], 0) != 0) Fail(MXGetLastError());
+    if (i % told.arrays == 0) elements += array.shape().Size();
   }
-  for (std::vector<Variable*>* found : {&read, &written}) {
-    std::sort(found->begin(), found->end());
-    found->erase(std::unique(found->begin(), found->end()), found->end());
-  }
-  std::set_difference(read.begin(), read.end(), written.begin(), written.end(), std::back_inserter(only_read));
   update->is_small = elements <= kFewWeights;
-  mxnet::Context context = mxnet::Context::CPU();
-  mxnet::FnProperty property = update->is_small ? mxnet::FnProperty::kAsync : mxnet::FnProperty::kNormal;
-  auto run = [](void*, void* given) { UpdateRun(*static_cast<Update*>(given)).All(); };
-  auto forget = [](void* given) { delete static_cast<Update*>(given); };
-  if (MXEnginePushSync(run, update.release(), forget, &context, only_read.data(), only_read.size(), written.data(),
-                       written.size(), &property, 0, "graphopt_update") != 0)
-    Fail(MXGetLastError());
+  return update;
+}
+
+/* From now on gradients are those of the last step. */
+void MakeOld(const UpdateCall& told) {
+  for (int64_t weight = 0; weight < told.weights; ++weight)
+    if (MXNDArraySetGradState(told.handles[weight * told.arrays], 0) != 0) Fail(MXGetLastError());
+}
+
+/* Gradients, and what an update writes. */
+void AddVariables(const Update& update, Variables* read, Variables* written) {
+  for (size_t i = 0; i < update.given.size(); ++i)
+    (static_cast<int64_t>(i) % update.arrays == Update::kGradient ? read : written)
+        ->push_back(ChunkOf(update.given[i])->variable);
+}
+
+/* Has the engine update weights whose gradients are there; from then on these are old. Where all have few elements
+ * and nothing has to be waited for, the caller's thread does it. */
+void PushUpdate(const UpdateCall& told) {
+  std::unique_ptr<Update> update = UpdateOf(told);
+  MakeOld(told);
+  Variables read, written;
+  AddVariables(*update, &read, &written);
+  const bool is_small = update->is_small;
+  Push([](void*, void* given) { UpdateRun(*static_cast<Update*>(given)).All(); }, update.release(),
+       [](void* given) { delete static_cast<Update*>(given); }, read, written, is_small, "graphopt_update");
 }
 
 }  // namespace graphopt

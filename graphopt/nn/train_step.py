@@ -1,0 +1,253 @@
+"""Training steps as one call: forward, loss, backward and the update of the weights."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from graphopt.backend.arrays import Alike
+from graphopt.backend.caller import LearningEngine
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError, InputError
+from graphopt.kernels import bridge
+from graphopt.nn.compiled import Entry
+from graphopt.nn.config import Config
+from graphopt.nn.optimized import Optimized, original, view
+from graphopt.nn.signatures import told_of
+from graphopt.optimizers.trainer import OptimizedTrainer, Plan, trainer_view
+
+#: The most elements of all weights that one thread updates.
+_MOST_WEIGHTS = 1 << 17
+#: Types of inputs that steps are prepared for.
+_MOST_TYPES = 64
+
+
+def train_step(net: Any, loss: Any, trainer: Any) -> TrainStep:
+    """A training step as one call.
+
+    ``step(data, label)`` does what these lines do, and returns the losses::
+
+        with mx.autograd.record():
+            losses = loss(net(data), label)
+        losses.backward()
+        trainer.step(len(data))
+
+    Net and loss are compiled as one graph, and one kernel updates the weights. Where all of it is
+    small, the calling thread runs the step without autograd: a policy of some layers takes a tenth
+    of the time. Gradients are in ``parameter.grad()`` afterwards, but inputs get none.
+
+    Args:
+        net: a Gluon Block, or what :func:`graphopt.optimize` made of one, with its options.
+        loss: a Gluon Block of predictions and labels.
+        trainer: a ``gluon.Trainer`` of the net's parameters, optimized or not.
+
+    Raises:
+        InputError: something else was given.
+    """
+    mx = import_mxnet()
+    for what, block in (("net", net), ("loss", loss)):
+        if not isinstance(block, mx.gluon.Block):
+            raise InputError(f"{what}: a {type(block).__name__} is no Gluon Block")
+    if not isinstance(trainer, mx.gluon.Trainer):
+        raise InputError(f"trainer: a {type(trainer).__name__} is no gluon.Trainer")
+    return TrainStep(net, loss, trainer)
+
+
+class TrainStep:
+    """What :func:`train_step` returns."""
+
+    def __init__(self, net: Any, loss: Any, trainer: Any) -> None:
+        """See :func:`train_step`."""
+        config = net._graphopt_config if isinstance(net, Optimized) else Config()
+        self._mx = import_mxnet()
+        self._trainer: Any = (
+            trainer
+            if isinstance(trainer, OptimizedTrainer)
+            else trainer_view(trainer, precise=config.precise, strict=False)
+        )
+        self._parts = [
+            block if isinstance(block, Optimized) else view(block, config) for block in (net, loss)
+        ]
+        self._config = config
+        self._wholes: dict[tuple[int, int], Any] = {}
+        self._small: dict[bytes, _SmallStep] = {}
+
+    def __call__(self, data: Any, label: Any, batch_size: int | None = None) -> Any:
+        """Take a step.
+
+        Args:
+            data: an NDArray, or several for a net that takes several.
+            label: an NDArray, or several, which the loss takes behind the predictions.
+            batch_size: what gradients are divided by; the first extent of the data by default.
+
+        Returns:
+            What the loss returned, an NDArray of any shape.
+
+        Raises:
+            InputError: data or label is no NDArray.
+        """
+        given = [*_arrays("data", data), *_arrays("label", label)]
+        size = given[0].shape[0] if batch_size is None else batch_size
+        told = told_of(given)
+        known = None if told is None else self._small.get(told)
+        if known is not None:
+            found = known(given, size)
+            if found is not None:
+                return found
+            del self._small[told]  # type: ignore[arg-type]
+        counts = len(given) - len(_arrays("label", label)), len(_arrays("label", label))
+        whole = self._whole(*counts)
+        entry = None
+        with self._mx.autograd.record():
+            if whole is None:
+                predicted = self._parts[0](*given[: counts[0]])
+                losses = self._parts[1](predicted, *given[counts[0] :])
+            else:
+                losses = whole(*given)
+                entry = whole.graphopt_state.compiled.entry(given)
+        self._mx.autograd.backward(losses)
+        self._trainer.step(size)
+        if entry is not None and told is not None:
+            small = _prepared(entry, self._trainer, given)
+            if small is not None:
+                if len(self._small) >= _MOST_TYPES:
+                    self._small.clear()
+                self._small[told] = small
+        return losses
+
+    def explain(self) -> str:
+        """What was done to net and loss, what updates the weights, and which thread runs it."""
+        wholes = list(self._wholes.values())
+        blocks = [whole for whole in wholes if whole is not None] or self._parts
+        lines = [block.explain() for block in blocks]
+        lines.append(self._trainer.explain())
+        if self._small:
+            count = len(self._small)
+            lines.append(f"the calling thread runs all of a step, for {count} types of inputs")
+        return "\n".join(lines)
+
+    def _whole(self, data: int, labels: int) -> Any:
+        """Net and loss as one Block; ``None`` if they are none that MXNet traces."""
+        if (data, labels) not in self._wholes:
+            blocks = [original(block) for block in self._parts]
+            traces = all(isinstance(block, self._mx.gluon.HybridBlock) for block in blocks)
+            hooks = [h for b in blocks for h in (*b._forward_hooks, *b._forward_pre_hooks)]
+            whole = None
+            if traces and not hooks:
+                whole = view(_with_loss()(*blocks, data), self._config)
+            self._wholes[data, labels] = whole
+        return self._wholes[data, labels]
+
+
+def _arrays(what: str, given: Any) -> list[Any]:
+    arrays = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not arrays or not all(isinstance(a, import_mxnet().nd.NDArray) for a in arrays):
+        raise InputError(f"{what}: give an NDArray, or a list of NDArrays")
+    return arrays
+
+
+@cache
+def _with_loss() -> type:
+    class WithLoss(import_mxnet().gluon.HybridBlock):  # type: ignore[misc]
+        """A net and its loss."""
+
+        def __init__(self, net: Any, loss: Any, data: int) -> None:
+            super().__init__(prefix=f"{net.name}_with_")
+            self.net, self.loss, self._data = net, loss, data
+
+        def hybrid_forward(self, _F: Any, *arrays: Any) -> Any:  # noqa: N803 - Gluon's name
+            """The losses of data and labels."""
+            return self.loss(self.net(*arrays[: self._data]), *arrays[self._data :])
+
+    return WithLoss
+
+
+@dataclass
+class _SmallStep:
+    """A step of one type of inputs that the calling thread runs."""
+
+    entry: Entry
+    engine: LearningEngine
+    bound: list[Any]
+    trainer: Any
+    plan: Plan
+    at: list[int]  # which of the engine's inputs each array of a call is; -1: none
+    make: Alike
+
+    def __post_init__(self) -> None:
+        grads = {id(weight.data): weight.grad for weight in self.plan.weights}
+        handles = [None if array is None else array.handle for array in self.bound]
+        self._read = (ctypes.c_void_p * len(handles))(*handles)
+        gradients = [grads.get(id(array)) for array in self.bound]
+        self._gradients = (ctypes.c_void_p * len(handles))(
+            *(None if grad is None else grad.handle for grad in gradients)
+        )
+        self._library = _function()
+        self._base = import_mxnet().base
+
+    def __call__(self, given: Sequence[Any], batch_size: int) -> Any:
+        """The losses; ``None``, and nothing done, if it does not fit any more."""
+        trainer = self.trainer
+        trainer._check_and_rescale_grad(trainer._scale / batch_size)
+        plan = trainer.graphopt_state.plan()
+        self.entry.refresh(given[0].ctx)
+        if plan is not self.plan or self.entry.lowered.bound[1] is not self.bound:
+            return None
+        read = type(self._read).from_buffer_copy(self._read)  # threads may call one step
+        for at, array in zip(self.at, given, strict=True):
+            if at >= 0:
+                read[at] = array.handle
+        losses = self.make()
+        told = plan.told()
+        if told is None:
+            return None
+        made = (ctypes.c_void_p * 1)(losses.handle)
+        if self._library.graphopt_step(self.engine.number, read, self._gradients, made, *told):
+            raise GraphoptError(self._library.graphopt_error().decode())
+        return losses
+
+
+def _prepared(entry: Entry, trainer: Any, given: Sequence[Any]) -> _SmallStep | None:
+    """A step that the calling thread runs, if all of it is small and as it is mostly."""
+    engine, bound = entry.lowered.bound
+    if not isinstance(engine, LearningEngine) or len(engine.types) != 1:
+        return None
+    plan = trainer.graphopt_state.plan()
+    if isinstance(plan, str) or plan.refused or engine.types[0].dtype != "float32":
+        return None
+    weights = {id(weight.data) for weight in plan.weights}
+    learned = [array for array in bound if array is not None and array.grad is not None]
+    if {id(array) for array in learned} != weights or len(learned) != len(weights):
+        return None  # others get gradients, too, or some none
+    if any(p.grad_req != "write" for p in trainer._params if p.grad_req != "null"):
+        return None
+    if sum(weight.data.size for weight in plan.weights) > _MOST_WEIGHTS:
+        return None
+    names = dict(zip(entry.traced.names, range(len(given)), strict=True))
+    at = [-1] * len(given)
+    for place, name in enumerate(engine.inputs):
+        if name in names:
+            at[names[name]] = place
+    mx = import_mxnet()
+    type_ = engine.types[0]
+    losses = mx.nd.empty(type_.shape, given[0].ctx, np.dtype(type_.dtype))
+    if isinstance(given[0], mx.np.ndarray):
+        losses = losses.as_np_ndarray()
+    return _SmallStep(entry, engine, bound, trainer, plan, at, Alike(losses))
+
+
+@cache
+def _function() -> ctypes.CDLL:
+    library = bridge.load(import_mxnet())
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.graphopt_step.argtypes = [
+        *(number, pointer, pointer, pointer),
+        *(ctypes.c_char_p, pointer, number, number),
+        *(pointer, number, number),
+    ]
+    return library

@@ -1,0 +1,322 @@
+"""``graphopt.train_step``: the same weights, states and losses as by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+autograd = mx.autograd
+loss = mx.gluon.loss
+
+SMALL = "the calling thread runs all of a step"
+
+
+def noise(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
+    return mx.nd.array(np.random.default_rng(seed).normal(size=shape), dtype=dtype)
+
+
+def layers(*middle: Any) -> Any:
+    net = nn.HybridSequential()
+    with net.name_scope():
+        net.add(nn.Dense(16, activation="tanh", in_units=6), *middle, nn.Dense(3, in_units=16))
+    return net
+
+
+class Critic(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Reads two arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.state = nn.Dense(8, activation="relu", in_units=6)
+            self.worth = nn.Dense(3, in_units=10)
+
+    def hybrid_forward(self, F: Any, state: Any, action: Any) -> Any:
+        return self.worth(F.concat(self.state(state), action, dim=1))
+
+
+class Plain(mx.gluon.Block):  # type: ignore[misc, name-defined]
+    """Asks for a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.layers = layers()
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x) * (x.shape[0] / 4)
+
+
+def start(net: Any) -> None:
+    """The same weights in every call."""
+    net.initialize(mx.init.Zero(), force_reinit=True)
+    for seed, (_, p) in enumerate(sorted(net.collect_params().items())):
+        if p.grad_req != "null":
+            p.set_data(noise(*p.shape, seed=seed, dtype=np.dtype(p.dtype).name) / 3)
+
+
+def by_hand(net: Any, loss_of: Any, trainer: Any, data: Any, label: Any) -> Any:
+    with autograd.record():
+        losses = loss_of(net(*data), *label)
+    losses.backward()
+    trainer.step(data[0].shape[0])
+    return losses
+
+
+def learned(net: Any, trainer: Any, losses: Any) -> list[np.ndarray]:
+    """Losses, weights, gradients and states."""
+    params = [p for _, p in sorted(net.collect_params().items())]
+    found = [losses, *(p.data() for p in params)]
+    found += [p.grad() for p in params if p.grad_req != "null"]
+    for _, state in sorted(trainer._updaters[0].states.items()):
+        found += [] if state is None else list(state) if isinstance(state, tuple) else [state]
+    return [array.asnumpy() for array in found]
+
+
+def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        largest = max(1.0, float(np.abs(other).max()))
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * largest)
+
+
+def compare(
+    net: Any,
+    loss_of: Any,
+    data: list[Any],
+    label: list[Any],
+    optimizer: tuple[str, dict[str, Any]] = ("adam", {"learning_rate": 0.05}),
+    steps: int = 5,
+) -> graphopt.nn.train_step.TrainStep:
+    """Train by hand and by steps; the step."""
+    results = []
+    for is_fast in (False, True):
+        start(net)
+        name, options = optimizer
+        trainer = mx.gluon.Trainer(net.collect_params(), name, dict(options))
+        if is_fast:
+            step = graphopt.train_step(net, loss_of, trainer)
+            found = [step(data, label) for _ in range(steps)]
+        else:
+            net.hybridize()
+            found = [by_hand(net, loss_of, trainer, data, label) for _ in range(steps)]
+            net.hybridize(False)
+        results.append(learned(net, trainer, mx.nd.stack(*found)))
+    assert_same(results[1], results[0])
+    return step
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ("sgd", {"learning_rate": 0.1}),
+        ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1}),
+        ("adam", {"learning_rate": 0.05, "clip_gradient": 0.01}),
+        ("adagrad", {"learning_rate": 0.05}),
+    ],
+    ids=lambda o: "-".join((o[0], *o[1])),
+)
+def test_small_nets_by_the_calling_thread(optimizer: Any) -> None:
+    step = compare(layers(), loss.L2Loss(), [noise(4, 6)], [noise(4, 3, seed=1)], optimizer)
+    assert SMALL in step.explain()
+    assert "one kernel updates 4 of 4 weights" in step.explain()
+
+
+def test_several_inputs_and_classes() -> None:
+    data = [noise(4, 6), noise(4, 2, seed=3)]
+    step = compare(Critic(), loss.SoftmaxCELoss(), data, [mx.nd.array([0, 2, 1, 1])])
+    assert SMALL in step.explain()
+    weights = [noise(4, 3, seed=1), noise(4, 1, seed=2)]  # of samples
+    assert SMALL in compare(Critic(), loss.HuberLoss(), data, weights).explain()
+
+
+@pytest.mark.parametrize(
+    ("make", "rows"),
+    [
+        (lambda: layers(nn.BatchNorm(in_channels=16)), 4),  # no small node
+        (lambda: layers(nn.Dense(256, in_units=16), nn.Dense(16, in_units=256)), 400),  # large
+        (Plain, 4),
+    ],
+    ids=["batch norm", "large", "plain Block"],
+)
+def test_other_nets_by_mxnets_engine(make: Callable[[], Any], rows: int) -> None:
+    sgd = ("sgd", {"learning_rate": 0.01})
+    step = compare(make(), loss.L2Loss(), [noise(rows, 6)], [noise(rows, 3, seed=1)], sgd)
+    assert SMALL not in step.explain()
+
+
+def test_other_optimizers_and_requests() -> None:
+    data, label = [noise(4, 6)], [noise(4, 3, seed=1)]
+    step = compare(layers(), loss.L2Loss(), data, label, ("lamb", {"learning_rate": 0.01}))
+    assert SMALL not in step.explain()
+    assert "LAMB has no kernel" in step.explain()
+    net = layers()
+    net[0].weight.grad_req = "null"
+    net[0].bias.grad_req = "null"
+    assert SMALL in compare(net, loss.L2Loss(), data, label).explain()
+    net = layers()
+    net[0].weight.grad_req = "add"
+    assert SMALL not in compare(net, loss.L2Loss(), data, label).explain()
+
+
+def test_shapes_rates_and_arrays_that_change() -> None:
+    net, results = layers(), []
+    for is_fast in (False, True):
+        start(net)
+        schedule = mx.lr_scheduler.FactorScheduler(3, 0.5, base_lr=0.1)
+        trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"lr_scheduler": schedule})
+        if is_fast:
+            step = graphopt.train_step(net, loss.L2Loss(), trainer)
+        else:
+            step = lambda x, y, n=None, t=trainer: by_hand(  # noqa: E731
+                net, loss.L2Loss(), t, [x], [y]
+            )
+        found = []
+        for turn in range(12):
+            rows = 2 + turn % 3
+            if turn == 6:
+                net[0].weight.initialize(mx.init.One(), force_reinit=True)  # other arrays
+            if turn == 9:
+                trainer.optimizer.lr_scheduler = None
+                trainer.set_learning_rate(0.02)
+            found.append(step(noise(rows, 6, seed=turn), noise(rows, 3, seed=turn)).mean())
+        results.append(learned(net, trainer, mx.nd.stack(*found)))
+    assert_same(results[1], results[0])
+    assert SMALL in step.explain()
+
+
+def test_batch_size_and_saved_states(tmp_path: Any) -> None:
+    x, y = noise(4, 6), noise(4, 3, seed=1)
+    found = []
+    for size in (None, 4, 2):
+        net = layers()
+        start(net)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        step = graphopt.train_step(graphopt.optimize(net), loss.L2Loss(), trainer)
+        for _ in range(3):
+            step(x, y, size)
+        found.append([p.data().asnumpy() for _, p in sorted(net.collect_params().items())])
+    assert_same(found[0], found[1])
+    assert np.abs(found[0][0] - found[2][0]).max() > 1e-4
+    net = layers()
+    start(net)
+    trainer = mx.gluon.Trainer(net.collect_params(), "adam")
+    step = graphopt.train_step(net, loss.L2Loss(), trainer)
+    for _ in range(3):
+        step(x, y)
+    trainer.save_states(str(tmp_path / "states"))
+    want = step(x, y), step(x, y)
+    other = layers()
+    start(other)
+    again = mx.gluon.Trainer(other.collect_params(), "adam")
+    step = graphopt.train_step(other, loss.L2Loss(), again)
+    for _ in range(3):
+        step(x, y)
+    again.load_states(str(tmp_path / "states"))
+    assert_same([a.asnumpy() for a in (step(x, y), step(x, y))], [a.asnumpy() for a in want])
+
+
+def test_inference_sees_what_was_learned() -> None:
+    net = layers()
+    start(net)
+    fast = graphopt.optimize(net)
+    step = graphopt.train_step(
+        fast, loss.L2Loss(), mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    )
+    x, y = noise(4, 6), noise(4, 3, seed=1)
+    for _ in range(5):
+        step(x, y)
+        assert_same([fast(x).asnumpy()], [net(x).asnumpy()])
+
+
+def test_hooks_are_called() -> None:
+    net, calls = layers(), []
+    net.register_forward_hook(lambda *_: calls.append(1))
+    start(net)
+    step = graphopt.train_step(net, loss.L2Loss(), mx.gluon.Trainer(net.collect_params(), "sgd"))
+    for _ in range(3):
+        step(noise(4, 6), noise(4, 3))
+    assert len(calls) == 3
+    assert SMALL not in step.explain()
+
+
+def test_arrays_of_mx_np() -> None:
+    with mx.util.np_array(True):
+        net = layers()
+        start_np = [p for _, p in sorted(net.collect_params().items())]
+        net.initialize(mx.init.One())
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        step = graphopt.train_step(net, loss.L2Loss(), trainer)
+        x, y = mx.np.ones((4, 6)), mx.np.zeros((4, 3))
+        first = [step(x, y) for _ in range(3)][-1]
+        assert isinstance(first, mx.np.ndarray)
+        assert len(start_np) == 4
+        assert float(first.mean()) != float(step(x, y).mean())
+
+
+def test_threads_take_steps() -> None:
+    net = layers()
+    start(net)
+    step = graphopt.train_step(
+        net, loss.L2Loss(), mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    )
+    want = step(noise(4, 6), noise(4, 3, seed=1)).asnumpy()
+    found: list[Any] = []
+
+    def work() -> None:
+        found.extend(step(noise(4, 6), noise(4, 3, seed=1)).asnumpy() for _ in range(50))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 200
+    assert_same(found, [want] * 200)
+
+
+def test_what_was_given_is_told() -> None:
+    net = layers()
+    start(net)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(InputError, match="net: a list is no Gluon Block"):
+        graphopt.train_step([], loss.L2Loss(), trainer)
+    with pytest.raises(InputError, match="loss: a function is no Gluon Block"):
+        graphopt.train_step(net, lambda x, y: x, trainer)
+    with pytest.raises(InputError, match=r"trainer: a str is no gluon\.Trainer"):
+        graphopt.train_step(net, loss.L2Loss(), "adam")
+    step = graphopt.train_step(net, loss.L2Loss(), trainer)
+    with pytest.raises(InputError, match="data: give an NDArray"):
+        step(np.ones((4, 6)), noise(4, 3))
+    with pytest.raises(InputError, match="label: give an NDArray"):
+        step(noise(4, 6), [])
+
+
+def test_parameters_of_which_the_trainer_knows_others() -> None:
+    """Then MXNet tells which gradient is old, or leaves some parameters as they are."""
+    net = layers()
+    start(net)
+    other = mx.gluon.Parameter("other", shape=(2,))
+    other.initialize()
+    x, y = noise(4, 6), noise(4, 3, seed=1)
+    more = mx.gluon.Trainer([*net.collect_params().values(), other], "sgd")
+    with pytest.raises(UserWarning, match="other"):
+        graphopt.train_step(net, loss.L2Loss(), more)(x, y)
+    fewer = mx.gluon.Trainer(net[1].collect_params(), "sgd", {"learning_rate": 0.1})
+    step = graphopt.train_step(net, loss.L2Loss(), fewer)
+    before = [p.data().asnumpy() for p in (net[0].weight, net[1].weight)]
+    for _ in range(3):
+        step(x, y)
+    assert_same([net[0].weight.data().asnumpy()], before[:1])
+    assert np.abs(net[1].weight.data().asnumpy() - before[1]).max() > 1e-4
+    assert SMALL not in step.explain()
