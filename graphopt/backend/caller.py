@@ -52,6 +52,7 @@ _KINDS: Final = {
     "SliceChannel": 4,
     "slice_axis": 4,
     "Embedding": 5,
+    "BatchNorm": 6,
 }
 #: Those that move numbers, and whose arrays so may be of any dtype.
 _MOVES: Final = frozenset({"Concat", "SliceChannel", "slice_axis", "Embedding"})
@@ -103,8 +104,9 @@ def in_kernels(graph: Graph, *, learns: bool = False) -> Graph:
         graph = run_passes(graph, (PackProducts(),), Settings("inference", frozen=True), None).graph
     copy = graph.copy()
     made: set[str] = set()
+    kept = {CONSTANT, *_KINDS} - (set() if learns else {"BatchNorm"})
     for node in graph:
-        if node.is_input or canonical(node.op) in (CONSTANT, *_KINDS) or node.after:
+        if node.is_input or canonical(node.op) in kept or node.after:
             continue
         spec = alone(graph, node)
         if spec is None or (learns and not is_differentiable(spec)):
@@ -137,6 +139,8 @@ def _learns(graph: Graph, node: Node) -> bool:
         return len({*roots}) == len(roots)
     if op in ("FullyConnected", DENSE):
         return all(type_.dtype == "float32" for type_ in types)
+    if op == "BatchNorm":
+        return _learns_norm(node, types)
     if op in _MOVES:
         table = graph.type_of(node.inputs[-1])
         return node.type.dtype in ("float32", "float64") and not (
@@ -144,6 +148,18 @@ def _learns(graph: Graph, node: Node) -> bool:
             and (bool(node.attrs.get("sparse_grad")) or (table.size or 0) > _MOST_ELEMENTS)
         )
     return op in _VIEWS and len(node.inputs) == 1
+
+
+def _learns_norm(node: Node, types: Sequence[TensorType]) -> bool:
+    """Whether a BatchNorm is along axis 1, of what the bridge computes."""
+    axis, rank = int(node.attrs.get("axis", 1)), node.type.rank or 0
+    return (
+        len(node.types) == 1
+        and all(type_.dtype == "float32" for type_ in types)
+        and rank > 1
+        and axis % rank == 1
+        and not bool(node.attrs.get("fix_gamma", True))
+    )
 
 
 def _multiplications(graph: Graph, node: Node) -> int:
@@ -213,6 +229,11 @@ class _Layout:
         for value in values:
             if value not in self._numbers:
                 self._numbers[value] = self._array(graph.type_of(value), _OWN)
+        numbers = [self._numbers[value] for value in values]
+        if canonical(node.op) == "BatchNorm":  # what backward reads besides
+            channels = graph.type_of(node.inputs[1])
+            one = TensorType(channels.dtype, (1,))
+            numbers += [self._array(type_, _OWN) for type_ in (channels, channels, one)]
         texts = _attributes(graph, node)
         if self.library.graphopt_graph_node(
             self.handle,
@@ -221,15 +242,11 @@ class _Layout:
             _texts(texts),
             _texts(texts.values()),
             len(texts),
-            *self._listed(node.inputs),
-            *self._listed(values),
+            *_listed([self._numbers[value] for value in node.inputs]),
+            *_listed(numbers),
             self._learns,
         ):
             raise GraphoptError(self.library.graphopt_error().decode())
-
-    def _listed(self, values: Sequence[Value]) -> tuple[Any, int]:
-        numbers = [self._numbers[value] for value in values]
-        return (ctypes.c_int64 * len(numbers))(*numbers), len(numbers)
 
 
 class CallerEngine:
@@ -346,6 +363,10 @@ class LearningEngine:
         )
         made = self._base.NDArrayHandle
         return [self._class(made(outputs[at])) for at in range(count.value)]
+
+
+def _listed(numbers: Sequence[int]) -> tuple[Any, int]:
+    return (ctypes.c_int64 * len(numbers))(*numbers), len(numbers)
 
 
 def _attributes(graph: Graph, node: Node) -> dict[str, str]:

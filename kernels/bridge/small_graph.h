@@ -16,6 +16,7 @@
 #include "fused.h"
 #include "product_operator.h"
 #include "small_layouts.h"
+#include "small_norm.h"
 
 namespace graphopt {
 
@@ -23,8 +24,8 @@ namespace graphopt {
 class SmallGraph {
  public:
   enum Role { kOwn, kRead, kMade };  // memory of the graph, or what a call gives
-  /* graphopt_fused, graphopt_product, FullyConnected, Concat, slices of one array, Embedding. */
-  enum Kind { kFused, kProduct, kDense, kJoin, kCut, kLookup };
+  /* graphopt_fused, graphopt_product, FullyConnected, Concat, slices of one array, Embedding, BatchNorm. */
+  enum Kind { kFused, kProduct, kDense, kJoin, kCut, kLookup, kNorm };
 
   struct Place {
     TBlob blob;
@@ -97,7 +98,7 @@ class SmallGraph {
     return found;
   }
 
-  static void Run(const Node& node, const Places& places) {
+  static void Run(const Node& node, const Places& places, bool is_train) {
     const std::vector<TBlob> in = BlobsAt(places, node.in), out = BlobsAt(places, node.out);
     const std::vector<OpReqType> requests(out.size(), mxnet::kWriteTo);
     if (node.kind == kProduct) return ComputeProduct(node.attrs, in, requests, out, 1);
@@ -105,6 +106,7 @@ class SmallGraph {
     if (node.kind == kJoin) return node.parts.Copy<true>(out[0], in.data(), in.size());
     if (node.kind == kCut) return node.parts.Copy<false>(in[0], out.data(), out.size());
     if (node.kind == kLookup) return LookUp(in[0], in[1], out[0]);
+    if (node.kind == kNorm) return SmallNorm(node.attrs, in, out).Forward(is_train);
     Call call;
     call.plan = node.plan;
     for (const TBlob& blob : in) call.in.push_back(&blob);
@@ -148,7 +150,7 @@ class SmallInference : public SmallGraph {
     for (const auto& [number, array] : fixed_) Find(number, array, true);
     if (!memory_) memory_.reset(new char[own_bytes_ + kLineBytes]);
     Settle(Aligned<char>(memory_.get()), &places_);
-    for (const Node& node : nodes_) SmallGraph::Run(node, places_);
+    for (const Node& node : nodes_) SmallGraph::Run(node, places_, false);
   }
 
  private:

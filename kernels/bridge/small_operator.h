@@ -104,14 +104,14 @@ bool SmallBackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector
 /* A call of either, as the engine runs it. */
 struct SmallCall {
   const SmallTraining& graph;
-  bool is_backward;
+  bool is_backward, is_train;
   std::vector<NDArray> in, out;
   std::vector<OpReqType> requests;
 };
 
-void RunSmall(const SmallTraining& graph, bool is_backward, const std::vector<TBlob>& in,
+void RunSmall(const SmallTraining& graph, bool is_backward, bool is_train, const std::vector<TBlob>& in,
               const std::vector<OpReqType>& requests, const std::vector<TBlob>& out) {
-  if (!is_backward) return graph.Forward(in, out);
+  if (!is_backward) return graph.Forward(in, out, is_train);
   const auto first = in.begin() + graph.outputs(), behind = first + graph.inputs();
   graph.Backward(in.data(), {first, behind}, {behind, in.end()}, requests, out);
 }
@@ -122,33 +122,45 @@ void RunPushed(void*, void* given) {
   for (const NDArray& array : made.in) plain.push_back(InPlainOrder(array));
   for (size_t i = 0; i < made.out.size(); ++i)
     if (made.requests[i] != mxnet::kNullOp) PutInPlainOrder(made.out[i]);
-  RunSmall(made.graph, made.is_backward, BlobsOf(plain), made.requests, BlobsOf(made.out));
+  RunSmall(made.graph, made.is_backward, made.is_train, BlobsOf(plain), made.requests, BlobsOf(made.out));
 }
 
-void CallSmall(const NodeAttrs& attrs, bool is_backward, const std::vector<NDArray>& in,
+/* Where in backward's inputs those of forward begin. */
+uint32_t FirstInput(const NodeAttrs& attrs) { return SmallVisible(attrs); }
+
+std::vector<uint32_t> SmallWrites(const NodeAttrs& attrs) {
+  std::vector<uint32_t> found = SmallGraphs::Of(attrs).Written();
+  for (uint32_t& input : found) input += FirstInput(attrs);
+  return found;
+}
+
+void CallSmall(const NodeAttrs& attrs, bool is_backward, bool is_train, const std::vector<NDArray>& in,
                const std::vector<OpReqType>& requests, const std::vector<NDArray>& out) {
   if (!AreDense(in) || !AreDense(out))
     return RunOnEngine(std::string(is_backward ? kSmallBackward : kSmall) + kOnEngine,
                        {{"graph", AttributeOf(attrs, "graph")}, {"learns", TextOf(attrs, "learns", "False")}}, in,
                        requests, out);
-  Push(&RunPushed, new SmallCall{SmallGraphs::Of(attrs), is_backward, in, out, requests},
-       [](void* made) { delete static_cast<SmallCall*>(made); }, VariablesOf(in), VariablesOf(out), true, kSmall);
+  Variables written = VariablesOf(out);
+  if (is_backward)
+    for (uint32_t input : SmallWrites(attrs)) written.push_back(ChunkOf(in[input])->variable);
+  Push(&RunPushed, new SmallCall{SmallGraphs::Of(attrs), is_backward, is_train, in, out, requests},
+       [](void* made) { delete static_cast<SmallCall*>(made); }, VariablesOf(in), written, true, kSmall);
 }
 
-void SmallForward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<NDArray>& in,
+void SmallForward(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<NDArray>& in,
                   const std::vector<OpReqType>& requests, const std::vector<NDArray>& out) {
-  CallSmall(attrs, false, in, requests, out);
+  CallSmall(attrs, false, context.is_train, in, requests, out);
 }
 
 void SmallBackward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<NDArray>& in,
                    const std::vector<OpReqType>& requests, const std::vector<NDArray>& out) {
-  CallSmall(attrs, true, in, requests, out);
+  CallSmall(attrs, true, false, in, requests, out);
 }
 
 template <bool kIsBackward>
-void SmallOnEngine(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& in,
+void SmallOnEngine(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<TBlob>& in,
                    const std::vector<OpReqType>& requests, const std::vector<TBlob>& out) {
-  RunSmall(SmallGraphs::Of(attrs), kIsBackward, in, requests, out);
+  RunSmall(SmallGraphs::Of(attrs), kIsBackward, context.is_train, in, requests, out);
 }
 
 std::vector<NodeEntry> SmallGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
@@ -183,6 +195,7 @@ void RegisterSmall() {
     op->get_num_outputs = LegacyFunction(&SmallInputs);
     SetAttribute<mxnet::FInferShape>(*op, "FInferShape", LegacyFunction(&SmallBackwardShape));
     SetAttribute<nnvm::FInferType>(*op, "FInferType", LegacyFunction(&SmallBackwardType));
+    SetAttribute<nnvm::FMutateInputs>(*op, "FMutateInputs", LegacyFunction(&SmallWrites));
   }
   SetAttribute<mxnet::FComputeEx>(forward, "FComputeEx<cpu>", LegacyFunction(&SmallForward));
   SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&SmallGradient));

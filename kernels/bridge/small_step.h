@@ -27,7 +27,7 @@ void RunStep(const SmallStep& step) {
   for (const NDArray& array : step.in) plain.push_back(InPlainOrder(array));
   for (const NDArray& array : step.out) PutInPlainOrder(array);
   const std::vector<TBlob> in = BlobsOf(plain), out = BlobsOf(step.out);
-  step.graph.Forward(in, out);
+  step.graph.Forward(in, out, true);
   std::vector<OpReqType> requests;
   std::vector<TBlob> gradients, heads = out;
   for (size_t i = 0; i < in.size(); ++i) {
@@ -62,6 +62,7 @@ void PushStep(const SmallTraining& graph, void** inputs, void** gradients, void*
   Variables read = VariablesOf(step->in), written = VariablesOf(step->out);
   for (const NDArray& gradient : step->gradients)
     if (!gradient.is_none()) written.push_back(ChunkOf(gradient)->variable);
+  for (uint32_t input : graph.Written()) written.push_back(ChunkOf(step->in[input])->variable);
   AddVariables(*step->update, &read, &written);
   Push([](void*, void* given) { RunStep(*static_cast<SmallStep*>(given)); }, step.release(),
        [](void* given) { delete static_cast<SmallStep*>(given); }, read, written, true, "graphopt_step");

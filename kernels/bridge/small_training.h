@@ -29,9 +29,19 @@ class SmallTraining : public SmallGraph {
   int64_t stash_floats() const { return (own_bytes_ + kLineBytes) / sizeof(float); }
 
   /* `out`: the outputs, and behind them the stash; without that it is memory of this thread. */
-  void Forward(const std::vector<TBlob>& in, const std::vector<TBlob>& out) const {
+  void Forward(const std::vector<TBlob>& in, const std::vector<TBlob>& out, bool is_train) const {
     const Places places = Placed(in, out.data(), StashIn(out));
-    for (const Node& node : nodes_) Run(node, places);
+    for (const Node& node : nodes_) Run(node, places, is_train);
+  }
+
+  /* Which inputs backward writes: moving statistics. */
+  std::vector<uint32_t> Written() const {
+    std::vector<uint32_t> found;
+    for (const Node& node : nodes_)
+      if (node.kind == kNorm)
+        for (int i : {SmallNorm::kMovingMean, SmallNorm::kMovingVariance})
+          found.push_back(static_cast<uint32_t>(InputOf(RootOf(node.in[i]))));
+    return found;
   }
 
   /* `heads`: gradients of the outputs; `out` as forward made them; `gradients`: those of the inputs. */
@@ -159,6 +169,7 @@ class SmallTraining : public SmallGraph {
       case kJoin: return BackJoin(node, heads[0], pass);
       case kCut: return BackCut(node, heads, pass);
       case kLookup: return BackLookup(node, heads[0], pass);
+      case kNorm: return BackNorm(node, heads[0], pass);
       default: return BackFused(node, heads, pass);
     }
   }
@@ -191,6 +202,19 @@ class SmallTraining : public SmallGraph {
     if (request == mxnet::kWriteTo) std::memset(to.dptr_, 0, Bytes(to));
     if (request != mxnet::kNullOp) AddLookedUp(pass->places[node.in[0]].blob, head, to);
     if (Take(node.in[0], pass, &to) == mxnet::kWriteTo) std::memset(to.dptr_, 0, Bytes(to));
+  }
+
+  void BackNorm(const Node& node, const TBlob& head, Pass* pass) const {
+    constexpr int kLearned = 3;  // data, gamma and beta
+    float* at[kLearned];
+    bool adds[kLearned];
+    for (int i = 0; i < kLearned; ++i) {
+      TBlob to;
+      adds[i] = Take(node.in[i], pass, &to) == mxnet::kAddTo;
+      at[i] = static_cast<float*>(to.dptr_);
+    }
+    const std::vector<TBlob> in = BlobsAt(pass->places, node.in), out = BlobsAt(pass->places, node.out);
+    SmallNorm(node.attrs, in, out).Backward(static_cast<const float*>(head.dptr_), at, adds);
   }
 
   /* What `make` writes is added to an array. */

@@ -483,3 +483,43 @@ def test_layers_and_kernels_that_read_an_array_twice() -> None:
         learnt(graphopt.optimize(views), noise(8), noise(2, 4)),
         learnt(views, noise(8), noise(2, 4)),
     )
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (1, 6), (5, 6, 3), (2, 6, 3, 2)])
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("train_mode", [True, False])
+def test_batch_norm(shape: tuple[int, ...], request_: str, train_mode: bool) -> None:
+    found = []
+    for is_fast in (False, True):
+        mx.random.seed(5)
+        net = nn.HybridSequential(prefix="norm_")
+        with net.name_scope():
+            net.add(nn.BatchNorm(in_channels=6, epsilon=1e-3, momentum=0.7), nn.Activation("tanh"))
+            net.add(nn.BatchNorm(in_channels=6, use_global_stats=True))
+        net.initialize()
+        params = [p for _, p in sorted(net.collect_params().items())]
+        for seed, p in enumerate(params):
+            p.set_data(mx.nd.abs(noise(*p.shape, seed=seed)) + 0.1)
+        one = graphopt.optimize(net, strict=True) if is_fast else net
+        net.hybridize()
+        x, slope = noise(*shape), mx.nd.ones(shape)
+        mx.autograd.mark_variables([x], [slope], request_)
+        results = []
+        for _ in range(3):
+            with mx.autograd.record(train_mode=train_mode):
+                y = one(x)
+            y.backward(noise(*shape, seed=9), train_mode=train_mode)
+            results += [y.asnumpy(), slope.asnumpy(), *(p.data().asnumpy() for p in params)]
+            results += [p.grad().asnumpy() for p in params if p.grad_req != "null"]
+        results.append(one(x).asnumpy())
+        found.append(results)
+    for got, want in zip(*reversed(found), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 if shape[0] == 1 else 1e-4)
+    assert "runs on: calling thread" in one.explain()
+
+
+def test_other_batch_norms_are_not_run_by_the_caller() -> None:
+    for layer in (nn.BatchNorm(axis=-1, in_channels=8), nn.BatchNorm(scale=False, in_channels=4)):
+        layer.initialize()
+        lifted = graphopt.lift(layer, {"data": (2, 4, 8)})
+        assert not learns_by_caller(in_kernels(lifted, learns=True))

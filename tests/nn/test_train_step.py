@@ -136,6 +136,10 @@ def test_several_inputs_and_classes() -> None:
     data = [noise(4, 6), noise(4, 2, seed=3)]
     step = compare(Critic(), loss.SoftmaxCELoss(), data, [mx.nd.array([0, 2, 1, 1])])
     assert SMALL in step.explain()
+    norm = compare(
+        layers(nn.BatchNorm(in_channels=16)), loss.L2Loss(), [noise(4, 6)], [noise(4, 3, seed=1)]
+    )
+    assert SMALL in norm.explain()
     weights = [noise(4, 3, seed=1), noise(4, 1, seed=2)]  # of samples
     assert SMALL in compare(Critic(), loss.HuberLoss(), data, weights).explain()
 
@@ -143,11 +147,11 @@ def test_several_inputs_and_classes() -> None:
 @pytest.mark.parametrize(
     ("make", "rows"),
     [
-        (lambda: layers(nn.BatchNorm(in_channels=16)), 4),  # no small node
+        (lambda: layers(nn.BatchNorm(scale=False, in_channels=16)), 4),  # no small node
         (lambda: layers(nn.Dense(256, in_units=16), nn.Dense(16, in_units=256)), 400),  # large
         (Plain, 4),
     ],
-    ids=["batch norm", "large", "plain Block"],
+    ids=["batch norm without scale", "large", "plain Block"],
 )
 def test_other_nets_by_mxnets_engine(make: Callable[[], Any], rows: int) -> None:
     sgd = ("sgd", {"learning_rate": 0.01})
