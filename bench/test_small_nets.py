@@ -15,7 +15,7 @@ from bench.peers.client import ROOT, Peers
 from bench.report import Record
 from bench.test_cnn_inference import separate_processes
 from bench.timing import figures, race, ratios
-from graphopt.backend.caller import in_kernels, learns_by_caller, runs_by_caller
+from graphopt.backend.small import in_kernels, learns_by_caller, runs_by_caller
 from graphopt.compat import import_mxnet
 from graphopt.demo import data, models
 from graphopt.demo.checking import infer, relative_error

@@ -11,7 +11,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
-from graphopt.passes.fusion.translate import POINTWISE
+from graphopt.passes.fusion.pointwise import POINTWISE
 from graphopt.passes.recurrence.sequences import erase_unused, extents, rejoin
 from graphopt.pipeline.base import Pass, PassContext
 

@@ -12,7 +12,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
-from graphopt.passes.fusion.translate import POINTWISE, ROWS
+from graphopt.passes.fusion.pointwise import POINTWISE
+from graphopt.passes.fusion.rows import ROWS
 from graphopt.passes.recurrence import sequences
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.build import Chain as Over

@@ -12,173 +12,24 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from graphopt.backend.arrays import Alike
 from graphopt.backend.engines import unlocked_in_children
+from graphopt.backend.small import KINDS, VIEWS, root_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
-from graphopt.ir.attrs import Attrs, to_mxnet
+from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, DENSE, FUSED, PRODUCT, Node, Value
+from graphopt.ir.node import CONSTANT, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels import bridge
-from graphopt.kernels.gradient import is_differentiable
-from graphopt.passes.fusion.fuse import alone
-from graphopt.passes.pack_products import PackProducts
-from graphopt.pipeline.base import Settings
-from graphopt.pipeline.manager import run_passes
 
-#: The most nodes, elements of all arrays that they write, and multiplications: at more, several
-#: threads would be faster.
-_MOST_NODES: Final = 64
-_MOST_ELEMENTS: Final = 1 << 17
-_MOST_MULTIPLICATIONS: Final = 1 << 22
-#: The same of a graph that learns, whose gradients take two times more.
-_MOST_LEARNING_MULTIPLICATIONS: Final = 1 << 21
-#: The most kernels that are compiled for this alone.
-_MOST_ALONE: Final = 4
-#: What a graph's arrays are for, and kinds of nodes; see kernels/bridge/small_graph.h.
+#: What a graph's arrays are for; see kernels/bridge/small_graph.h.
 _OWN, _READ, _MADE = range(3)
-_KINDS: Final = {
-    FUSED: 0,
-    PRODUCT: 1,
-    "FullyConnected": 2,
-    DENSE: 2,
-    "Concat": 3,
-    "SliceChannel": 4,
-    "slice_axis": 4,
-    "Embedding": 5,
-    "BatchNorm": 6,
-}
-#: Those that move numbers, and whose arrays so may be of any dtype.
-_MOVES: Final = frozenset({"Concat", "SliceChannel", "slice_axis", "Embedding"})
-#: The same numbers in another shape.
-_VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
-
-
-def runs_by_caller(graph: Graph) -> bool:
-    """Whether the thread that calls a graph for inference may run it. Linear."""
-    nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
-    if not 0 < len(nodes) <= _MOST_NODES or not all(_fits(graph, node) for node in nodes):
-        return False
-    written = [type_.size or 0 for node in nodes for type_ in node.types]
-    work = sum(_multiplications(graph, node) for node in nodes)
-    if sum(written) > _MOST_ELEMENTS or work > _MOST_MULTIPLICATIONS:
-        return False
-    roots = [_root(graph, value) for value in graph.outputs]
-    # What a call returns is computed there, in an array that nothing else is in.
-    return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
-
-
-def learns_by_caller(graph: Graph) -> bool:
-    """Whether the thread that calls a graph may run it forward and backward. Linear."""
-    nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
-    if not 0 < len(nodes) <= _MOST_NODES or not all(_learns(graph, node) for node in nodes):
-        return False
-    written = sum(type_.size or 0 for node in nodes for type_ in node.types)
-    work = sum(_multiplications(graph, node) for node in nodes)
-    if written > _MOST_ELEMENTS or work > _MOST_LEARNING_MULTIPLICATIONS:
-        return False
-    roots = [_root(graph, value) for value in graph.outputs]
-    return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
-
-
-def in_kernels(graph: Graph, *, learns: bool = False) -> Graph:
-    """A graph whose operators are kernels, one by one, where a thread of MXNet's engine needs none.
-
-    By themselves some are slower than MXNet's, or worth no kernel; but with one operator of MXNet's
-    in it, the whole graph would need a thread of MXNet's engine. What comes has no form in MXNet's
-    operators. Linear; graphs of too many nodes stay.
-
-    Args:
-        graph: frozen, and then its dense layers become products of ours, or to be trained.
-        learns: which of both.
-    """
-    if len(graph) > _MOST_NODES + len(graph.inputs):
-        return graph
-    if not learns:
-        graph = run_passes(graph, (PackProducts(),), Settings("inference", frozen=True), None).graph
-    copy = graph.copy()
-    made: set[str] = set()
-    kept = {CONSTANT, *_KINDS} - (set() if learns else {"BatchNorm"})
-    for node in graph:
-        if node.is_input or canonical(node.op) in kept or node.after:
-            continue
-        spec = alone(graph, node)
-        if spec is None or (learns and not is_differentiable(spec)):
-            continue
-        if len(made | {str(spec)}) <= _MOST_ALONE:
-            made.add(str(spec))
-            inputs = tuple(dict.fromkeys(node.inputs))
-            copy.update(node.but(op=FUSED, inputs=inputs, attrs=Attrs(spec=str(spec))))
-    return copy
-
-
-def _fits(graph: Graph, node: Node) -> bool:
-    types = (*map(graph.type_of, node.inputs), *node.types)
-    if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
-        return False
-    op = canonical(node.op)
-    if op == PRODUCT:
-        return all(type_.dtype == "float32" for type_ in types)
-    return op == FUSED or op in _MOVES or (op in _VIEWS and len(node.inputs) == 1)
-
-
-def _learns(graph: Graph, node: Node) -> bool:
-    types = (*map(graph.type_of, node.inputs), *node.types)
-    if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
-        return False
-    op = canonical(node.op)
-    if op == FUSED:
-        # Gradients of two views of one array would be written to one place at once.
-        roots = [_root(graph, value) for value in node.inputs]
-        return len({*roots}) == len(roots)
-    if op in ("FullyConnected", DENSE):
-        return all(type_.dtype == "float32" for type_ in types)
-    if op == "BatchNorm":
-        return _learns_norm(node, types)
-    if op in _MOVES:
-        table = graph.type_of(node.inputs[-1])
-        return node.type.dtype in ("float32", "float64") and not (
-            op == "Embedding"
-            and (bool(node.attrs.get("sparse_grad")) or (table.size or 0) > _MOST_ELEMENTS)
-        )
-    return op in _VIEWS and len(node.inputs) == 1
-
-
-def _learns_norm(node: Node, types: Sequence[TensorType]) -> bool:
-    """Whether a BatchNorm is along axis 1, of what the bridge computes."""
-    axis, rank = int(node.attrs.get("axis", 1)), node.type.rank or 0
-    return (
-        len(node.types) == 1
-        and all(type_.dtype == "float32" for type_ in types)
-        and rank > 1
-        and axis % rank == 1
-        and not bool(node.attrs.get("fix_gamma", True))
-    )
-
-
-def _multiplications(graph: Graph, node: Node) -> int:
-    if canonical(node.op) not in (PRODUCT, DENSE, "FullyConnected"):
-        return 0
-    units = (node.type.shape or (1,))[-1] or 1
-    depth = (graph.type_of(node.inputs[0]).size or 0) * units // (node.type.size or 1)
-    return (node.type.size or 0) * depth
-
-
-def _root(graph: Graph, value: Value) -> Value:
-    """What a value is a view of."""
-    while canonical(graph[value.node].op) in _VIEWS:
-        value = graph[value.node].inputs[0]
-    return value
-
-
-def _is_read_only(graph: Graph, value: Value) -> bool:
-    return graph[value.node].is_input or graph[value.node].op == CONSTANT
 
 
 class _Layout:
@@ -204,7 +55,7 @@ class _Layout:
             array = fixed.get(leaf.name)
             handle = None if array is None else array.handle
             self._numbers[leaf.out()] = self._array(leaf.type, _READ, handle)
-        self.made = [_root(graph, value) for value in graph.outputs]
+        self.made = [root_of(graph, value) for value in graph.outputs]
         for value in self.made:
             self._numbers[value] = self._array(graph.type_of(value), _MADE)
         for node in graph.topological():
@@ -219,7 +70,7 @@ class _Layout:
         return int(add(self.handle, code, extents, len(extents), role, fixed))
 
     def _add(self, graph: Graph, node: Node) -> None:
-        if canonical(node.op) in _VIEWS:
+        if canonical(node.op) in VIEWS:
             extents, of = _extents(node.type), self._numbers[node.inputs[0]]
             self._numbers[node.out()] = self.library.graphopt_graph_view(
                 self.handle, of, extents, len(extents)
@@ -237,7 +88,7 @@ class _Layout:
         texts = _attributes(graph, node)
         if self.library.graphopt_graph_node(
             self.handle,
-            _KINDS[canonical(node.op)],
+            KINDS[canonical(node.op)],
             node.name.encode(),
             _texts(texts),
             _texts(texts.values()),
@@ -250,7 +101,7 @@ class _Layout:
 
 
 class CallerEngine:
-    """Runs a graph that :func:`runs_by_caller` allows.
+    """Runs a graph that :func:`graphopt.backend.small.runs_by_caller` allows.
 
     One call at a time runs, and returns when it is done.
     """
@@ -308,10 +159,10 @@ class CallerEngine:
 
 
 class LearningEngine:
-    """Runs a graph that :func:`learns_by_caller` allows; recorded by autograd when it records.
+    """Runs a graph that :func:`graphopt.backend.small.learns_by_caller` allows.
 
-    Autograd has one operator of it, and its gradients another, which the thread that calls MXNet
-    runs where their arrays are there (kernels/bridge/small_operator.h).
+    Autograd, when it records, has one operator of it, and its gradients another, which the thread
+    that calls MXNet runs where their arrays are there (kernels/bridge/small_operator.h).
     """
 
     def __init__(self, graph: Graph, name: str, *, numpy: bool) -> None:

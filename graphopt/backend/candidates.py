@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from graphopt.backend.caller import (
-    CallerEngine,
-    LearningEngine,
-    in_kernels,
-    learns_by_caller,
-    runs_by_caller,
-)
+from graphopt.backend.caller import CallerEngine, LearningEngine
 from graphopt.backend.choice import (
     CACHED_OP,
     CACHED_OP_ONEDNN,
@@ -40,6 +34,7 @@ from graphopt.backend.passing import hands_on_gradients
 from graphopt.backend.pools import Pools
 from graphopt.backend.products import has_products, with_packed_products
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
+from graphopt.backend.small import in_kernels, learns_by_caller, runs_by_caller
 from graphopt.backend.step import StepEngine
 from graphopt.backend.symbol import to_symbol
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse

@@ -74,7 +74,7 @@ def rule_of(optimizer: Any) -> Rule | str:
     kind = type(optimizer)
     name = kind.__name__
     make = _RULES.get(name)
-    if make is None or kind.__module__ != "mxnet.optimizer.optimizer":
+    if make is None or kind.__module__ != _MODULES.get(name, "mxnet.optimizer.optimizer"):
         return f"optimizer {name} has no kernel"
     clip = optimizer.clip_gradient
     if clip is not None and not clip > 0:
@@ -160,6 +160,12 @@ def _adam(x: Any) -> Sequence[Term]:
     return x.weight - x.lr * mean / (var.sqrt() + x.epsilon), mean, var
 
 
+def _bert_adam(x: Any) -> Sequence[Term]:
+    grad = _scaled(x)
+    mean, var = _mean(x.beta1, x.mean, grad), _mean(x.beta2, x.var, grad * grad)
+    return x.weight - x.lr * (mean / (var.sqrt() + x.epsilon) + x.wd * x.weight), mean, var
+
+
 def _adamax(x: Any) -> Sequence[Term]:
     grad = _decayed(x)
     mean = _mean(x.beta1, x.mean, grad, x.rest_beta1)
@@ -243,6 +249,13 @@ def _of_rms_prop(optimizer: Any) -> Rule:
     return Rule(_rms_prop, ("squares",), ("gamma1", "epsilon", *bound))
 
 
+def _of_bert_adam(optimizer: Any) -> Rule | str:
+    scale = float(optimizer.rescale_grad)
+    if not math.isfinite(scale) or scale == 0:  # then it updates nothing
+        return f"rescale_grad={scale} skips the update"
+    return Rule(_bert_adam, ("mean", "var"), (*_BETAS, "epsilon"))
+
+
 def _always(rule: Rule) -> Callable[[Any], Rule]:
     return lambda optimizer: rule
 
@@ -269,12 +282,16 @@ _RULES: Final[dict[str, Callable[[Any], Rule | str]]] = {
             _ada_delta, ("squares", "steps"), ("rho", "rest_rho", "epsilon"), ("wd",), rounds=False
         )
     ),
+    "BERTAdam": _of_bert_adam,
     "RMSProp": _of_rms_prop,
     "Ftrl": _always(Rule(_ftrl, ("z", "squares"), ("lamda1", "beta"))),
     "FTML": _always(
         Rule(_ftml, ("d", "var", "z"), (*_BETAS, "epsilon"), ("lr", "wd", "bias1", "bias2"))
     ),
 }
+
+#: Of optimizers that are not MXNet's own.
+_MODULES: Final = {"BERTAdam": "gluonnlp.optimizer.bert_adam"}
 
 
 def _adam_numbers(optimizer: Any, lr: float, wd: float, count: int) -> tuple[float, ...]:

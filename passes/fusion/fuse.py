@@ -18,16 +18,11 @@ from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.spec import KernelSpec
 from graphopt.passes.fusion.group_norm import with_groups_as_axes
 from graphopt.passes.fusion.groups import Groups
+from graphopt.passes.fusion.operators import FLOATS, NO_SPAN, Span
+from graphopt.passes.fusion.pointwise import POINTWISE
 from graphopt.passes.fusion.region import operators, replace_region, results
-from graphopt.passes.fusion.translate import (
-    FLOATS,
-    NO_SPAN,
-    POINTWISE,
-    ROWS,
-    Span,
-    is_number,
-    region_spec,
-)
+from graphopt.passes.fusion.rows import ROWS
+from graphopt.passes.fusion.translate import is_number, region_spec
 from graphopt.passes.fusion.worth import why_not_worth
 from graphopt.pipeline.base import PassContext
 from graphopt.rewrite.substitute import transplant

@@ -11,8 +11,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
+from graphopt.passes.fusion.pointwise import POINTWISE
 from graphopt.passes.fusion.region import origin_of
-from graphopt.passes.fusion.translate import POINTWISE
 
 #: Pointwise operators that look at the shape of what they read.
 _SHAPED = frozenset(

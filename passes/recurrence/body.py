@@ -19,7 +19,8 @@ from graphopt.ir.node import Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.kernels.recurrence.spec import Map, Part, Product, RecurrenceSpec, Ref, Step, Term
 from graphopt.kernels.spec import Arg, Builder, Operand
-from graphopt.passes.fusion.translate import POINTWISE, ROWS, prepared
+from graphopt.passes.fusion.pointwise import POINTWISE, prepared
+from graphopt.passes.fusion.rows import ROWS
 
 _SUMS = frozenset({"elemwise_add", "broadcast_add", "_npi_add", "add_n"})
 _PRODUCTS = frozenset({"FullyConnected", "dot"})

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import graphopt
-from graphopt.backend import caller
-from graphopt.backend.caller import CallerEngine, in_kernels, runs_by_caller
+from graphopt.backend import small as small_graphs
+from graphopt.backend.caller import CallerEngine
 from graphopt.backend.choice import CALLER
 from graphopt.backend.lower import Lowered, lower
+from graphopt.backend.small import in_kernels, runs_by_caller
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.attrs import Attrs
@@ -150,7 +151,7 @@ def test_what_is_not_run_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     one = parse(text)  # not fused by itself
     assert not runs_by_caller(one)
     assert small(one)
-    monkeypatch.setattr(caller, "_MOST_ALONE", 0)
+    monkeypatch.setattr(small_graphs, "_MOST_ALONE", 0)
     assert not small(one)
 
 

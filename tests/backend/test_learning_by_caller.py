@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import graphopt
-from graphopt.backend.caller import LearningEngine, in_kernels, learns_by_caller
+from graphopt.backend.caller import LearningEngine
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.lower import lower
+from graphopt.backend.small import in_kernels, learns_by_caller
 from graphopt.compat import import_mxnet
 
 mx = import_mxnet()

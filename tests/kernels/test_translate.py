@@ -19,14 +19,10 @@ from graphopt.ir.types import TensorType
 from graphopt.kernels.gradient import differentiate, is_differentiable
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import KernelSpec, parse
-from graphopt.passes.fusion.translate import (
-    POINTWISE,
-    ROWS,
-    Span,
-    broadcast_axes,
-    output_axes,
-    region_spec,
-)
+from graphopt.passes.fusion.operators import Span
+from graphopt.passes.fusion.pointwise import POINTWISE
+from graphopt.passes.fusion.rows import ROWS
+from graphopt.passes.fusion.translate import broadcast_axes, output_axes, region_spec
 
 # Kinks, ties, halves, signed zero, both signs.
 POINTS = np.array(

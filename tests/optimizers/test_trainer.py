@@ -112,6 +112,36 @@ def _arrays(state: Any) -> list[Any]:
     return list(state) if isinstance(state, (tuple, list)) else [state]
 
 
+def test_gluonnlps_optimizer() -> None:
+    """A stand-in for it, by the operator of MXNet that it calls."""
+
+    class BERTAdam(mx.optimizer.Adam):  # type: ignore[misc, name-defined]
+        __module__ = "gluonnlp.optimizer.bert_adam"
+
+        def update(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+            self._update_count(index)
+            rates = {"eta": self._get_lr(index), "wd": self._get_wd(index), "lr": 1}
+            numbers = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+            scale = mx.nd.full((1,), self.rescale_grad)
+            if self.clip_gradient:
+                numbers["clip_gradient"] = self.clip_gradient
+            mx.nd.contrib.adamw_update(
+                weight, grad, *state, rescale_grad=scale, out=weight, **rates, **numbers
+            )
+
+    for more in ({"wd": 0.1}, {"clip_gradient": 0.1}):
+        plain, fast = pair(lambda p, m=more: mx.gluon.Trainer(p, BERTAdam(learning_rate=0.05, **m)))
+        assert_same(train(*plain), train(*fast), 2e-6)
+        assert fast[1].explain() == "BERTAdam: one kernel updates 4 of 4 weights"
+    loose = graphopt.optimize(mx.gluon.Trainer(parameters(), BERTAdam()))
+    give_gradients(loose._params, 0)
+    loose._scale = float("nan")
+    before = [p.data().asnumpy() for p in loose._params]
+    loose.step(1)
+    assert_same(before, [p.data().asnumpy() for p in loose._params], 0)
+    assert "rescale_grad=nan skips the update" in loose.explain()
+
+
 def test_adam_is_that_of_the_paper() -> None:
     """Against numpy in float64: Kingma and Ba, 2015, with MXNet's place of epsilon."""
     params = parameters()

@@ -1,0 +1,167 @@
+"""Which graphs are small: computing them takes less than waking a thread of MXNet's engine.
+
+They are run by the thread that calls them (:mod:`graphopt.backend.caller`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from graphopt.ir.attrs import Attrs
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONSTANT, DENSE, FUSED, PRODUCT, Node, Value
+from graphopt.ir.ops import canonical
+from graphopt.ir.types import TensorType
+from graphopt.kernels.gradient import is_differentiable
+from graphopt.passes.fusion.fuse import alone
+from graphopt.passes.pack_products import PackProducts
+from graphopt.pipeline.base import Settings
+from graphopt.pipeline.manager import run_passes
+
+#: The most nodes, elements of all arrays that they write, and multiplications: at more, several
+#: threads would be faster.
+_MOST_NODES: Final = 64
+_MOST_ELEMENTS: Final = 1 << 17
+_MOST_MULTIPLICATIONS: Final = 1 << 22
+#: The same of a graph that learns, whose gradients take two times more.
+_MOST_LEARNING_MULTIPLICATIONS: Final = 1 << 21
+#: The most kernels that are compiled for this alone.
+_MOST_ALONE: Final = 4
+#: Operators that the bridge's graphs have nodes for; the number of the kind.
+KINDS: Final = {
+    FUSED: 0,
+    PRODUCT: 1,
+    "FullyConnected": 2,
+    DENSE: 2,
+    "Concat": 3,
+    "SliceChannel": 4,
+    "slice_axis": 4,
+    "Embedding": 5,
+    "BatchNorm": 6,
+}
+#: Those that move numbers, and whose arrays so may be of any dtype.
+_MOVES: Final = frozenset({"Concat", "SliceChannel", "slice_axis", "Embedding"})
+#: Those that have the same numbers in another shape.
+VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
+
+
+def runs_by_caller(graph: Graph) -> bool:
+    """Whether the thread that calls a graph for inference may run it. Linear."""
+    nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
+    if not 0 < len(nodes) <= _MOST_NODES or not all(_fits(graph, node) for node in nodes):
+        return False
+    written = [type_.size or 0 for node in nodes for type_ in node.types]
+    work = sum(_multiplications(graph, node) for node in nodes)
+    if sum(written) > _MOST_ELEMENTS or work > _MOST_MULTIPLICATIONS:
+        return False
+    roots = [root_of(graph, value) for value in graph.outputs]
+    # What a call returns is computed there, in an array that nothing else is in.
+    return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
+
+
+def learns_by_caller(graph: Graph) -> bool:
+    """Whether the thread that calls a graph may run it forward and backward. Linear."""
+    nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
+    if not 0 < len(nodes) <= _MOST_NODES or not all(_learns(graph, node) for node in nodes):
+        return False
+    written = sum(type_.size or 0 for node in nodes for type_ in node.types)
+    work = sum(_multiplications(graph, node) for node in nodes)
+    if written > _MOST_ELEMENTS or work > _MOST_LEARNING_MULTIPLICATIONS:
+        return False
+    roots = [root_of(graph, value) for value in graph.outputs]
+    return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
+
+
+def in_kernels(graph: Graph, *, learns: bool = False) -> Graph:
+    """A graph whose operators are kernels, one by one, where a thread of MXNet's engine needs none.
+
+    By themselves some are slower than MXNet's, or worth no kernel; but with one operator of MXNet's
+    in it, the whole graph would need a thread of MXNet's engine. What comes has no form in MXNet's
+    operators. Linear; graphs of too many nodes stay.
+
+    Args:
+        graph: frozen, and then its dense layers become products of ours, or to be trained.
+        learns: which of both.
+    """
+    if len(graph) > _MOST_NODES + len(graph.inputs):
+        return graph
+    if not learns:
+        graph = run_passes(graph, (PackProducts(),), Settings("inference", frozen=True), None).graph
+    copy = graph.copy()
+    made: set[str] = set()
+    kept = {CONSTANT, *KINDS} - (set() if learns else {"BatchNorm"})
+    for node in graph:
+        if node.is_input or canonical(node.op) in kept or node.after:
+            continue
+        spec = alone(graph, node)
+        if spec is None or (learns and not is_differentiable(spec)):
+            continue
+        if len(made | {str(spec)}) <= _MOST_ALONE:
+            made.add(str(spec))
+            inputs = tuple(dict.fromkeys(node.inputs))
+            copy.update(node.but(op=FUSED, inputs=inputs, attrs=Attrs(spec=str(spec))))
+    return copy
+
+
+def _fits(graph: Graph, node: Node) -> bool:
+    types = (*map(graph.type_of, node.inputs), *node.types)
+    if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
+        return False
+    op = canonical(node.op)
+    if op == PRODUCT:
+        return all(type_.dtype == "float32" for type_ in types)
+    return op == FUSED or op in _MOVES or (op in VIEWS and len(node.inputs) == 1)
+
+
+def _learns(graph: Graph, node: Node) -> bool:
+    types = (*map(graph.type_of, node.inputs), *node.types)
+    if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
+        return False
+    op = canonical(node.op)
+    if op == FUSED:
+        # Gradients of two views of one array would be written to one place at once.
+        roots = [root_of(graph, value) for value in node.inputs]
+        return len({*roots}) == len(roots)
+    if op in ("FullyConnected", DENSE):
+        return all(type_.dtype == "float32" for type_ in types)
+    if op == "BatchNorm":
+        return _learns_norm(node, types)
+    if op in _MOVES:
+        table = graph.type_of(node.inputs[-1])
+        return node.type.dtype in ("float32", "float64") and not (
+            op == "Embedding"
+            and (bool(node.attrs.get("sparse_grad")) or (table.size or 0) > _MOST_ELEMENTS)
+        )
+    return op in VIEWS and len(node.inputs) == 1
+
+
+def _learns_norm(node: Node, types: Sequence[TensorType]) -> bool:
+    """Whether a BatchNorm is along axis 1, of what the bridge computes."""
+    axis, rank = int(node.attrs.get("axis", 1)), node.type.rank or 0
+    return (
+        len(node.types) == 1
+        and all(type_.dtype == "float32" for type_ in types)
+        and rank > 1
+        and axis % rank == 1
+        and not bool(node.attrs.get("fix_gamma", True))
+    )
+
+
+def _multiplications(graph: Graph, node: Node) -> int:
+    if canonical(node.op) not in (PRODUCT, DENSE, "FullyConnected"):
+        return 0
+    units = (node.type.shape or (1,))[-1] or 1
+    depth = (graph.type_of(node.inputs[0]).size or 0) * units // (node.type.size or 1)
+    return (node.type.size or 0) * depth
+
+
+def root_of(graph: Graph, value: Value) -> Value:
+    """What a value is a view of."""
+    while canonical(graph[value.node].op) in VIEWS:
+        value = graph[value.node].inputs[0]
+    return value
+
+
+def _is_read_only(graph: Graph, value: Value) -> bool:
+    return graph[value.node].is_input or graph[value.node].op == CONSTANT
