@@ -42,6 +42,8 @@ KINDS: Final = {
 }
 #: Those that move numbers, and whose arrays so may be of any dtype.
 _MOVES: Final = frozenset({"Concat", "SliceChannel", "slice_axis", "Embedding"})
+#: Dtypes of the numbers of rows that are looked up.
+_NUMBERS: Final = ("float16", "float32", "float64", "int32", "int64")
 #: Those that have the same numbers in another shape.
 VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
 
@@ -111,6 +113,8 @@ def _fits(graph: Graph, node: Node) -> bool:
     op = canonical(node.op)
     if op == PRODUCT:
         return all(type_.dtype == "float32" for type_ in types)
+    if op == "Embedding":
+        return types[0].dtype in _NUMBERS
     return op == FUSED or op in _MOVES or (op in VIEWS and len(node.inputs) == 1)
 
 
@@ -127,12 +131,14 @@ def _learns(graph: Graph, node: Node) -> bool:
         return all(type_.dtype == "float32" for type_ in types)
     if op == "BatchNorm":
         return _learns_norm(node, types)
+    if op == "Embedding" and (
+        types[0].dtype not in _NUMBERS
+        or bool(node.attrs.get("sparse_grad"))
+        or (types[1].size or 0) > _MOST_ELEMENTS
+    ):
+        return False
     if op in _MOVES:
-        table = graph.type_of(node.inputs[-1])
-        return node.type.dtype in ("float32", "float64") and not (
-            op == "Embedding"
-            and (bool(node.attrs.get("sparse_grad")) or (table.size or 0) > _MOST_ELEMENTS)
-        )
+        return node.type.dtype in ("float32", "float64")
     return op in VIEWS and len(node.inputs) == 1
 
 

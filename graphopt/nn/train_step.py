@@ -73,6 +73,7 @@ class TrainStep:
         self._parts = [
             block if isinstance(block, Optimized) else view(block, config) for block in (net, loss)
         ]
+        self._blocks = [original(block) for block in self._parts]
         self._config = config
         self._wholes: dict[tuple[int, int], Any] = {}
         self._small: dict[bytes, _SmallStep] = {}
@@ -91,39 +92,25 @@ class TrainStep:
         Raises:
             InputError: data or label is no NDArray.
         """
-        given = [*_arrays("data", data), *_arrays("label", label)]
+        read, labels = _arrays("data", data), _arrays("label", label)
+        given = read + labels
         size = given[0].shape[0] if batch_size is None else batch_size
-        told = told_of(given)
+        told = None if self._has_hooks() else told_of(given)
         known = None if told is None else self._small.get(told)
         if known is not None:
             found = known(given, size)
             if found is not None:
                 return found
-            del self._small[told]  # type: ignore[arg-type]
-        counts = len(given) - len(_arrays("label", label)), len(_arrays("label", label))
-        whole = self._whole(*counts)
-        entry = None
-        with self._mx.autograd.record():
-            if whole is None:
-                predicted = self._parts[0](*given[: counts[0]])
-                losses = self._parts[1](predicted, *given[counts[0] :])
-            else:
-                losses = whole(*given)
-                entry = whole.graphopt_state.compiled.entry(given)
+        losses, entry = self._recorded(read, labels)
         self._mx.autograd.backward(losses)
         self._trainer.step(size)
-        if entry is not None and told is not None:
-            small = _prepared(entry, self._trainer, given)
-            if small is not None:
-                if len(self._small) >= _MOST_TYPES:
-                    self._small.clear()
-                self._small[told] = small
+        if told is not None:
+            self._prepare(told, entry, given)
         return losses
 
     def explain(self) -> str:
         """What was done to net and loss, what updates the weights, and which thread runs it."""
-        wholes = list(self._wholes.values())
-        blocks = [whole for whole in wholes if whole is not None] or self._parts
+        blocks = list(self._wholes.values()) or self._parts
         lines = [block.explain() for block in blocks]
         lines.append(self._trainer.explain())
         if self._small:
@@ -131,17 +118,37 @@ class TrainStep:
             lines.append(f"the calling thread runs all of a step, for {count} types of inputs")
         return "\n".join(lines)
 
+    def _has_hooks(self) -> bool:
+        return any(block._forward_hooks or block._forward_pre_hooks for block in self._blocks)
+
+    def _recorded(self, data: list[Any], labels: list[Any]) -> tuple[Any, Entry | None]:
+        """The losses as autograd records them, and what was compiled for them as one graph."""
+        whole = self._whole(len(data), len(labels))
+        with self._mx.autograd.record():
+            if whole is None:
+                return self._parts[1](self._parts[0](*data), *labels), None
+            losses = whole(*data, *labels)
+            return losses, whole.graphopt_state.compiled.entry([*data, *labels])
+
     def _whole(self, data: int, labels: int) -> Any:
-        """Net and loss as one Block; ``None`` if they are none that MXNet traces."""
+        """Net and loss as one Block; ``None`` if that is none which MXNet traces as it is."""
+        hybrid = self._mx.gluon.HybridBlock
+        if self._has_hooks() or not all(isinstance(block, hybrid) for block in self._blocks):
+            return None
         if (data, labels) not in self._wholes:
-            blocks = [original(block) for block in self._parts]
-            traces = all(isinstance(block, self._mx.gluon.HybridBlock) for block in blocks)
-            hooks = [h for b in blocks for h in (*b._forward_hooks, *b._forward_pre_hooks)]
-            whole = None
-            if traces and not hooks:
-                whole = view(_with_loss()(*blocks, data), self._config)
-            self._wholes[data, labels] = whole
+            made = _with_loss()(*self._blocks, data)
+            self._wholes[data, labels] = view(made, self._config)
         return self._wholes[data, labels]
+
+    def _prepare(self, told: bytes, entry: Entry | None, given: list[Any]) -> None:
+        """Have the next step of that type run by the calling thread, if all of it is small."""
+        self._small.pop(told, None)
+        small = None if entry is None else _prepared(entry, self._trainer, given)
+        if small is None:
+            return
+        if len(self._small) >= _MOST_TYPES:
+            self._small.clear()
+        self._small[told] = small
 
 
 def _arrays(what: str, given: Any) -> list[Any]:

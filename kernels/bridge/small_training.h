@@ -67,7 +67,6 @@ class SmallTraining : public SmallGraph {
     char* room = nullptr;
     bool is_wanted = false;
     State state = State::kNone;
-    OpReqType first = mxnet::kWriteTo;  // how it is written first
   };
   struct Pass {
     Places places;

@@ -70,6 +70,19 @@ def layers() -> Net:
 NETS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "layers": (layers, (4, 16)),
     "one row": (layers, (1, 16)),
+    "joins, cuts and lookups": (
+        lambda: Net(
+            lambda self, F, x: F.concat(
+                F.reshape(self.words(F.slice_axis(x * 3, axis=1, begin=-3, end=-1)), (0, -1)),
+                F.split(x, 2, axis=1)[1],
+                self.out(x),
+                dim=-1,
+            ),
+            words=nn.Embedding(5, 4),
+            out=nn.Dense(6, in_units=4),
+        ),
+        (3, 4),
+    ),
     "views": (
         lambda: Net(
             lambda self, F, x: F.reshape(self.out(F.tanh(x)), (0, 3, 2)).expand_dims(1),

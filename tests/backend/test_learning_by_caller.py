@@ -90,7 +90,12 @@ def test_small_graphs_are_run_by_the_caller_and_others_are_not() -> None:
         graph_of(lambda F, x, w: F.reshape(x + w, (2, -1)), (4, 8), (4, 8)),
     ):
         assert learns_by_caller(in_kernels(graph, learns=True))
+    bytes_ = graphopt.parse(
+        "graph g(%x: u8[4], param %t: f32[9,2]) {"
+        " %y = Embedding(%x, %t) {input_dim=9, output_dim=2} : f32[4,2] return %y }"
+    )
     for graph in (
+        bytes_,
         graph_of(gate, (512, 512), (512,)),  # too large
         graph_of(lambda F, x, w: F.broadcast_add(F.exp(x), w), (1, 512), (512, 1)),  # its output
         graph_of(lambda F, x, w: F.dot(F.tanh(x), F.tanh(w)), (4, 8), (8, 4)),  # with MXNet's

@@ -252,6 +252,16 @@ def test_hooks_are_called() -> None:
         step(noise(4, 6), noise(4, 3))
     assert len(calls) == 3
     assert SMALL not in step.explain()
+    other = layers()
+    start(other)
+    step = graphopt.train_step(
+        other, loss.L2Loss(), mx.gluon.Trainer(other.collect_params(), "sgd")
+    )
+    step(noise(4, 6), noise(4, 3))
+    assert SMALL in step.explain()
+    other.register_forward_hook(lambda *_: calls.append(1))  # from now on
+    step(noise(4, 6), noise(4, 3))
+    assert len(calls) == 4
 
 
 def test_arrays_of_mx_np() -> None:
