@@ -34,11 +34,6 @@ class TorchOptimizer:
         self._optimizer.step()
         return []
 
-    def found(self) -> list:
-        """A number of each weight, after a step."""
-        self._optimizer.step()
-        return [weight.detach().flatten()[:1].numpy() for weight in self._weights]
-
 
 class TorchStep:
     """Steps of dense layers with tanh between them, by Adam and half the mean square of errors."""

@@ -55,8 +55,7 @@ class _Layout:
             array = fixed.get(leaf.name)
             handle = None if array is None else array.handle
             self._numbers[leaf.out()] = self._array(leaf.type, _READ, handle)
-        self.made = [root_of(graph, value) for value in graph.outputs]
-        for value in self.made:
+        for value in (root_of(graph, value) for value in graph.outputs):
             self._numbers[value] = self._array(graph.type_of(value), _MADE)
         for node in graph.topological():
             if not (node.is_input or node.op == CONSTANT):

@@ -232,7 +232,8 @@ class Candidates:
         form = self._form
         graph = in_kernels(form.graph, learns=True) if form.is_tuned else form.graph
         mx = import_mxnet()
-        if not learns_by_caller(graph) or bridge.why_not(mx) is not None or not fit(mx):
+        is_small = learns_by_caller(graph, exact=not form.is_tuned)
+        if not is_small or bridge.why_not(mx) is not None or not fit(mx):
             return {}
         specs = (str(node.attrs["spec"]) for node in graph if node.op == FUSED)
         prepare(specs, gradients=form.training)

@@ -5,7 +5,7 @@ They are run by the thread that calls them (:mod:`graphopt.backend.caller`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from graphopt.ir.attrs import Attrs
@@ -40,6 +40,8 @@ KINDS: Final = {
     "Embedding": 5,
     "BatchNorm": 6,
 }
+#: Those that MXNet's operators and the bridge's nodes round differently.
+_ROUNDS: Final = frozenset({"FullyConnected", DENSE, "BatchNorm"})
 #: Those that move numbers, and whose arrays so may be of any dtype.
 _MOVES: Final = frozenset({"Concat", "SliceChannel", "slice_axis", "Embedding"})
 #: Dtypes of the numbers of rows that are looked up.
@@ -50,28 +52,29 @@ VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
 
 def runs_by_caller(graph: Graph) -> bool:
     """Whether the thread that calls a graph for inference may run it. Linear."""
-    nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
-    if not 0 < len(nodes) <= _MOST_NODES or not all(_fits(graph, node) for node in nodes):
-        return False
-    written = [type_.size or 0 for node in nodes for type_ in node.types]
-    work = sum(_multiplications(graph, node) for node in nodes)
-    if sum(written) > _MOST_ELEMENTS or work > _MOST_MULTIPLICATIONS:
-        return False
-    roots = [root_of(graph, value) for value in graph.outputs]
-    # What a call returns is computed there, in an array that nothing else is in.
-    return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
+    return _is_small(graph, _fits, _MOST_MULTIPLICATIONS)
 
 
-def learns_by_caller(graph: Graph) -> bool:
-    """Whether the thread that calls a graph may run it forward and backward. Linear."""
+def learns_by_caller(graph: Graph, *, exact: bool = False) -> bool:
+    """Whether the thread that calls a graph may run it forward and backward. Linear.
+
+    ``exact``: nothing may round otherwise than MXNet's operators.
+    """
+    if exact and any(canonical(node.op) in _ROUNDS for node in graph):
+        return False
+    return _is_small(graph, _learns, _MOST_LEARNING_MULTIPLICATIONS)
+
+
+def _is_small(graph: Graph, fits: Callable[[Graph, Node], bool], multiplications: int) -> bool:
     nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
-    if not 0 < len(nodes) <= _MOST_NODES or not all(_learns(graph, node) for node in nodes):
+    if not 0 < len(nodes) <= _MOST_NODES or not all(fits(graph, node) for node in nodes):
         return False
     written = sum(type_.size or 0 for node in nodes for type_ in node.types)
     work = sum(_multiplications(graph, node) for node in nodes)
-    if written > _MOST_ELEMENTS or work > _MOST_LEARNING_MULTIPLICATIONS:
+    if written > _MOST_ELEMENTS or work > multiplications:
         return False
     roots = [root_of(graph, value) for value in graph.outputs]
+    # What a call returns is computed there, in an array that nothing else is in.
     return len({*roots}) == len(roots) and not any(_is_read_only(graph, root) for root in roots)
 
 

@@ -195,7 +195,6 @@ class _SmallStep:
             *(None if grad is None else grad.handle for grad in gradients)
         )
         self._library = _function()
-        self._base = import_mxnet().base
 
     def __call__(self, given: Sequence[Any], batch_size: int) -> Any:
         """The losses; ``None``, and nothing done, if it does not fit any more."""

@@ -109,21 +109,20 @@ class Freshness:
         """``arrays``: the weights."""
         self._library, self._count = _functions(), len(arrays)
         self._handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
-        self._all = b"\x01" * len(arrays)
 
     def of_all(self) -> bool:
         """Whether each of them has."""
-        found = ctypes.create_string_buffer(self._count)
-        if self._library.graphopt_fresh(self._handles, self._count, found):
+        found = self._library.graphopt_are_fresh(self._handles, self._count)
+        if found < 0:
             raise GraphoptError(self._library.graphopt_error().decode())
-        return found.raw == self._all
+        return bool(found)
 
 
 @cache
 def _functions() -> ctypes.CDLL:
     library = bridge.load(import_mxnet())
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.graphopt_fresh.argtypes = [pointer, number, ctypes.c_char_p]
+    library.graphopt_are_fresh.argtypes = [pointer, number]
     library.graphopt_update.argtypes = [
         *(ctypes.c_char_p, pointer, number, number),
         *(pointer, number, number),

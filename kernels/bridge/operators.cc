@@ -290,14 +290,13 @@ int64_t graphopt_graph_finish(void* graph, const int64_t* outputs, int count) {
   return graphopt::SmallGraphs::Add(std::move(made));
 }
 
-/* See update.h: whether weights have new gradients. */
-int graphopt_fresh(void** weights, int64_t count, uint8_t* fresh) {
+/* See update.h: whether all weights have new gradients; -1 where that failed. */
+int graphopt_are_fresh(void** weights, int64_t count) {
   try {
-    graphopt::WriteFresh(weights, count, fresh);
-    return 0;
+    return graphopt::AreFresh(weights, count);
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();
-    return 1;
+    return -1;
   }
 }
 

@@ -125,12 +125,10 @@ void RunPushed(void*, void* given) {
   RunSmall(made.graph, made.is_backward, made.is_train, BlobsOf(plain), made.requests, BlobsOf(made.out));
 }
 
-/* Where in backward's inputs those of forward begin. */
-uint32_t FirstInput(const NodeAttrs& attrs) { return SmallVisible(attrs); }
-
+/* Of backward, whose inputs have those of forward behind the gradients of outputs. */
 std::vector<uint32_t> SmallWrites(const NodeAttrs& attrs) {
   std::vector<uint32_t> found = SmallGraphs::Of(attrs).Written();
-  for (uint32_t& input : found) input += FirstInput(attrs);
+  for (uint32_t& input : found) input += SmallVisible(attrs);
   return found;
 }
 

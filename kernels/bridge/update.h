@@ -107,13 +107,14 @@ class UpdateRun {
 
 };
 
-/* Whether each weight has got a gradient since it was updated last. */
-void WriteFresh(void** weights, int64_t count, uint8_t* fresh) {
+/* Whether all weights have got gradients since they were updated last. */
+bool AreFresh(void** weights, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     int is_fresh = 0;
     if (MXNDArrayGetGradState(weights[i], &is_fresh) != 0) Fail(MXGetLastError());
-    fresh[i] = is_fresh != 0;
+    if (!is_fresh) return false;
   }
+  return true;
 }
 
 /* What a call from Python says of an update; see graphopt_update. */

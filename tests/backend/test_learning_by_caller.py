@@ -424,6 +424,13 @@ def test_precise_leaves_products_to_mxnet() -> None:
     want = trained(net, params, noise(4, 8), "write", (True, True))
     assert_same(trained(fast, params, noise(4, 8), "write", (True, True)), want)
     assert "calling thread" not in fast.explain()
+    for layer in (nn.Dense(3, in_units=8), nn.BatchNorm(in_channels=8)):
+        layer.initialize()
+        for precise in (False, True):
+            one = graphopt.optimize(layer, strict=True, precise=precise)
+            with mx.autograd.record():
+                one(noise(4, 8))
+            assert ("calling thread" in one.explain()) is not precise
 
 
 @pytest.mark.parametrize("request_", ["write", "add"])
