@@ -31,6 +31,7 @@ PASSES = {
     "parallelize-interleaved": "graphopt.passes.parallelize_interleaved:ParallelizeInterleaved",
     "replace-dropout": "graphopt.passes.replace_dropout:ReplaceDropout",
     "expand-lengths": "graphopt.passes.expand_lengths:ExpandLengths",
+    "fuse-loss-heads": "graphopt.passes.fuse_loss_heads:FuseLossHeads",
     "expand-pick": "graphopt.passes.expand_pick:ExpandPick",
     "reroll-recurrence": "graphopt.passes.reroll_recurrence:RerollRecurrence",
     "import-foreach": "graphopt.passes.import_foreach:ImportForeach",
@@ -65,7 +66,7 @@ _FUSE = (
 PIPELINES = {
     "none": "",
     "training": (
-        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,fuse-batch-norm,{_FUSE},replace-dropout,fuse-attention"
+        f"{_CLEAN},{_ROLL},remove-identities,eliminate-common-subexpressions,eliminate-dead-code,select-convolution,fuse-batch-norm,fuse-loss-heads,{_FUSE},replace-dropout,fuse-attention"
     ),
     # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (

@@ -30,6 +30,7 @@ JOBS = {
     "torch_mlp": ("torch",),
     "torch_expression": ("torch",),
     "torch_lstm": ("torch",),
+    "torch_module": ("torch",),
     "torch_optimizer": ("torch",),
     "torch_text": ("torch",),
     "torch_tree_package": ("torch", "treelstm"),

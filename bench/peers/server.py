@@ -455,6 +455,14 @@ def torch_optimizer(request: dict) -> object:
     return kinds[request["what"]](request)
 
 
+def torch_module(request: dict) -> object:
+    """A net of bench/peers/torch_modules.py."""
+    sys.path.insert(0, request["root"])
+    from bench.peers import torch_modules
+
+    return torch_modules.TorchModule(request)
+
+
 KINDS = {
     "graphopt_trees": MXNetTrees,
     "mxnet": MXNet,
@@ -465,6 +473,7 @@ KINDS = {
     "torch_expression": TorchExpression,
     "torch_lstm": TorchLstm,
     "torch_mlp": TorchMlp,
+    "torch_module": torch_module,
     "torch_optimizer": torch_optimizer,
     "torch_text": TorchText,
     "torch_tree_package": torch_trees,

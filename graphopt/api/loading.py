@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphopt.api.running import run
-from graphopt.backend.lower import Lowered, lower
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
-from graphopt.frontend.symbol import lift_symbol
+from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
+from graphopt.nn.building import build_graph
+from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
-from graphopt.pipeline.manager import Receipt, Result
+from graphopt.nn.following import Following
+from graphopt.pipeline.base import Mode
+from graphopt.pipeline.manager import Receipt
 
 if TYPE_CHECKING:
     from graphopt.memory.memory_plan import MemoryPlan
@@ -52,7 +54,7 @@ class Model:
             else mx.nd.array(value, dtype=value.dtype)
             for key, value in params.items()
         }
-        self._config = config
+        self.config = config
         self._name = name
         self._inputs: list[str] = symbol.list_inputs()
         _check_known(self.params, self._inputs)
@@ -63,8 +65,8 @@ class Model:
 
     def _forget(self) -> None:
         """Nothing is compiled."""
-        self._memory = ContextPools(self._config.max_shapes)
-        self._compiled: dict[Signature, tuple[Graph, Result, Lowered]] = {}
+        self._memory = ContextPools(self.config.max_shapes)
+        self._compiled: dict[Signature, tuple[Graph, Built | Following]] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,19 +99,27 @@ class Model:
         arrays = {name: _array(mx, value) for name, value in given.items()}
         if not arrays:
             raise InputError(f"no input given; the model takes {self._data}")
-        differentiating = mx.autograd.is_recording() or mx.autograd.is_training()
-        mode = self._config.graph_mode(differentiating=differentiating)
-        ctx = next(iter(arrays.values())).ctx
-        key = _key(mode, arrays, ctx)
+        found = self.built(arrays).run(arrays)
+        return found[0] if len(found) == 1 else found
+
+    def built(self, arrays: Mapping[str, Any]) -> Built | Following:
+        """What runs on such NDArrays, by name, as autograd's state is now; compiled if it was not.
+
+        Raises:
+            InputError: a parameter has no value, or another shape than the inputs call for.
+        """
+        autograd = import_mxnet().autograd
+        differentiating = autograd.is_recording() or autograd.is_training()
+        mode = self.config.graph_mode(differentiating=differentiating)
+        key = _key(mode, arrays, next(iter(arrays.values())).ctx)
         if key not in self._compiled:
             with self._lock:
                 self._add(key, arrays)
-        found = self._compiled[key][2].run(arrays)
-        return found[0] if len(found) == 1 else found
+        return self._compiled[key][1]
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
         """Per compiled signature (mode and input types), a receipt per pass."""
-        return {_title(key): result.receipts for key, (_, result, _) in self._compiled.items()}
+        return {_title(key): made.result.receipts for key, (_, made) in self._compiled.items()}
 
     def graph(self) -> Graph:
         """The optimized graph compiled last.
@@ -117,7 +127,7 @@ class Model:
         Raises:
             InputError: the model was not called yet.
         """
-        return self._last()[1].graph
+        return self._last()[1].result.graph
 
     def memory_plan(self) -> MemoryPlan:
         """The memory plan of what runs of the graph compiled last; nothing is run.
@@ -129,15 +139,17 @@ class Model:
         Raises:
             InputError: nothing was compiled yet, or MXNet cannot bind it for training.
         """
-        return self._last()[2].memory_plan()
+        return self._last()[1].lowered.memory_plan()
 
     def explain(self) -> str:
         """What was done, on which engine it runs, and why not more was done."""
         from graphopt.nn.explain import explain_result
 
         parts = [
-            "\n".join(explain_result(original, result, lowered.choice, _title(key)))
-            for key, (original, result, lowered) in self._compiled.items()
+            "\n".join(
+                explain_result(original, made.result, made.lowered.choice, _title(key), made.told)
+            )
+            for key, (original, made) in self._compiled.items()
         ]
         return "\n".join(parts) or "nothing compiled yet: it happens at the first call"
 
@@ -145,16 +157,16 @@ class Model:
         """Write an HTML report about the graph compiled last; returns the path."""
         from graphopt.api.reporting import write_report
 
-        original, _, lowered = self._last()
+        original, made = self._last()
         mode = next(reversed(self._compiled))[0]
         return write_report(
             original,
-            self._config.pipeline(mode),
+            self.config.pipeline(mode),
             path,
             mode=mode,
-            frozen=self._config.settings(mode).frozen,
+            frozen=made.frozen,
             title=original.name,
-            step=lowered.step_plan(),
+            step=made.lowered.step_plan(),
         )
 
     def export(self, path: str | Path, epoch: int = 0, *, kernels: bool = False) -> None:
@@ -170,10 +182,10 @@ class Model:
         """
         from graphopt.nn.exporting import write
 
-        lowered = self._last()[2]
+        lowered = self._last()[1].lowered
         write(str(path), epoch, lowered.exported(kernels=kernels), lowered.parameters())
 
-    def _last(self) -> tuple[Graph, Result, Lowered]:
+    def _last(self) -> tuple[Graph, Built | Following]:
         if not self._compiled:
             raise InputError("the model has no compiled graph yet: call it once first")
         return list(self._compiled.values())[-1]
@@ -182,49 +194,25 @@ class Model:
         aux = set(self.symbol.list_auxiliary_states())
         if self.params:
             return [n for n in self._inputs if n not in self.params and n not in aux]
-        return [node.name for node in lift_symbol(self.symbol).role("data")]
+        return data_names(self.symbol)
 
     def _add(self, key: Signature, arrays: Mapping[str, Any]) -> None:
         """Compile for a signature, once the memory of the largest shapes is taken."""
         mode, ctx, _ = key
-        if key not in self._compiled and mode == "training" and self._config.plans_memory:
+        if key not in self._compiled and mode == "training" and self.config.plans_memory:
             self._prepare_memory(arrays, ctx)
         if key not in self._compiled:
             self._compiled[key] = self._compile(mode, arrays, ctx)
 
     def _compile(
-        self, mode: Any, arrays: Mapping[str, Any], ctx: Any
-    ) -> tuple[Graph, Result, Lowered]:
-        settings = self._config.settings(mode)
-        shapes = {n: tuple(a.shape) for n, a in (self._typed_params() | dict(arrays)).items()}
-        dtypes = {n: np.dtype(a.dtype).name for n, a in arrays.items()}
-        dtypes |= {n: np.dtype(a.dtype).name for n, a in self._typed_params().items()}
+        self, mode: Mode, arrays: Mapping[str, Any], ctx: Any
+    ) -> tuple[Graph, Built | Following]:
+        params = {name: _on(array, ctx) for name, array in self._typed_params().items()}
+        shapes = {n: tuple(a.shape) for n, a in (params | dict(arrays)).items()}
+        dtypes = {n: np.dtype(a.dtype).name for n, a in (params | dict(arrays)).items()}
         graph = lift_symbol(self.symbol, shapes, dtypes, data=set(self._data), name=self._name)
-        feeds = {n: a.asnumpy() for n, a in (self._typed_params() | dict(arrays)).items()}
-        result = run(
-            graph,
-            self._config.pipeline(mode),
-            mode=mode,
-            frozen=settings.frozen,
-            precise=settings.precise,
-            strict=settings.strict,
-            device=ctx.device_type,
-            plans_memory=settings.plans_memory,
-            check=self._config.check,
-            feeds=feeds if self._config.check else None,
-        )
-        params = {name: _on(array, ctx) for name, array in self.params.items()}
-        lowered = lower(
-            result.graph,
-            params,
-            ctx,
-            training=mode == "training",
-            frozen=settings.frozen,
-            tune=not settings.precise,
-            memory=self._config.memory,
-            pools=self._memory.pools(ctx) if mode == "training" else None,
-        )
-        return graph, result, lowered
+        pools = self._memory.pools(ctx) if mode == "training" else None
+        return graph, build_graph(self.config, graph, params, arrays, ctx, mode, pools=pools)
 
     def _prepare_memory(self, arrays: Mapping[str, Any], ctx: Any) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
@@ -233,7 +221,7 @@ class Model:
             return
         try:
             compiled = self._compile("training", largest, ctx)
-            compiled[2].reserve(largest)
+            compiled[1].lowered.reserve(largest)
         except Exception as error:
             self._memory.forget(largest, ctx)
             if isinstance(error, InputError):

@@ -35,7 +35,9 @@ def optimize(
     Args:
         net: a Gluon Block, a Block subclass, a function that returns a Block, or a Symbol. Left
             out, a decorator with these options is returned. Or a ``gluon.Trainer``, whose weights
-            one kernel updates then; of the options it takes ``precise`` and ``strict``.
+            one kernel updates then; of the options it takes ``precise`` and ``strict``. Or an
+            ``mx.mod.Module``, ``BucketingModule`` or ``SequentialModule``, bound or not, or an
+            executor; these take all but ``mode`` and ``record``.
         passes: a pipeline: text, a name (``default``, ``training``, ``inference``, ``none``), or
             passes.
         mode: ``auto`` compiles a training and an inference graph and picks by autograd's state;
@@ -60,7 +62,9 @@ def optimize(
         ``receipts()``, ``remarks()``, ``graph()``, ``explain()``, ``report(path)``,
         ``memory_plan()``, ``export()`` and ``reset()``. For a class or function, the same that
         makes such Blocks. For a Symbol, a callable :class:`graphopt.api.loading.Model`. For a
-        Trainer, one of the same class with the same states and ``explain()``. Compilation
+        Trainer, one of the same class with the same states and ``explain()``. For a module, one of
+        the same class, with ``explain()``, ``executors()``, ``receipts()``, ``graph()`` and
+        ``report(path)`` besides; for an executor, one on the same arrays. Compilation
         happens at the first call with new input types. What was given is left as it was.
 
     Raises:
@@ -138,6 +142,8 @@ def _optimize(net: Any, config: Config) -> Any:
         from graphopt.api.loading import Model
 
         return Model(net, {}, config)
+    if isinstance(net, mx.executor.Executor | mx.mod.BaseModule):
+        return _before_gluon(net, config)
     if inspect.isclass(net):
         if not issubclass(net, mx.gluon.Block):
             raise InputError(f"cannot optimize class {net.__name__}: it is no Gluon Block")
@@ -145,6 +151,21 @@ def _optimize(net: Any, config: Config) -> Any:
     if inspect.isfunction(net) or isinstance(net, functools.partial):
         return _factory(net, config)
     return view(net, config)
+
+
+def _before_gluon(made: Any, config: Config) -> Any:
+    """A view of a module, or an executor on the arrays of another."""
+    from graphopt.compat import import_mxnet
+    from graphopt.modules.binding import optimized_executor
+    from graphopt.modules.module import view_of
+
+    if config.record:
+        raise InputError("record= is for Blocks; a Symbol is a graph already")
+    if config.mode != "auto":
+        raise InputError("mode= is for Blocks and Symbols; a module is told whether it trains")
+    if isinstance(made, import_mxnet().executor.Executor):
+        return optimized_executor(made, config)
+    return view_of(made, config)
 
 
 def _trainer(trainer: Any, config: Config) -> Any:

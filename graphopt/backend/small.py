@@ -131,7 +131,9 @@ def _learns(graph: Graph, node: Node) -> bool:
         roots = [root_of(graph, value) for value in node.inputs]
         return len({*roots}) == len(roots)
     if op in ("FullyConnected", DENSE):
-        return all(type_.dtype == "float32" for type_ in types)
+        # Weights are packed in every step.
+        is_small = (types[1].size or 0) <= _MOST_ELEMENTS
+        return is_small and all(type_.dtype == "float32" for type_ in types)
     if op == "BatchNorm":
         return _learns_norm(node, types)
     if op == "Embedding" and (

@@ -51,7 +51,7 @@ def lift_symbol(
     known = symbol.list_inputs()
     types = input_types(known, shapes or {}, dtypes or {})
     if data is None:
-        data = set(shapes) if shapes else {n for n in known if not _PARAMETER.fullmatch(n)}
+        data = set(shapes or data_names(symbol))
     aux = set(symbol.list_auxiliary_states())
     roles = {n: AUX if n in aux else DATA if n in data else PARAM for n in known}
     document = json.loads(symbol.tojson())
@@ -60,6 +60,13 @@ def lift_symbol(
     del document  # inference takes as much room again
     _open_batches(graph)
     return with_types(graph)
+
+
+def data_names(symbol: Any) -> list[str]:
+    """Names of the inputs of a Symbol that no usual parameter is named like, in its order."""
+    states = {*symbol.list_auxiliary_states()}
+    inputs = symbol.list_inputs()
+    return [name for name in inputs if name not in states and not _PARAMETER.fullmatch(name)]
 
 
 def _open_batches(graph: Graph) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from graphopt.api.running import run
-from graphopt.backend.lower import Lowered, lower
+from graphopt.backend.lower import Lowered
 from graphopt.backend.pools import Pools
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
+from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
-from graphopt.nn.following import Following, can_follow
+from graphopt.nn.following import Following
 from graphopt.nn.renting import Renting
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of
 from graphopt.pipeline.base import Mode
@@ -269,38 +269,7 @@ def compile_graph(
                 kind = parameter._grad_stype
                 raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
     values = {name: p.data(ctx) for name, p in parameters.items()}
-    feeds = None
-    if config.check:
-        feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}
-
-    def build(frozen: bool) -> Built:
-        result = run(
-            graph,
-            config.pipeline(mode),
-            mode=mode,
-            frozen=frozen,
-            precise=settings.precise,
-            strict=settings.strict,
-            device=ctx.device_type,
-            plans_memory=settings.plans_memory,
-            check=config.check,
-            feeds=feeds,
-        )
-        lowered = lower(
-            result.graph,
-            values,
-            ctx,
-            training=mode == "training",
-            frozen=frozen,
-            numpy=numpy,
-            tune=not settings.precise,
-            memory=config.memory,
-            pools=pools,
-        )
-        return Built(result, lowered, frozen)
-
-    follows = values and config.follows(mode) and can_follow(ctx)
-    built = Following(build, values, strict=config.strict) if follows else build(settings.frozen)
+    built = build_graph(config, graph, values, arrays, ctx, mode, numpy=numpy, pools=pools)
     types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.
     watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]

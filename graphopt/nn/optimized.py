@@ -229,7 +229,8 @@ def view(block: Any, config: Config) -> Any:
     mx = import_mxnet()
     if not isinstance(block, mx.gluon.Block):
         kind = type(block).__name__
-        raise InputError(f"cannot optimize a {kind}: give a Gluon Block or a Symbol")
+        others = "a Symbol, a module, an executor or a Trainer"
+        raise InputError(f"cannot optimize a {kind}: give a Gluon Block, {others}")
     if isinstance(block, Optimized):
         block = original(block)
     cls = optimized_class(type(block), config)

@@ -19,7 +19,7 @@ from graphopt.nn.compiled import Entry
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import Optimized, original, view
 from graphopt.nn.signatures import told_of
-from graphopt.optimizers.trainer import OptimizedTrainer, Plan, trainer_view
+from graphopt.optimizers.trainer import OptimizedTrainer, TrainerPlan, trainer_view
 
 #: The most elements of all weights that one thread updates.
 _MOST_WEIGHTS = 1 << 17
@@ -182,7 +182,7 @@ class _SmallStep:
     engine: LearningEngine
     bound: list[Any]
     trainer: Any
-    plan: Plan
+    plan: TrainerPlan
     at: list[int]  # which of the engine's inputs each array of a call is; -1: none
     make: Alike
 

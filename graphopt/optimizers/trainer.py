@@ -7,19 +7,16 @@ As with Blocks, a view is an instance of a subclass of the user's own class that
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
-
-import numpy as np
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
+from graphopt.optimizers.plan import Plan, Slot, are_same
 from graphopt.optimizers.rules import Rule, rule_of
-from graphopt.optimizers.updating import Freshness, Update, Weight
+from graphopt.optimizers.updating import Freshness
 
 _STATE = "_graphopt_state"
 
@@ -73,7 +70,7 @@ class State:
     def __init__(self, trainer: Any, *, precise: bool, strict: bool) -> None:
         """Nothing is compiled before the first step."""
         self._trainer, self._precise, self._strict = trainer, precise, strict
-        self._plan: Plan | None = None
+        self._plan: TrainerPlan | None = None
         mx = import_mxnet()
         if _method_of(type(trainer)) is not mx.gluon.Trainer._update:
             self._never: str | None = "its class has an _update of its own"
@@ -96,7 +93,7 @@ class State:
         self._reason = plan.run()
         return self._reason is None
 
-    def plan(self) -> Plan | str:
+    def plan(self) -> TrainerPlan | str:
         """What fits the arrays that there are now, or why MXNet is to update them.
 
         Raises:
@@ -131,134 +128,50 @@ class State:
             return f"they are on {', '.join(map(str, contexts))}"
         return rule_of(trainer._optimizer)
 
-    def _planned(self, rule: Rule) -> Plan:
-        plan = Plan(self._trainer, rule, precise=self._precise)
+    def _planned(self, rule: Rule) -> TrainerPlan:
+        plan = TrainerPlan(self._trainer, rule, precise=self._precise)
         if self._strict and plan.refused:
             weight, reason = plan.refused[0]
             raise UnsupportedError(f"no kernel updates parameter {weight.name!r}: {reason}")
         return plan
 
 
-class Plan:
+class TrainerPlan(Plan):
     """Updates of the arrays that a trainer's parameters and optimizer have now."""
 
     def __init__(self, trainer: Any, rule: Rule, *, precise: bool) -> None:
         """Makes what states the optimizer has not made yet."""
-        self._trainer, self._rule = trainer, rule
-        self._updater, self._optimizer = trainer._updaters[0], trainer._optimizer
-        self._parameters = trainer._params[:]
+        self._trainer, self._parameters = trainer, trainer._params[:]
         self._arrays = _lists_of(self._parameters)
-        weights = [
-            self._weight(i, p) for i, p in enumerate(self._parameters) if p.grad_req != "null"
+        slots = [
+            Slot(p.name, i, p.list_data()[0], p.list_grad()[0])
+            for i, p in enumerate(self._parameters)
+            if p.grad_req != "null"
         ]
-        self._indices = [weight.index for weight in weights]
-        self._states = [self._updater.states[index] for index in self._indices]
-        self._fresh = Freshness([weight.data for weight in weights])
-        reasons = [(weight, weight.why_not(rule)) for weight in weights]
-        self.refused = [(weight, reason) for weight, reason in reasons if reason is not None]
-        fast = sorted((weight for weight, reason in reasons if reason is None), key=_dtype_of)
-        self._updates = [
-            Update(list(alike), rule, precise=precise) for _, alike in groupby(fast, _dtype_of)
-        ]
+        device = trainer._contexts[0].device_id
+        super().__init__(slots, trainer._updaters[0], rule, device=device, precise=precise)
+        self._fresh = Freshness([slot.data for slot in slots])
 
     def fits(self, rule: Rule) -> bool:
         """Whether rule, parameters, optimizer and states are the same as when it was made."""
-        trainer, updater = self._trainer, self._updater
+        trainer = self._trainer
         return (
-            rule is self._rule
+            self.serves(trainer._updaters[0], rule)
             and trainer._optimizer is self._optimizer
-            and trainer._updaters[0] is updater
-            and _are_same(trainer._params, self._parameters)
-            and _are_same(_lists_of(self._parameters), self._arrays)
-            and _are_same([*map(updater.states.get, self._indices)], self._states)
+            and are_same(trainer._params, self._parameters)
+            and are_same(_lists_of(self._parameters), self._arrays)
         )
 
     def run(self) -> str | None:
         """Update the weights, or tell why MXNet is to do it; then nothing was done."""
         if not self._fresh.of_all():
             return "a weight had no new gradient in the last step"  # which MXNet names, or leaves
-        reason = self._why_not_now()
-        if reason is not None:
-            return reason
-        for update in self._updates:
-            update(self._optimizer)
-        if self.refused:
-            others = [weight for weight, _ in self.refused]
-            for weight in others:
-                weight.data._fresh_grad = False
-            self._updater(
-                [weight.index for weight in others],
-                [weight.grad for weight in others],
-                [weight.data for weight in others],
-            )
-        return None
-
-    def told(self) -> tuple[Any, ...] | None:
-        """What the bridge has to know of an update of all weights now; counts it as made.
-
-        ``None`` where it is not one call.
-        """
-        if self.refused or len(self._updates) != 1 or self._why_not_now() is not None:
-            return None
-        return self._updates[0].told(self._optimizer)
-
-    @property
-    def weights(self) -> list[Weight]:
-        """All that kernels update."""
-        return [weight for update in self._updates for weight in update.weights]
-
-    def _why_not_now(self) -> str | None:
-        optimizer = self._optimizer
-        optimizer._set_current_context(self._trainer._contexts[0].device_id)
-        counts = optimizer._index_update_count
-        if optimizer.lr_scheduler is None or len({*map(counts.get, self._indices)}) <= 1:
-            return None
-        # MXNet asks for a rate weight by weight, each by the most updates of those before it.
-        return "weights were updated at different times, and rates follow a schedule"
-
-    def explain(self) -> str:
-        """What updates which weights."""
-        total = len(self._indices)
-        name = type(self._optimizer).__name__
-        count = total - len(self.refused)
-        lines = [f"{name}: one kernel updates {count} of {total} weights"]
-        lines += [f"  {weight.name} by MXNet: {reason}" for weight, reason in self.refused]
-        return "\n".join(lines)
-
-    def _weight(self, index: int, parameter: Any) -> Weight:
-        """A parameter, and the optimizer's states for it, made if there are none."""
-        data, grad = parameter.list_data()[0], parameter.list_grad()[0]
-        updater = self._updater
-        if index not in updater.states:
-            updater.states[index] = self._optimizer.create_state_multi_precision(index, data)
-            updater.states_synced[index] = True
-        elif not updater.states_synced[index]:
-            state = updater.sync_state_context(updater.states[index], data.context)
-            updater.states[index], updater.states_synced[index] = state, True
-        return Weight(parameter.name, index, data, grad, _flat(updater.states[index]))
-
-
-def _flat(state: Any) -> tuple[Any, ...]:
-    """The arrays of an optimizer's state."""
-    if state is None:
-        return ()
-    if isinstance(state, (tuple, list)):
-        return tuple(array for part in state for array in _flat(part))
-    return (state,)
+        return super().run()
 
 
 def _lists_of(parameters: Sequence[Any]) -> list[Any]:
     """What parameters hold: a list of arrays and one of gradients each."""
     return [held for p in parameters for held in (p._data, p._grad)]
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether they are the same objects; arrays that are equal need not be."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def _dtype_of(weight: Weight) -> str:
-    return np.dtype(weight.data.dtype).name
 
 
 def _method_of(cls: type) -> Any:

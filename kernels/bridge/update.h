@@ -146,10 +146,14 @@ std::unique_ptr<Update> UpdateOf(const UpdateCall& told) {
   return update;
 }
 
-/* From now on gradients are those of the last step. */
+/* From now on gradients are those of the last step. Weights of modules have none in autograd's eyes. */
 void MakeOld(const UpdateCall& told) {
-  for (int64_t weight = 0; weight < told.weights; ++weight)
-    if (MXNDArraySetGradState(told.handles[weight * told.arrays], 0) != 0) Fail(MXGetLastError());
+  for (int64_t weight = 0; weight < told.weights; ++weight) {
+    void* array = told.handles[weight * told.arrays];
+    int is_fresh = 0;
+    if (MXNDArrayGetGradState(array, &is_fresh) != 0) Fail(MXGetLastError());
+    if (is_fresh && MXNDArraySetGradState(array, 0) != 0) Fail(MXGetLastError());
+  }
 }
 
 /* Gradients, and what an update writes. */

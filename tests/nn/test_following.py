@@ -18,8 +18,7 @@ from graphopt.backend import kept
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
-from graphopt.nn import built, following
-from graphopt.nn.compiled import CompiledBlock
+from graphopt.nn import building, built, following
 
 mx = import_mxnet()
 nn, autograd = mx.gluon.nn, mx.autograd
@@ -75,7 +74,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         made.append(frozen)
         return built.Built(result, lowered, frozen)
 
-    monkeypatch.setattr("graphopt.nn.compiled.Built", counted)
+    monkeypatch.setattr("graphopt.nn.building.Built", counted)
     return made
 
 
@@ -268,27 +267,27 @@ def test_equal_parameters_are_kept_once() -> None:
 
 
 def test_it_does_without_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = CompiledBlock.__call__.__globals__["lower"]
+    real = building.lower
 
     def refusing(*args: Any, frozen: bool, **kwargs: Any) -> Any:
         if frozen:
             raise GraphoptError("no room for them")
         return real(*args, frozen=frozen, **kwargs)
 
-    monkeypatch.setattr("graphopt.nn.compiled.lower", refusing)
+    monkeypatch.setattr("graphopt.nn.building.lower", refusing)
     net, x = small_cnn(), image()
     fast = graphopt.optimize(net)
     for _ in range(2):
         assert_follows(fast, net, x)
         set_data(net, x)
     assert "parameters: read in every call: no room for them" in fast.explain()
-    monkeypatch.setattr("graphopt.nn.compiled.lower", real)
+    monkeypatch.setattr("graphopt.nn.building.lower", real)
     new_arrays(net, x)  # with which it is tried again
     assert_follows(fast, net, x)
     assert followed(fast).frozen
     set_data(net, x)
     assert_follows(fast, net, x)
-    monkeypatch.setattr("graphopt.nn.compiled.lower", refusing)
+    monkeypatch.setattr("graphopt.nn.building.lower", refusing)
     with pytest.raises(GraphoptError, match="no room for them"):
         graphopt.optimize(net, strict=True)(x)
 

@@ -534,7 +534,7 @@ def test_inputs_that_do_not_fit_name_the_node() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"net": 3}, InputError, "cannot optimize a int: give a Gluon Block or a Symbol"),
+        ({"net": 3}, InputError, "cannot optimize a int: give a Gluon Block, a Symbol"),
         ({"net": dict}, InputError, "cannot optimize class dict: it is no Gluon Block"),
         ({"mode": "fast"}, InputError, "mode 'fast' is none of auto, training, inference"),
         ({"passes": "dec"}, ParseError, "did you mean 'dce'"),

@@ -1,0 +1,116 @@
+"""Symbols as they were trained before Gluon, with their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+sym = mx.sym
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """LSTM cells unrolled over a bucket, each word's chances at each step.
+
+    Attributes:
+        words: of the vocabulary.
+        units: of a word's vector and of each cell.
+        batch: sentences.
+        steps: words of each.
+    """
+
+    words: int = 10_000
+    units: int = 200
+    batch: int = 32
+    steps: int = 30
+
+    def symbol(self, steps: int) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+        """What ``BucketingModule`` asks for."""
+        stack = mx.rnn.SequentialRNNCell()
+        for layer in range(2):
+            stack.add(mx.rnn.LSTMCell(self.units, prefix=f"lstm{layer}_"))
+        embedded = sym.Embedding(
+            sym.var("data"), input_dim=self.words, output_dim=self.units, name="embed"
+        )
+        outputs, _ = stack.unroll(steps, inputs=embedded, merge_outputs=True)
+        rows = sym.reshape(outputs, shape=(-1, self.units))
+        scores = sym.FullyConnected(rows, num_hidden=self.words, name="scores")
+        label = sym.reshape(sym.var("softmax_label"), shape=(-1,))
+        return sym.SoftmaxOutput(scores, label, name="softmax"), ("data",), ("softmax_label",)
+
+    def module(self) -> Any:
+        """Not bound yet."""
+        return mx.mod.BucketingModule(self.symbol, default_bucket_key=self.steps)
+
+    def given(self) -> Any:
+        """A batch."""
+        rng = np.random.default_rng(0)
+        arrays = [mx.nd.array(rng.integers(0, self.words, (self.batch, self.steps))) for _ in "xy"]
+        return _batch(arrays, bucket_key=self.steps)
+
+
+def _batch(arrays: list[Any], **more: Any) -> Any:
+    names = "data", "softmax_label"
+    described = [mx.io.DataDesc(n, a.shape) for n, a in zip(names, arrays, strict=True)]
+    data, label = [[array] for array in arrays]
+    return mx.io.DataBatch(
+        data, label, provide_data=described[:1], provide_label=described[1:], **more
+    )
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A net of images, or of rows, and which of some classes each is of."""
+
+    make: Callable[[Any], Any]
+    shape: tuple[int, ...]
+    classes: int = 10
+
+    def module(self) -> Any:
+        """Not bound yet."""
+        with mx.name.NameManager():  # the same names each time
+            return mx.mod.Module(sym.SoftmaxOutput(self.make(sym.var("data")), name="softmax"))
+
+    def given(self) -> Any:
+        """A batch."""
+        rng = np.random.default_rng(0)
+        images = mx.nd.array(rng.standard_normal(self.shape))
+        return _batch([images, mx.nd.array(rng.integers(0, self.classes, self.shape[0]))])
+
+
+def lenet(x: Any) -> Any:
+    """Of MXNet's example for handwritten digits."""
+    for filters in (20, 50):
+        x = sym.Activation(sym.Convolution(x, kernel=(5, 5), num_filter=filters), act_type="tanh")
+        x = sym.Pooling(x, pool_type="max", kernel=(2, 2), stride=(2, 2))
+    x = sym.Activation(sym.FullyConnected(sym.flatten(x), num_hidden=500), act_type="tanh")
+    return sym.FullyConnected(x, num_hidden=10)
+
+
+def perceptron(x: Any) -> Any:
+    """A policy's layers."""
+    for _ in range(2):
+        x = sym.Activation(sym.FullyConnected(x, num_hidden=64), act_type="tanh")
+    return sym.FullyConnected(x, num_hidden=6)
+
+
+def resnet(x: Any) -> Any:
+    """ResNet-18 of the model zoo."""
+    return mx.gluon.model_zoo.vision.resnet18_v1(classes=100, prefix="resnet_")(x)
+
+
+def bound(module: Any, batch: Any) -> Any:
+    """A module with parameters and SGD with momentum."""
+    module.bind(batch.provide_data, batch.provide_label)
+    mx.random.seed(0)
+    np.random.seed(0)
+    module.init_params(mx.init.Xavier())
+    options = {"learning_rate": 1e-3, "momentum": 0.9}
+    module.init_optimizer(optimizer="sgd", optimizer_params=options)
+    return module

@@ -1,0 +1,1 @@
+"""MXNet's interface before Gluon: executors and modules."""

@@ -1,0 +1,191 @@
+"""Symbols that are bound to optimized executors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.frontend.symbol import data_names
+from graphopt.modules.executor import OptimizedExecutor, executor_of
+from graphopt.nn.config import Config
+
+mx = import_mxnet()
+
+_DEFAULT_STORAGE = ("0", "-1", "default", "undefined")
+
+
+class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
+    """A Symbol whose ``simple_bind`` makes an :class:`OptimizedExecutor`."""
+
+    def __init__(self, symbol: Any, config: Config, data: Collection[str] = ()) -> None:
+        """Bind such a Symbol.
+
+        Args:
+            symbol: what is bound.
+            config: what the user asked for.
+            data: names of arguments that change from call to call, besides those that
+                ``simple_bind`` is given shapes of.
+        """
+        twin = symbol.__copy__()
+        super().__init__(twin.handle)
+        twin.handle = mx.base.SymbolHandle()  # this one frees it
+        self.config, self.data = config, frozenset(data)
+
+    def __reduce__(self) -> Any:
+        """As the Symbol that it was made of."""
+        return mx.sym.load_json, (self.tojson(),)
+
+    def simple_bind(
+        self,
+        ctx: Any,
+        grad_req: Any = "write",
+        type_dict: Mapping[str, Any] | None = None,
+        stype_dict: Mapping[str, str] | None = None,
+        group2ctx: Mapping[str, Any] | None = None,
+        shared_arg_names: Sequence[str] | None = None,
+        shared_exec: Any = None,
+        shared_buffer: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As MXNet's; arguments without shapes in ``kwargs`` are taken for parameters.
+
+        Returns:
+            An :class:`OptimizedExecutor`, or MXNet's where an argument is sparse or the graph is
+            spread over contexts.
+
+        Raises:
+            RuntimeError: shapes are missing or contradict each other.
+            UnsupportedError: MXNet's is to share the arrays of an optimized one.
+        """
+        reason = self._why_plain(stype_dict, group2ctx)
+        types = None if reason else self._types(kwargs, type_dict or {})
+        if types is None:
+            if isinstance(shared_exec, OptimizedExecutor):
+                raise UnsupportedError(f"MXNet has to run this one, as {reason}: it shares nothing")
+            made = super().simple_bind(
+                *(ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names),
+                *(shared_exec, shared_buffer),
+                **kwargs,
+            )
+            made.graphopt_why_plain = reason
+            return made
+        arguments, states = types
+        requests = _requests(grad_req, [*arguments])
+        arrays, gradients = {}, {}
+        for name, (shape, dtype) in arguments.items():
+            shared = name in (shared_arg_names or ())
+            array, gradient = _shared(shared_exec, name, shape) if shared else (None, None)
+            if array is None:
+                array = _buffer(shared_buffer, name, shape, dtype, ctx)
+            if gradient is None and requests[name] != "null":
+                gradient = mx.nd.zeros(shape, ctx, dtype)
+            arrays[name] = array
+            gradients[name] = gradient if requests[name] != "null" else None
+        aux = {
+            name: _state(shared_exec, name, shape, dtype, ctx)
+            for name, (shape, dtype) in states.items()
+        }
+        data = {*kwargs, *self.data} & {*arguments}
+        return executor_of(self, self.config, data, ctx, arrays, gradients, aux, requests)
+
+    def _why_plain(self, stype_dict: Any, group2ctx: Any) -> str:
+        """Why MXNet's executor has to run it; empty if it need not."""
+        if group2ctx:
+            return "its parts run on several contexts"
+        kinds = {name: kind for name, kind in (stype_dict or {}).items() if kind != "default"}
+        for name, attributes in self.attr_dict().items():
+            kind = attributes.get("__storage_type__", "0")
+            if kind not in _DEFAULT_STORAGE:
+                kinds[name] = kind
+        return f"argument {next(iter(kinds))!r} is sparse" if kinds else ""
+
+    def _types(
+        self, shapes: Mapping[str, Any], dtypes: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Shape and dtype of each argument and each state; ``None`` if they do not follow."""
+        names, states = self.list_arguments(), self.list_auxiliary_states()
+        known = {*names, *states}
+        shapes = {n: s for n, s in shapes.items() if n in known and isinstance(s, tuple)}
+        dtypes = {n: d for n, d in dtypes.items() if n in known}
+        try:
+            found, _, kept = self.infer_shape(**shapes)
+            kinds, _, kept_kinds = self.infer_type(**dtypes)
+        except mx.MXNetError:
+            return None  # MXNet's simple_bind says what is wrong
+        if found is None or len({*names}) < len(names):
+            return None
+        return _typed(names, found, kinds), _typed(states, kept, kept_kinds)
+
+
+def optimized_executor(executor: Any, config: Config, data: Collection[str] | None = None) -> Any:
+    """An executor on the arrays of one of MXNet's, or that one where it has to run.
+
+    Args:
+        executor: an ``mx.executor.Executor``.
+        config: what the user asked for.
+        data: names of arguments that change from call to call; by default those without gradients
+            that no usual parameter is named like.
+    """
+    symbol, arrays = executor._symbol, executor.arg_dict
+    reason = "its parts run on several contexts" if executor._group2ctx else ""
+    for kind in (arrays, executor.grad_dict, executor.aux_dict):
+        for name, array in kind.items():
+            if array is not None and array.stype != "default":
+                reason = f"argument {name!r} is sparse"
+    if reason:
+        executor.graphopt_why_plain = reason
+        return executor
+    requests = _requests(executor._grad_req, [*arrays])
+    if data is None:
+        data = data_names(symbol)
+    return executor_of(
+        *(symbol, config, {*data} & {*arrays}, executor._ctx, arrays),
+        *(executor.grad_dict, executor.aux_dict, requests),
+    )
+
+
+def _typed(names: Sequence[str], shapes: Any, dtypes: Any) -> dict[str, Any]:
+    dtypes = dtypes or [None] * len(names)
+    return {
+        name: (shape, dtype or np.float32)
+        for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+    }
+
+
+def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
+    """What is to become of each argument's gradient."""
+    if isinstance(grad_req, str):
+        return dict.fromkeys(names, grad_req)
+    if isinstance(grad_req, Mapping):
+        return {name: grad_req.get(name, "null") for name in names}
+    return dict(zip(names, grad_req, strict=True))
+
+
+def _shared(executor: Any, name: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """An argument of another executor, and its gradient."""
+    array = None if executor is None else executor.arg_dict.get(name)
+    if array is None or array.shape != shape:
+        return None, None
+    return array, executor.grad_dict.get(name)
+
+
+def _state(executor: Any, name: str, shape: tuple[int, ...], dtype: Any, ctx: Any) -> Any:
+    array = None if executor is None else executor.aux_dict.get(name)
+    return mx.nd.zeros(shape, ctx, dtype) if array is None or array.shape != shape else array
+
+
+def _buffer(
+    buffers: dict[str, Any] | None, name: str, shape: tuple[int, ...], dtype: Any, ctx: Any
+) -> Any:
+    """An array that executors of one shape share, as only one of them runs at a time."""
+    array = (buffers or {}).get(name)
+    if array is not None and array.shape == shape and array.dtype == dtype and array.ctx == ctx:
+        return array
+    made = mx.nd.zeros(shape, ctx, dtype)
+    if buffers is not None and (array is None or array.size < made.size):
+        buffers[name] = made
+    return made

@@ -1,0 +1,337 @@
+"""Optimized executors: what ``Symbol.bind`` returns, on compiled graphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphopt.api.loading import Model
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError, InputError
+from graphopt.ir.ops import info
+from graphopt.nn.config import Config
+
+mx = import_mxnet()
+
+
+class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-defined]
+    """An ``mx.executor.Executor`` of which graphs compiled by graphopt compute the outputs.
+
+    Arrays of arguments, gradients and states are those it was made of, and the methods are
+    MXNet's. Where graphopt cannot compile the Symbol, and while a monitor looks at what is
+    computed inside, MXNet's executor runs on the same arrays; :meth:`explain` says so.
+
+    Attributes:
+        model: what is compiled; has ``receipts()``, ``graph()``, ``report(path)`` and the like.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ctx: Any,
+        arguments: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        states: Mapping[str, Any],
+        grad_req: Mapping[str, str],
+    ) -> None:
+        """Bind; nothing is compiled before the first call. See :func:`executor_of`."""
+        self.handle = None  # there is no executor of MXNet's
+        self.model = model
+        self.arg_arrays, self.aux_arrays = [*arguments.values()], [*states.values()]
+        self.grad_arrays = [gradients.get(name) for name in arguments]
+        self._symbol, self._ctx, self._grad_req = model.symbol, ctx, dict(grad_req)
+        self._group2ctx = self._optimized_symbol = None
+        self._arg_dict = self._grad_dict = self._aux_dict = self._output_dict = None
+        self._monitor_callback: Any = None
+        self._monitor_all = False
+        self._names = model.symbol.list_arguments()
+        self._data = own_arrays(self.arg_dict, self.grad_dict, self._grad_req, model.data)
+        self._outputs: list[Any] | None = None
+        self._tape: list[Any] = []
+        self._is_run: bool | None = None  # for training or not; None: never
+        self._built: dict[bool, Any] = {}
+        self._plain: Any = None
+        self._why_plain = ""
+
+    def __del__(self) -> None:
+        """Nothing: MXNet's free an executor here."""
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Arrays, one per output; zeros before the first call."""
+        if self._outputs is None:
+            shapes, dtypes = self._types()
+            self._outputs = [
+                mx.nd.zeros(shape, self._ctx, dtype)
+                for shape, dtype in zip(shapes, dtypes, strict=True)
+            ]
+        return self._outputs
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> list[Any]:
+        """Compute the outputs, of the arguments that are given and those that are bound.
+
+        Raises:
+            TypeError: an argument is unknown, or no array.
+            ValueError: it is of another shape.
+        """
+        self._load(kwargs)
+        self._tape, self._is_run = [], bool(is_train)
+        if self._plain is None:
+            found = self._compute(training=bool(is_train), recording=bool(is_train))
+            if found is not None:
+                self._give(found)
+                return self.outputs
+        self._give(self._plain.forward(is_train=is_train))
+        return self.outputs
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Compute the gradients of arguments.
+
+        Args:
+            out_grads: gradients of outputs, a list in their order or a dict by name; ones where
+                there are none. Operators that are losses do not read them.
+            is_train: as MXNet's; what ran in inference is differentiated so.
+
+        Raises:
+            InputError: nothing was computed yet, or a gradient does not fit its output.
+            TypeError: a gradient is no array.
+        """
+        if self._is_run is None:
+            raise InputError("backward before forward: there is nothing to differentiate")
+        heads = self._heads(out_grads)
+        if self._plain is not None:
+            self._plain.backward(out_grads, is_train)
+            return
+        if not any(gradient is not None for gradient in self.grad_arrays):
+            return
+        if not self._tape:  # as it was computed in inference
+            self._compute(training=False, recording=True)
+        mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
+
+    def reshape(
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
+    ) -> OptimizedExecutor:
+        """An executor for other shapes, with the same parameters.
+
+        Args:
+            partial_shaping: also arguments that are not named may change their shapes.
+            allow_up_sizing: has no effect: arrays of other shapes are new ones.
+            kwargs: shapes of arguments by name.
+
+        Raises:
+            InputError: a shape contradicts the graph, or a parameter would have another.
+        """
+        shapes, _, states = _inferred(self._symbol, kwargs)
+        arguments = {
+            n: _resized(self.arg_dict[n], s) for n, s in zip(self._names, shapes, strict=True)
+        }
+        changed = [name for name, array in arguments.items() if array is not self.arg_dict[name]]
+        others = [name for name in changed if name not in kwargs]
+        if others and not partial_shaping:
+            raise InputError(f"{others[0]!r} would have another shape: give partial_shaping=True")
+        gradients = {
+            name: None if array is None else _resized(array, arguments[name].shape)
+            for name, array in self.grad_dict.items()
+        }
+        aux = {n: _resized(a, s) for (n, a), s in zip(self.aux_dict.items(), states, strict=True)}
+        if {*changed} <= {*self.model.data}:
+            made = OptimizedExecutor(
+                self.model, self._ctx, arguments, gradients, aux, self._grad_req
+            )
+        else:  # the model has other parameters
+            made = executor_of(
+                *(self._symbol, self.model.config, self.model.data, self._ctx),
+                *(arguments, gradients, aux, self._grad_req),
+            )
+        if self._monitor_callback is not None:
+            made.set_monitor_callback(self._monitor_callback, self._monitor_all)
+        return made
+
+    def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
+        """Have a function look at what is computed; MXNet computes it from then on."""
+        if self._plain is None:
+            self._run_plain("a monitor looks at it")
+        self._plain.set_monitor_callback(callback, monitor_all)
+        self._monitor_callback, self._monitor_all = callback, monitor_all
+
+    def debug_str(self) -> str:
+        """The graph compiled last, and MXNet's lines about memory, of which it takes none."""
+        if self._plain is not None:
+            return str(self._plain.debug_str())
+        graph = next(reversed(self._built.values())).result.graph if self._built else ""
+        return f"{graph}\nTotal 0 MB allocated\nTotal 0 TempSpace resource requested\n"
+
+    def get_optimized_symbol(self) -> Any:
+        """The Symbol that runs, with fused nodes; before the first call the one that was bound."""
+        if self._plain is not None:
+            return self._plain.get_optimized_symbol()
+        if not self._built:
+            return self._symbol
+        return next(reversed(self._built.values())).lowered.exported(kernels=True)
+
+    def explain(self) -> str:
+        """What was done, on which engine it runs, and why not more was done."""
+        if self._plain is not None:
+            return f"MXNet's executor runs it: {self._why_plain}"
+        return self.model.explain()
+
+    def _load(self, given: Mapping[str, Any]) -> None:
+        for name, array in given.items():
+            if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
+                raise TypeError(f"argument {name!r} is a {type(array).__name__}, no array")
+            if name not in self.arg_dict:
+                raise TypeError(f"unknown argument {name!r}; there are {', '.join(self._names)}")
+            bound = self.arg_dict[name]
+            if bound.shape != tuple(array.shape):
+                raise ValueError(f"argument {name!r} is {bound.shape}, {array.shape} was given")
+            bound[:] = array
+
+    def _compute(self, *, training: bool, recording: bool) -> list[Any] | None:
+        """The outputs; ``None`` if MXNet's executor is to compute them."""
+        scope = mx.autograd.record if recording else mx.autograd.pause
+        with scope(train_mode=training):
+            try:
+                if recording not in self._built:
+                    self._built[recording] = self.model.built(self._data)
+            except GraphoptError as error:
+                if self.model.config.strict or self.model.config.plans_memory:
+                    raise
+                self._run_plain(str(error).strip().partition("\n")[0])
+                return None
+            found: list[Any] = self._built[recording].run(self._data)
+        if not recording:
+            return found
+        self._tape = found
+        return [array.detach() for array in found]
+
+    def _give(self, found: Sequence[Any]) -> None:
+        """Put what was computed into the arrays that were given out as outputs."""
+        if self._outputs is None:
+            self._outputs = list(found)
+            return
+        for output, array in zip(self._outputs, found, strict=True):
+            output.handle, array.handle = array.handle, output.handle
+
+    def _heads(self, given: Any) -> list[Any]:
+        names = self._output_names
+        if isinstance(given, Mapping):
+            given = [given.get(name) for name in names]
+        elif given is None or isinstance(given, mx.nd.NDArray):
+            given = [] if given is None else [given]
+        if len(given) > len(names):
+            raise InputError(f"{len(given)} gradients for {len(names)} outputs")
+        for name, head, output in zip(names, given, self.outputs, strict=False):
+            if head is not None and not isinstance(head, mx.nd.NDArray):
+                raise TypeError(f"the gradient of {name!r} is a {type(head).__name__}, no NDArray")
+            if head is not None and head.shape != output.shape:
+                raise InputError(
+                    f"the gradient of {name!r} is {head.shape}, the output {output.shape}"
+                )
+        given = [*given, *[None] * (len(names) - len(given))]
+        # What a loss does not read may be any array; autograd would make one of ones.
+        return [
+            output if is_loss and head is None else head
+            for head, output, is_loss in zip(given, self.outputs, self._losses, strict=True)
+        ]
+
+    @cached_property
+    def _output_names(self) -> list[str]:
+        found: list[str] = self._symbol.list_outputs()
+        return found
+
+    @cached_property
+    def _losses(self) -> list[bool]:
+        """Of each output, whether it is a loss's, which needs no gradient."""
+        document = json.loads(self._symbol.tojson())
+        return [info(document["nodes"][at]["op"]).loss for at, *_ in document["heads"]]
+
+    def _types(self) -> tuple[list[tuple[int, ...]], list[Any]]:
+        """Of outputs."""
+        shapes = {n: a.shape for n, a in zip(self._names, self.arg_arrays, strict=True)}
+        dtypes = {n: a.dtype for n, a in zip(self._names, self.arg_arrays, strict=True)}
+        return self._symbol.infer_shape(**shapes)[1], self._symbol.infer_type(**dtypes)[1]
+
+    def _run_plain(self, reason: str) -> None:
+        """Go on with MXNet's executor."""
+        gradients = {n: g for n, g in self.grad_dict.items() if g is not None}
+        self._why_plain = reason
+        self._plain = self._symbol.bind(
+            self._ctx,
+            self.arg_dict,
+            args_grad=gradients or None,
+            grad_req={name: self._grad_req.get(name, "null") for name in self._names},
+            aux_states=self.aux_dict,
+        )
+
+
+def executor_of(
+    symbol: Any,
+    config: Config,
+    data: Collection[str],
+    ctx: Any,
+    arguments: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    states: Mapping[str, Any],
+    grad_req: Mapping[str, str],
+) -> OptimizedExecutor:
+    """An executor on such arrays.
+
+    Args:
+        symbol: what it runs.
+        config: what the user asked for.
+        data: names of arguments that change from call to call; all others are parameters.
+        ctx: where it runs.
+        arguments: arrays by name.
+        gradients: an array, or None, by the name of the argument.
+        states: arrays by name.
+        grad_req: "write", "add" or "null" by the name of the argument.
+    """
+    params = [name for name in arguments if name not in data]
+    own = own_arrays(arguments, gradients, grad_req, params)
+    own |= {name: array.detach() for name, array in states.items()}
+    shapes = {name: arguments[name].shape for name in arguments if name in data}
+    model = Model(symbol, own, config, shapes, symbol.name or "")
+    return OptimizedExecutor(model, ctx, arguments, gradients, states, grad_req)
+
+
+def own_arrays(
+    arrays: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    grad_req: Mapping[str, str],
+    names: Collection[str],
+) -> dict[str, Any]:
+    """Some arguments by name, each an array of its own in the same memory.
+
+    Gradients are marked in these, as the user's arrays may have others.
+    """
+    own = {name: arrays[name].detach() for name in names}
+    learned = [
+        (own[name], gradients[name], grad_req[name])
+        for name in names
+        if gradients.get(name) is not None and grad_req.get(name, "null") != "null"
+    ]
+    if learned:
+        mx.autograd.mark_variables(*map(list, zip(*learned, strict=True)))
+    return own
+
+
+def _resized(array: Any, shape: tuple[int, ...]) -> Any:
+    """The array, or zeros of another shape."""
+    if array.shape == shape:
+        return array
+    return mx.nd.zeros(shape, array.context, array.dtype)
+
+
+def _inferred(symbol: Any, shapes: Mapping[str, Any]) -> Any:
+    known = {*symbol.list_inputs()}
+    try:
+        found = symbol.infer_shape(**{name: s for name, s in shapes.items() if name in known})
+    except mx.MXNetError as error:
+        raise InputError(str(error).strip().splitlines()[-1]) from None
+    if found[0] is None:
+        raise InputError(f"the shapes of {', '.join(shapes)} do not tell those of all arguments")
+    return found

@@ -1,0 +1,73 @@
+"""Passes over a captured graph, and what they left bound to its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphopt.api.running import run
+from graphopt.backend.lower import lower
+from graphopt.backend.pools import Pools
+from graphopt.ir.graph import Graph
+from graphopt.nn.built import Built
+from graphopt.nn.config import Config
+from graphopt.nn.following import Following, can_follow
+from graphopt.pipeline.base import Mode
+
+
+def build_graph(
+    config: Config,
+    graph: Graph,
+    values: dict[str, Any],
+    arrays: Mapping[str, Any],
+    ctx: Any,
+    mode: Mode,
+    *,
+    numpy: bool = False,
+    pools: Pools | None = None,
+) -> Built | Following:
+    """Run the passes over a graph and bind it to its parameters.
+
+    Args:
+        config: what the user asked for.
+        graph: as it was captured.
+        values: arrays of the parameters that it reads, by name.
+        arrays: its data inputs, by name.
+        ctx: where all of them are.
+        mode: which pipeline.
+        numpy: whether it returns arrays of ``mx.np``.
+        pools: memory that steps share.
+    """
+    settings = config.settings(mode)
+    feeds = None
+    if config.check:
+        feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}
+
+    def build(frozen: bool) -> Built:
+        result = run(
+            graph,
+            config.pipeline(mode),
+            mode=mode,
+            frozen=frozen,
+            precise=settings.precise,
+            strict=settings.strict,
+            device=ctx.device_type,
+            plans_memory=settings.plans_memory,
+            check=config.check,
+            feeds=feeds,
+        )
+        lowered = lower(
+            result.graph,
+            values,
+            ctx,
+            training=mode == "training",
+            frozen=frozen,
+            numpy=numpy,
+            tune=not settings.precise,
+            memory=config.memory,
+            pools=pools,
+        )
+        return Built(result, lowered, frozen)
+
+    follows = values and config.follows(mode) and can_follow(ctx)
+    return Following(build, values, strict=config.strict) if follows else build(settings.frozen)

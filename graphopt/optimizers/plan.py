@@ -1,0 +1,141 @@
+"""Which kernels make the weights of an ``mx.optimizer.Updater`` new."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from graphopt.optimizers.rules import Rule
+from graphopt.optimizers.updating import Update, Weight
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A weight and its gradient, and what the optimizer knows them by."""
+
+    name: str
+    index: int
+    data: Any
+    grad: Any
+
+
+class Plan:
+    """Updates of the arrays that some weights and the optimizer's states have now."""
+
+    def __init__(
+        self, slots: Sequence[Slot], updater: Any, rule: Rule, *, device: int, precise: bool
+    ) -> None:
+        """Makes what states the optimizer has not made yet.
+
+        Args:
+            slots: all weights, on one device.
+            updater: an ``mx.optimizer.Updater``.
+            rule: what its optimizer computes.
+            device: number of the device, which optimizers count updates by.
+            precise: no kernel may round differently.
+        """
+        self._rule, self._updater, self._device = rule, updater, device
+        self._optimizer = updater.optimizer
+        weights = [_weight(slot, updater) for slot in slots]
+        self._indices = [weight.index for weight in weights]
+        self._states = [updater.states[index] for index in self._indices]
+        reasons = [(weight, weight.why_not(rule)) for weight in weights]
+        self.refused = [(weight, reason) for weight, reason in reasons if reason is not None]
+        fast = sorted((weight for weight, reason in reasons if reason is None), key=_dtype_of)
+        self._updates = [
+            Update(list(alike), rule, precise=precise) for _, alike in groupby(fast, _dtype_of)
+        ]
+
+    def serves(self, updater: Any, rule: Rule) -> bool:
+        """Whether rule, optimizer and states are the same as when it was made."""
+        return (
+            rule is self._rule
+            and updater is self._updater
+            and updater.optimizer is self._optimizer
+            and are_same([*map(updater.states.get, self._indices)], self._states)
+        )
+
+    def run(self) -> str | None:
+        """Update the weights, or tell why MXNet is to do it; then nothing was done."""
+        reason = self._why_not_now()
+        if reason is not None:
+            return reason
+        for update in self._updates:
+            update(self._optimizer)
+        if self.refused:
+            others = [weight for weight, _ in self.refused]
+            for weight in others:
+                weight.data._fresh_grad = False
+            self._updater(
+                [weight.index for weight in others],
+                [weight.grad for weight in others],
+                [weight.data for weight in others],
+            )
+        return None
+
+    def told(self) -> tuple[Any, ...] | None:
+        """What the bridge has to know of an update of all weights now; counts it as made.
+
+        ``None`` where it is not one call.
+        """
+        if self.refused or len(self._updates) != 1 or self._why_not_now() is not None:
+            return None
+        return self._updates[0].told(self._optimizer)
+
+    @property
+    def weights(self) -> list[Weight]:
+        """All that kernels update."""
+        return [weight for update in self._updates for weight in update.weights]
+
+    def _why_not_now(self) -> str | None:
+        optimizer = self._optimizer
+        optimizer._set_current_context(self._device)
+        counts = optimizer._index_update_count
+        if optimizer.lr_scheduler is None or len({*map(counts.get, self._indices)}) <= 1:
+            return None
+        # MXNet asks for a rate weight by weight, each by the most updates of those before it.
+        return "weights were updated at different times, and rates follow a schedule"
+
+    def explain(self) -> str:
+        """What updates which weights."""
+        total = len(self._indices)
+        name = type(self._optimizer).__name__
+        count = total - len(self.refused)
+        lines = [f"{name}: one kernel updates {count} of {total} weights"]
+        lines += [f"  {weight.name} by MXNet: {reason}" for weight, reason in self.refused]
+        return "\n".join(lines)
+
+
+def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether they are the same objects; arrays that are equal need not be."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _weight(slot: Slot, updater: Any) -> Weight:
+    """A weight, and the optimizer's states for it, made if there are none."""
+    index, data = slot.index, slot.data
+    if index not in updater.states:
+        updater.states[index] = updater.optimizer.create_state_multi_precision(index, data)
+        updater.states_synced[index] = True
+    elif not updater.states_synced[index]:
+        state = updater.sync_state_context(updater.states[index], data.context)
+        updater.states[index], updater.states_synced[index] = state, True
+    return Weight(slot.name, index, data, slot.grad, _flat(updater.states[index]))
+
+
+def _flat(state: Any) -> tuple[Any, ...]:
+    """The arrays of an optimizer's state."""
+    if state is None:
+        return ()
+    if isinstance(state, (tuple, list)):
+        return tuple(array for part in state for array in _flat(part))
+    return (state,)
+
+
+def _dtype_of(weight: Weight) -> str:
+    return np.dtype(weight.data.dtype).name

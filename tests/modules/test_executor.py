@@ -1,0 +1,207 @@
+"""Optimized executors against MXNet's own, on the same arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.modules.executor import OptimizedExecutor
+
+mx = import_mxnet()
+sym = mx.sym
+
+
+def chain() -> Any:
+    x = sym.var("data")
+    return sym.tanh(x * sym.var("w") + 1.5) * sym.sigmoid(x) + sym.exp(-x * x)
+
+
+def bound(symbol: Any, grad_req: Any = "write", **shapes: Any) -> Any:
+    executor = symbol.simple_bind(mx.cpu(), grad_req=grad_req, **shapes)
+    rng = np.random.default_rng(0)
+    for array in executor.arg_arrays:
+        array[:] = rng.standard_normal(array.shape)
+    return executor
+
+
+def pair(symbol: Any, grad_req: Any = "write", **shapes: Any) -> tuple[Any, Any]:
+    """An optimized executor, and MXNet's on other arrays with the same numbers."""
+    fast = graphopt.optimize(bound(symbol, grad_req, **shapes))
+    assert isinstance(fast, OptimizedExecutor)
+    return fast, bound(symbol, grad_req, **shapes)
+
+
+def assert_same(fast: Any, plain: Any) -> None:
+    for got, want in zip(fast.outputs, plain.outputs, strict=True):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-5)
+    for name, want in plain.grad_dict.items():
+        got = fast.grad_dict[name]
+        assert (got is None) == (want is None)
+        if want is not None:
+            np.testing.assert_allclose(
+                got.asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-5, err_msg=name
+            )
+
+
+def test_gradients() -> None:
+    head = mx.nd.array(np.random.default_rng(1).standard_normal((6, 5)))
+    fast, plain = pair(chain(), data=(6, 5), w=(6, 5))
+    for _ in range(3):
+        for executor in (fast, plain):
+            executor.forward(is_train=True)
+            executor.backward(head)
+        assert_same(fast, plain)
+    assert "fuse-pointwise" in fast.explain()
+
+
+@pytest.mark.parametrize("give", [lambda h: h, lambda h: [h], lambda h: {"_plus1_output": h}])
+def test_heads(give: Any) -> None:
+    head = mx.nd.ones((2, 3)) * 2
+    symbol = sym.Group([sym.elemwise_add(sym.var("a"), sym.var("b"), name="_plus1")])
+    fast = graphopt.optimize(bound(symbol, a=(2, 3), b=(2, 3)))
+    fast.forward(is_train=True)
+    fast.backward(give(head))
+    assert (fast.grad_dict["a"].asnumpy() == 2).all()
+
+
+def test_gradients_are_added_or_left_out() -> None:
+    fast, plain = pair(chain(), {"data": "null", "w": "add"}, data=(6, 5), w=(6, 5))
+    for executor in (fast, plain):
+        executor.grad_dict["w"][:] = 1
+        for _ in range(2):
+            executor.forward(is_train=True)
+            executor.backward([mx.nd.ones((6, 5))])
+    assert fast.grad_dict["data"] is None
+    assert_same(fast, plain)
+
+
+def test_gradients_in_inference() -> None:
+    """Dropout drops nothing then, and BatchNorm has its moving averages."""
+    x = sym.BatchNorm(sym.var("data"), fix_gamma=False, name="bn")
+    fast, plain = pair(sym.Dropout(sym.tanh(x), p=0.5), data=(6, 5))
+    for executor in (fast, plain):
+        executor.aux_dict["bn_moving_mean"][:] = 0.5
+        executor.aux_dict["bn_moving_var"][:] = 2
+        executor.forward(is_train=False)
+        executor.backward(mx.nd.ones((6, 5)), is_train=False)
+    assert_same(fast, plain)
+    assert (fast.aux_dict["bn_moving_mean"].asnumpy() == 0.5).all()
+
+
+def test_backward_twice() -> None:
+    """MXNet's executor has overwritten by then what the second one reads."""
+    fast, _ = pair(chain(), {"data": "write", "w": "add"}, data=(6, 5), w=(6, 5))
+    fast.forward(is_train=True)
+    found = []
+    for scale in (1, 3):
+        fast.backward(mx.nd.ones((6, 5)) * scale)
+        found.append({name: array.asnumpy() for name, array in fast.grad_dict.items()})
+    np.testing.assert_allclose(found[1]["data"], found[0]["data"] * 3, rtol=1e-5)
+    np.testing.assert_allclose(found[1]["w"], found[0]["w"] * 4, rtol=1e-5)
+
+
+def test_outputs_stay_the_same_arrays() -> None:
+    """As executors write them anew in each call, programs keep them."""
+    fast, plain = pair(chain(), data=(6, 5), w=(6, 5))
+    kept = fast.outputs[0]
+    assert (kept.asnumpy() == 0).all()
+    for scale in (1, 2):
+        data = mx.nd.ones((6, 5)) * scale
+        assert fast.forward(data=data)[0] is kept
+        plain.forward(data=data)
+        assert_same(fast, plain)
+        assert np.array_equal(
+            kept.asnumpy(), fast.output_dict[plain._symbol.list_outputs()[0]].asnumpy()
+        )
+
+
+def test_autograd_of_the_user_is_left_alone() -> None:
+    """Arrays that are bound may have gradients of their own, and be in a tape."""
+    arrays = {"data": mx.nd.ones((6, 5)), "w": mx.nd.ones((6, 5))}
+    arrays["w"].attach_grad()
+    plain = chain().bind(mx.cpu(), arrays, args_grad={"w": mx.nd.zeros((6, 5))})
+    fast = graphopt.optimize(plain)
+    with mx.autograd.record():
+        loss = (arrays["w"] * 7).sum()
+        fast.forward(is_train=True)
+        fast.backward(mx.nd.ones((6, 5)))
+    loss.backward()
+    assert (arrays["w"].grad.asnumpy() == 7).all()
+    assert (fast.grad_dict["w"].asnumpy() != 7).all()
+
+
+def test_reshape() -> None:
+    found = sym.FullyConnected(sym.var("data"), num_hidden=3, name="fc")
+    fast, plain = pair(found, data=(6, 5))
+    smaller = fast.reshape(data=(2, 5))
+    assert smaller.arg_dict["fc_weight"] is fast.arg_dict["fc_weight"]
+    assert smaller.arg_dict["data"].shape == (2, 5)
+    assert smaller.grad_dict["data"].shape == (2, 5)
+    plain = plain.reshape(data=(2, 5))
+    for executor in (smaller, plain):
+        executor.forward(is_train=True, data=mx.nd.ones((2, 5)))
+        executor.backward(mx.nd.ones((2, 3)))
+    assert_same(smaller, plain)
+    with pytest.raises(InputError, match="'fc_weight' would have another shape"):
+        fast.reshape(data=(2, 7))
+    wider = fast.reshape(partial_shaping=True, data=(2, 7))
+    assert wider.arg_dict["fc_weight"].shape == (3, 7)
+    assert wider.arg_dict["fc_bias"] is fast.arg_dict["fc_bias"]
+    wider.arg_dict["fc_weight"][:] = 2
+    found = wider.forward(data=mx.nd.ones((2, 7)))[0] - fast.arg_dict["fc_bias"]
+    assert abs(found.asnumpy() - 14).max() < 1e-5
+
+
+def test_losses_need_no_heads() -> None:
+    x = sym.FullyConnected(sym.var("data"), num_hidden=3, name="fc")
+    loss = sym.MakeLoss(sym.sum(sym.square(x)), name="loss")
+    fast, plain = pair(sym.Group([loss, sym.BlockGrad(x)]), data=(6, 5))
+    for executor in (fast, plain):
+        executor.forward(is_train=True)
+        executor.backward()
+    assert_same(fast, plain)
+
+
+def test_custom_operators() -> None:
+    class Twice(mx.operator.CustomOp):  # type: ignore[misc]
+        def forward(self, req: Any, in_data: Any, out_data: Any, **_: Any) -> None:
+            self.assign(out_data[0], req[0], in_data[0] * 2)
+
+        def backward(self, req: Any, out_grad: Any, in_grad: Any, **_: Any) -> None:
+            self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+    @mx.operator.register("graphopt_test_twice")
+    class TwiceProp(mx.operator.CustomOpProp):  # type: ignore[misc]
+        def create_operator(self, *_: Any) -> Any:
+            return Twice()
+
+    x = sym.Custom(sym.tanh(sym.var("data")), op_type="graphopt_test_twice")
+    fast, plain = pair(sym.exp(x) * 2, data=(3, 4))
+    for executor in (fast, plain):
+        executor.forward(is_train=True)
+        executor.backward(mx.nd.ones((3, 4)))
+    assert_same(fast, plain)
+
+
+def test_bad_input() -> None:
+    fast, _ = pair(chain(), data=(6, 5), w=(6, 5))
+    with pytest.raises(InputError, match="backward before forward"):
+        fast.backward(mx.nd.ones((6, 5)))
+    with pytest.raises(TypeError, match="unknown argument 'x'; there are data, w"):
+        fast.forward(x=mx.nd.ones((6, 5)))
+    with pytest.raises(TypeError, match="argument 'data' is a list"):
+        fast.forward(data=[1])
+    with pytest.raises(ValueError, match=r"'data' is \(6, 5\), \(1, 5\) was given"):
+        fast.forward(data=np.ones((1, 5)))
+    fast.forward(is_train=True)
+    with pytest.raises(InputError, match=r"is \(1, 5\), the output \(6, 5\)"):
+        fast.backward(mx.nd.ones((1, 5)))
+    with pytest.raises(InputError, match="2 gradients for 1 outputs"):
+        fast.backward([mx.nd.ones((6, 5))] * 2)
+    with pytest.raises(TypeError, match="is a int, no NDArray"):
+        fast.backward([1])
