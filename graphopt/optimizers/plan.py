@@ -6,12 +6,15 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from graphopt.optimizers.rules import Rule
 from graphopt.optimizers.updating import Update, Weight
+
+#: Combinations of weights with new gradients that updates are kept of.
+_MOST_KEPT: Final = 16
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,16 @@ class Plan:
             device: number of the device, which optimizers count updates by.
             precise: no kernel may round differently.
         """
-        self._rule, self._updater, self._device = rule, updater, device
+        self._rule, self._updater, self._device, self._precise = rule, updater, device, precise
         self._optimizer = updater.optimizer
-        weights = [_weight(slot, updater) for slot in slots]
-        self._indices = [weight.index for weight in weights]
+        self._all = [_weight(slot, updater) for slot in slots]
+        self._indices = [weight.index for weight in self._all]
         self._states = [updater.states[index] for index in self._indices]
-        reasons = [(weight, weight.why_not(rule)) for weight in weights]
+        reasons = [(weight, weight.why_not(rule)) for weight in self._all]
         self.refused = [(weight, reason) for weight, reason in reasons if reason is not None]
-        fast = sorted((weight for weight, reason in reasons if reason is None), key=_dtype_of)
-        self._updates = [
-            Update(list(alike), rule, precise=precise) for _, alike in groupby(fast, _dtype_of)
-        ]
+        self._fast = [weight for weight, reason in reasons if reason is None]
+        self._updates = self._updates_of(self._fast)
+        self._some: dict[tuple[int, ...], list[Update]] = {}
 
     def serves(self, updater: Any, rule: Rule) -> bool:
         """Whether rule, optimizer and states are the same as when it was made."""
@@ -65,18 +67,41 @@ class Plan:
         reason = self._why_not_now()
         if reason is not None:
             return reason
-        for update in self._updates:
+        self._run(self._updates, [weight for weight, _ in self.refused])
+        return None
+
+    def run_fresh(self) -> str | None:
+        """The same of those weights alone that have new gradients."""
+        reason = self._why_not_now()
+        if reason is not None:
+            return reason
+        is_fresh = {weight.index: bool(weight.data._fresh_grad) for weight in self._all}
+        fast = [weight for weight in self._fast if is_fresh[weight.index]]
+        key = tuple(weight.index for weight in fast)
+        if key not in self._some:
+            if len(self._some) >= _MOST_KEPT:
+                self._some.clear()
+            self._some[key] = self._updates_of(fast)
+        others = [weight for weight, _ in self.refused if is_fresh[weight.index]]
+        self._run(self._some[key], others)
+        return None
+
+    def _updates_of(self, weights: Sequence[Weight]) -> list[Update]:
+        alike = groupby(sorted(weights, key=_dtype_of), _dtype_of)
+        return [Update(list(some), self._rule, precise=self._precise) for _, some in alike]
+
+    def _run(self, updates: Sequence[Update], others: Sequence[Weight]) -> None:
+        """By kernels, and others by MXNet."""
+        for update in updates:
             update(self._optimizer)
-        if self.refused:
-            others = [weight for weight, _ in self.refused]
-            for weight in others:
-                weight.data._fresh_grad = False
+        for weight in others:
+            weight.data._fresh_grad = False
+        if others:
             self._updater(
                 [weight.index for weight in others],
                 [weight.grad for weight in others],
                 [weight.data for weight in others],
             )
-        return None
 
     def told(self) -> tuple[Any, ...] | None:
         """What the bridge has to know of an update of all weights now; counts it as made.

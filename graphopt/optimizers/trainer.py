@@ -90,7 +90,7 @@ class State:
         if isinstance(plan, str):
             self._reason = plan
             return False
-        self._reason = plan.run()
+        self._reason = plan.step(ignore_stale_grad=ignore_stale_grad)
         return self._reason is None
 
     def plan(self) -> TrainerPlan | str:
@@ -162,11 +162,13 @@ class TrainerPlan(Plan):
             and are_same(_lists_of(self._parameters), self._arrays)
         )
 
-    def run(self) -> str | None:
+    def step(self, *, ignore_stale_grad: bool) -> str | None:
         """Update the weights, or tell why MXNet is to do it; then nothing was done."""
-        if not self._fresh.of_all():
-            return "a weight had no new gradient in the last step"  # which MXNet names, or leaves
-        return super().run()
+        if self._fresh.of_all():
+            return self.run()
+        if ignore_stale_grad:
+            return self.run_fresh()
+        return "a weight had no new gradient in the last step"  # which MXNet names
 
 
 def _lists_of(parameters: Sequence[Any]) -> list[Any]:
