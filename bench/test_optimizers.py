@@ -84,6 +84,44 @@ def test_step(
         record(Record(title, f"{optimizer}, {size}", shown, ratios(medians), TARGETS, notes))
 
 
+@pytest.mark.parametrize("size", SHAPES)
+def test_clip(
+    size: str,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    peers: Peers,
+    quick: bool,
+    rounds: int,
+) -> None:
+    """Gradients whose norm is below the bound, as most are once a net has begun to learn."""
+    shapes = SHAPES[size]
+    if quick:
+        shapes = [tuple(min(extent, 9) for extent in shape) for shape in shapes]
+    given = [parameter.list_grad()[0] for parameter in _parameters(shapes)]
+    most = 1e6
+    clips = {
+        "graphopt": graphopt.clip_global_norm,
+        "plain": mx.gluon.utils.clip_global_norm,
+    }
+    norms = [float(clip(given, most)) for clip in clips.values()]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)  # MXNet's is a sum of float32
+    contenders: dict[str, Any] = {
+        name: lambda clip=clip: clip(given, most) for name, clip in clips.items()
+    }
+    notes: tuple[str, ...] = ()
+    if not quick and peers.has("torch_optimizer"):
+        request = {"root": str(ROOT), "shapes": shapes, "most": most}
+        contenders["pytorch"] = peers.start(
+            "torch_optimizer", what="clip", threads=THREADS, **request
+        )
+    elif not quick:
+        notes = (peers.missing("torch_optimizer"),)
+    medians = race(benchmark, contenders, rounds, quick)
+    if medians:
+        title = "Gradients clipped by their norm, float32"
+        record(Record(title, size, figures(medians), ratios(medians), TARGETS, notes))
+
+
 def _parameters(shapes: list[tuple[int, ...]]) -> list[Any]:
     params = []
     for number, shape in enumerate(shapes):

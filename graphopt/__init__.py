@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graphopt.ir.graph import Graph
     from graphopt.ir.parser import parse
     from graphopt.nn.train_step import train_step
+    from graphopt.optimizers.clipping import clip_global_norm
 
 __version__ = "0.1.0.dev0"
 
@@ -30,6 +31,7 @@ _PUBLIC = {
     "Graph": "graphopt.ir.graph",
     "GraphoptError": "graphopt.errors",
     "batch": "graphopt.batching.batched",
+    "clip_global_norm": "graphopt.optimizers.clipping",
     "lift": "graphopt.api.lifting",
     "load": "graphopt.api.loading",
     "lower": "graphopt.api.lowering",
@@ -43,6 +45,7 @@ __all__ = [
     "Graph",
     "GraphoptError",
     "batch",
+    "clip_global_norm",
     "fold",
     "lift",
     "load",

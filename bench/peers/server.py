@@ -451,7 +451,11 @@ def torch_optimizer(request: dict) -> object:
     sys.path.insert(0, request["root"])
     from bench.peers import torch_optimizers
 
-    kinds = {"optimizer": torch_optimizers.TorchOptimizer, "step": torch_optimizers.TorchStep}
+    kinds = {
+        "clip": torch_optimizers.TorchClip,
+        "optimizer": torch_optimizers.TorchOptimizer,
+        "step": torch_optimizers.TorchStep,
+    }
     return kinds[request["what"]](request)
 
 

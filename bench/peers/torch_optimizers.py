@@ -35,6 +35,21 @@ class TorchOptimizer:
         return []
 
 
+class TorchClip:
+    """Gradients clipped by their norm, which is below the bound."""
+
+    def __init__(self, request: dict) -> None:
+        torch.set_num_threads(request["threads"])
+        self._weights = [torch.full(tuple(shape), 0.5) for shape in request["shapes"]]
+        for weight in self._weights:
+            weight.grad = torch.full_like(weight, 0.01)
+        self._most = request["most"]
+
+    def __call__(self) -> list:
+        torch.nn.utils.clip_grad_norm_(self._weights, self._most)
+        return []
+
+
 class TorchStep:
     """Steps of dense layers with tanh between them, by Adam and half the mean square of errors."""
 

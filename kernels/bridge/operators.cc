@@ -9,6 +9,7 @@
 #include "attention_operator.h"
 #include "batch_dot.h"
 #include "batch_norm_operator.h"
+#include "clip.h"
 #include "convolutions_operator.h"
 #include "dense_operator.h"
 #include "dropout_operator.h"
@@ -305,6 +306,17 @@ int graphopt_update(const char* spec, void** handles, int64_t weights, int64_t a
                     int64_t shared, int64_t own) {
   try {
     graphopt::PushUpdate({spec, handles, weights, arrays, numbers, shared, own});
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+/* See clip.h: the norm of some arrays goes to `total`, an array of one element. */
+int graphopt_clip(const char* squares, const char* scaling, void** handles, int64_t count, void* total, double most) {
+  try {
+    graphopt::PushClip(squares, scaling, handles, count, total, most);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();
