@@ -82,7 +82,7 @@ def _clipped(arrays: Sequence[Any], most: float) -> Any:
         *(ctypes.c_void_p, ctypes.c_double),
     ]
     specs = _specs(np.dtype(arrays[0].dtype).name)
-    total = mx.nd.zeros((1,), arrays[0].context, arrays[0].dtype)
+    total = mx.nd.empty((1,), arrays[0].context, arrays[0].dtype)
     handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
     if library.graphopt_clip(*specs, handles, len(arrays), total.handle, most):
         raise GraphoptError(library.graphopt_error().decode())

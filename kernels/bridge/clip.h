@@ -15,6 +15,7 @@ struct Clip {
   std::vector<NDArray> arrays;
   NDArray total;            // of one element
   double most;
+  bool is_small = false;
 };
 
 class ClipRun {
@@ -54,7 +55,7 @@ class ClipRun {
   void ForPieces(const Run& run) {
     int64_t elements = 0;
     for (int64_t size : sizes_) elements += size;
-    const int threads = Threads(clip_.squares->cost * elements, pieces_.back());
+    const int threads = clip_.is_small ? 1 : Threads(clip_.squares->cost * elements, pieces_.back());
     std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces_.back();) {
@@ -78,7 +79,8 @@ class ClipRun {
   std::vector<int64_t> sizes_, pieces_{0};
 };
 
-/* Has the engine write the norm of some arrays to `total`, and scale them where it is above `most`. */
+/* Has the engine write the norm of some arrays to `total`, and scale them where it is above `most`; the caller's thread
+ * if they have few elements and nothing has to be waited for. */
 void PushClip(const char* squares, const char* scaling, void** handles, int64_t count, void* total, double most) {
   const auto plan = [](const char* spec) {
     NodeAttrs attrs;
@@ -89,12 +91,15 @@ void PushClip(const char* squares, const char* scaling, void** handles, int64_t 
   std::unique_ptr<Clip> clip(new Clip{plan(squares), plan(scaling), {}, *static_cast<NDArray*>(total), most});
   if (NeedsScratch(*clip->squares) || NeedsScratch(*clip->scaling)) Fail("a kernel of a norm needs scratch");
   Variables written{ChunkOf(clip->total)->variable};
+  int64_t elements = 0;
   for (int64_t i = 0; i < count; ++i) {
     clip->arrays.push_back(*static_cast<NDArray*>(handles[i]));
     written.push_back(ChunkOf(clip->arrays.back())->variable);
+    elements += clip->arrays.back().shape().Size();
   }
+  const bool is_small = clip->is_small = elements <= kFewWeights;
   Push([](void*, void* given) { ClipRun(*static_cast<Clip*>(given)).All(); }, clip.release(),
-       [](void* given) { delete static_cast<Clip*>(given); }, written, written, false, "graphopt_clip");
+       [](void* given) { delete static_cast<Clip*>(given); }, written, written, is_small, "graphopt_clip");
 }
 
 }  // namespace graphopt
