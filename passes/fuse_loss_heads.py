@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -16,7 +16,6 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, FUSED, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
-from graphopt.kernels.expand import collapse
 from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
 from graphopt.passes.fusion.operators import flag, number
 from graphopt.passes.fusion.positions import FLOATS, LONGEST

@@ -55,6 +55,14 @@ def test_both_modes_learn_the_same(script: str, options: tuple[str, ...]) -> Non
     check_runs(run(script, *TINY, *options, "--json"))
 
 
+def test_a_bucketing_module_learns_the_same_in_both_modes() -> None:
+    sizes = ("--samples", "64", "--batch-size", "8", "--units", "8", "--words", "50")
+    runs = json.loads(run("bucketing_lm.py", *sizes, "--epochs", "1", "--json"))["runs"]
+    np.testing.assert_allclose(runs["optimized"]["losses"], runs["plain"]["losses"], rtol=1e-3)
+    assert "reroll-recurrence" in runs["optimized"]["explain"]
+    assert "one kernel updates" in runs["optimized"]["explain"]
+
+
 def test_reviews_come_from_a_folder(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
