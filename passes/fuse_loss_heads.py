@@ -11,6 +11,7 @@ import numpy as np
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.errors import GraphoptError
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.constant import add_constant
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, FUSED, Node, Value
@@ -18,7 +19,7 @@ from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
 from graphopt.passes.fusion.operators import flag, number
-from graphopt.passes.fusion.positions import FLOATS, LONGEST
+from graphopt.passes.fusion.positions import FLOATS, LONGEST, Positions
 from graphopt.passes.fusion.region import origin_of
 from graphopt.pipeline.base import Mode, Pass, PassContext
 from graphopt.rewrite.substitute import transplant
@@ -33,9 +34,9 @@ class FuseLossHeads(Pass):
 
     Such a layer returns probabilities, say, and has a gradient of its own, that of a loss nobody
     computes, whatever reads its output: ``SoftmaxOutput`` the difference of probabilities and
-    labels. MXNet computes both one number after the other. Its ``grad_scale``, ``use_ignore``,
-    ``smooth_alpha``, ``multi_output`` and labels that are probabilities are known, and the three
-    regression outputs; a normalization by the valid labels of a batch is not.
+    labels. MXNet computes both one number after the other. All of its attributes are known but
+    ``out_grad``, and so are labels that are probabilities, and the three regression outputs. Where
+    a gradient is divided by the count of valid labels, that is counted in front of the kernel.
 
     Example::
 
@@ -88,10 +89,19 @@ class FuseLossHeads(Pass):
 
 @dataclass(frozen=True)
 class _Head:
-    """A kernel of prediction and label, and of positions along an axis if it has classes."""
+    """A kernel of prediction and label, of positions along an axis, and of a count.
+
+    Attributes:
+        spec: the kernel.
+        classes: how many positions it reads; 0: none.
+        label: the shape in which it reads labels, if that is another.
+        uncounted: the label that is not valid, where it reads how many others there are.
+    """
 
     spec: KernelSpec
     classes: int = 0
+    label: tuple[int, ...] | None = None
+    uncounted: float | None = None
 
 
 def _head(graph: Graph, node: Node, device: str) -> _Head:
@@ -146,28 +156,37 @@ def _softmax(node: Node, data: TensorType, label: TensorType, device: str) -> _H
     dtype = str(data.dtype)
     emit = Builder(dtype, len(shape), 1, columns=columns)
     whole = Operand(dtype, tuple(range(len(shape))))
-    x, y = emit.input(whole), emit.input(Operand(dtype, _label_axes(shape, _extents(label), axis)))
-    if label.shape == data.shape:
+    given, reshaped = _extents(label), None
+    if multiple and len(shape) > 3 and given == (shape[0], math.prod(shape[2:])):
+        given = reshaped = (shape[0], *shape[2:])
+    x, y = emit.input(whole), emit.input(Operand(dtype, _label_axes(shape, given, axis)))
+    if given == shape:
         out = emit("softmax", x)
         scaled = emit("mul", emit("sub", out, y), _single(number(attrs, "grad_scale", 1.0)))
         return _Head(emit.build([(emit("loss_of", out, x, scaled), whole)]))
     at = emit.input(Operand(dtype, (axis,)))
+    is_counted = attrs.get("normalization") == "valid"
+    count = emit.input(Operand(dtype, (None,))) if is_counted else None
     out = emit("softmax", x)
-    gradient = _by_class(emit, out, emit("trunc", y), at, node, shape, axis)
-    return _Head(emit.build([(emit("loss_of", out, x, gradient), whole)]), shape[axis])
+    gradient = _by_class(emit, out, emit("trunc", y), at, attrs, shape, axis)
+    gradient = gradient if count is None else emit("div", gradient, count)
+    spec = emit.build([(emit("loss_of", out, x, gradient), whole)])
+    return _Head(spec, shape[axis], reshaped, _ignored(attrs) if is_counted else None)
+
+
+def _ignored(attrs: Attrs) -> float:
+    """The label that is not valid, whole as MXNet takes it."""
+    return float(math.trunc(number(attrs, "ignore_label", -1.0)))
 
 
 def _by_class(
-    emit: Builder, out: Arg, label: Arg, at: Arg, node: Node, shape: tuple[int, ...], axis: int
+    emit: Builder, out: Arg, label: Arg, at: Arg, attrs: Attrs, shape: tuple[int, ...], axis: int
 ) -> Arg:
     """Probabilities, less one at the label, times what scales them."""
-    attrs = node.attrs
     multiple = flag(attrs, "multi_output")
-    normalization = str(attrs.get("normalization") or "null")
-    if normalization == "valid":
-        raise GraphoptError("its gradient is divided by the count of valid labels")
+    normalization = attrs.get("normalization")
     scale = number(attrs, "grad_scale", 1.0)
-    if multiple:
+    if multiple and normalization != "valid":
         scale /= math.prod(shape) // (shape[0] * shape[1])
     if normalization == "batch":
         scale /= shape[0] if multiple or len(shape) == 2 else math.prod(shape) // shape[axis]
@@ -179,8 +198,7 @@ def _by_class(
         hot = emit("where", is_label, _single(1 - alpha), _single(others))
     gradient = emit("mul", emit("sub", out, hot), _single(scale))
     if flag(attrs, "use_ignore"):
-        ignored = float(math.trunc(number(attrs, "ignore_label", -1.0)))
-        gradient = emit("where", emit("eq", label, ignored), 0.0, gradient)
+        gradient = emit("where", emit("eq", label, _ignored(attrs)), 0.0, gradient)
     return gradient
 
 
@@ -201,10 +219,24 @@ def _label_axes(
 def _replace(edited: Graph, node: Node, head: _Head) -> None:
     """Make the layer a fused node that stands for it."""
     inputs: list[Value] = [*edited[node.id].inputs]
+    name, dtype = node.name or node.op, node.type.dtype
+    build = Positions(edited, origin_of([node]))
+    label = edited.type_of(inputs[1])
+    if head.label is not None:
+        type_, shape = TensorType(dtype, head.label), Attrs(shape=head.label)
+        inputs[1] = build.add("Reshape", (inputs[1],), shape, type_, f"{name}_label")
     if head.classes:
-        positions = np.arange(head.classes, dtype=node.type.dtype)
-        name = edited.unique_name(f"{node.name or node.op}_positions")
-        inputs.append(add_constant(edited, positions, name).out())
+        positions = np.arange(head.classes, dtype=dtype)
+        at = add_constant(edited, positions, edited.unique_name(f"{name}_positions"))
+        inputs.append(at.out())
+    if head.uncounted is not None:
+        whole = build.add("fix", (node.inputs[1],), Attrs(), label, f"{name}_whole")
+        other = Attrs(scalar=head.uncounted)
+        valid = build.add("_not_equal_scalar", (whole,), other, label, f"{name}_valid")
+        one = TensorType(dtype, (1,))
+        count = build.add("sum", (valid,), Attrs(axis=()), one, f"{name}_count")
+        least = Attrs(scalar=1.0)
+        inputs.append(build.add("_maximum_scalar", (count,), least, one, f"{name}_least"))
     body = Graph("region")
     read = [
         body.add_input(f"in{place}", DATA, edited.type_of(value)).out()

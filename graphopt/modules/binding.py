@@ -64,6 +64,7 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
         reason = self._why_plain(stype_dict, group2ctx)
         types = None if reason else self._types(kwargs, type_dict or {})
         if types is None:
+            reason = reason or "its shapes do not follow from those that were given"
             if isinstance(shared_exec, OptimizedExecutor):
                 raise UnsupportedError(f"MXNet has to run this one, as {reason}: it shares nothing")
             made = super().simple_bind(
@@ -127,12 +128,13 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
     Args:
         executor: an ``mx.executor.Executor``.
         config: what the user asked for.
-        data: names of arguments that change from call to call; by default those without gradients
-            that no usual parameter is named like.
+        data: names of arguments that change from call to call; by default those that no usual
+            parameter is named like.
     """
     symbol, arrays = executor._symbol, executor.arg_dict
+    gradients = executor.grad_dict if executor.grad_arrays else {}  # None if bound without any
     reason = "its parts run on several contexts" if executor._group2ctx else ""
-    for kind in (arrays, executor.grad_dict, executor.aux_dict):
+    for kind in (arrays, gradients, executor.aux_dict):
         for name, array in kind.items():
             if array is not None and array.stype != "default":
                 reason = f"argument {name!r} is sparse"
@@ -144,7 +146,7 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
         data = data_names(symbol)
     return executor_of(
         *(symbol, config, {*data} & {*arrays}, executor._ctx, arrays),
-        *(executor.grad_dict, executor.aux_dict, requests),
+        *(gradients, executor.aux_dict, requests),
     )
 
 

@@ -50,6 +50,10 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._monitor_all = False
         self._names = model.symbol.list_arguments()
         self._data = own_arrays(self.arg_dict, self.grad_dict, self._grad_req, model.data)
+        self._learns = any(
+            gradient is not None and self._grad_req.get(name, "null") != "null"
+            for name, gradient in self.grad_dict.items()
+        )
         self._outputs: list[Any] | None = None
         self._tape: list[Any] = []
         self._is_run: bool | None = None  # for training or not; None: never
@@ -106,10 +110,13 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if self._plain is not None:
             self._plain.backward(out_grads, is_train)
             return
-        if not any(gradient is not None for gradient in self.grad_arrays):
+        if not self._learns:
             return
-        if not self._tape:  # as it was computed in inference
-            self._compute(training=False, recording=True)
+        if not self._tape and self._compute(training=False, recording=True) is None:
+            plain: Any = self._plain  # by now
+            plain.forward(is_train=False)
+            plain.backward(out_grads, is_train)
+            return
         mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
 
     def reshape(

@@ -35,9 +35,9 @@ class Updates:
             UnsupportedError: they cannot, and ``strict`` asked for it.
         """
         plan = self._planned(module)
+        if isinstance(plan, str) and self._config.strict:
+            raise UnsupportedError(f"no kernel updates the weights of the module: {plan}")
         self._reason = plan if isinstance(plan, str) else plan.run()
-        if self._reason is not None and self._config.strict:
-            raise UnsupportedError(f"no kernel updates the weights of the module: {self._reason}")
         return self._reason is None
 
     def explain(self) -> str:
@@ -52,7 +52,7 @@ class Updates:
         if self._never is not None:
             return self._never
         if updater is None or module._kvstore is not None:
-            return "its key-value store updates them"
+            return "a key-value store sums up their gradients, or updates them"
         contexts = module._context
         if len(contexts) != 1 or contexts[0].device_type != "cpu":
             return f"they are on {', '.join(map(str, contexts))}"

@@ -9,7 +9,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
+from graphopt.errors import InputError, UnsupportedError
 from graphopt.modules.executor import OptimizedExecutor
 
 mx = import_mxnet()
@@ -91,6 +91,39 @@ def test_gradients_in_inference() -> None:
         executor.backward(mx.nd.ones((6, 5)), is_train=False)
     assert_same(fast, plain)
     assert (fast.aux_dict["bn_moving_mean"].asnumpy() == 0.5).all()
+
+
+def test_without_gradients() -> None:
+    """There is nothing to do, whether there are arrays for them or not."""
+    arrays = {"data": mx.nd.ones((6, 5)), "w": mx.nd.ones((6, 5))}
+    unused = {name: mx.nd.ones((6, 5)) * 3 for name in arrays}
+    for gradients in (None, unused):
+        executor = chain().bind(mx.cpu(), arrays, args_grad=gradients, grad_req="null")
+        fast = graphopt.optimize(executor)
+        fast.forward(is_train=True)
+        fast.backward(mx.nd.ones((6, 5)))
+    assert all((array.asnumpy() == 3).all() for array in unused.values())
+
+
+def test_mxnet_runs_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: Any, **__: Any) -> Any:
+        raise UnsupportedError("no room for it")
+
+    for is_train in (True, False):
+        fast, plain = pair(chain(), data=(6, 5), w=(6, 5))
+        if not is_train:  # which compiles; what backward needs does not
+            fast.forward(is_train=False)
+        with monkeypatch.context() as patch:
+            patch.setattr("graphopt.api.loading.build_graph", refusing)
+            for executor in (fast, plain):
+                executor.forward(is_train=is_train)
+                executor.backward(mx.nd.ones((6, 5)))
+        assert_same(fast, plain)
+        assert fast.explain() == "MXNet's executor runs it: no room for it"
+    strict = graphopt.optimize(bound(chain(), data=(6, 5), w=(6, 5)), strict=True)
+    monkeypatch.setattr("graphopt.api.loading.build_graph", refusing)
+    with pytest.raises(UnsupportedError, match="no room for it"):
+        strict.forward()
 
 
 def test_backward_twice() -> None:

@@ -32,6 +32,12 @@ SOFTMAX: list[tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = [
     ({"multi_output": True, "use_ignore": True, "ignore_label": 3}, (3, 5, 24), (3, 24)),
     ({"multi_output": True, "normalization": "batch", "grad_scale": 0.5}, (3, 5, 24), (3, 24)),
     ({"multi_output": True}, (3, 5), (3,)),
+    ({"normalization": "valid"}, (6, 5), (6,)),
+    ({"normalization": "valid", "use_ignore": True, "grad_scale": 3.0}, (6, 5), (6,)),
+    ({"preserve_shape": True, "normalization": "valid", "ignore_label": 2}, (4, 3, 5), (4, 3)),
+    # Of SSD and of region proposals.
+    ({"multi_output": True, "normalization": "valid", "use_ignore": True}, (3, 5, 24), (3, 24)),
+    ({"multi_output": True, "normalization": "valid", "use_ignore": True}, (2, 2, 6, 4), (2, 24)),
 ]
 REGRESSIONS = [
     (name, attrs, shape, label)
@@ -107,11 +113,10 @@ def test_dtypes(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("attrs", "shape", "label_shape", "reason"),
     [
-        ({"normalization": "valid"}, (6, 5), (6,), "divided by the count of valid labels"),
         ({"out_grad": True}, (6, 5), (6,), "it has out_grad=True"),
         ({}, (6, 5, 2), (6, 5), "over several axes at once"),
         ({"multi_output": True}, (2, 5, 3), (2, 3), "too few rows lie side by side"),
-        ({"multi_output": True}, (2, 5, 3, 4), (2, 12), r"its labels are \(2, 12\)"),
+        ({"multi_output": True}, (2, 5, 3, 2), (2, 6), "too few rows lie side by side"),
     ],
 )
 def test_refusals(attrs: dict[str, Any], shape: Any, label_shape: Any, reason: str) -> None:
@@ -120,6 +125,14 @@ def test_refusals(attrs: dict[str, Any], shape: Any, label_shape: Any, reason: s
     assert re.search(f"SoftmaxOutput stays: .*{reason}", fast.explain())
     got, want = fast.grad_dict["x"].asnumpy(), plain.grad_dict["x"].asnumpy()
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_no_label_is_valid() -> None:
+    attrs = {"normalization": "valid", "use_ignore": True, "ignore_label": 1}
+    loss = sym.SoftmaxOutput(sym.var("x"), sym.var("label"), **attrs)
+    fast, plain = executors(loss, np.ones(6), x=(6, 5), label=(6,))
+    assert (fast.grad_dict["x"].asnumpy() == 0).all()
+    assert (plain.grad_dict["x"].asnumpy() == 0).all()
 
 
 def test_other_readers() -> None:
