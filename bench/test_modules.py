@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import graphopt
@@ -92,6 +93,54 @@ def test_module(
         title = f"Module, {'a step of SGD' if trains else 'forward'}, float32"
         shown = figures(medians) | {"max error": error}
         record(Record(title, name, shown, ratios(medians), TARGETS, notes))
+
+
+#: What SoftmaxOutput is given: shapes of predictions and labels, and its attributes.
+LOSSES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "words, 960 of 10,000": ((960, 10_000), (960,), {}),
+    "anchors of SSD, 32 x 8,732 of 21": (
+        (32, 21, 8732),
+        (32, 8732),
+        {"multi_output": True, "use_ignore": True, "normalization": "valid"},
+    ),
+    "pixels, 4 x 256 x 256 of 21": ((4, 21, 256, 256), (4, 256, 256), {"multi_output": True}),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_softmax_output(
+    name: str, benchmark: Any, record: Callable[[Record], None], quick: bool, rounds: int
+) -> None:
+    """Forward and backward, as executors run them."""
+    shape, labels, attrs = LOSSES[name]
+    if quick:
+        shape, labels = (tuple(min(extent, 9) for extent in one) for one in (shape, labels))
+    loss = mx.sym.SoftmaxOutput(mx.sym.var("x"), mx.sym.var("label"), **attrs)
+    executors = {}
+    for contender in ("graphopt", "plain"):
+        executor = loss.simple_bind(mx.cpu(), grad_req={"x": "write"}, x=shape, label=labels)
+        executor.arg_dict["x"][:] = np.random.default_rng(1).standard_normal(shape)
+        executor.arg_dict["label"][:] = (
+            np.arange(executor.arg_dict["label"].size).reshape(labels) % 8
+        )
+        fast = contender == "graphopt"
+        executors[contender] = graphopt.optimize(executor, strict=True) if fast else executor
+
+    def step(executor: Any) -> None:
+        executor.forward(is_train=True)
+        executor.backward()
+
+    for executor in executors.values():
+        step(executor)
+    found = [{"gradient": e.grad_dict["x"].asnumpy()} for e in executors.values()]
+    error = relative_error(found[1], found[0])
+    assert error < LARGEST_ERROR
+    assert "fuse-loss-heads: 1 kernels" in executors["graphopt"].explain()
+    contenders = {key: lambda e=executor: step(e) for key, executor in executors.items()}
+    medians = race(benchmark, contenders, rounds, quick)
+    if medians:
+        shown = figures(medians) | {"max error": error}
+        record(Record("SoftmaxOutput, a step, float32", name, shown, ratios(medians), TARGETS, ()))
 
 
 def _graph(net: Any) -> Any:
