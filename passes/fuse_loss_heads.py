@@ -18,14 +18,12 @@ from graphopt.ir.node import DATA, FUSED, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
+from graphopt.passes.fusion.fuse import FEWEST_COLUMNS
 from graphopt.passes.fusion.operators import flag, number
 from graphopt.passes.fusion.positions import FLOATS, LONGEST, Positions
 from graphopt.passes.fusion.region import origin_of
 from graphopt.pipeline.base import Mode, Pass, PassContext
 from graphopt.rewrite.substitute import transplant
-
-#: Rows side by side that are worth a kernel across them.
-_FEWEST_COLUMNS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ def _softmax(node: Node, data: TensorType, label: TensorType, device: str) -> _H
     if len(shape) < 2 or not (multiple or flag(attrs, "preserve_shape") or len(shape) == 2):
         raise GraphoptError("it normalizes over several axes at once")
     columns = len(shape) - 1 - axis
-    if columns and (device != "cpu" or math.prod(shape[axis + 1 :]) < _FEWEST_COLUMNS):
+    if columns and (device != "cpu" or math.prod(shape[axis + 1 :]) < FEWEST_COLUMNS):
         raise GraphoptError("too few rows lie side by side for a vector")
     if flag(attrs, "out_grad"):
         raise GraphoptError("it has out_grad=True")

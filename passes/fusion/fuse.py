@@ -31,7 +31,7 @@ from graphopt.rewrite.substitute import transplant
 _MAX_MEMBERS = 64
 _MAX_OPERANDS = 24
 #: Rows side by side that are worth a kernel across them.
-_FEWEST_COLUMNS = 8
+FEWEST_COLUMNS = 8
 
 Shape = tuple[int, ...]
 
@@ -160,7 +160,7 @@ def _no_columns(graph: Graph, node: Node, op: str, device: str) -> str | None:
     if device != "cpu":
         return "kernels on GPUs reduce the last axes only"
     count = math.prod(shape[len(shape) - span.columns :])
-    if count < _FEWEST_COLUMNS:
+    if count < FEWEST_COLUMNS:
         return f"of the axes that it reduces {count} lie side by side, too few for a vector"
     return None
 
