@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphopt.compat import import_mxnet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))  # they are no package
+from bucketing_lm import language_model
 
 mx = import_mxnet()
 sym = mx.sym
@@ -16,7 +21,7 @@ sym = mx.sym
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """LSTM cells unrolled over a bucket, each word's chances at each step.
+    """That of ``examples/bucketing_lm.py``: LSTM cells unrolled over a bucket.
 
     Attributes:
         words: of the vocabulary.
@@ -30,19 +35,10 @@ class LanguageModel:
     batch: int = 32
     steps: int = 30
 
-    def symbol(self, steps: int) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
-        """What ``BucketingModule`` asks for."""
-        stack = mx.rnn.SequentialRNNCell()
-        for layer in range(2):
-            stack.add(mx.rnn.LSTMCell(self.units, prefix=f"lstm{layer}_"))
-        embedded = sym.Embedding(
-            sym.var("data"), input_dim=self.words, output_dim=self.units, name="embed"
-        )
-        outputs, _ = stack.unroll(steps, inputs=embedded, merge_outputs=True)
-        rows = sym.reshape(outputs, shape=(-1, self.units))
-        scores = sym.FullyConnected(rows, num_hidden=self.words, name="scores")
-        label = sym.reshape(sym.var("softmax_label"), shape=(-1,))
-        return sym.SoftmaxOutput(scores, label, name="softmax"), ("data",), ("softmax_label",)
+    @property
+    def symbol(self) -> Any:
+        """Makes the Symbol of so many steps, as ``BucketingModule`` asks for."""
+        return language_model(self.words, self.units)
 
     def module(self) -> Any:
         """Not bound yet."""

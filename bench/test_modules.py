@@ -22,6 +22,8 @@ mx = import_mxnet()
 
 TARGETS = {"plain": 1.0}
 LARGEST_ERROR = 1e-4
+#: Of weights after steps, where gradients jump as a ReLU does.
+LARGEST_JUMP = 0.1
 
 #: A net and its batch, a smaller one, and what PyTorch's is called.
 NETS: dict[str, tuple[Any, Any, str]] = {
@@ -67,7 +69,7 @@ def test_module(
     plain = bound(net.module(), batch)
     fast = bound(graphopt.optimize(net.module(), strict=True), batch)
     error = relative_error(_found(plain, batch), _found(fast, batch))
-    assert error < LARGEST_ERROR or "ResNet" in name  # whose gradients jump where a ReLU does
+    assert error < (LARGEST_JUMP if "ResNet" in name else LARGEST_ERROR)
     run = _step if trains else _forward
     contenders: dict[str, Any] = {
         "graphopt": lambda: run(fast, batch),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
-from graphopt.kernels import bridge
-from graphopt.kernels.bridge.versions import fit
 from graphopt.nn.config import Config
 from graphopt.optimizers.plan import Plan, Slot, are_same
 from graphopt.optimizers.rules import rule_of
+from graphopt.optimizers.updating import why_no_kernels
 
 
 class Updates:
@@ -18,11 +16,8 @@ class Updates:
 
     def __init__(self, config: Config) -> None:
         """Nothing is compiled before the first update."""
-        mx = import_mxnet()
         self._config = config
-        self._never = bridge.why_not(mx)
-        if self._never is None and not fit(mx):
-            self._never = "this MXNet lays out arrays in another way"
+        self._never = why_no_kernels()
         self._lists: tuple[Any, Any] = (None, None)
         self._arrays: list[Any] = []
         self._plan: Plan | None = None

@@ -13,10 +13,9 @@ import numpy as np
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.kernels import bridge
-from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.library import prepare
 from graphopt.kernels.spec import Builder, Operand
-from graphopt.optimizers.updating import DTYPES
+from graphopt.optimizers.updating import DTYPES, why_no_kernels
 
 
 def clip_global_norm(
@@ -61,15 +60,13 @@ def clip_global_norm(
 
 
 def _is_ours(arrays: Sequence[Any]) -> bool:
-    mx = import_mxnet()
     first = arrays[0]
     return (
         np.dtype(first.dtype).name in DTYPES
         and first.context.device_type == "cpu"
         and all(a.stype == "default" and a.size for a in arrays)
         and all(a.dtype == first.dtype and a.context == first.context for a in arrays)
-        and bridge.why_not(mx) is None
-        and fit(mx)
+        and why_no_kernels() is None
     )
 
 

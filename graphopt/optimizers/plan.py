@@ -95,7 +95,8 @@ class Plan:
         for update in updates:
             update(self._optimizer)
         for weight in others:
-            weight.data._fresh_grad = False
+            if weight.data._fresh_grad:  # weights of modules have no gradient for autograd
+                weight.data._fresh_grad = False
         if others:
             self._updater(
                 [weight.index for weight in others],

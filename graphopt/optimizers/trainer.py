@@ -12,11 +12,9 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
-from graphopt.kernels import bridge
-from graphopt.kernels.bridge.versions import fit
 from graphopt.optimizers.plan import Plan, Slot, are_same
 from graphopt.optimizers.rules import Rule, rule_of
-from graphopt.optimizers.updating import Freshness
+from graphopt.optimizers.updating import Freshness, why_no_kernels
 
 _STATE = "_graphopt_state"
 
@@ -75,9 +73,7 @@ class State:
         if _method_of(type(trainer)) is not mx.gluon.Trainer._update:
             self._never: str | None = "its class has an _update of its own"
         else:
-            self._never = bridge.why_not(mx)
-            if self._never is None and not fit(mx):
-                self._never = "this MXNet lays out arrays in another way"
+            self._never = why_no_kernels()
         self._reason: str | None = "no step was made yet"
 
     def update(self, *, ignore_stale_grad: bool) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
+from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.library import prepare
 from graphopt.optimizers.rules import Rule, own_numbers, shared_number
 
@@ -52,6 +53,15 @@ class Weight:
         if any(a.dtype != self.data.dtype or a.shape != self.data.shape for a in arrays):
             return "its gradient or its states have another dtype or shape"
         return None
+
+
+def why_no_kernels() -> str | None:
+    """Why no kernel can write to arrays of this MXNet, or ``None``."""
+    mx = import_mxnet()
+    reason = bridge.why_not(mx)
+    if reason is None and not fit(mx):
+        return "this MXNet lays out arrays in another way"
+    return reason
 
 
 class Update:

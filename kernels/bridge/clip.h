@@ -15,7 +15,7 @@ struct Clip {
   std::vector<NDArray> arrays;
   NDArray total;            // of one element
   double most;
-  bool is_small = false;
+  bool is_one_thread = false;
 };
 
 class ClipRun {
@@ -55,7 +55,7 @@ class ClipRun {
   void ForPieces(const Run& run) {
     int64_t elements = 0;
     for (int64_t size : sizes_) elements += size;
-    const int threads = clip_.is_small ? 1 : Threads(clip_.squares->cost * elements, pieces_.back());
+    const int threads = clip_.is_one_thread ? 1 : Threads(clip_.squares->cost * elements, pieces_.back());
     std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces_.back();) {
@@ -97,7 +97,10 @@ void PushClip(const char* squares, const char* scaling, void** handles, int64_t 
     written.push_back(ChunkOf(clip->arrays.back())->variable);
     elements += clip->arrays.back().shape().Size();
   }
-  const bool is_small = clip->is_small = elements <= kFewWeights;
+  const bool is_small = elements <= kFewWeights;
+  // Arrays in the same memory are scaled one after the other, as MXNet does.
+  std::sort(written.begin(), written.end());
+  clip->is_one_thread = is_small || std::adjacent_find(written.begin(), written.end()) != written.end();
   Push([](void*, void* given) { ClipRun(*static_cast<Clip*>(given)).All(); }, clip.release(),
        [](void* given) { delete static_cast<Clip*>(given); }, written, written, is_small, "graphopt_clip");
 }

@@ -191,6 +191,30 @@ def test_sparse_parameters_are_left_to_mxnet() -> None:
     assert "MXNet's executor runs it: argument 'data' is sparse" in fast.explain()
 
 
+def test_weights_of_half_precision_are_updated_by_mxnet() -> None:
+    found = []
+    for optimize in (graphopt.optimize, lambda module: module):
+        half = sym.Cast(sym.var("half_weight", dtype="float16", shape=(7,)), dtype="float32")
+        x = sym.broadcast_mul(sym.var("data"), half)
+        loss = sym.SoftmaxOutput(sym.FullyConnected(x, num_hidden=4, name="fc"), name="softmax")
+        module = optimize(mx.mod.Module(loss))
+        module.bind(*_shapes())
+        mx.random.seed(1)
+        module.init_params(mx.init.Constant(0.25))
+        options = {"learning_rate": 0.5, "multi_precision": True}
+        module.init_optimizer(optimizer_params=options)
+        for _ in range(3):
+            module.forward_backward(next(samples()))
+            module.update()
+        found.append({name: a.asnumpy() for name, a in module.get_params()[0].items()})
+        if optimize is graphopt.optimize:
+            told = module.explain()
+            assert "one kernel updates 2 of 3 weights" in told
+            assert "half_weight by MXNet: it is float16" in told
+    for name, array in found[0].items():
+        np.testing.assert_allclose(array, found[1][name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
 def test_modules_with_updates_of_their_own() -> None:
     class Frozen(mx.mod.Module):
         def update(self) -> None:

@@ -63,6 +63,18 @@ def test_arrays_in_blocks() -> None:
     np.testing.assert_allclose(x.asnumpy(), want * 2 / norm, rtol=1e-5)
 
 
+def test_arrays_that_share_memory() -> None:
+    """Each counts, and is scaled, as often as it is there."""
+    many = 1 << 18  # more than one thread's work
+    found = []
+    for clip in (graphopt.clip_global_norm, mx.gluon.utils.clip_global_norm):
+        one = mx.nd.ones((many,))
+        norm = clip([one, one, one[: many // 2]], 100.0)
+        found.append((float(norm), one.asnumpy()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
+
+
 def test_it_waits_for_gradients_and_updates_wait_for_it() -> None:
     found = []
     for clip in (graphopt.clip_global_norm, mx.gluon.utils.clip_global_norm):
