@@ -31,7 +31,11 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "SGD, momentum": ("sgd", {"momentum": 0.9}),
     "Adam": ("adam", {}),
     "AdaGrad": ("adagrad", {}),
+    "LAMB": ("lamb", {"wd": 0.01}),
+    "LARS": ("lars", {"momentum": 0.9, "wd": 1e-4}),
 }
+#: That PyTorch has none of.
+_MXNETS_OWN = ("LAMB", "LARS")
 _RATE = 1e-6
 
 
@@ -64,7 +68,9 @@ def test_step(
     assert error < 1e-6
     contenders: dict[str, Any] = dict(steps)
     notes: tuple[str, ...] = ()
-    if not quick and peers.has("torch_optimizer"):
+    if optimizer in _MXNETS_OWN:
+        notes = (f"PyTorch has no {optimizer}",)
+    elif not quick and peers.has("torch_optimizer"):
         contenders["pytorch"] = peers.start(
             "torch_optimizer",
             what="optimizer",

@@ -253,7 +253,7 @@ def _function() -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.graphopt_step.argtypes = [
         *(number, pointer, pointer, pointer),
-        *(ctypes.c_char_p, pointer, number, number),
+        *(pointer, pointer, number, number),
         *(pointer, number, number),
     ]
     return library

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from graphopt.optimizers.rules import Rule
+from graphopt.optimizers.rule import Rule
 from graphopt.optimizers.updating import Update, Weight
 
 #: Combinations of weights with new gradients that updates are kept of.

@@ -8,65 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 
-from graphopt.kernels.spec import Builder, KernelSpec, Operand
-from graphopt.optimizers.terms import Term
-
-#: Makes a weight and its states new: what it is given has an attribute for each array and number.
-Formula = Callable[[Any], Sequence[Term]]
+from graphopt.optimizers.adaptive import lamb, lamb_numbers, lars, lars_numbers
+from graphopt.optimizers.rule import Rule
+from graphopt.optimizers.terms import Term, clipped, mean_of, scaled
 
 #: In front of the name of a number: what it leaves of one, taken before it is rounded.
 _REST: Final = "rest_"
 _CLIP: Final = "clip_gradient"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How an optimizer makes one weight new.
-
-    Attributes:
-        formula: of the weight and its states.
-        states: names of these.
-        shared: names of numbers of the optimizer that all weights share.
-        own: names of numbers of each weight.
-        rounds: whether MXNet takes numbers as float32 whatever the weight is.
-    """
-
-    formula: Formula
-    states: tuple[str, ...] = ()
-    shared: tuple[str, ...] = ()
-    own: tuple[str, ...] = ("lr", "wd")
-    rounds: bool = True
-
-    @property
-    def arrays(self) -> int:
-        """How many arrays a weight has: itself, its gradient and its states."""
-        return 2 + len(self.states)
-
-    def spec(self, dtype: str, *, precise: bool) -> KernelSpec:
-        """The kernel over flat arrays.
-
-        It reads weight, gradient, states, shared numbers and own numbers, and writes weight and
-        states.
-        """
-        return _spec(self, dtype, precise)
-
-
-@lru_cache(maxsize=256)
-def _spec(rule: Rule, dtype: str, precise: bool) -> KernelSpec:
-    builder = Builder(dtype, 1, 0, precise=precise)
-    array, number = Operand(dtype, (0,)), Operand(dtype, (None,))
-    names = {"weight": array, "grad": array} | dict.fromkeys(rule.states, array)
-    names |= dict.fromkeys((*rule.shared, *rule.own), number)
-    terms = {name: Term(builder, builder.input(operand)) for name, operand in names.items()}
-    made = rule.formula(SimpleNamespace(**terms))
-    return builder.build((term.value, array) for term in made)
 
 
 def rule_of(optimizer: Any) -> Rule | str:
@@ -100,42 +54,35 @@ def shared_number(optimizer: Any, name: str) -> float:
     return float(np.float32(number)) if name == _CLIP else number  # as every operator has it
 
 
-def own_numbers(optimizer: Any, lr: float, wd: float, count: int) -> tuple[float, ...]:
-    """The own numbers of a weight that is updated for the ``count``-th time."""
-    found = _OWN.get(type(optimizer).__name__)
-    return found(optimizer, lr, wd, count) if found else (lr, wd)
-
-
-def _clipped(x: Any, term: Term) -> Term:
-    return term.clipped(x.clip_gradient) if hasattr(x, "clip_gradient") else term
-
-
-def _scaled(x: Any) -> Term:
-    """The gradient of what is to be minimized."""
-    return _clipped(x, x.rescale_grad * x.grad)
+def own_numbers(optimizer: Any, indices: Sequence[Any]) -> list[tuple[float, ...]]:
+    """The own numbers of weights whose updates were counted."""
+    name = type(optimizer).__name__
+    if name in _OWN_OF_ALL:
+        return _OWN_OF_ALL[name](optimizer, indices)
+    rates, decays = optimizer._get_lrs(indices), optimizer._get_wds(indices)
+    found = _OWN.get(name)
+    if found is None:
+        return list(zip(rates, decays, strict=True))
+    counts = map(optimizer._index_update_count.__getitem__, indices)
+    return [found(optimizer, *numbers) for numbers in zip(rates, decays, counts, strict=True)]
 
 
 def _decayed(x: Any) -> Term:
     """With the weight's decay in it before it is clipped."""
-    return _clipped(x, x.rescale_grad * x.grad + x.wd * x.weight)
-
-
-def _mean(share: Term, mean: Term, term: Term, rest: Term | None = None) -> Term:
-    """A moving average."""
-    return share * mean + (rest or 1 - share) * term
+    return clipped(x, x.rescale_grad * x.grad + x.wd * x.weight)
 
 
 def _sgd(x: Any) -> Sequence[Term]:
-    return ((1 - x.lr * x.wd) * x.weight - x.lr * _scaled(x),)
+    return ((1 - x.lr * x.wd) * x.weight - x.lr * scaled(x),)
 
 
 def _momentum(x: Any) -> Sequence[Term]:
-    state = x.momentum * x.state - x.lr * x.wd * x.weight - x.lr * _scaled(x)
+    state = x.momentum * x.state - x.lr * x.wd * x.weight - x.lr * scaled(x)
     return x.weight + state, state
 
 
 def _nesterov(x: Any) -> Sequence[Term]:
-    before, grad = x.momentum * x.state, _scaled(x)
+    before, grad = x.momentum * x.state, scaled(x)
     ahead = before - x.lr * (grad + x.wd * x.weight)
     weight = x.weight - before + (x.momentum + 1) * ahead
     # By the new weight: MXNet's operator has written it when it comes to the state.
@@ -149,50 +96,50 @@ def _sign_sgd(x: Any) -> Sequence[Term]:
 
 def _signum(x: Any) -> Sequence[Term]:
     rest = 1 - x.momentum
-    state = x.momentum * x.state - rest * x.wd * x.weight - rest * _scaled(x)
+    state = x.momentum * x.state - rest * x.wd * x.weight - rest * scaled(x)
     return (1 - x.lr * x.wd_lh) * x.weight + x.lr * state.sign(), state
 
 
 def _adam(x: Any) -> Sequence[Term]:
     grad = _decayed(x)
-    mean = _mean(x.beta1, x.mean, grad)
+    mean = mean_of(x.beta1, x.mean, grad)
     var = x.beta2 * x.var + (1 - x.beta2) * grad * grad
     return x.weight - x.lr * mean / (var.sqrt() + x.epsilon), mean, var
 
 
 def _bert_adam(x: Any) -> Sequence[Term]:
-    grad = _scaled(x)
-    mean, var = _mean(x.beta1, x.mean, grad), _mean(x.beta2, x.var, grad * grad)
+    grad = scaled(x)
+    mean, var = mean_of(x.beta1, x.mean, grad), mean_of(x.beta2, x.var, grad * grad)
     return x.weight - x.lr * (mean / (var.sqrt() + x.epsilon) + x.wd * x.weight), mean, var
 
 
 def _adamax(x: Any) -> Sequence[Term]:
     grad = _decayed(x)
-    mean = _mean(x.beta1, x.mean, grad, x.rest_beta1)
+    mean = mean_of(x.beta1, x.mean, grad, x.rest_beta1)
     most = (x.beta2 * x.most).or_larger(grad.abs())
     return x.weight - x.lr * mean / most, mean, most
 
 
 def _nadam(x: Any) -> Sequence[Term]:
     grad = _decayed(x)
-    mean = _mean(x.beta1, x.mean, grad, x.rest_beta1)
-    var = _mean(x.beta2, x.var, grad * grad, x.rest_beta2)
+    mean = mean_of(x.beta1, x.mean, grad, x.rest_beta1)
+    var = mean_of(x.beta2, x.var, grad * grad, x.rest_beta2)
     ahead = x.by_grad * grad + x.by_mean * mean
     return x.weight - x.lr * ahead / ((var / x.bias2).sqrt() + x.epsilon), mean, var
 
 
 def _ada_grad(x: Any) -> Sequence[Term]:
-    grad = _scaled(x)
+    grad = scaled(x)
     history = x.history + grad * grad
     step = grad / (history + x.float_stable_eps).sqrt() + x.weight * x.wd
     return x.weight - x.lr * step, history
 
 
 def _ada_delta(x: Any) -> Sequence[Term]:
-    grad = _scaled(x)
-    squares = _mean(x.rho, x.squares, grad * grad, x.rest_rho)
+    grad = scaled(x)
+    squares = mean_of(x.rho, x.squares, grad * grad, x.rest_rho)
     step = (x.steps + x.epsilon).sqrt() / (squares + x.epsilon).sqrt() * grad
-    steps = _mean(x.rho, x.steps, step * step, x.rest_rho)
+    steps = mean_of(x.rho, x.steps, step * step, x.rest_rho)
     return x.weight - (step + x.wd * x.weight), squares, steps
 
 
@@ -216,17 +163,17 @@ def _bounded(x: Any, weight: Term) -> Term:
 
 
 def _ftrl(x: Any) -> Sequence[Term]:
-    grad = _scaled(x)
+    grad = scaled(x)
     more = x.squares + grad * grad
     z = x.z + (grad - (more.sqrt() - x.squares.sqrt()) * x.weight / x.lr)
     by = (x.beta + more.sqrt()) / x.lr + x.wd
     weight = (z.sign() * x.lamda1 - z) / by
-    return z.abs().where_larger(x.lamda1, 0.0).sign() * weight, z, more
+    return z.abs().if_larger(x.lamda1, 1.0, 0.0) * weight, z, more
 
 
 def _ftml(x: Any) -> Sequence[Term]:
     grad = _decayed(x)
-    var = _mean(x.beta2, x.var, grad * grad)
+    var = mean_of(x.beta2, x.var, grad * grad)
     d = x.bias1 / x.lr * ((var / x.bias2).sqrt() + x.epsilon)
     z = x.beta1 * x.z + (1 - x.beta1) * grad - (d - x.beta1 * x.d) * x.weight
     return -z / d, d, var, z
@@ -283,6 +230,8 @@ _RULES: Final[dict[str, Callable[[Any], Rule | str]]] = {
         )
     ),
     "BERTAdam": _of_bert_adam,
+    "LAMB": lamb,
+    "LARS": lars,
     "RMSProp": _of_rms_prop,
     "Ftrl": _always(Rule(_ftrl, ("z", "squares"), ("lamda1", "beta"))),
     "FTML": _always(
@@ -324,4 +273,7 @@ _OWN: Final[dict[str, Callable[..., tuple[float, ...]]]] = {
     "Nadam": _nadam_numbers,
     "AdaDelta": lambda optimizer, lr, wd, count: (wd,),
     "FTML": _ftml_numbers,
+    "LAMB": lamb_numbers,
 }
+#: Of those that need all weights at once.
+_OWN_OF_ALL: Final = {"LARS": lars_numbers}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from graphopt.kernels.spec import Arg, Builder
 
 
@@ -47,15 +49,38 @@ class Term:
         """The larger of both."""
         return self._of("max", self, other)
 
-    def where_larger(self, bound: Term, otherwise: Term | float) -> Term:
-        """Itself where it is above a bound; a NaN is not."""
-        return self._of("where", self._of("gt", self, bound), self, otherwise)
+    def or_smaller(self, other: Term) -> Term:
+        """The smaller of both."""
+        return self._of("min", self, other)
+
+    def if_larger(self, bound: Term | float, then: Term | float, otherwise: Term | float) -> Term:
+        """One of two values: the first where it is above a bound; a NaN is not."""
+        return self._of("where", self._of("gt", self, bound), then, otherwise)
 
     def clipped(self, bound: Term) -> Term:
         """Between ``-bound`` and ``bound``; a NaN stays one."""
         low = self._of("where", self._of("lt", self, -bound), -bound, self)
         return self._of("where", self._of("gt", self, bound), bound, low)
 
+    def if_zero(self, then: Term | float, otherwise: Term | float) -> Term:
+        """One of two values: the first where it is zero."""
+        return self._of("where", self._of("eq", self, 0.0), then, otherwise)
+
     def _of(self, op: str, *args: Term | float) -> Term:
         values = (arg.value if isinstance(arg, Term) else float(arg) for arg in args)
         return Term(self._builder, self._builder(op, *values))
+
+
+def clipped(x: Any, term: Term) -> Term:
+    """Within the bound of gradients, if there is one; ``x`` has the numbers of an optimizer."""
+    return term.clipped(x.clip_gradient) if hasattr(x, "clip_gradient") else term
+
+
+def scaled(x: Any) -> Term:
+    """The gradient of what is to be minimized."""
+    return clipped(x, x.rescale_grad * x.grad)
+
+
+def mean_of(share: Term, mean: Term, term: Term, rest: Term | None = None) -> Term:
+    """A moving average."""
+    return share * mean + (rest or 1 - share) * term

@@ -13,7 +13,8 @@ from typing import Any
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.optimizers.plan import Plan, Slot, are_same
-from graphopt.optimizers.rules import Rule, rule_of
+from graphopt.optimizers.rule import Rule
+from graphopt.optimizers.rules import rule_of
 from graphopt.optimizers.updating import Freshness, why_no_kernels
 
 _STATE = "_graphopt_state"

@@ -15,7 +15,8 @@ from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.library import prepare
-from graphopt.optimizers.rules import Rule, own_numbers, shared_number
+from graphopt.optimizers.rule import Rule
+from graphopt.optimizers.rules import own_numbers, shared_number
 
 #: Dtypes of weights that have kernels.
 DTYPES = ("float32", "float64")
@@ -77,10 +78,11 @@ class Update:
         self.weights, self._rule = weights, rule
         self.indices = [weight.index for weight in weights]
         dtype = np.dtype(weights[0].data.dtype).name
-        text = str(rule.spec(dtype, precise=precise))
+        texts = [None if s is None else str(s) for s in rule.specs(dtype, precise=precise)]
         self._library = _functions()
-        prepare([text], gradients=False)
-        self._spec = text.encode()
+        prepare([text for text in texts if text is not None], gradients=False)
+        given = [None if text is None else text.encode() for text in texts]
+        self._specs = (ctypes.c_char_p * len(given))(*given)
         arrays = [a for w in weights for a in (w.data, w.grad, *w.states)]
         self._handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
         count = len(rule.shared) + len(rule.own) * len(weights)
@@ -91,16 +93,13 @@ class Update:
         """What the bridge has to know of an update now; counts it as one of each weight."""
         numbers = [shared_number(optimizer, name) for name in self._rule.shared]
         optimizer._update_count(self.indices)
-        rates = optimizer._get_lrs(self.indices)
-        decays = optimizer._get_wds(self.indices)
-        counts = optimizer._index_update_count
-        for index, rate, decay in zip(self.indices, rates, decays, strict=True):
-            numbers += own_numbers(optimizer, rate, decay, counts[index])
+        for own in own_numbers(optimizer, self.indices):
+            numbers += own
         if self._rounds:
             numbers = [float(np.float32(number)) for number in numbers]
         sizes = len(self._rule.shared), len(self._rule.own)
         arrays = self._handles, len(self.weights), self._rule.arrays
-        return self._spec, *arrays, self._numbers(*numbers), *sizes
+        return self._specs, *arrays, self._numbers(*numbers), *sizes
 
     def __call__(self, optimizer: Any) -> None:
         """Have MXNet's engine do it.
@@ -134,7 +133,7 @@ def _functions() -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.graphopt_are_fresh.argtypes = [pointer, number]
     library.graphopt_update.argtypes = [
-        *(ctypes.c_char_p, pointer, number, number),
+        *(pointer, pointer, number, number),
         *(pointer, number, number),
     ]
     return library

@@ -302,10 +302,10 @@ int graphopt_are_fresh(void** weights, int64_t count) {
 }
 
 /* See update.h: `arrays` of each weight, and `shared` numbers in front of the `own` ones of each. */
-int graphopt_update(const char* spec, void** handles, int64_t weights, int64_t arrays, const double* numbers,
+int graphopt_update(const char* const* specs, void** handles, int64_t weights, int64_t arrays, const double* numbers,
                     int64_t shared, int64_t own) {
   try {
-    graphopt::PushUpdate({spec, handles, weights, arrays, numbers, shared, own});
+    graphopt::PushUpdate({specs, handles, weights, arrays, numbers, shared, own});
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();
@@ -326,11 +326,11 @@ int graphopt_clip(const char* squares, const char* scaling, void** handles, int6
 
 /* See small_step.h: the graph of that number, what it reads, their gradients or null, what it makes, and the update as
  * of graphopt_update. */
-int graphopt_step(int64_t graph, void** inputs, void** gradients, void** outputs, const char* spec, void** handles,
-                  int64_t weights, int64_t arrays, const double* numbers, int64_t shared, int64_t own) {
+int graphopt_step(int64_t graph, void** inputs, void** gradients, void** outputs, const char* const* specs,
+                  void** handles, int64_t weights, int64_t arrays, const double* numbers, int64_t shared, int64_t own) {
   try {
     graphopt::PushStep(graphopt::SmallGraphs::At(graph), inputs, gradients, outputs,
-                       {spec, handles, weights, arrays, numbers, shared, own});
+                       {specs, handles, weights, arrays, numbers, shared, own});
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

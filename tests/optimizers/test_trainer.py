@@ -36,6 +36,11 @@ OPTIMIZERS: list[tuple[str, dict[str, Any], bool]] = [
     ("rmsprop", {"wd": 0.01, "centered": True, "clip_weights": 0.5}, False),
     ("ftrl", {"wd": 0.01}, False),
     ("ftml", {"wd": 0.01}, True),
+    ("lamb", {"wd": 0.01}, True),
+    ("lamb", {"wd": 0.01, "clip_gradient": 0.1, "bias_correction": False}, True),
+    ("lamb", {"lower_bound": 0.5, "upper_bound": 3.0}, True),
+    ("lars", {"wd": 0.01, "eta": 0.1}, True),
+    ("lars", {"wd": 0.01, "momentum": 0.9, "eta": 0.1, "eps": 1e-8, "clip_gradient": 0.1}, True),
 ]
 NAMES = [f"{name}-{'-'.join(more)}" for name, more, _ in OPTIMIZERS]
 SHAPES = ((7, 5), (33,), (150, 301), (1,))
@@ -95,8 +100,9 @@ def test_weights_and_states_are_mxnets(
     before = [p.data().asnumpy() for p in plain[0]]
     expected, found = train(*plain), train(*fast)
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(before, expected, strict=True))
-    # FTML's powers are float32 in MXNet, and a centered RMSProp divides by a difference.
-    cancels = name == "ftml" or "centered" in more
+    # FTML's powers and sums of squares are float32 in MXNet, and a centered RMSProp divides by a
+    # difference.
+    cancels = name in ("ftml", "lamb", "lars") or "centered" in more
     tolerance = (2e-4 if cancels else 2e-6) if dtype == "float32" else (1e-5 if cancels else 1e-13)
     assert_same(expected, found, tolerance)
     assert fast[1].explain().endswith("one kernel updates 4 of 4 weights")
@@ -104,6 +110,61 @@ def test_weights_and_states_are_mxnets(
         other = fast[1]._updaters[0].states[index]
         for one, two in zip(_arrays(state), _arrays(other), strict=True):
             assert_same([one.asnumpy()], [two.asnumpy()], tolerance * 10)
+
+
+def test_lamb_is_that_of_the_paper() -> None:
+    """Against numpy in float64: You et al., 2020, with a bias of moments corrected."""
+    params = parameters()
+    weights = [p.data().asnumpy().astype(np.float64) for p in params]
+    make = mx.gluon.Trainer(params, "lamb", {"learning_rate": 0.05, "wd": 0.01})
+    found = train(params, graphopt.optimize(make, strict=True))
+    means, squares = ([np.zeros_like(w) for w in weights] for _ in range(2))
+    for step in range(4):
+        random = np.random.RandomState(step + 1)
+        for at, weight in enumerate(weights):
+            grad = random.normal(size=weight.shape) / 4
+            means[at] = 0.9 * means[at] + 0.1 * grad
+            squares[at] = 0.999 * squares[at] + 0.001 * grad**2
+            mean, square = (
+                m[at] / (1 - b ** (step + 1)) for m, b in ((means, 0.9), (squares, 0.999))
+            )
+            move = mean / (np.sqrt(square) + 1e-6) + 0.01 * weight
+            weight -= 0.05 * np.linalg.norm(weight) / np.linalg.norm(move) * move
+    assert_same(weights, found, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_norms_of_nothing(name: str) -> None:
+    """Weights that are zero, or that nothing moves, have the rate as it is."""
+    results = []
+    for optimized in (False, True):
+        params = parameters()
+        params[0].set_data(mx.nd.zeros(params[0].shape))
+        trainer = mx.gluon.Trainer(params, name, {"learning_rate": 0.05, "wd": 0.01})
+        if optimized:
+            trainer = graphopt.optimize(trainer, strict=True)
+        give_gradients(params, 0)
+        for p in (params[1], params[3]):
+            p.list_grad()[0][:] = 0
+        trainer.step(4)
+        results.append([p.data().asnumpy() for p in params])
+    assert_same(*results, 2e-6)
+    assert np.abs(results[0][0]).max() > 0
+    assert all(np.isfinite(weight).all() for weight in results[0])
+
+
+def test_lars_knows_names_and_changes_of_rates() -> None:
+    """Biases have the rate of SGD; of rates that change, momentum follows in some weights."""
+
+    def make(params: list[Any]) -> Any:
+        schedule = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)
+        names = {0: "dense_weight", 1: "dense_bias", 2: "conv_weight", 3: "norm_gamma"}
+        lars = mx.optimizer.LARS(momentum=0.9, lr_scheduler=schedule, param_idx2name=names, eta=0.1)
+        lars.aggregate_num = 2
+        return mx.gluon.Trainer(params, lars)
+
+    plain, fast = pair(make)
+    assert_same(train(*plain, steps=7), train(*fast, steps=7), 5e-6)
 
 
 def _arrays(state: Any) -> list[Any]:
@@ -262,11 +323,12 @@ def test_gradients_that_are_no_numbers() -> None:
             )
 
 
-def test_one_thread_and_two_compute_the_same() -> None:
+@pytest.mark.parametrize("name", ["adam", "lamb", "lars"])
+def test_one_thread_and_two_compute_the_same(name: str) -> None:
     found = []
     for threads in ("1", "2"):
         params = parameters()
-        trainer = graphopt.optimize(mx.gluon.Trainer(params, "adam"), strict=True)
+        trainer = graphopt.optimize(mx.gluon.Trainer(params, name), strict=True)
         mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(int(threads)))
         found.append(train(params, trainer))
     assert_same(*found, 0)
@@ -379,7 +441,7 @@ class SGD(mx.optimizer.Optimizer):  # type: ignore[misc, name-defined]
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: mx.optimizer.LAMB(), "optimizer LAMB has no kernel"),
+        (lambda: mx.optimizer.LBSGD(), "optimizer LBSGD has no kernel"),
         (lambda: OwnSGD(), "optimizer OwnSGD has no kernel"),
         (lambda: SGD(), "optimizer SGD has no kernel"),
         (lambda: mx.optimizer.SGD(momentum=-0.5), "momentum=-0.5 is negative"),
