@@ -96,6 +96,13 @@ def perceptron(x: Any) -> Any:
     return sym.FullyConnected(x, num_hidden=6)
 
 
+def digits(x: Any) -> Any:
+    """Of MXNet's first example for handwritten digits."""
+    for units in (128, 64):
+        x = sym.Activation(sym.FullyConnected(x, num_hidden=units), act_type="relu")
+    return sym.FullyConnected(x, num_hidden=10)
+
+
 def resnet(x: Any) -> Any:
     """ResNet-18 of the model zoo."""
     return mx.gluon.model_zoo.vision.resnet18_v1(classes=100, prefix="resnet_")(x)

@@ -11,7 +11,7 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.conftest import THREADS
-from bench.module_nets import Classifier, LanguageModel, bound, lenet, perceptron, resnet
+from bench.module_nets import Classifier, LanguageModel, bound, digits, lenet, perceptron, resnet
 from bench.peers.client import ROOT, Peers
 from bench.report import Record
 from bench.timing import figures, race, ratios
@@ -41,6 +41,11 @@ NETS: dict[str, tuple[Any, Any, str]] = {
         Classifier(perceptron, (32, 17), 6),
         Classifier(perceptron, (2, 17), 6),
         "perceptron",
+    ),
+    "digits 784-128-64-10, 128 rows": (
+        Classifier(digits, (128, 784)),
+        Classifier(digits, (2, 784)),
+        "digits",
     ),
     "ResNet-18, 8 images": (
         Classifier(resnet, (8, 3, 224, 224), 100),

@@ -1,7 +1,8 @@
-"""Nets that compute less than it takes to wake a thread: what a call, and a step, costs."""
+"""Nets that compute little: what a call, and a step, costs."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,12 @@ from bench.peers.client import ROOT, Peers
 from bench.report import Record
 from bench.test_cnn_inference import separate_processes
 from bench.timing import figures, race, ratios
-from graphopt.backend.small import in_kernels, learns_by_caller, runs_by_caller
+from graphopt.backend.small import (
+    in_kernels,
+    learns_at_once,
+    learns_by_caller,
+    runs_by_caller,
+)
 from graphopt.compat import import_mxnet
 from graphopt.demo import data, models
 from graphopt.demo.checking import infer, relative_error
@@ -62,13 +68,17 @@ def _critic(batch: int) -> Example:
     return models.example("critic", net, (data.normal((batch, 17)), data.normal((batch, 6))))
 
 
-def _policy(batch: int) -> Example:
-    net = nn.HybridSequential(prefix="policy_")
+def _layers(batch: int, *widths: int) -> Example:
+    net = nn.HybridSequential(prefix="layers_")
     with net.name_scope():
-        net.add(nn.Dense(64, activation="tanh", in_units=17))
-        net.add(nn.Dense(64, activation="tanh", in_units=64))
-        net.add(nn.Dense(6, in_units=64))
-    return models.example("policy", net, (data.normal((batch, 17)),))
+        for before, after in itertools.pairwise(widths[:-1]):
+            net.add(nn.Dense(after, activation="tanh", in_units=before))
+        net.add(nn.Dense(widths[-1], in_units=widths[-2]))
+    return models.example("layers", net, (data.normal((batch, widths[0])),))
+
+
+def _policy(batch: int) -> Example:
+    return _layers(batch, *POLICY)
 
 
 def _digits(batch: int) -> Example:
@@ -84,6 +94,7 @@ def _residual(batch: int) -> Example:
     return models.example("residual", net, (data.normal((batch, 64)),))
 
 
+POLICY = (17, 64, 64, 6)
 NETS: dict[str, Callable[[], Example]] = {
     "policy 17-64-64-6, 1 row": lambda: _policy(1),
     "policy 17-64-64-6, 16 rows": lambda: _policy(16),
@@ -127,11 +138,22 @@ def test_small_net(
 
 #: Steps, and the widths of the same net in PyTorch.
 STEPS: dict[str, tuple[Callable[[], Example], tuple[int, ...]]] = {
-    "policy 17-64-64-6, 32 rows": (lambda: _policy(32), (17, 64, 64, 6)),
-    "policy 17-64-64-6, 256 rows": (lambda: _policy(256), (17, 64, 64, 6)),
+    "policy 17-64-64-6, 32 rows": (lambda: _policy(32), POLICY),
+    "policy 17-64-64-6, 256 rows": (lambda: _policy(256), POLICY),
     "critic 17+6, 64, 32 rows": (lambda: _critic(32), ()),
     "residual 64, 16 rows": (lambda: _residual(16), ()),
 }
+
+
+#: The same of larger ones: rows and widths.
+LAYERS: dict[str, tuple[int, ...]] = {
+    "policy 17-64-64-6, 512 rows": (512, *POLICY),
+    "digits 784-128-64-10, 128 rows": (128, 784, 128, 64, 10),
+    "worth 23-256-256-1, 256 rows": (256, 23, 256, 256, 1),
+    "layers 100-1000-1000-10, 32 rows": (32, 100, 1000, 1000, 10),
+    "layers 512-512-512, 64 rows": (64, 512, 512, 512),
+}
+STEPS |= {name: (lambda sizes=sizes: _layers(*sizes), sizes[1:]) for name, sizes in LAYERS.items()}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -151,7 +173,10 @@ def test_small_step(
     shapes = {name: array.shape for name, array in zip(names, args, strict=True)}
     graph = workloads.optimized_graph(graphopt.lift(example.net, shapes), "training")
     small = in_kernels(graph, learns=True)
-    assert learns_by_caller(small)
+    fits, told = learns_by_caller, "the calling thread runs all of a step"
+    if name in LAYERS:
+        fits, told = learns_at_once, "all of a step is one operation"
+    assert fits(small)
     counters(f"small_step/{name}", small, frozen=False)
     contenders: dict[str, Any] = {
         "graphopt": Step(make(), as_one=True),
@@ -161,7 +186,7 @@ def test_small_step(
     weights = [{"weights": contender.weights()} for contender in contenders.values()]
     error = max(relative_error(weights[2], found) for found in weights[:2])
     assert error < 1e-4
-    assert "the calling thread runs all of a step" in contenders["graphopt"].step.explain()
+    assert told in contenders["graphopt"].step.explain()
     notes: tuple[str, ...] = ()
     if widths and not quick:
         if peers.has("torch_optimizer"):

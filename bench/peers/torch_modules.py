@@ -35,13 +35,19 @@ def perceptron() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def digits() -> nn.Module:
+    """Of rows of 784 numbers."""
+    layers = [nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)]
+    return nn.Sequential(*layers)
+
+
 class TorchModule:
     """Forward, or a step of cross entropy and SGD with momentum."""
 
     def __init__(self, request: dict) -> None:
         torch.set_num_threads(request["threads"])
         name, shape = request["net"], tuple(request["shape"])
-        made = {"lenet": lenet, "perceptron": perceptron}
+        made = {"lenet": lenet, "perceptron": perceptron, "digits": digits}
         if name == "words":
             words = request["classes"]
             self._net = Words(words, request["units"])

@@ -23,7 +23,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, Node, Value
+from graphopt.ir.node import CONSTANT, DENSE, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels import bridge
@@ -158,28 +158,32 @@ class CallerEngine:
 
 
 class LearningEngine:
-    """Runs a graph that :func:`graphopt.backend.small.learns_by_caller` allows.
+    """Runs a graph that :func:`graphopt.backend.small.learns_at_once` allows.
 
-    Autograd, when it records, has one operator of it, and its gradients another, which the thread
-    that calls MXNet runs where their arrays are there (kernels/bridge/small_operator.h).
+    Autograd, when it records, has one operator of it, and its gradients another
+    (kernels/bridge/small_operator.h). Of a graph that ``learns_by_caller`` allows the thread that
+    calls MXNet runs them where their arrays are there.
     """
 
-    def __init__(self, graph: Graph, name: str, *, numpy: bool) -> None:
+    def __init__(self, graph: Graph, name: str, *, numpy: bool, is_small: bool = True) -> None:
         """Lay out a graph.
 
         Args:
             graph: what is to run.
             name: of the engine.
             numpy: results are to be ``mx.np`` arrays.
+            is_small: the calling thread may run it.
 
         Raises:
             GraphoptError: the bridge has no such graph.
         """
-        self.name = name
+        self.name, self.is_small = name, is_small
         layout = _Layout(graph, {}, learns=True)
         self.inputs: Sequence[str] = [leaf.name for leaf in layout.leaves]
         outputs = (ctypes.c_int64 * len(layout.outputs))(*layout.outputs)
-        number = layout.library.graphopt_graph_finish(layout.handle, outputs, len(outputs))
+        number = layout.library.graphopt_graph_finish(
+            layout.handle, outputs, len(outputs), is_small
+        )
         #: Of the graph in the bridge, and what a call returns.
         self.number, self.types = int(number), [graph.type_of(value) for value in graph.outputs]
         mx = import_mxnet()
@@ -223,7 +227,8 @@ def _attributes(graph: Graph, node: Node) -> dict[str, str]:
     """What the bridge has to know of a node."""
     op = canonical(node.op)
     if op not in ("Concat", "SliceChannel", "slice_axis"):
-        return {key: to_mxnet(value) for key, value in node.attrs.items()}
+        given = {key: to_mxnet(value) for key, value in node.attrs.items()}
+        return given | ({"by_best": "True"} if op == DENSE else {})
     shape = (node.type if op == "Concat" else graph.type_of(node.inputs[0])).shape or ()
     axis = int(node.attrs.get("dim" if op == "Concat" else "axis", 1))
     sizes = [extent or 0 for extent in shape]
@@ -266,7 +271,7 @@ def _functions() -> ctypes.CDLL:
         *(pointer, count, pointer, count, count),
     ]
     library.graphopt_graph_finish.restype = number
-    library.graphopt_graph_finish.argtypes = [pointer, pointer, count]
+    library.graphopt_graph_finish.argtypes = [pointer, pointer, count, count]
     library.graphopt_graph_run.argtypes = [pointer, pointer, number]
     return library
 

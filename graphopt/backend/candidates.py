@@ -9,6 +9,7 @@ from typing import Any
 
 from graphopt.backend.caller import CallerEngine, LearningEngine
 from graphopt.backend.choice import (
+    AT_ONCE,
     CACHED_OP,
     CACHED_OP_ONEDNN,
     CALLER,
@@ -34,7 +35,12 @@ from graphopt.backend.passing import hands_on_gradients
 from graphopt.backend.pools import Pools
 from graphopt.backend.products import has_products, with_packed_products
 from graphopt.backend.recompute import StepMemory, with_distinct_outputs
-from graphopt.backend.small import in_kernels, learns_by_caller, runs_by_caller
+from graphopt.backend.small import (
+    in_kernels,
+    learns_at_once,
+    learns_by_caller,
+    runs_by_caller,
+)
 from graphopt.backend.step import StepEngine
 from graphopt.backend.symbol import to_symbol
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
@@ -228,16 +234,18 @@ class Candidates:
         return {CALLER: lambda: self._by_caller(graph, arrays)}
 
     def _learning(self) -> dict[str, Make]:
-        """What the calling thread runs of a graph that is not frozen, where it may."""
+        """What is one operation of a graph that is not frozen, where it may be."""
         form = self._form
         graph = in_kernels(form.graph, learns=True) if form.is_tuned else form.graph
         mx = import_mxnet()
         is_small = learns_by_caller(graph, exact=not form.is_tuned)
-        if not is_small or bridge.why_not(mx) is not None or not fit(mx):
+        is_one = is_small or learns_at_once(graph, exact=not form.is_tuned)
+        if not is_one or bridge.why_not(mx) is not None or not fit(mx):
             return {}
         specs = (str(node.attrs["spec"]) for node in graph if node.op == FUSED)
         prepare(specs, gradients=form.training)
-        return {CALLER: lambda: LearningEngine(graph, CALLER, numpy=form.numpy)}
+        name = CALLER if is_small else AT_ONCE
+        return {name: lambda: LearningEngine(graph, name, numpy=form.numpy, is_small=is_small)}
 
     def _by_caller(self, graph: Graph, arrays: Mapping[str, Any]) -> Engine:
         form = self._form

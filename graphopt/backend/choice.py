@@ -17,6 +17,8 @@ EXACT_CONVOLUTIONS = CONVOLUTION_KERNELS + ", small tiles"
 PRODUCT_KERNELS = "executor + packed products"
 #: What the calling thread runs by itself, where all is small.
 CALLER = "calling thread"
+#: What is one operation of MXNet's engine, and its gradients another.
+AT_ONCE = "one operation"
 STEP = "executor for training"
 
 

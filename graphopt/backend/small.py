@@ -6,6 +6,7 @@ They are run by the thread that calls them (:mod:`graphopt.backend.caller`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from graphopt.ir.attrs import Attrs
@@ -19,13 +20,26 @@ from graphopt.passes.pack_products import PackProducts
 from graphopt.pipeline.base import Settings
 from graphopt.pipeline.manager import run_passes
 
-#: The most nodes, elements of all arrays that they write, and multiplications: at more, several
-#: threads would be faster.
+
+@dataclass(frozen=True)
+class _Limits:
+    """The most elements that nodes write, multiplications, and elements of a weight."""
+
+    elements: int
+    multiplications: int
+    weights: int
+
+
 _MOST_NODES: Final = 64
-_MOST_ELEMENTS: Final = 1 << 17
-_MOST_MULTIPLICATIONS: Final = 1 << 22
-#: The same of a graph that learns, whose gradients take two times more.
-_MOST_LEARNING_MULTIPLICATIONS: Final = 1 << 21
+#: At more, several threads would be faster.
+_INFERENCE: Final = _Limits(1 << 17, 1 << 22, 1 << 30)
+#: The same of a graph that learns, whose gradients take two times more; weights are packed in every
+#: step.
+_LEARNING: Final = _Limits(1 << 17, 1 << 21, 1 << 17)
+#: Of a graph that learns as one operation of MXNet's engine.
+_AT_ONCE: Final = _Limits(1 << 22, 1 << 27, 1 << 22)
+#: The most elements of an array of a node that one thread runs in any case.
+_MOST_BY_ONE: Final = 1 << 17
 #: The most kernels that are compiled for this alone.
 _MOST_ALONE: Final = 4
 #: Operators that the bridge's graphs have nodes for; the number of the kind.
@@ -52,7 +66,7 @@ VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
 
 def runs_by_caller(graph: Graph) -> bool:
     """Whether the thread that calls a graph for inference may run it. Linear."""
-    return _is_small(graph, _fits, _MOST_MULTIPLICATIONS)
+    return _is_within(graph, _fits, _INFERENCE)
 
 
 def learns_by_caller(graph: Graph, *, exact: bool = False) -> bool:
@@ -60,18 +74,28 @@ def learns_by_caller(graph: Graph, *, exact: bool = False) -> bool:
 
     ``exact``: nothing may round otherwise than MXNet's operators.
     """
-    if exact and any(canonical(node.op) in _ROUNDS for node in graph):
-        return False
-    return _is_small(graph, _learns, _MOST_LEARNING_MULTIPLICATIONS)
+    return not (exact and _rounds(graph)) and _is_within(graph, _learns, _LEARNING)
 
 
-def _is_small(graph: Graph, fits: Callable[[Graph, Node], bool], multiplications: int) -> bool:
+def learns_at_once(graph: Graph, *, exact: bool = False) -> bool:
+    """Whether a graph may be one operation of MXNet's engine, and its gradients another. Linear.
+
+    ``exact``: as for :func:`learns_by_caller`.
+    """
+    return not (exact and _rounds(graph)) and _is_within(graph, _learns, _AT_ONCE)
+
+
+def _rounds(graph: Graph) -> bool:
+    return any(canonical(node.op) in _ROUNDS for node in graph)
+
+
+def _is_within(graph: Graph, fits: Callable[[Graph, Node, _Limits], bool], limits: _Limits) -> bool:
     nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
-    if not 0 < len(nodes) <= _MOST_NODES or not all(fits(graph, node) for node in nodes):
+    if not 0 < len(nodes) <= _MOST_NODES or not all(fits(graph, node, limits) for node in nodes):
         return False
     written = sum(type_.size or 0 for node in nodes for type_ in node.types)
     work = sum(_multiplications(graph, node) for node in nodes)
-    if written > _MOST_ELEMENTS or work > multiplications:
+    if written > limits.elements or work > limits.multiplications:
         return False
     roots = [root_of(graph, value) for value in graph.outputs]
     # What a call returns is computed there, in an array that nothing else is in.
@@ -109,7 +133,7 @@ def in_kernels(graph: Graph, *, learns: bool = False) -> Graph:
     return copy
 
 
-def _fits(graph: Graph, node: Node) -> bool:
+def _fits(graph: Graph, node: Node, _limits: _Limits) -> bool:
     types = (*map(graph.type_of, node.inputs), *node.types)
     if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
         return False
@@ -121,7 +145,7 @@ def _fits(graph: Graph, node: Node) -> bool:
     return op == FUSED or op in _MOVES or (op in VIEWS and len(node.inputs) == 1)
 
 
-def _learns(graph: Graph, node: Node) -> bool:
+def _learns(graph: Graph, node: Node, limits: _Limits) -> bool:
     types = (*map(graph.type_of, node.inputs), *node.types)
     if node.after or not all(type_.is_static and type_.size and type_.rank for type_ in types):
         return False
@@ -131,20 +155,19 @@ def _learns(graph: Graph, node: Node) -> bool:
         roots = [root_of(graph, value) for value in node.inputs]
         return len({*roots}) == len(roots)
     if op in ("FullyConnected", DENSE):
-        # Weights are packed in every step.
-        is_small = (types[1].size or 0) <= _MOST_ELEMENTS
+        is_small = (types[1].size or 0) <= limits.weights
         return is_small and all(type_.dtype == "float32" for type_ in types)
+    if op in VIEWS:
+        return len(node.inputs) == 1
+    if any((type_.size or 0) > _MOST_BY_ONE for type_ in types):
+        return False
     if op == "BatchNorm":
         return _learns_norm(node, types)
     if op == "Embedding" and (
-        types[0].dtype not in _NUMBERS
-        or bool(node.attrs.get("sparse_grad"))
-        or (types[1].size or 0) > _MOST_ELEMENTS
+        types[0].dtype not in _NUMBERS or bool(node.attrs.get("sparse_grad"))
     ):
         return False
-    if op in _MOVES:
-        return node.type.dtype in ("float32", "float64")
-    return op in VIEWS and len(node.inputs) == 1
+    return op in _MOVES and node.type.dtype in ("float32", "float64")
 
 
 def _learns_norm(node: Node, types: Sequence[TensorType]) -> bool:

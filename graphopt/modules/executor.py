@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from graphopt.api.loading import Model
+from graphopt.backend.bound import BoundEngine
+from graphopt.backend.caller import LearningEngine
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
@@ -56,6 +58,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         )
         self._outputs: list[Any] | None = None
         self._tape: list[Any] = []
+        self._direct: BoundEngine | None = None  # what trains, where that takes no autograd
+        self._ones: list[Any] = []
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
         self._plain: Any = None
@@ -84,6 +88,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """
         self._load(kwargs)
         self._tape, self._is_run = [], bool(is_train)
+        if is_train and self._direct is not None and self._plain is None:
+            self._direct.forward(self.outputs, is_train=True)
+            return self.outputs
         if self._plain is None:
             found = self._compute(training=bool(is_train), recording=bool(is_train))
             if found is not None:
@@ -111,6 +118,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             self._plain.backward(out_grads, is_train)
             return
         if not self._learns:
+            return
+        if self._is_run and not self._tape and self._direct is not None:
+            self._direct.backward(self._known(heads), self.outputs)
             return
         if not self._tape and self._compute(training=False, recording=True) is None:
             plain: Any = self._plain  # by now
@@ -186,6 +196,12 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return f"MXNet's executor runs it: {self._why_plain}"
         return self.model.explain()
 
+    def _known(self, heads: Sequence[Any]) -> list[Any]:
+        """Gradients of outputs, ones where none are given."""
+        if not self._ones:
+            self._ones = [mx.nd.ones_like(output) for output in self.outputs]
+        return [one if head is None else head for head, one in zip(heads, self._ones, strict=True)]
+
     def _load(self, given: Mapping[str, Any]) -> None:
         for name, array in given.items():
             if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
@@ -212,8 +228,30 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             found: list[Any] = self._built[recording].run(self._data)
         if not recording:
             return found
+        if training and self._direct is None:
+            self._direct = self._bound()
         self._tape = found
         return [array.detach() for array in found]
+
+    def _bound(self) -> BoundEngine | None:
+        """What trains on these arrays from now on, if it needs no autograd."""
+        engine, arrays = self._built[True].lowered.bound
+        learned = {
+            name: gradient
+            for name, gradient in self.grad_dict.items()
+            if gradient is not None and self._grad_req.get(name, "null") != "null"
+        }
+        if not isinstance(engine, LearningEngine) or not {*learned} <= {*engine.inputs}:
+            return None
+        given = [
+            self._data[name] if array is None else array
+            for name, array in zip(engine.inputs, arrays, strict=True)
+        ]
+        if any(array.stype != "default" for array in (*given, *learned.values())):
+            return None
+        if len({id(array) for array in learned.values()}) < len(learned):
+            return None  # two gradients would be written to one place
+        return BoundEngine(engine, given, learned, self._grad_req)
 
     def _give(self, found: Sequence[Any]) -> None:
         """Put what was computed into the arrays that were given out as outputs."""

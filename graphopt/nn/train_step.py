@@ -21,8 +21,8 @@ from graphopt.nn.optimized import Optimized, original, view
 from graphopt.nn.signatures import told_of
 from graphopt.optimizers.trainer import OptimizedTrainer, TrainerPlan, trainer_view
 
-#: The most elements of all weights that one thread updates.
-_MOST_WEIGHTS = 1 << 17
+#: The most elements of all weights that one thread updates, and of those of one operation.
+_MOST_BY_ONE, _MOST_WEIGHTS = 1 << 17, 1 << 23
 #: Types of inputs that steps are prepared for.
 _MOST_TYPES = 64
 
@@ -38,8 +38,9 @@ def train_step(net: Any, loss: Any, trainer: Any) -> TrainStep:
         trainer.step(len(data))
 
     Net and loss are compiled as one graph, and one kernel updates the weights. Where all of it is
-    small, the calling thread runs the step without autograd: a policy of some layers takes a tenth
-    of the time. Gradients are in ``parameter.grad()`` afterwards, but inputs get none.
+    dense layers and what lies between them, the step is one operation without autograd, and if it
+    is small the calling thread runs it: a policy of some layers takes a tenth of the time.
+    Gradients are in ``parameter.grad()`` afterwards, but inputs get none.
 
     Args:
         net: a Gluon Block, or what :func:`graphopt.optimize` made of one, with its options.
@@ -113,9 +114,12 @@ class TrainStep:
         blocks = list(self._wholes.values()) or self._parts
         lines = [block.explain() for block in blocks]
         lines.append(self._trainer.explain())
-        if self._small:
-            count = len(self._small)
-            lines.append(f"the calling thread runs all of a step, for {count} types of inputs")
+        by_caller = sum(small.engine.is_small for small in self._small.values())
+        if by_caller:
+            lines.append(f"the calling thread runs all of a step, for {by_caller} types of inputs")
+        if len(self._small) > by_caller:
+            count = len(self._small) - by_caller
+            lines.append(f"all of a step is one operation, for {count} types of inputs")
         return "\n".join(lines)
 
     def _has_hooks(self) -> bool:
@@ -141,7 +145,7 @@ class TrainStep:
         return self._wholes[data, labels]
 
     def _prepare(self, told: bytes, entry: Entry | None, given: list[Any]) -> None:
-        """Have the next step of that type run by the calling thread, if all of it is small."""
+        """Have the next step of that type be one operation, if it can."""
         self._small.pop(told, None)
         small = None if entry is None else _prepared(entry, self._trainer, given)
         if small is None:
@@ -176,7 +180,7 @@ def _with_loss() -> type:
 
 @dataclass
 class _SmallStep:
-    """A step of one type of inputs that the calling thread runs."""
+    """A step of one type of inputs that is one operation."""
 
     entry: Entry
     engine: LearningEngine
@@ -219,7 +223,7 @@ class _SmallStep:
 
 
 def _prepared(entry: Entry, trainer: Any, given: Sequence[Any]) -> _SmallStep | None:
-    """A step that the calling thread runs, if all of it is small and as it is mostly."""
+    """A step that is one operation, if the graph is, and the rest is as it is mostly."""
     engine, bound = entry.lowered.bound
     if not isinstance(engine, LearningEngine) or len(engine.types) != 1:
         return None
@@ -232,7 +236,8 @@ def _prepared(entry: Entry, trainer: Any, given: Sequence[Any]) -> _SmallStep | 
         return None  # others get gradients, too, or some none
     if any(p.grad_req != "write" for p in trainer._params if p.grad_req != "null"):
         return None
-    if sum(weight.data.size for weight in plan.weights) > _MOST_WEIGHTS:
+    most = _MOST_BY_ONE if engine.is_small else _MOST_WEIGHTS
+    if sum(weight.data.size for weight in plan.weights) > most:
         return None
     names = dict(zip(entry.traced.names, range(len(given)), strict=True))
     at = [-1] * len(given)

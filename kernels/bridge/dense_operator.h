@@ -44,27 +44,11 @@ bool DenseShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVect
   return true;
 }
 
-/* By vectors: for numbers that cannot be packed otherwise, or where there is nothing better. Threads pack
- * the right operand together, then take tasks as they come. */
+/* By vectors: for numbers that cannot be packed otherwise, or where there is nothing better. */
 void MultiplyByVectors(const dense::Product& product, int threads) {
-  const int64_t depth = product.depth, units = product.units;
-  float* packed = product::PackedRoom(depth, units);
-  product::Plan plan = product::MakePlan(product.rows, depth, units, threads);
-  plan.from_stride = product.left.stride;
-  plan.to_stride = product.to_stride;
-  plan.turns = product.left.is_transposed;
-  const product::Operands operands{product.left.at, packed,           product.bias, product.to,
-                                   product.activation, product.adds};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < product::PackTasks(product.right, depth, units); ++task)
-      product::PackTask(product.right, depth, units, task, packed);
-    product::Copied copied;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < plan.tasks(); ++task)
-      product::RunTask(plan, operands, task, &copied);
-  }
+  product::Compute({product.rows, product.depth, product.units, product.left, product.right, product.bias,
+                    product.activation, product.adds, product.to, product.to_stride},
+                   threads);
 }
 
 void RunDense(const dense::Product& product, int threads) {

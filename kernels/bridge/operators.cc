@@ -284,11 +284,37 @@ int graphopt_graph_run(void* graph, void** given, int64_t inputs) {
 }
 
 /* The number of a graph that learns, for graphopt_small; it stays. */
-int64_t graphopt_graph_finish(void* graph, const int64_t* outputs, int count) {
+int64_t graphopt_graph_finish(void* graph, const int64_t* outputs, int count, int is_small) {
   std::unique_ptr<graphopt::SmallTraining> made(
       static_cast<graphopt::SmallTraining*>(static_cast<graphopt::SmallGraph*>(graph)));
   made->SetOutputs({outputs, outputs + count});
+  if (!is_small) made->SetLarge();
   return graphopt::SmallGraphs::Add(std::move(made));
+}
+
+/* Floats of what a graph that learns keeps for backward. */
+int64_t graphopt_graph_stash(int64_t graph) { return graphopt::SmallGraphs::At(graph).stash_floats(); }
+
+/* See small_operator.h: what an executor calls. */
+int graphopt_graph_forward(int64_t graph, void** in, void** out, int is_train) {
+  try {
+    graphopt::PushForward(graphopt::SmallGraphs::At(graph), in, out, is_train);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
+}
+
+int graphopt_graph_backward(int64_t graph, void** heads, void** in, void** out, void** gradients,
+                            const int* requests) {
+  try {
+    graphopt::PushBackward(graphopt::SmallGraphs::At(graph), heads, in, out, gradients, requests);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return 1;
+  }
 }
 
 /* See update.h: whether all weights have new gradients; -1 where that failed. */

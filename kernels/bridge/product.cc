@@ -33,6 +33,11 @@ constexpr int64_t kWidth = kVectors * kLanes;
 constexpr int64_t kDepth = 768;           // of a part at most
 constexpr int64_t kStride = kDepth + 16;  // of copied rows, which must not share cache sets
 constexpr int64_t kChunk = 16;            // strips of which a part is copied at a time
+constexpr int64_t kFewRows = 64;          // that a matrix is not packed for
+constexpr int64_t kFewestRows = 16;       // not even if its rows share cache sets
+constexpr int64_t kShared = 1024;         // floats from one to the next where they do
+constexpr int64_t kUnitsAtOnce = 64;      // that are turned at a time
+constexpr int64_t kFewStrips = 2;         // of a chunk at least, for which a panel is read again
 constexpr int64_t kTasksEach = 4;         // that a thread should find, if there is work enough
 constexpr int64_t kRoom = kChunk * kRows * kStride;  // floats of copied rows
 constexpr uintptr_t kLineBytes = 64;
@@ -44,8 +49,9 @@ constexpr int64_t kAhead = 32;            // steps of the depth that weights are
 
 /* One tile: what it multiplies and where it goes. */
 struct Tile {
-  const float* left;  // copied rows
+  const float* left;
   const float* packed;
+  int64_t left_stride, right_stride;  // floats from row to row, where they are read as they lie
   int64_t depth;
   float* to;
   int64_t to_stride, columns;
@@ -63,9 +69,11 @@ void GeluInPlace(const Tile& tile, int rows, int vectors) {
     }
 }
 
-/* Far: the weights come from beyond the second-level cache. */
-template <int R, int V, bool Far>
+/* Far: the weights come from beyond the second-level cache. Direct: rows or weights are read where they lie. */
+template <int R, int V, bool Far, bool Direct>
 void Whole(const Tile& tile) {
+  const int64_t left_stride = Direct ? tile.left_stride : kStride;
+  const int64_t right_stride = Direct ? tile.right_stride : V * kLanes;
 #pragma GCC unroll 8
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 3
@@ -74,16 +82,20 @@ void Whole(const Tile& tile) {
   const float* left = tile.left;
   const float* packed = tile.packed;
 #pragma GCC unroll 4
-  for (int64_t p = 0; p < tile.depth; ++p, ++left, packed += V * kLanes) {
+  for (int64_t p = 0; p < tile.depth; ++p, ++left, packed += right_stride) {
     Lanes b[V];
 #pragma GCC unroll 3
     for (int v = 0; v < V; ++v) {
       b[v] = LoadLanes(packed + v * kLanes);
-      if (Far) __builtin_prefetch(packed + (kAhead * V + v) * kLanes);
+      if (Direct) {
+        __builtin_prefetch(packed + kRowsAhead * right_stride + v * kLanes);
+      } else if (Far) {
+        __builtin_prefetch(packed + (kAhead * V + v) * kLanes);
+      }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) {
-      const float a = left[i * kStride];
+      const float a = left[i * left_stride];
 #pragma GCC unroll 3
       for (int v = 0; v < V; ++v) sum[i][v] += a * b[v];
     }
@@ -111,7 +123,7 @@ void CopyRows(const float* from, int64_t from_stride, float* to, int64_t to_stri
 }
 
 /* Columns that are no whole vectors: computed in a place of their own, where there is room. */
-template <int R, int V, bool Far>
+template <int R, int V, bool Far, bool Direct>
 void Narrow(const Tile& tile) {
   float to[R * V * kLanes] = {}, bias[V * kLanes] = {};
   Tile own = tile;
@@ -123,30 +135,36 @@ void Narrow(const Tile& tile) {
     std::memcpy(bias, tile.bias, tile.columns * sizeof(float));
     own.bias = bias;
   }
-  Whole<R, V, Far>(own);
+  Whole<R, V, Far, Direct>(own);
   CopyRows(to, own.to_stride, tile.to, tile.to_stride, R, tile.columns);
 }
 
-template <int R, int V, bool Far>
+template <int R, int V, bool Far, bool Direct>
 void Run(const Tile& tile) {
-  return tile.columns == V * kLanes ? Whole<R, V, Far>(tile) : Narrow<R, V, Far>(tile);
+  return tile.columns == V * kLanes ? Whole<R, V, Far, Direct>(tile) : Narrow<R, V, Far, Direct>(tile);
 }
 
 using Runner = void (*)(const Tile&);
 
-template <int V, bool Far, int... R>
+template <int V, bool Far, bool Direct, int... R>
 Runner OfRows(int64_t rows, std::integer_sequence<int, R...>) {
-  static constexpr Runner table[] = {Run<R + 1, V, Far>...};
+  static constexpr Runner table[] = {Run<R + 1, V, Far, Direct>...};
   return table[rows - 1];
 }
 
-template <bool Far>
+template <bool Far, bool Direct>
 Runner Pick(int64_t rows, int64_t vectors) {
   constexpr std::make_integer_sequence<int, kRows> all;
   if constexpr (kVectors == 3) {
-    if (vectors == 3) return OfRows<3, Far>(rows, all);
+    if (vectors == 3) return OfRows<3, Far, Direct>(rows, all);
   }
-  return vectors == 2 ? OfRows<2, Far>(rows, all) : OfRows<1, Far>(rows, all);
+  return vectors == 2 ? OfRows<2, Far, Direct>(rows, all) : OfRows<1, Far, Direct>(rows, all);
+}
+
+Runner Pick(const Plan& plan, bool is_far, int64_t rows, int64_t vectors) {
+  const bool copies = plan.copies || plan.turns;
+  if (!copies || plan.right_stride) return Pick<false, true>(rows, vectors);
+  return is_far ? Pick<true, false>(rows, vectors) : Pick<false, false>(rows, vectors);
 }
 
 /* Where in `kept` there are so many floats; they begin where a cache line does. What is there is lost,
@@ -237,6 +255,63 @@ const float* CopiedRows(const Plan& plan, const Operands& operands, int64_t chun
   return to;
 }
 
+/* Rows `at` to `next` of a panel of a matrix that is not packed, where they lie; of one that is no whole vectors in a
+ * place of their own, as there is no room behind the last. */
+const float* RowsOfPanel(const Plan& plan, const Operands& operands, int64_t at, int64_t next, int64_t panel,
+                         int64_t* stride) {
+  const int64_t column = panel * kWidth, width = WidthOf(plan.units, panel);
+  const float* from = operands.packed + at * plan.right_stride + column;
+  if (column + width <= plan.units) {
+    *stride = plan.right_stride;
+    return from;
+  }
+  static thread_local std::vector<float> kept;
+  float* to = Aligned(&kept, kDepth * kWidth);
+  for (int64_t p = at; p < next; ++p, from += plan.right_stride)
+    CopyVectors(from, plan.units - column, to + (p - at) * width);
+  return to;
+}
+
+/* Whether packing a matrix would take longer than reading it where it lies. */
+bool IsReadInPlace(int64_t rows, const Matrix& right) {
+  return !right.is_transposed && rows <= (right.stride % kShared ? kFewRows : kFewestRows);
+}
+
+/* Units `first` to `last` of a product that was computed the other way round. */
+void TurnBack(const Problem& problem, const float* made, int64_t first, int64_t last) {
+  float turned[kFewRows * kUnitsAtOnce];
+  blocked::Transpose(made + first * problem.rows, problem.rows, last - first, problem.rows, turned, kUnitsAtOnce);
+  for (int64_t i = 0; i < problem.rows; ++i) {
+    const float* from = turned + i * kUnitsAtOnce;
+    float* to = problem.to + i * problem.to_stride + first;
+    for (int64_t j = 0; j < last - first; ++j)
+      to[j] = from[j] + (problem.bias ? problem.bias[first + j] : 0) + (problem.adds ? to[j] : 0);
+  }
+}
+
+/* Few rows times a matrix whose columns are adjacent numbers: these times the rows, as they then need no packing. */
+void MultiplyTurned(const Problem& problem, int threads) {
+  const int64_t rows = problem.rows, depth = problem.depth, units = problem.units;
+  static thread_local std::vector<float> kept;
+  float *packed = PackedRoom(depth, rows), *made = Aligned(&kept, units * rows);
+  const Matrix right{problem.left.at, problem.left.stride, !problem.left.is_transposed};
+  Plan plan = MakePlan(units, depth, rows, threads);
+  plan.from_stride = problem.right.stride;
+  plan.copies = false;
+  const Operands operands{problem.right.at, packed, nullptr, made, kNone, false};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < PackTasks(right, depth, rows); ++task) PackTask(right, depth, rows, task, packed);
+    Copied copied;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < plan.tasks(); ++task) RunTask(plan, operands, task, &copied);
+#pragma omp for schedule(static)
+    for (int64_t first = 0; first < units; first += kUnitsAtOnce)
+      TurnBack(problem, made, first, std::min(units, first + kUnitsAtOnce));
+  }
+}
+
 }  // namespace
 
 Plan MakePlan(int64_t rows, int64_t depth, int64_t units, int64_t threads) {
@@ -244,10 +319,15 @@ Plan MakePlan(int64_t rows, int64_t depth, int64_t units, int64_t threads) {
   plan.panels = Ceil(units, kWidth);
   plan.strips = Ceil(rows, kRows);
   plan.chunks = Ceil(plan.strips, kChunk);
+  const int64_t wanted = kTasksEach * threads;
+  if (threads > 1 && plan.chunks * plan.panels < wanted)  // of fewer rows, where there are few panels
+    plan.chunks = std::max(plan.chunks, std::min(plan.strips / kFewStrips, wanted));
   plan.chunk = Ceil(plan.strips, plan.chunks);
-  plan.teams = std::min(plan.panels, Ceil(kTasksEach * threads, plan.chunks));
+  plan.chunks = Ceil(plan.strips, plan.chunk);
+  plan.teams = std::min(plan.panels, Ceil(wanted, plan.chunks));
   plan.team = Ceil(plan.panels, plan.teams);
   plan.teams = Ceil(plan.panels, plan.team);
+  plan.copies = plan.panels > 1;  // which read them one after the other
   return plan;
 }
 
@@ -255,14 +335,20 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
   const int64_t chunk = task / plan.teams, team = task % plan.teams;
   const int64_t panels = std::min(plan.panels, (team + 1) * plan.team);
   const int64_t first = chunk * plan.chunk, last = std::min(plan.strips, first + plan.chunk);
+  const bool copies = plan.copies || plan.turns;
+  const int64_t left_stride = copies ? kStride : plan.from_stride;
   for (int64_t part = 0, at = 0; at < plan.depth; ++part) {
-    const float* left = CopiedRows(plan, operands, chunk, part, copied);
+    const float* left = copies ? CopiedRows(plan, operands, chunk, part, copied)
+                               : operands.from + plan.RowOf(first) * plan.from_stride + at;
     const int64_t next = PartAt(plan.depth, part + 1), depth = next - at;
     const bool ends = next == plan.depth;
     for (int64_t panel = team * plan.team; panel < panels; ++panel) {
       const int64_t column = panel * kWidth, vectors = WidthOf(plan.units, panel) / kLanes;
       Tile tile;
-      tile.packed = operands.packed + at * WidthOf(plan.units) + column * depth;
+      tile.left_stride = left_stride;
+      tile.right_stride = vectors * kLanes;
+      tile.packed = plan.right_stride ? RowsOfPanel(plan, operands, at, next, panel, &tile.right_stride)
+                                      : operands.packed + at * WidthOf(plan.units) + column * depth;
       tile.depth = depth;
       tile.to_stride = plan.to_stride;
       tile.columns = std::min(kWidth, plan.units - column);
@@ -271,9 +357,9 @@ void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* c
       tile.activation = ends ? static_cast<Activation>(operands.activation) : kNone;
       for (int64_t strip = first; strip < last; ++strip) {
         const int64_t row = plan.RowOf(strip), rows = plan.RowOf(strip + 1) - row;
-        tile.left = left + (row - plan.RowOf(first)) * kStride;
+        tile.left = left + (row - plan.RowOf(first)) * left_stride;
         tile.to = operands.to + row * plan.to_stride + column;
-        (strip == first ? Pick<true> : Pick<false>)(rows, vectors)(tile);
+        Pick(plan, strip == first, rows, vectors)(tile);
       }
     }
     at = next;
@@ -321,11 +407,37 @@ void MultiplyPacked(int64_t rows, int64_t depth, int64_t units, const Matrix& le
     RunTask(plan, {left.at, packed, nullptr, to, kNone, adds}, task, &copied);
 }
 
+void Compute(const Problem& problem, int threads) {
+  const int64_t rows = problem.rows, depth = problem.depth, units = problem.units;
+  const Matrix &left = problem.left, &right = problem.right;
+  if (right.is_transposed && rows <= kFewRows && problem.activation == kNone) return MultiplyTurned(problem, threads);
+  const bool in_place = IsReadInPlace(rows, right);
+  float* packed = in_place ? nullptr : PackedRoom(depth, units);
+  Plan plan = MakePlan(rows, depth, units, threads);
+  plan.from_stride = left.stride;
+  plan.to_stride = problem.to_stride;
+  plan.turns = left.is_transposed;
+  plan.right_stride = in_place ? right.stride : 0;
+  if (threads == 1) {  // rows are copied for one team after the other
+    plan.team = plan.panels;
+    plan.teams = 1;
+  }
+  const Operands operands{left.at, in_place ? right.at : packed, problem.bias, problem.to, problem.activation,
+                          problem.adds};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < (in_place ? 0 : PackTasks(right, depth, units)); ++task)
+      PackTask(right, depth, units, task, packed);
+    Copied copied;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < plan.tasks(); ++task) RunTask(plan, operands, task, &copied);
+  }
+}
+
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
               float* to, int64_t to_stride, bool adds) {
-  float* packed = PackedRoom(depth, units);
-  PackMatrix(right, depth, units, packed);
-  MultiplyPacked(rows, depth, units, left, packed, to, to_stride, adds);
+  Compute({rows, depth, units, left, right, nullptr, kNone, adds, to, to_stride}, 1);
 }
 
 float* PackedRoom(int64_t depth, int64_t units) {

@@ -17,7 +17,7 @@ enum Activation : int64_t { kNone = 0, kRelu = 1, kGelu = 2 };
 /* to = activation(from times the matrix + bias), added to what is there if so. */
 struct Operands {
   const float* from;    // rows x depth
-  const float* packed;  // see Pack
+  const float* packed;  // see Pack; a matrix that is read where it lies, if the plan has a stride for it
   const float* bias;    // of each unit, or null
   float* to;            // rows x units
   int64_t activation;
@@ -31,6 +31,8 @@ struct Plan {
   int64_t panels, team, teams;    // panels of a team
   int64_t strips, chunk, chunks;  // strips of a chunk; a strip is the rows of a tile
   bool turns = false;             // what it multiplies has a row for each number of the depth
+  bool copies = true;             // rows, before they are multiplied
+  int64_t right_stride = 0;       // floats from row to row of a matrix that is read where it lies
 
   int64_t tasks() const { return teams * chunks; }
   int64_t RowOf(int64_t strip) const { return rows * strip / strips; }
@@ -66,6 +68,20 @@ float* PackedRoom(int64_t depth, int64_t units);
 void PackMatrix(const Matrix& matrix, int64_t depth, int64_t units, float* packed);
 void MultiplyPacked(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const float* packed,
                     float* to, int64_t to_stride, bool adds);
+
+/* to = activation(left times right + bias), or is added to it; neither is packed yet. */
+struct Problem {
+  int64_t rows, depth, units;
+  Matrix left, right;
+  const float* bias;  // of each unit, or null
+  Activation activation;
+  bool adds;
+  float* to;
+  int64_t to_stride;
+};
+
+/* Packs what is worth it. The same sums by any number of threads. */
+void Compute(const Problem& problem, int threads);
 
 /* to = left (rows x depth) times right (depth x units), or is added to it; by this thread alone. */
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,

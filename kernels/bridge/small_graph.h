@@ -98,11 +98,11 @@ class SmallGraph {
     return found;
   }
 
-  static void Run(const Node& node, const Places& places, bool is_train) {
+  void Run(const Node& node, const Places& places, bool is_train) const {
     const std::vector<TBlob> in = BlobsAt(places, node.in), out = BlobsAt(places, node.out);
     const std::vector<OpReqType> requests(out.size(), mxnet::kWriteTo);
-    if (node.kind == kProduct) return ComputeProduct(node.attrs, in, requests, out, 1);
-    if (node.kind == kDense) return RunDense(Layer(node.attrs, in[0].shape_), in, out[0]);
+    if (node.kind == kProduct) return ComputeProduct(node.attrs, in, requests, out, most_threads_);
+    if (node.kind == kDense) return RunLayer(node, in, out[0]);
     if (node.kind == kJoin) return node.parts.Copy<true>(out[0], in.data(), in.size());
     if (node.kind == kCut) return node.parts.Copy<false>(in[0], out.data(), out.size());
     if (node.kind == kLookup) return LookUp(in[0], in[1], out[0]);
@@ -112,20 +112,33 @@ class SmallGraph {
     for (const TBlob& blob : in) call.in.push_back(&blob);
     for (const TBlob& blob : out) call.out.push_back(&blob);
     call.wanted = requests;
-    call.most_threads = 1;
+    call.most_threads = most_threads_;
     graphopt::Run(call);
   }
 
-  static void RunDense(const Layer& layer, const std::vector<TBlob>& in, const TBlob& out) {
-    auto to = static_cast<float*>(out.dptr_);
-    if (layer.has_bias)
-      for (int64_t row = 0; row < layer.rows; ++row)
-        std::memcpy(to + row * layer.units, in[2].dptr_, layer.units * sizeof(float));
-    MultiplyOne(layer.rows, layer.depth, layer.units, {static_cast<const float*>(in[0].dptr_), layer.depth, false},
-                {static_cast<const float*>(in[1].dptr_), layer.depth, true}, to, layer.units, layer.has_bias);
+  void RunLayer(const Node& node, const std::vector<TBlob>& in, const TBlob& out) const {
+    const Layer layer(node.attrs, in[0].shape_);
+    Multiply(node, {layer.rows, layer.depth, layer.units, {static_cast<const float*>(in[0].dptr_), layer.depth, false},
+                    {static_cast<const float*>(in[1].dptr_), layer.depth, true}, nullptr,
+                    layer.has_bias ? static_cast<const float*>(in[2].dptr_) : nullptr, product::kNone, false,
+                    static_cast<float*>(out.dptr_), layer.units});
+  }
+
+  /* Of a dense layer, forward or backward. */
+  void Multiply(const Node& node, const dense::Product& product) const {
+    const double nanoseconds = 0.014 * product.rows * product.depth * product.units;
+    const int threads = std::min(Threads(nanoseconds, 1 << 10), most_threads_);
+    if (Flag(node.attrs, "by_best")) return RunDense(product, threads);
+    if (threads > 1) return MultiplyByVectors(product, threads);
+    if (product.bias)
+      for (int64_t row = 0; row < product.rows; ++row)
+        std::memcpy(product.to + row * product.units, product.bias, product.units * sizeof(float));
+    MultiplyOne(product.rows, product.depth, product.units, product.left, product.right, product.to, product.to_stride,
+                product.adds || product.bias);
   }
 
   Places places_;
+  int most_threads_ = 1;
   std::vector<Node> nodes_;
   std::vector<Own> own_;
   int64_t own_bytes_ = 0;

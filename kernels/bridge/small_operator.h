@@ -109,6 +109,13 @@ struct SmallCall {
   std::vector<OpReqType> requests;
 };
 
+std::vector<NDArray> ArraysAt(void** handles, int64_t count) {
+  std::vector<NDArray> found;
+  for (int64_t i = 0; i < count; ++i) found.push_back(*static_cast<NDArray*>(handles[i]));
+  if (!AreDense(found)) Fail("an array of a small graph is not dense");
+  return found;
+}
+
 void RunSmall(const SmallTraining& graph, bool is_backward, bool is_train, const std::vector<TBlob>& in,
               const std::vector<OpReqType>& requests, const std::vector<TBlob>& out) {
   if (!is_backward) return graph.Forward(in, out, is_train);
@@ -126,10 +133,39 @@ void RunPushed(void*, void* given) {
 }
 
 /* Of backward, whose inputs have those of forward behind the gradients of outputs. */
-std::vector<uint32_t> SmallWrites(const NodeAttrs& attrs) {
-  std::vector<uint32_t> found = SmallGraphs::Of(attrs).Written();
-  for (uint32_t& input : found) input += SmallVisible(attrs);
+std::vector<uint32_t> WrittenBackward(const SmallTraining& graph) {
+  std::vector<uint32_t> found = graph.Written();
+  for (uint32_t& input : found) input += graph.outputs();
   return found;
+}
+std::vector<uint32_t> SmallWrites(const NodeAttrs& attrs) { return WrittenBackward(SmallGraphs::Of(attrs)); }
+
+void PushSmall(const SmallCall& call) {
+  Variables written;
+  for (size_t i = 0; i < call.out.size(); ++i)
+    if (call.requests[i] != mxnet::kNullOp) written.push_back(ChunkOf(call.out[i])->variable);
+  if (call.is_backward)
+    for (uint32_t input : WrittenBackward(call.graph)) written.push_back(ChunkOf(call.in[input])->variable);
+  Push(&RunPushed, new SmallCall(call), [](void* made) { delete static_cast<SmallCall*>(made); }, VariablesOf(call.in),
+       written, call.graph.is_small(), kSmall);
+}
+
+/* An executor's calls: `in` and `out` as SmallTraining has them, the stash behind outputs. */
+void PushForward(const SmallTraining& graph, void** in, void** out, bool is_train) {
+  const std::vector<NDArray> made = ArraysAt(out, graph.outputs() + 1);
+  PushSmall({graph, false, is_train, ArraysAt(in, graph.inputs()), made,
+             std::vector<OpReqType>(made.size(), mxnet::kWriteTo)});
+}
+
+/* `gradients` of inputs; of those without a request any array. */
+void PushBackward(const SmallTraining& graph, void** heads, void** in, void** out, void** gradients,
+                  const int* requests) {
+  std::vector<NDArray> read = ArraysAt(heads, graph.outputs());
+  for (const NDArray& array : ArraysAt(in, graph.inputs())) read.push_back(array);
+  for (const NDArray& array : ArraysAt(out, graph.outputs() + 1)) read.push_back(array);
+  SmallCall call{graph, true, true, read, ArraysAt(gradients, graph.inputs()), {}};
+  for (int64_t i = 0; i < graph.inputs(); ++i) call.requests.push_back(static_cast<OpReqType>(requests[i]));
+  PushSmall(call);
 }
 
 void CallSmall(const NodeAttrs& attrs, bool is_backward, bool is_train, const std::vector<NDArray>& in,
@@ -138,11 +174,7 @@ void CallSmall(const NodeAttrs& attrs, bool is_backward, bool is_train, const st
     return RunOnEngine(std::string(is_backward ? kSmallBackward : kSmall) + kOnEngine,
                        {{"graph", AttributeOf(attrs, "graph")}, {"learns", TextOf(attrs, "learns", "False")}}, in,
                        requests, out);
-  Variables written = VariablesOf(out);
-  if (is_backward)
-    for (uint32_t input : SmallWrites(attrs)) written.push_back(ChunkOf(in[input])->variable);
-  Push(&RunPushed, new SmallCall{SmallGraphs::Of(attrs), is_backward, is_train, in, out, requests},
-       [](void* made) { delete static_cast<SmallCall*>(made); }, VariablesOf(in), written, true, kSmall);
+  PushSmall({SmallGraphs::Of(attrs), is_backward, is_train, in, out, requests});
 }
 
 void SmallForward(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<NDArray>& in,

@@ -46,7 +46,7 @@ void RunStep(const SmallStep& step) {
 
 void PushStep(const SmallTraining& graph, void** inputs, void** gradients, void** outputs, const UpdateCall& told) {
   std::unique_ptr<SmallStep> step(new SmallStep{graph, UpdateOf(told), {}, {}, {}});
-  step->update->is_small = true;  // as what comes before it
+  step->update->is_small = graph.is_small();  // as what comes before it
   for (int64_t i = 0; i < graph.inputs(); ++i) {
     step->in.push_back(*static_cast<NDArray*>(inputs[i]));
     step->gradients.push_back(gradients[i] ? *static_cast<NDArray*>(gradients[i]) : NDArray());
@@ -65,7 +65,7 @@ void PushStep(const SmallTraining& graph, void** inputs, void** gradients, void*
   for (uint32_t input : graph.Written()) written.push_back(ChunkOf(step->in[input])->variable);
   AddVariables(*step->update, &read, &written);
   Push([](void*, void* given) { RunStep(*static_cast<SmallStep*>(given)); }, step.release(),
-       [](void* given) { delete static_cast<SmallStep*>(given); }, read, written, true, "graphopt_step");
+       [](void* given) { delete static_cast<SmallStep*>(given); }, read, written, graph.is_small(), "graphopt_step");
 }
 
 }  // namespace graphopt

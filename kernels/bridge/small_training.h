@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "small_graph.h"
@@ -22,6 +23,10 @@ class SmallTraining : public SmallGraph {
   /* Arrays that a call makes, or views of them, one of each. */
   void SetOutputs(std::vector<int64_t> numbers) { outputs_ = std::move(numbers); }
 
+  /* By as many threads as are worth it, and not by the one that calls. */
+  void SetLarge() { most_threads_ = std::numeric_limits<int>::max(); }
+
+  bool is_small() const { return most_threads_ == 1; }
   int64_t inputs() const { return inputs_.size(); }
   int64_t outputs() const { return outputs_.size(); }  // without the stash
   const TBlob& input(int64_t i) const { return places_[inputs_[i]].blob; }
@@ -236,7 +241,7 @@ class SmallTraining : public SmallGraph {
     std::vector<OpReqType> requests;
     for (size_t i = 0; i < to.size(); ++i) requests.push_back(Take(node.in[i], pass, &to[i]));
     Call call = BackwardCall(node.backward, false, from, requests, to);
-    call.most_threads = 1;
+    call.most_threads = most_threads_;
     graphopt::Run(call);
   }
 
@@ -247,15 +252,17 @@ class SmallTraining : public SmallGraph {
     TBlob to;
     OpReqType request = Take(node.in[0], pass, &to);
     if (request != mxnet::kNullOp)
-      MultiplyOne(layer.rows, layer.units, layer.depth, {at(head), layer.units, false}, {at(in[1]), layer.depth, false},
-                  at(to), layer.depth, request == mxnet::kAddTo);
+      Multiply(node, {layer.rows, layer.units, layer.depth, {at(head), layer.units, false},
+                      {at(in[1]), layer.depth, false}, nullptr, nullptr, product::kNone, request == mxnet::kAddTo, at(to),
+                      layer.depth});
     request = Take(node.in[1], pass, &to);
     if (request != mxnet::kNullOp)
-      MultiplyOne(layer.units, layer.rows, layer.depth, {at(head), layer.units, true}, {at(in[0]), layer.depth, false},
-                  at(to), layer.depth, request == mxnet::kAddTo);
+      Multiply(node, {layer.units, layer.rows, layer.depth, {at(head), layer.units, true}, {at(in[0]), layer.depth, false},
+                      nullptr, nullptr, product::kNone, request == mxnet::kAddTo, at(to), layer.depth});
     request = layer.has_bias ? Take(node.in[2], pass, &to) : mxnet::kNullOp;
     if (request != mxnet::kNullOp)
-      dense::SumRows(at(head), layer.rows, layer.units, at(to), request == mxnet::kAddTo, 1);
+      dense::SumRows(at(head), layer.rows, layer.units, at(to), request == mxnet::kAddTo,
+                     std::min(most_threads_, Threads(0.1 * layer.rows * layer.units, 1 << 10)));
   }
 
   std::vector<int64_t> inputs_, outputs_;

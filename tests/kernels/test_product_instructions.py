@@ -113,6 +113,8 @@ def test_numbers_that_are_not_finite_or_tiny(run) -> None:
 def test_matrices_of_any_layout_and_what_they_are_added_to(multiply) -> None:
     rng = np.random.default_rng(1)
     sizes = [(1, 1, 1), (128, 64, 128), (16, 16, 16), (48, 32, 80), (130, 769, 17), (9, 1600, 50)]
+    # Rows that matrices are not packed for, and rows of those that share cache sets.
+    sizes += [(64, 100, 50), (65, 100, 50), (16, 30, 1024), (17, 30, 2048), (5, 2000, 33)]
     sizes += [tuple(map(int, rng.integers(1, 70, 3))) for _ in range(40)]
     for at, (rows, depth, units) in enumerate(sizes):
         left = rng.standard_normal((rows, depth), np.float32)
@@ -150,9 +152,9 @@ def test_large_products_do_not_keep_their_memory(multiply) -> None:
         now = tell()
         return (now.uordblks + now.hblkhd) / 2**20
 
-    depth, units = 4096, 3072  # 48 MiB
-    left, right = np.ones((1, depth), np.float32), np.ones((depth, units), np.float32)
-    small = np.ones((2, 2), np.float32)
+    rows, depth, units = 65, 4096, 3072  # 48 MiB, for more rows than are multiplied unpacked
+    left, right = np.ones((rows, depth), np.float32), np.ones((depth, units), np.float32)
+    small = np.ones((rows, rows), np.float32)
     multiply(small, small, (False, False), adds=False)
     before = megabytes()
     assert (multiply(left, right, (False, False), adds=False) == depth).all()

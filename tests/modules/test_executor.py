@@ -238,3 +238,52 @@ def test_bad_input() -> None:
         fast.backward([mx.nd.ones((6, 5))] * 2)
     with pytest.raises(TypeError, match="is a int, no NDArray"):
         fast.backward([1])
+
+
+@pytest.mark.parametrize("width", [16, 400])
+def test_steps_without_autograd(width: int) -> None:
+    """Dense layers run so behind the first step, by the calling thread or as one operation."""
+    x = sym.FullyConnected(sym.var("data"), num_hidden=width, name="wide")
+    x = sym.tanh(sym.BatchNorm(x, fix_gamma=False, name="norm"))
+    symbol = sym.Group([sym.FullyConnected(x, num_hidden=3, name="out"), x])
+    requests = {"data": "add", "wide_bias": "null"}
+    requests |= {n: "write" for n in symbol.list_arguments() if n not in requests}
+    fast, plain = pair(symbol, requests, data=(32, width))
+    head = mx.nd.array(np.random.default_rng(1).standard_normal((32, 3)))
+    ones, data = mx.nd.ones((32, width)), mx.nd.random.normal(shape=(32, width))
+    for step in range(4):
+        for executor in (fast, plain):
+            executor.forward(is_train=True, data=data * (step + 1))
+            executor.backward([head, ones])
+            executor.arg_dict["out_weight"][:] *= 0.9
+        assert_same(fast, plain)
+        for executor in (fast, plain):
+            executor.forward(is_train=False)
+        assert_same(fast, plain)
+        for executor in (fast, plain):
+            executor.backward([head, ones * 2], is_train=False)
+        assert_same(fast, plain)
+        for name, state in plain.aux_dict.items():
+            got = fast.aux_dict[name].asnumpy()
+            np.testing.assert_allclose(got, state.asnumpy(), rtol=1e-4, atol=1e-5)
+    assert fast._direct is not None
+    seen: list[str] = []
+    fast.set_monitor_callback(lambda name, _: seen.append(name))
+    for executor in (fast, plain):
+        executor.forward(is_train=True)
+        executor.backward([head, ones])
+    assert seen
+    assert_same(fast, plain)
+
+
+def test_gradients_in_one_array_are_autograds() -> None:
+    """Where an array is given twice they are written one after the other."""
+    symbol = sym.tanh(sym.var("a")) * sym.sigmoid(sym.var("b"))
+    arrays = {"a": mx.nd.ones((6, 5)), "b": mx.nd.ones((6, 5)) * 2}
+    shared = mx.nd.zeros((6, 5))
+    executor = symbol.bind(mx.cpu(), arrays, args_grad=dict.fromkeys(arrays, shared))
+    fast = graphopt.optimize(executor)
+    for _ in range(2):
+        fast.forward(is_train=True)
+        fast.backward(mx.nd.ones((6, 5)))
+    assert fast._direct is None

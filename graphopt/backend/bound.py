@@ -1,0 +1,88 @@
+"""Forward and backward of a graph on the same arrays in every call, as executors have them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+from graphopt.backend.caller import LearningEngine
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError
+from graphopt.kernels import bridge
+
+#: MXNet's numbers of what becomes of an array.
+_REQUESTS: Final = {"null": 0, "write": 1, "add": 3}
+
+
+class BoundEngine:
+    """Calls of a :class:`LearningEngine` without autograd, each an operation of MXNet's engine."""
+
+    def __init__(
+        self,
+        engine: LearningEngine,
+        arrays: Sequence[Any],
+        gradients: Mapping[str, Any],
+        grad_req: Mapping[str, str],
+    ) -> None:
+        """Bind.
+
+        Args:
+            engine: whose graph runs.
+            arrays: NDArrays in the order of the engine's inputs; every call reads them.
+            gradients: NDArrays by name of inputs, where there are any; backward writes them.
+            grad_req: "write", "add" or "null" by name.
+        """
+        self._library, self._number = _functions(), engine.number
+        self._kept = [*arrays, *gradients.values()]
+        given = [(name, gradients.get(name)) for name in engine.inputs]
+        requests = [
+            0 if gradient is None else _REQUESTS[grad_req.get(name, "null")]
+            for name, gradient in given
+        ]
+        # Where nothing is requested any array will do.
+        places = [
+            gradient if request else array
+            for (_, gradient), request, array in zip(given, requests, arrays, strict=True)
+        ]
+        self._arrays = _handles(arrays)
+        self._gradients = _handles(places)
+        self._requests = (ctypes.c_int * len(requests))(*requests)
+        size = self._library.graphopt_graph_stash(self._number)
+        self._stash = import_mxnet().nd.empty((size,), arrays[0].ctx)
+
+    def forward(self, outputs: Sequence[Any], *, is_train: bool) -> None:
+        """Compute the outputs, into arrays."""
+        made = _handles([*outputs, self._stash])
+        self._check(
+            self._library.graphopt_graph_forward(self._number, self._arrays, made, is_train)
+        )
+
+    def backward(self, heads: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Compute gradients by those of the outputs, which the last forward made."""
+        made = _handles([*outputs, self._stash])
+        self._check(
+            self._library.graphopt_graph_backward(
+                self._number, _handles(heads), self._arrays, made, self._gradients, self._requests
+            )
+        )
+
+    def _check(self, failed: int) -> None:
+        if failed:
+            raise GraphoptError(self._library.graphopt_error().decode())
+
+
+def _handles(arrays: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*[array.handle for array in arrays])
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    library = bridge.load(import_mxnet())
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.graphopt_graph_stash.restype = number
+    library.graphopt_graph_stash.argtypes = [number]
+    library.graphopt_graph_forward.argtypes = [number, pointer, pointer, ctypes.c_int]
+    library.graphopt_graph_backward.argtypes = [number, *[pointer] * 5]
+    return library
