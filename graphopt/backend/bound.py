@@ -35,6 +35,8 @@ class BoundEngine:
             grad_req: "write", "add" or "null" by name.
         """
         self._library, self._number = _functions(), engine.number
+        self._draws, self._ctx = engine.draws, arrays[0].ctx
+        self._drawn: list[Any] = []
         self._kept = [*arrays, *gradients.values()]
         given = [(name, gradients.get(name)) for name in engine.inputs]
         requests = [
@@ -46,14 +48,22 @@ class BoundEngine:
             gradient if request else array
             for (_, gradient), request, array in zip(given, requests, arrays, strict=True)
         ]
-        self._arrays = _handles(arrays)
-        self._gradients = _handles(places)
+        # Nobody wants gradients of random numbers.
+        behind = [arrays[0]] * len(self._draws)
+        self._arrays = _handles([*arrays, *behind])
+        self._gradients = _handles([*places, *behind])
+        requests += [0] * len(behind)
         self._requests = (ctypes.c_int * len(requests))(*requests)
         size = self._library.graphopt_graph_stash(self._number)
         self._stash = import_mxnet().nd.empty((size,), arrays[0].ctx)
 
     def forward(self, outputs: Sequence[Any], *, is_train: bool) -> None:
         """Compute the outputs, into arrays."""
+        if self._draws:
+            self._drawn = [draw(self._ctx) for draw in self._draws]  # as backward reads them, too
+            first = len(self._arrays) - len(self._drawn)
+            for at, array in enumerate(self._drawn):
+                self._arrays[first + at] = array.handle
         made = _handles([*outputs, self._stash])
         self._check(
             self._library.graphopt_graph_forward(self._number, self._arrays, made, is_train)

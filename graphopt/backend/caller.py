@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from graphopt.backend.arrays import Alike
+from graphopt.backend.draws import Draws
 from graphopt.backend.engines import unlocked_in_children
-from graphopt.backend.small import KINDS, VIEWS, root_of
+from graphopt.backend.small import KINDS, SEED, VIEWS, root_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, DENSE, Node, Value
+from graphopt.ir.node import CONSTANT, DENSE, DROPOUT, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels import bridge
@@ -48,17 +49,18 @@ class _Layout:
         """
         read = {value.node for node in graph for value in node.inputs}
         self.leaves = [n for n in graph if (n.is_input or n.op == CONSTANT) and n.id in read]
+        self.seeds = [n for n in graph if n.op == SEED]  # behind the leaves: what a call draws
         self.library, self._learns = _functions(), learns
         self.handle = self.library.graphopt_graph_new(learns)
         self._numbers: dict[Value, int] = {}
-        for leaf in self.leaves:
+        for leaf in (*self.leaves, *self.seeds):
             array = fixed.get(leaf.name)
             handle = None if array is None else array.handle
             self._numbers[leaf.out()] = self._array(leaf.type, _READ, handle)
         for value in (root_of(graph, value) for value in graph.outputs):
             self._numbers[value] = self._array(graph.type_of(value), _MADE)
         for node in graph.topological():
-            if not (node.is_input or node.op == CONSTANT):
+            if not (node.is_input or node.op in (CONSTANT, SEED)):
                 self._add(graph, node)
         self.outputs = [self._numbers[value] for value in graph.outputs]
 
@@ -84,6 +86,8 @@ class _Layout:
             channels = graph.type_of(node.inputs[1])
             one = TensorType(channels.dtype, (1,))
             numbers += [self._array(type_, _OWN) for type_ in (channels, channels, one)]
+        if node.op == DROPOUT:
+            numbers.append(self._array(TensorType("float32", (1,)), _OWN))
         texts = _attributes(graph, node)
         if self.library.graphopt_graph_node(
             self.handle,
@@ -195,10 +199,14 @@ class LearningEngine:
             (keys, (ctypes.c_char_p * 2)(str(number).encode(), learns))
             for learns in (b"False", b"True")
         ]
-        self._handles = ctypes.c_void_p * len(self.inputs)
+        #: What random numbers a call reads, behind its inputs.
+        self.draws = [Draws(node) for node in layout.seeds]
+        self._handles = ctypes.c_void_p * (len(self.inputs) + len(self.draws))
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run on arrays in the order of ``inputs``."""
+        if self.draws:
+            arrays = [*arrays, *(draw(arrays[0].ctx) for draw in self.draws)]
         keys, values = self._texts[self._is_recording()]
         count, outputs = ctypes.c_int(0), ctypes.POINTER(ctypes.c_void_p)()
         kinds = ctypes.POINTER(ctypes.c_int)()

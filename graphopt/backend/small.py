@@ -11,7 +11,7 @@ from typing import Final
 
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, DENSE, FUSED, PRODUCT, Node, Value
+from graphopt.ir.node import CONSTANT, DENSE, DROPOUT, FUSED, PRODUCT, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels.gradient import is_differentiable
@@ -23,11 +23,15 @@ from graphopt.pipeline.manager import run_passes
 
 @dataclass(frozen=True)
 class _Limits:
-    """The most elements that nodes write, multiplications, and elements of a weight."""
+    """The most elements that nodes write, multiplications, and elements of a weight.
+
+    ``draws``: random numbers may be drawn, which MXNet's engine does.
+    """
 
     elements: int
     multiplications: int
     weights: int
+    draws: bool = False
 
 
 _MOST_NODES: Final = 64
@@ -37,7 +41,9 @@ _INFERENCE: Final = _Limits(1 << 17, 1 << 22, 1 << 30)
 #: step.
 _LEARNING: Final = _Limits(1 << 17, 1 << 21, 1 << 17)
 #: Of a graph that learns as one operation of MXNet's engine.
-_AT_ONCE: Final = _Limits(1 << 22, 1 << 27, 1 << 22)
+_AT_ONCE: Final = _Limits(1 << 22, 1 << 27, 1 << 22, draws=True)
+#: Draws the seed of Dropout's masks (passes/replace_dropout.py).
+SEED: Final = "_random_randint"
 #: The most elements of an array of a node that one thread runs in any case.
 _MOST_BY_ONE: Final = 1 << 17
 #: The most kernels that are compiled for this alone.
@@ -53,6 +59,7 @@ KINDS: Final = {
     "slice_axis": 4,
     "Embedding": 5,
     "BatchNorm": 6,
+    DROPOUT: 7,
 }
 #: Those that MXNet's operators and the bridge's nodes round differently.
 _ROUNDS: Final = frozenset({"FullyConnected", DENSE, "BatchNorm"})
@@ -159,15 +166,28 @@ def _learns(graph: Graph, node: Node, limits: _Limits) -> bool:
         return is_small and all(type_.dtype == "float32" for type_ in types)
     if op in VIEWS:
         return len(node.inputs) == 1
+    if op == SEED:
+        return limits.draws and node.type.dtype == "int32" and not node.inputs
+    if op == DROPOUT:
+        return graph[node.inputs[1].node].op == SEED and node.type.dtype == "float32"
+    if op == "Embedding":
+        return _learns_lookup(node, types, limits)
     if any((type_.size or 0) > _MOST_BY_ONE for type_ in types):
         return False
     if op == "BatchNorm":
         return _learns_norm(node, types)
-    if op == "Embedding" and (
-        types[0].dtype not in _NUMBERS or bool(node.attrs.get("sparse_grad"))
-    ):
-        return False
     return op in _MOVES and node.type.dtype in ("float32", "float64")
+
+
+def _learns_lookup(node: Node, types: Sequence[TensorType], limits: _Limits) -> bool:
+    """Whether rows of a table are looked up, all of which get gradients."""
+    return (
+        types[0].dtype in _NUMBERS
+        and node.type.dtype in ("float32", "float64")
+        and not bool(node.attrs.get("sparse_grad"))
+        and (types[1].size or 0) <= limits.weights
+        and (node.type.size or 0) <= _MOST_BY_ONE
+    )
 
 
 def _learns_norm(node: Node, types: Sequence[TensorType]) -> bool:
@@ -198,4 +218,4 @@ def root_of(graph: Graph, value: Value) -> Value:
 
 
 def _is_read_only(graph: Graph, value: Value) -> bool:
-    return graph[value.node].is_input or graph[value.node].op == CONSTANT
+    return graph[value.node].is_input or graph[value.node].op in (CONSTANT, SEED)

@@ -193,8 +193,10 @@ class _SmallStep:
     def __post_init__(self) -> None:
         grads = {id(weight.data): weight.grad for weight in self.plan.weights}
         handles = [None if array is None else array.handle for array in self.bound]
+        drawn = [None] * len(self.engine.draws)
+        handles += drawn
         self._read = (ctypes.c_void_p * len(handles))(*handles)
-        gradients = [grads.get(id(array)) for array in self.bound]
+        gradients = [*(grads.get(id(array)) for array in self.bound), *drawn]
         self._gradients = (ctypes.c_void_p * len(handles))(
             *(None if grad is None else grad.handle for grad in gradients)
         )
@@ -212,6 +214,9 @@ class _SmallStep:
         for at, array in zip(self.at, given, strict=True):
             if at >= 0:
                 read[at] = array.handle
+        drawn = [draw(given[0].ctx) for draw in self.engine.draws]
+        for at, array in enumerate(drawn, len(self.bound)):
+            read[at] = array.handle
         losses = self.make()
         told = plan.told()
         if told is None:

@@ -48,23 +48,31 @@ dropout::Mask MaskOf(const NodeAttrs& attrs, const TBlob& seed) {
   return {joined + salt * 0xd1342543de82ef95u, static_cast<float>(1 - dropped)};
 }
 
+/* to = from times the mask, or from itself outside of training; or it is added. */
+void DropElements(const NodeAttrs& attrs, const TBlob& seed, const TBlob& from, const TBlob& to, bool is_train,
+                  OpReqType request, int threads) {
+  const int64_t count = from.shape_.Size();
+  if (request == mxnet::kNullOp || count == 0) return;
+  auto read = static_cast<const float*>(from.dptr_);
+  auto made = static_cast<float*>(to.dptr_);
+  const bool adds = request == mxnet::kAddTo;
+  if (is_train) {
+    dropout::Apply(MaskOf(attrs, seed), read, made, count, adds, threads);
+  } else if (adds) {
+    for (int64_t i = 0; i < count; ++i) made[i] += read[i];
+  } else if (read != made) {
+    std::memcpy(made, read, count * sizeof(float));
+  }
+}
+
 /* Of forward and backward: the first input times the mask; a seed has no gradient. */
 void Dropout(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<TBlob>& inputs,
              const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   if (outputs.size() > 1 && requests[1] != mxnet::kNullOp && requests[1] != mxnet::kAddTo)
     std::memset(outputs[1].dptr_, 0, Bytes(outputs[1]));
   const int64_t count = inputs[0].shape_.Size();
-  if (requests[0] == mxnet::kNullOp || count == 0) return;
-  auto from = static_cast<const float*>(inputs[0].dptr_);
-  auto to = static_cast<float*>(outputs[0].dptr_);
-  const bool adds = requests[0] == mxnet::kAddTo;
-  if (context.is_train) {
-    dropout::Apply(MaskOf(attrs, inputs[1]), from, to, count, adds, Threads(kDropoutNs * count, count));
-  } else if (adds) {
-    for (int64_t i = 0; i < count; ++i) to[i] += from[i];
-  } else if (from != to) {
-    std::memcpy(to, from, count * sizeof(float));
-  }
+  DropElements(attrs, inputs[1], inputs[0], outputs[0], context.is_train, requests[0],
+               Threads(kDropoutNs * count, count));
 }
 
 std::vector<std::pair<int, int>> DropoutPairs(const NodeAttrs&) { return {{0, 0}}; }

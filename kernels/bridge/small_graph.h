@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dense_operator.h"
+#include "dropout_operator.h"
 #include "fused.h"
 #include "product_operator.h"
 #include "small_layouts.h"
@@ -24,8 +25,9 @@ namespace graphopt {
 class SmallGraph {
  public:
   enum Role { kOwn, kRead, kMade };  // memory of the graph, or what a call gives
-  /* graphopt_fused, graphopt_product, FullyConnected, Concat, slices of one array, Embedding, BatchNorm. */
-  enum Kind { kFused, kProduct, kDense, kJoin, kCut, kLookup, kNorm };
+  /* graphopt_fused, graphopt_product, FullyConnected, Concat, slices of one array, Embedding, BatchNorm, and
+   * graphopt_dropout, which has an output more: a number, whether it dropped anything. */
+  enum Kind { kFused, kProduct, kDense, kJoin, kCut, kLookup, kNorm, kDropout };
 
   struct Place {
     TBlob blob;
@@ -107,6 +109,10 @@ class SmallGraph {
     if (node.kind == kCut) return node.parts.Copy<false>(in[0], out.data(), out.size());
     if (node.kind == kLookup) return LookUp(in[0], in[1], out[0]);
     if (node.kind == kNorm) return SmallNorm(node.attrs, in, out).Forward(is_train);
+    if (node.kind == kDropout) {
+      *static_cast<float*>(out[1].dptr_) = is_train;
+      return Drop(node, in[1], in[0], out[0], is_train, mxnet::kWriteTo);
+    }
     Call call;
     call.plan = node.plan;
     for (const TBlob& blob : in) call.in.push_back(&blob);
@@ -122,6 +128,14 @@ class SmallGraph {
                     {static_cast<const float*>(in[1].dptr_), layer.depth, true}, nullptr,
                     layer.has_bias ? static_cast<const float*>(in[2].dptr_) : nullptr, product::kNone, false,
                     static_cast<float*>(out.dptr_), layer.units});
+  }
+
+  /* Forward or backward. */
+  void Drop(const Node& node, const TBlob& seed, const TBlob& from, const TBlob& to, bool is_train,
+            OpReqType request) const {
+    const int64_t count = from.shape_.Size();
+    DropElements(node.attrs, seed, from, to, is_train, request,
+                 std::min(most_threads_, Threads(kDropoutNs * count, count)));
   }
 
   /* Of a dense layer, forward or backward. */

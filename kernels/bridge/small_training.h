@@ -174,6 +174,7 @@ class SmallTraining : public SmallGraph {
       case kCut: return BackCut(node, heads, pass);
       case kLookup: return BackLookup(node, heads[0], pass);
       case kNorm: return BackNorm(node, heads[0], pass);
+      case kDropout: return BackDropout(node, heads[0], pass);
       default: return BackFused(node, heads, pass);
     }
   }
@@ -219,6 +220,14 @@ class SmallTraining : public SmallGraph {
     }
     const std::vector<TBlob> in = BlobsAt(pass->places, node.in), out = BlobsAt(pass->places, node.out);
     SmallNorm(node.attrs, in, out).Backward(static_cast<const float*>(head.dptr_), at, adds);
+  }
+
+  void BackDropout(const Node& node, const TBlob& head, Pass* pass) const {
+    TBlob to, of_seed;
+    const OpReqType request = Take(node.in[0], pass, &to);
+    if (Take(node.in[1], pass, &of_seed) == mxnet::kWriteTo) std::memset(of_seed.dptr_, 0, Bytes(of_seed));
+    const bool was_train = *static_cast<const float*>(pass->places[node.out[1]].blob.dptr_) != 0;
+    Drop(node, pass->places[node.in[1]].blob, head, to, was_train, request);
   }
 
   /* What `make` writes is added to an array. */

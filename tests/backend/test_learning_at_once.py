@@ -201,3 +201,79 @@ def test_steps_of_one_operation() -> None:
         results[-1].append(losses.asnumpy())
     assert_same(*reversed(results))
     assert "all of a step is one operation, for 1 types of inputs" in step.explain()
+
+
+class Words(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Words, of which some numbers are dropped, and layers."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="words_")
+        with self.name_scope():
+            self.words = nn.Embedding(20_000, 16)
+            self.layers = nn.HybridSequential()
+            self.layers.add(nn.Dropout(0.5), nn.Dense(300, activation="tanh", in_units=320))
+            self.layers.add(nn.Dropout(0.2), nn.Dense(10, in_units=300))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.layers(F.reshape(self.words(x), (0, -1)))
+
+
+def words() -> tuple[Any, Any]:
+    """The net with the same weights in every call, and what it reads."""
+    net = Words()
+    net.initialize()
+    for seed, (_, p) in enumerate(sorted(net.collect_params().items())):
+        p.set_data(noise(*p.shape, seed=seed) / 5)
+    return net, mx.nd.array(np.random.default_rng(0).integers(0, 20_000, (64, 20)))
+
+
+def without_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphopt.backend.candidates.learns_at_once", lambda *_, **__: False)
+
+
+def test_masks_are_those_of_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same seed, forward and backward, and none outside of training."""
+    results = []
+    for is_one in (True, False):
+        if not is_one:
+            without_one_operation(monkeypatch)
+        net, x = words()
+        fast = graphopt.optimize(net, strict=True)
+        params = [p for _, p in sorted(net.collect_params().items())]
+        mx.random.seed(5)
+        found = []
+        for train_mode in (True, True, False):
+            with mx.autograd.record(train_mode=train_mode):
+                y = fast(x)
+            y.backward(train_mode=train_mode)
+            found += [y.asnumpy(), *(p.grad().asnumpy() for p in params)]
+        assert (ONE in fast.explain()) == is_one
+        assert not np.allclose(found[0], found[len(params) + 1])
+        results.append(found)
+    assert_same(*results)
+
+
+def test_steps_and_executors_draw_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for is_one in (True, False):
+        if not is_one:
+            without_one_operation(monkeypatch)
+        net, x = words()
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        step = graphopt.train_step(net, mx.gluon.loss.L2Loss(), trainer)
+        label = noise(64, 10)
+        mx.random.seed(7)
+        found = [step(x, label).asnumpy() for _ in range(3)]
+        symbol = mx.sym.Dropout(mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=200), p=0.5)
+        executor = graphopt.optimize(symbol.simple_bind(mx.cpu(), x=(100, 300)))
+        for array in executor.arg_arrays:
+            array[:] = noise(*array.shape) / 10
+        for _ in range(3):
+            executor.forward(is_train=True)
+            for _ in range(2):  # the mask is that of forward
+                executor.backward(mx.nd.ones((100, 200)))
+                found += [a.asnumpy() for a in (*executor.outputs, *executor.grad_arrays)]
+        assert ("all of a step is one operation" in step.explain()) == is_one
+        assert (executor._direct is not None) == is_one
+        results.append(found)
+    assert_same(*results)
