@@ -92,6 +92,15 @@ def learns_at_once(graph: Graph, *, exact: bool = False) -> bool:
     return not (exact and _rounds(graph)) and _is_within(graph, _learns, _AT_ONCE)
 
 
+def may_learn(graph: Graph) -> bool:
+    """Whether a graph may be one once it is not frozen, with what parameters fold to. Linear."""
+    nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
+    return len(nodes) <= _MOST_NODES and all(
+        canonical(node.op) in KINDS or canonical(node.op) in VIEWS or alone(graph, node) is not None
+        for node in nodes
+    )
+
+
 def _rounds(graph: Graph) -> bool:
     return any(canonical(node.op) in _ROUNDS for node in graph)
 

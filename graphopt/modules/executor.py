@@ -11,10 +11,10 @@ import numpy as np
 
 from graphopt.api.loading import Model
 from graphopt.backend.bound import BoundEngine
-from graphopt.backend.caller import LearningEngine
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
+from graphopt.modules import direct
 from graphopt.nn.config import Config
 
 mx = import_mxnet()
@@ -58,7 +58,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         )
         self._outputs: list[Any] | None = None
         self._tape: list[Any] = []
-        self._direct: BoundEngine | None = None  # what trains, where that takes no autograd
+        # What runs on these arrays, for training or not, once it is known.
+        self._direct: dict[bool, BoundEngine | None] = {}
         self._ones: list[Any] = []
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
@@ -88,13 +89,15 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """
         self._load(kwargs)
         self._tape, self._is_run = [], bool(is_train)
-        if is_train and self._direct is not None and self._plain is None:
-            self._direct.forward(self.outputs, is_train=True)
+        engine = self._direct.get(self._is_run)
+        if engine is not None and self._plain is None:
+            engine.forward(self.outputs, is_train=self._is_run)
             return self.outputs
         if self._plain is None:
             found = self._compute(training=bool(is_train), recording=bool(is_train))
             if found is not None:
                 self._give(found)
+                self._find_direct(is_train=self._is_run)
                 return self.outputs
         self._give(self._plain.forward(is_train=is_train))
         return self.outputs
@@ -119,8 +122,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return
         if not self._learns:
             return
-        if self._is_run and not self._tape and self._direct is not None:
-            self._direct.backward(self._known(heads), self.outputs)
+        engine = self._direct.get(True) if self._is_run else None
+        if engine is not None and not self._tape:
+            engine.backward(self._known(heads), self.outputs)
             return
         if not self._tape and self._compute(training=False, recording=True) is None:
             plain: Any = self._plain  # by now
@@ -228,30 +232,24 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             found: list[Any] = self._built[recording].run(self._data)
         if not recording:
             return found
-        if training and self._direct is None:
-            self._direct = self._bound()
         self._tape = found
         return [array.detach() for array in found]
 
-    def _bound(self) -> BoundEngine | None:
-        """What trains on these arrays from now on, if it needs no autograd."""
-        engine, arrays = self._built[True].lowered.bound
-        learned = {
-            name: gradient
-            for name, gradient in self.grad_dict.items()
-            if gradient is not None and self._grad_req.get(name, "null") != "null"
-        }
-        if not isinstance(engine, LearningEngine) or not {*learned} <= {*engine.inputs}:
-            return None
-        given = [
-            self._data[name] if array is None else array
-            for name, array in zip(engine.inputs, arrays, strict=True)
-        ]
-        if any(array.stype != "default" for array in (*given, *learned.values())):
-            return None
-        if len({id(array) for array in learned.values()}) < len(learned):
-            return None  # two gradients would be written to one place
-        return BoundEngine(engine, given, learned, self._grad_req)
+    def _find_direct(self, *, is_train: bool) -> None:
+        """Whether further calls need neither autograd nor copies."""
+        if is_train in self._direct:
+            return
+        built = self._built[is_train]
+        if is_train:
+            self._direct[True] = direct.training(
+                built.lowered, self._data, self.grad_dict, self._grad_req
+            )
+            return
+        with mx.autograd.pause(train_mode=False):
+            found = direct.inference(built, self._data, self.outputs)
+        if found is not None:  # all calls are to round alike
+            found.forward(self.outputs, is_train=False)
+        self._direct[False] = found
 
     def _give(self, found: Sequence[Any]) -> None:
         """Put what was computed into the arrays that were given out as outputs."""

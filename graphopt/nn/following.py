@@ -132,8 +132,11 @@ class Following:
 
     def _now(self) -> Built:
         with self._lock:
-            if self._frozen is not None:
-                return self._frozen
+            return self.living() if self._frozen is None else self._frozen
+
+    def living(self) -> Built:
+        """What reads parameters in every call."""
+        with self._lock:
             if self._living is None:
                 self._living = self._build(False)
             return self._living

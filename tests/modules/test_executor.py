@@ -246,8 +246,10 @@ def test_bad_input() -> None:
 
 
 @pytest.mark.parametrize("width", [16, 400])
-def test_steps_without_autograd(width: int) -> None:
+@pytest.mark.parametrize("infers", [False, True])
+def test_steps_without_autograd(width: int, infers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense layers run so behind the first step, by the calling thread or as one operation."""
+    monkeypatch.setattr("graphopt.modules.direct._best_of", lambda *_: (1.0, 0.5 if infers else 2))
     x = sym.FullyConnected(sym.var("data"), num_hidden=width, name="wide")
     x = sym.tanh(sym.BatchNorm(x, fix_gamma=False, name="norm"))
     symbol = sym.Group([sym.FullyConnected(x, num_hidden=3, name="out"), x])
@@ -271,7 +273,8 @@ def test_steps_without_autograd(width: int) -> None:
         assert_same(fast, plain)
         for name, state in plain.aux_dict.items():
             assert_near(fast.aux_dict[name], state, name)
-    assert fast._direct is not None
+    assert fast._direct[True] is not None
+    assert (fast._direct[False] is not None) == infers
     seen: list[str] = []
     fast.set_monitor_callback(lambda name, _: seen.append(name))
     for executor in (fast, plain):
@@ -291,4 +294,4 @@ def test_gradients_in_one_array_are_autograds() -> None:
     for _ in range(2):
         fast.forward(is_train=True)
         fast.backward(mx.nd.ones((6, 5)))
-    assert fast._direct is None
+    assert fast._direct[True] is None

@@ -1,0 +1,106 @@
+"""Engines that run on an executor's arrays, forward and backward, without autograd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from graphopt.backend.bound import BoundEngine
+from graphopt.backend.caller import LearningEngine
+from graphopt.backend.lower import Lowered
+from graphopt.backend.small import may_learn
+from graphopt.compat import import_mxnet
+from graphopt.nn.built import Built
+from graphopt.nn.following import Following
+
+#: Calls of each that are timed.
+_ROUNDS: Final = 8
+
+
+def training(
+    lowered: Lowered,
+    data: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    grad_req: Mapping[str, str],
+) -> BoundEngine | None:
+    """What trains on arrays that stay the same, or ``None`` if that takes autograd.
+
+    Args:
+        lowered: what has run under autograd once.
+        data: arrays that it was given, by name.
+        gradients: an array, or None, by the name of an argument.
+        grad_req: "write", "add" or "null" by name.
+    """
+    learned = {
+        name: gradient
+        for name, gradient in gradients.items()
+        if gradient is not None and grad_req.get(name, "null") != "null"
+    }
+    engine = lowered.bound[0]
+    if not isinstance(engine, LearningEngine) or not {*learned} <= {*engine.inputs}:
+        return None
+    if len({id(array) for array in learned.values()}) < len(learned):
+        return None  # two gradients would be written to one place
+    return _bound(lowered, data, learned, grad_req)
+
+
+def inference(
+    built: Built | Following, data: Mapping[str, Any], outputs: list[Any]
+) -> BoundEngine | None:
+    """What infers on arrays that stay the same, if that is faster than what was compiled.
+
+    Parameters are read in every call then, rather than computed in. Of dense layers that is worth
+    it where putting data in and taking results out would last longer than packing weights.
+
+    Args:
+        built: what was compiled.
+        data: arrays that calls are given, by name.
+        outputs: arrays for results.
+    """
+    if not isinstance(built, Following) or not may_learn(built.result.graph):
+        return None
+    living = built.living()
+    living.run(data)  # chooses an engine
+    found = _bound(living.lowered, data, {}, {})
+    if found is None:
+        return None
+    spare = [array.copy() for array in outputs]
+
+    def directly() -> list[Any]:
+        found.forward(spare, is_train=False)
+        return spare
+
+    plain, direct = _best_of(lambda: built.run(data), directly)
+    return found if direct < plain else None
+
+
+def _bound(
+    lowered: Lowered,
+    data: Mapping[str, Any],
+    gradients: Mapping[str, Any],
+    grad_req: Mapping[str, str],
+) -> BoundEngine | None:
+    engine, arrays = lowered.bound
+    if not isinstance(engine, LearningEngine):
+        return None
+    given = [
+        data[name] if array is None else array
+        for name, array in zip(engine.inputs, arrays, strict=True)
+    ]
+    if any(array.stype != "default" for array in (*given, *gradients.values())):
+        return None
+    return BoundEngine(engine, given, gradients, grad_req)
+
+
+def _best_of(*calls: Callable[[], list[Any]]) -> list[float]:
+    """Seconds at best until the arrays that each returns are there, in turns."""
+    import_mxnet().nd.waitall()
+    best = [float("inf")] * len(calls)
+    for _ in range(_ROUNDS):
+        for at, call in enumerate(calls):
+            start = time.perf_counter()
+            for array in call():
+                array.wait_to_read()
+            best[at] = min(best[at], time.perf_counter() - start)
+    return best
