@@ -34,6 +34,7 @@ class BoundEngine:
             gradients: NDArrays by name of inputs, where there are any; backward writes them.
             grad_req: "write", "add" or "null" by name.
         """
+        self.name = engine.name
         self._library, self._number = _functions(), engine.number
         self._draws, self._ctx = engine.draws, arrays[0].ctx
         self._drawn: list[Any] = []

@@ -11,6 +11,7 @@ from graphopt.backend.caller import LearningEngine
 from graphopt.backend.lower import Lowered
 from graphopt.backend.small import may_learn
 from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError
 from graphopt.nn.built import Built
 from graphopt.nn.following import Following
 
@@ -60,9 +61,13 @@ def inference(
     """
     if not isinstance(built, Following) or not may_learn(built.result.graph):
         return None
-    living = built.living()
-    living.run(data)  # chooses an engine
-    found = _bound(living.lowered, data, {}, {})
+    mx = import_mxnet()
+    try:
+        living = built.living()
+        living.run(data)  # chooses an engine
+        found = _bound(living.lowered, data, {}, {})
+    except (GraphoptError, mx.MXNetError):  # what was compiled goes on, as explain() tells
+        return None
     if found is None:
         return None
     spare = [array.copy() for array in outputs]

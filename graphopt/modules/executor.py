@@ -198,7 +198,11 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """What was done, on which engine it runs, and why not more was done."""
         if self._plain is not None:
             return f"MXNet's executor runs it: {self._why_plain}"
-        return self.model.explain()
+        told = self.model.explain()
+        engine = self._direct.get(False)
+        if engine is None:
+            return told
+        return f"{told}\n  inference on these arrays: {engine.name}, parameters read in every call"
 
     def _known(self, heads: Sequence[Any]) -> list[Any]:
         """Gradients of outputs, ones where none are given."""

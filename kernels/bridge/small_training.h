@@ -262,12 +262,13 @@ class SmallTraining : public SmallGraph {
     OpReqType request = Take(node.in[0], pass, &to);
     if (request != mxnet::kNullOp)
       Multiply(node, {layer.rows, layer.units, layer.depth, {at(head), layer.units, false},
-                      {at(in[1]), layer.depth, false}, nullptr, nullptr, product::kNone, request == mxnet::kAddTo, at(to),
-                      layer.depth});
+                      {at(in[1]), layer.depth, false}, nullptr, nullptr, product::kNone, request == mxnet::kAddTo,
+                      at(to), layer.depth});
     request = Take(node.in[1], pass, &to);
     if (request != mxnet::kNullOp)
-      Multiply(node, {layer.units, layer.rows, layer.depth, {at(head), layer.units, true}, {at(in[0]), layer.depth, false},
-                      nullptr, nullptr, product::kNone, request == mxnet::kAddTo, at(to), layer.depth});
+      Multiply(node, {layer.units, layer.rows, layer.depth, {at(head), layer.units, true},
+                      {at(in[0]), layer.depth, false}, nullptr, nullptr, product::kNone, request == mxnet::kAddTo,
+                      at(to), layer.depth});
     request = layer.has_bias ? Take(node.in[2], pass, &to) : mxnet::kNullOp;
     if (request != mxnet::kNullOp)
       dense::SumRows(at(head), layer.rows, layer.units, at(to), request == mxnet::kAddTo,

@@ -244,7 +244,8 @@ std::unique_ptr<Update> UpdateOf(const UpdateCall& told) {
   std::unique_ptr<Update> update(
       new Update{plan(0), plan(1), plan(2), plan(3), told.weights, told.arrays, told.shared, told.own});
   update->numbers.assign(told.numbers, told.numbers + told.shared + told.weights * told.own);
-  if (!UpdateRun::Fits(*update)) Fail("a kernel of an update reads or writes other arrays and numbers: " + update->plan->spec);
+  if (!UpdateRun::Fits(*update))
+    Fail("a kernel of an update reads or writes other arrays and numbers: " + update->plan->spec);
   update->given.reserve(told.weights * told.arrays);
   int64_t elements = 0;
   for (int64_t i = 0; i < told.weights * told.arrays; ++i) {

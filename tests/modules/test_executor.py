@@ -275,6 +275,7 @@ def test_steps_without_autograd(width: int, infers: bool, monkeypatch: pytest.Mo
             assert_near(fast.aux_dict[name], state, name)
     assert fast._direct[True] is not None
     assert (fast._direct[False] is not None) == infers
+    assert ("inference on these arrays: " in fast.explain()) == infers
     seen: list[str] = []
     fast.set_monitor_callback(lambda name, _: seen.append(name))
     for executor in (fast, plain):
