@@ -1,12 +1,13 @@
-"""Gluon HybridBlock -> Graph, through the Block's own tracing.
+"""Gluon Block -> Graph, through the Block's own tracing.
 
-The Block is called with Symbols, as ``hybridize()`` would; nothing is cached on it.
+The Block is called with Symbols, as ``hybridize()`` would; nothing is cached on it. A HybridBlock
+can be, and so can a ``Sequential`` of such, whose code is Gluon's.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,17 +35,18 @@ class Traced:
 
 
 def trace(block: Any, args: Sequence[Any]) -> Traced:
-    """Call a HybridBlock with one Symbol in place of every array in ``args``.
+    """Call a Block with one Symbol in place of every array in ``args``.
 
     Raises:
         UnsupportedError: the Block cannot be traced; the message says why.
     """
     mx = import_mxnet()
-    if not isinstance(block, mx.gluon.HybridBlock):
-        raise UnsupportedError(f"{describe(block)} is no HybridBlock")
-    hooked = next((b for b in descendants(block)[1:] if _hooks(b)), None)
-    if hooked is not None:
-        raise UnsupportedError(f"{describe(hooked)} has forward hooks, which need arrays")
+    reason = why_not_traceable(block)
+    if reason:
+        raise UnsupportedError(reason)
+    hooked = why_hooked(descendants(block)[1:])
+    if hooked:
+        raise UnsupportedError(hooked)
     flat, layout = mx.gluon.block._flatten(list(args), "input")
     given = [array for array in flat if array is not None]
     if not given:
@@ -65,6 +67,21 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
     return Traced(group, names, results)
+
+
+def why_not_traceable(block: Any) -> str:
+    """Why a Block's code cannot be given Symbols; empty if it can."""
+    nn, hybrid = import_mxnet().gluon.nn, import_mxnet().gluon.HybridBlock
+    stack = [block]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, hybrid):
+            continue
+        cls = getattr(type(part), "_graphopt_base", type(part))
+        if cls.forward is not nn.Sequential.forward or not part._children:
+            return f"{describe(part)} is no HybridBlock"
+        stack += part._children.values()
+    return ""
 
 
 def input_names(count: int) -> tuple[str, ...]:
@@ -93,10 +110,11 @@ def lift_traced(
 
 
 def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> Graph:
-    """The graph of a HybridBlock for stated input shapes.
+    """The graph of a Block for stated input shapes.
 
     Args:
-        block: an initialized or uninitialized HybridBlock with flat array arguments.
+        block: an initialized or uninitialized HybridBlock with flat array arguments, or a
+            ``Sequential`` of such.
         shapes: shape per input: ``data``, or ``data0``, ``data1`` ... in call order.
         dtypes: dtype name per input.
 
@@ -115,6 +133,12 @@ def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[
     zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
     stand_ins = [zeros((1,), dtype=dtypes.get(name, "float32")) for name in expected]
     return lift_traced(block, trace(block, stand_ins), shapes, dtypes)
+
+
+def why_hooked(blocks: Iterable[Any]) -> str:
+    """Why Blocks have to be called one by one: one has hooks; empty if none has."""
+    hooked = next(filter(_hooks, blocks), None)
+    return "" if hooked is None else f"{describe(hooked)} has forward hooks, which need arrays"
 
 
 def _hooks(block: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from graphopt.backend.choice import Choice
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.optimized import views_in
+from graphopt.nn.optimized import views_in, why_not_whole
 from graphopt.pipeline.manager import Result
 from graphopt.pipeline.remarks import RemarkKind
 
@@ -23,10 +23,12 @@ def explain(block: Any) -> str:
     """Per compiled signature: sizes, engine, what was done, what was not and why."""
     state = block.graphopt_state
     lines = [f"{describe(block)}, mode {state.config.mode!r}"]
+    reason = state.reason or state.structure.hooked() or why_not_whole(block, state.config)
+    # Without one it is compiled whole, but its methods ran, or it had hooks in some calls.
+    reason = reason or "its methods ran, or hooks of its children"
     if state.recorded is not None:
-        lines += state.recorded.explain(state.reason)
+        lines += state.recorded.explain(reason)
     if state.fallback is not None:
-        reason = state.reason or f"{describe(block)} is no HybridBlock"  # only its methods ran
         lines.append(f"taken child by child: {reason}")
         lines += [f"  {note}" for note in state.notes]
         if not state.config.record and not state.config.plans_memory:

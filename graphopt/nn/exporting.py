@@ -13,7 +13,7 @@ from graphopt.frontend.gluon import describe
 def export(block: Any, path: str, epoch: int, *, kernels: bool = False) -> None:
     """Write ``path-symbol.json`` and ``path-<epoch>.params``; see ``Optimized.export``."""
     state = block.graphopt_state
-    if state.fallback is not None or state.recorded is not None:
+    if state.reason:
         raise InputError(f"{describe(block)} cannot be exported as one graph: {state.reason}")
     entries = state.compiled.entries
     if not entries:

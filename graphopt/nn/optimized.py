@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.gluon import describe, why_not_traceable
 from graphopt.ir.graph import Graph
 from graphopt.nn.compiled import CompiledBlock, Entry
 from graphopt.nn.config import Config
-from graphopt.nn.partition import keep_python, looks_up_words, partition
+from graphopt.nn.partition import keep_python, looks_up_words, partition, parts_of
+from graphopt.nn.structure import Structure
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
 from graphopt.recording.active import ACTIVE
@@ -40,7 +41,7 @@ class State:
         self.config = config
         self.compiled = CompiledBlock(view, config)
         self.fallback: Any = None
-        self.children: list[int] = []  # of the user's Block when ``fallback`` was made
+        self.structure = Structure(view)
         self.reason: str | None = None  # why it is taken child by child; None: not asked yet
         self.notes: list[str] = []
         self.recorded: RecordedBlock | None = None
@@ -60,10 +61,9 @@ class Optimized:
             # recorded; keywords only layers of gluon.rnn take, which handle them before any graph
             # is made.
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        state = self.graphopt_state
         for hook in self._forward_pre_hooks.values():  # type: ignore[attr-defined]
             hook(self, args)
-        found = _call(self, state, args)
+        found = _call(self, args)
         for hook in self._forward_hooks.values():  # type: ignore[attr-defined]
             hook(self, args, found)
         return found
@@ -76,6 +76,14 @@ class Optimized:
         except AttributeError:
             self._graphopt_state = State(self, self._graphopt_config)
             return self._graphopt_state
+
+    def _graphopt_current(self) -> State:
+        """What graphopt knows about this view, nothing if its children are others since."""
+        state = self.graphopt_state
+        if state.structure.is_same():
+            return state
+        self.reset()
+        return self.graphopt_state
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
         """Per compiled signature (mode and input types), a receipt per pass."""
@@ -137,6 +145,10 @@ class Optimized:
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Nothing: the Block is compiled already, and the user's own stays as it is."""
+
+    def summary(self, *inputs: Any) -> None:
+        """As Block.summary, of the user's Block as MXNet runs it."""
+        original(self).summary(*inputs)
 
     def cast(self, dtype: Any) -> None:
         """As Block.cast; compiled graphs are dropped."""
@@ -251,23 +263,27 @@ def optimized_class(cls: type, config: Config) -> type:
         "_graphopt_config": config,
         "_graphopt_base": cls,
     }
-    hybrid = import_mxnet().gluon.HybridBlock
-    if issubclass(cls, hybrid) and cls.forward is hybrid.forward:  # type: ignore[attr-defined]
-        body["forward"] = _forward
-    elif not issubclass(cls, hybrid):
+    hybrid, sequential = import_mxnet().gluon.HybridBlock, import_mxnet().gluon.nn.Sequential
+    forward = cls.forward  # type: ignore[attr-defined]
+    if not issubclass(cls, hybrid):
         body |= {name: _on_children(name, method) for name, method in _methods(cls).items()}
+    if forward in (hybrid.forward, sequential.forward):
+        body["forward"] = _forward(forward)
     # The same name: Gluon derives parameter names from it.
     return type(cls.__name__, (Optimized, cls), body)
 
 
-def _forward(self: Any, *args: Any) -> Any:
-    """``forward`` of a HybridBlock, which methods of its own and other Blocks may call.
+def _forward(plain: Any) -> Any:
+    """``forward`` of a Block whose code is Gluon's, which methods of it and other Blocks may call.
 
     It is where Gluon runs the graph of a hybridized Block, so it runs ours.
     """
-    if ACTIVE.tape or _has_symbol(args):
-        return import_mxnet().gluon.HybridBlock.forward(self, *args)
-    return _call(self, self.graphopt_state, args)
+
+    @functools.wraps(plain)
+    def forward(self: Any, *args: Any) -> Any:
+        return plain(self, *args) if ACTIVE.tape or _has_symbol(args) else _call(self, args)
+
+    return forward
 
 
 def original(block: Any) -> Any:
@@ -277,36 +293,37 @@ def original(block: Any) -> Any:
     return twin
 
 
-def _call(block: Any, state: State, args: tuple[Any, ...]) -> Any:
+def _call(block: Any, args: tuple[Any, ...]) -> Any:
+    state = block._graphopt_current()
+    hooked = state.structure.hooked()
     if state.reason is None:
-        state.reason = _why_not_whole(block, state.config)
-    if not state.reason:
+        state.reason = why_not_whole(block, state.config)
+    reason = hooked or state.reason
+    if not reason:
         try:
             return state.compiled(args)
         except UnsupportedError as error:
             if state.config.strict:
                 raise
             reason = str(error)
-    else:
-        reason = state.reason
-    if state.config.record:
+    if not hooked:
         state.reason = reason
+    elif state.config.strict and not state.reason:
+        raise UnsupportedError(hooked)
+    if state.config.record:
         return _record(block, state, args)
     if state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
-    state.reason = reason
     return _apart(block).forward(*args)
 
 
 def _apart(block: Any) -> Any:
-    """A view's Block with optimized children, made anew where its children are others."""
-    state = block.graphopt_state
-    children = list(map(id, block._children.values()))
-    if state.fallback is None or state.children != children:
+    """A view's Block with optimized children."""
+    state = block._graphopt_current()
+    if state.fallback is None:
         optimize = functools.partial(view, config=state.config)
         state.notes.clear()
         state.fallback = partition(original(block), optimize, state.notes)
-        state.children = children
         if looks_up_words(block) is not None:
             keep_python(state.fallback)
     return state.fallback
@@ -348,10 +365,11 @@ def _record(block: Any, state: State, args: tuple[Any, ...]) -> Any:
     return state.recorded(original(block).forward, args)
 
 
-def _why_not_whole(block: Any, config: Config) -> str:
+def why_not_whole(block: Any, config: Config) -> str:
     """Why a Block is not compiled whole, whatever its graph is; empty if it may be."""
-    if not isinstance(block, import_mxnet().gluon.HybridBlock):
-        return f"{describe(block)} is no HybridBlock"
+    reason = why_not_traceable(block)
+    if reason:
+        return reason
     layer = None if config.strict or config.plans_memory else looks_up_words(block)
     if layer is None:
         return ""
@@ -362,10 +380,11 @@ def views_in(block: Any) -> list[Any]:
     """Optimized views among the descendants of a partitioned Block."""
     if block is None:
         return []
-    found: list[Any] = []
-    for child in block._children.values():
-        found += [child] if isinstance(child, Optimized) else views_in(child)
-    return found
+    found: dict[int, Any] = {}
+    for child in (*parts_of(block), *block._children.values()):
+        inner = [child] if isinstance(child, Optimized) else views_in(child)
+        found |= {id(each): each for each in inner}
+    return list(found.values())
 
 
 def _has_symbol(args: tuple[Any, ...]) -> bool:

@@ -13,18 +13,18 @@ from types import MethodType
 from typing import Any
 
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.gluon import describe, why_not_traceable
 
-#: Makes the optimized view of a HybridBlock.
+#: Makes the optimized view of a Block that can be traced.
 Optimize = Callable[[Any], Any]
 
 
 def partition(block: Any, optimize: Optimize, notes: list[str]) -> Any:
-    """A twin of ``block`` whose hybridizable children are optimized.
+    """A twin of ``block`` whose children that can be traced are optimized.
 
     Args:
         block: any Block.
-        optimize: applied to each outermost HybridBlock child, once per distinct child.
+        optimize: applied to each outermost child that can be traced, once per distinct child.
         notes: gets one sentence per child, telling what became of it.
 
     Returns:
@@ -111,6 +111,9 @@ def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any
     base = type(block)
     names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     names["__setattr__"] = _set_on_own
+    runs = _runs(block)
+    if runs:
+        names["forward"] = _in_turn
     cls: Any = type(base.__name__, (base,), names)
     twin: Any = object.__new__(cls)
     object.__setattr__(twin, "__dict__", vars(block))
@@ -129,7 +132,65 @@ def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any
         swapped = _Children(value, replaced) if key == "_children" else _swap(value, done)
         if swapped is not value:
             setattr(cls, key, _Swapped(key, value, swapped))
+    if runs:
+        cls._graphopt_parts = _parts_in_turn(block, runs, replaced, optimize, notes)
     return twin
+
+
+def parts_of(twin: Any) -> tuple[Any, ...]:
+    """What a twin of a ``Sequential`` runs in turn, if that is not just its children."""
+    return getattr(type(twin), "_graphopt_parts", ())
+
+
+def _in_turn(twin: Any, x: Any) -> Any:
+    """``forward`` of a ``Sequential`` some of whose children in a row are one graph."""
+    for part in parts_of(twin):
+        x = part(x)
+    return x
+
+
+def _runs(block: Any) -> list[list[str]]:
+    """Children of a ``Sequential`` by name, those in one list that may be one graph.
+
+    Empty if no two are, or all of them: that one was tried.
+    """
+    if type(block).forward is not import_mxnet().gluon.nn.Sequential.forward:
+        return []
+    runs: list[list[str]] = []
+    may_join = False
+    for name, child in block._children.items():
+        joins = _joins(child)
+        if joins and may_join:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+        may_join = joins
+    return runs if 1 < len(runs) < len(block._children) else []
+
+
+def _joins(child: Any) -> bool:
+    return _why_left(child) == "" and not why_not_traceable(child) and not looks_up_words(child)
+
+
+def _parts_in_turn(
+    block: Any,
+    runs: list[list[str]],
+    replaced: dict[str, Any],
+    optimize: Optimize,
+    notes: list[str],
+) -> tuple[Any, ...]:
+    parts = []
+    for names in runs:
+        if len(names) == 1:
+            parts.append(replaced[names[0]])
+            continue
+        first, last = names[0], names[-1]
+        run = import_mxnet().gluon.nn.Sequential(prefix=f"{block.name}_{first}_to_{last}_")
+        for name in names:
+            run.register_child(block._children[name], name)
+        parts.append(optimize(run))
+        notes.append(f"children {first!r} to {last!r} of {describe(block)} are one graph")
+    return tuple(parts)
 
 
 def _parts(block: Any) -> dict[str, str]:
@@ -149,20 +210,26 @@ def _parts(block: Any) -> dict[str, str]:
 def _child(
     name: str, child: Any, optimize: Optimize, notes: list[str], done: dict[int, Any]
 ) -> Any:
-    mx = import_mxnet()
     label = f"child {name!r}: {describe(child)}"
-    if isinstance(child, mx.gluon.rnn.RecurrentCell):
-        notes.append(f"{label} is left as it is: cells are stepped or unrolled by their owner")
+    why_left = _why_left(child)
+    if why_left:
+        notes.append(f"{label} is left as it is: {why_left}")
         return child
-    if isinstance(child, message_passing()):
-        words = ", and asks for words in use only" if child.looks_up_words else ""
-        notes.append(f"{label} is left as it is: it is one operator{words}")
-        return child
-    if isinstance(child, mx.gluon.HybridBlock):
+    if not why_not_traceable(child):
         notes.append(f"{label} is compiled")
         return optimize(child)
     notes.append(f"{label} is no HybridBlock: its own code stays Python, its children are taken")
     return _clone(child, optimize, notes, done)
+
+
+def _why_left(child: Any) -> str:
+    """Why neither a child nor what it consists of is compiled; empty if it may be."""
+    if isinstance(child, import_mxnet().gluon.rnn.RecurrentCell):
+        return "cells are stepped or unrolled by their owner"
+    if isinstance(child, message_passing()):
+        words = ", and asks for words in use only" if child.looks_up_words else ""
+        return f"it is one operator{words}"
+    return ""
 
 
 def _swap(value: Any, done: dict[int, Any]) -> Any:

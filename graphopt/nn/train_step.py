@@ -14,11 +14,13 @@ from graphopt.backend.arrays import Alike
 from graphopt.backend.caller import LearningEngine
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
+from graphopt.frontend.gluon import why_not_traceable
 from graphopt.kernels import bridge
 from graphopt.nn.compiled import Entry
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import Optimized, original, view
 from graphopt.nn.signatures import told_of
+from graphopt.nn.structure import Structure
 from graphopt.optimizers.trainer import OptimizedTrainer, TrainerPlan, trainer_view
 
 #: The most elements of all weights that one thread updates, and of those of one operation.
@@ -75,6 +77,7 @@ class TrainStep:
             block if isinstance(block, Optimized) else view(block, config) for block in (net, loss)
         ]
         self._blocks = [original(block) for block in self._parts]
+        self._structures = list(map(Structure, self._blocks))
         self._config = config
         self._wholes: dict[tuple[int, int], Any] = {}
         self._small: dict[bytes, _SmallStep] = {}
@@ -96,6 +99,7 @@ class TrainStep:
         read, labels = _arrays("data", data), _arrays("label", label)
         given = read + labels
         size = given[0].shape[0] if batch_size is None else batch_size
+        self._follow()
         told = None if self._has_hooks() else told_of(given)
         known = None if told is None else self._small.get(told)
         if known is not None:
@@ -122,8 +126,18 @@ class TrainStep:
             lines.append(f"all of a step is one operation, for {count} types of inputs")
         return "\n".join(lines)
 
+    def _follow(self) -> None:
+        """Forget what was made of Blocks whose children are others now."""
+        if not all(structure.is_same() for structure in self._structures):
+            self._structures = list(map(Structure, self._blocks))
+            self._wholes.clear()
+            self._small.clear()
+
     def _has_hooks(self) -> bool:
-        return any(block._forward_hooks or block._forward_pre_hooks for block in self._blocks)
+        return any(
+            block._forward_hooks or block._forward_pre_hooks or structure.hooked()
+            for block, structure in zip(self._blocks, self._structures, strict=True)
+        )
 
     def _recorded(self, data: list[Any], labels: list[Any]) -> tuple[Any, Entry | None]:
         """The losses as autograd records them, and what was compiled for them as one graph."""
@@ -136,8 +150,7 @@ class TrainStep:
 
     def _whole(self, data: int, labels: int) -> Any:
         """Net and loss as one Block; ``None`` if that is none which MXNet traces as it is."""
-        hybrid = self._mx.gluon.HybridBlock
-        if self._has_hooks() or not all(isinstance(block, hybrid) for block in self._blocks):
+        if self._has_hooks() or any(map(why_not_traceable, self._blocks)):
             return None
         if (data, labels) not in self._wholes:
             made = _with_loss()(*self._blocks, data)
@@ -170,6 +183,10 @@ def _with_loss() -> type:
         def __init__(self, net: Any, loss: Any, data: int) -> None:
             super().__init__(prefix=f"{net.name}_with_")
             self.net, self.loss, self._data = net, loss, data
+
+        def register_child(self, block: Any, name: str | None = None) -> None:
+            """As a Block: what can be traced need not be a HybridBlock."""
+            import_mxnet().gluon.Block.register_child(self, block, name)
 
         def hybrid_forward(self, _F: Any, *arrays: Any) -> Any:  # noqa: N803 - Gluon's name
             """The losses of data and labels."""

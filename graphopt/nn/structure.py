@@ -1,0 +1,43 @@
+"""Which Blocks a Block consists of, and whether they are what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from operator import methodcaller
+from typing import Any
+
+from graphopt.frontend.gluon import descendants, why_hooked
+
+_values = methodcaller("values")
+
+
+class Structure:
+    """The descendants of a Block; asked at every call, so what is compared is looked up once.
+
+    Gluon lets children be added and replaced, and hooks be registered (``summary`` does), at any
+    time, and no cached graph of an ancestor knows of it.
+    """
+
+    def __init__(self, block: Any) -> None:
+        """Note them as they are."""
+        blocks = descendants(block)
+        self._below = blocks[1:]
+        self._children: list[Mapping[str, Any]] = [part._children for part in blocks]
+        self._known = self._found()
+        self._hooks = [
+            hooks
+            for part in self._below
+            for hooks in (part._forward_hooks, part._forward_pre_hooks)
+        ]
+
+    def is_same(self) -> bool:
+        """Whether no Block was added, replaced or taken out."""
+        return self._found() == self._known
+
+    def hooked(self) -> str:
+        """Why its code runs call by call: a descendant has hooks; empty if none has."""
+        return why_hooked(self._below) if any(self._hooks) else ""
+
+    def _found(self) -> list[Any]:
+        return list(chain.from_iterable(map(_values, self._children)))
