@@ -5,7 +5,8 @@
  * (slices.h), of nearest upsampling
  * (upsampling.h) and of bilinear resizing (resizing.h). Some spare copies of arrays and changes of their layout: the gradients of relu
  * (rectifiers.h), of concatenation and of upsampling. The others spare it oneDNN's reference code, which takes
- * 10 to 200 times as long. For the gradient of LRN (lrn.h) oneDNN has nothing else. For the rest it has fast
+ * 10 to 200 times as long. For the gradient of LRN (lrn.h) and for the bias of a deconvolution (deconvolution.h) oneDNN has
+ * nothing else. For the rest it has fast
  * code for some of what the convolutions around have left:
  *
  * - BatchNorm: channels in blocks of 8 or 16, of data and gradient alike. Some convolutions like them in
@@ -21,6 +22,7 @@
 #include "align_operator.h"
 #include "arrays.h"
 #include "boxes.h"
+#include "deconvolution.h"
 #include "joins.h"
 #include "layouts.h"
 #include "lrn.h"
@@ -153,6 +155,7 @@ void MendOperators() {
   ReplaceOnArrays("Convolution", &plain_convolution, LegacyFunction(&ConvolutionOnArrays));
   ReplaceOnArrays("_backward_Convolution", &plain_convolution_gradient,
                   LegacyFunction(&ConvolutionGradientOnArrays));
+  ReplaceOnArrays("Deconvolution", &plain_deconvolution, LegacyFunction(&DeconvolutionOnArrays));
   Replace("Concat", &plain_concat_on_rows, LegacyFunction(&ConcatOnRows));
   Replace("_backward_Concat", &plain_concat_gradient_on_rows,
           LegacyFunction(&ConcatGradientOnRows));
