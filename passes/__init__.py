@@ -72,7 +72,7 @@ PIPELINES = {
     "inference": (
         f"{_CLEAN},remove-identities,{_ROLL},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
         "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
-        f"eliminate-dead-code,fuse-convolutions,{_FUSE},fuse-attention"
+        f"eliminate-dead-code,select-convolution,fuse-convolutions,{_FUSE},fuse-attention"
     ),
     "default": "inference",
 }

@@ -52,7 +52,8 @@ def _key(parts: Sequence[str]) -> str:
 @cache
 def _machine() -> tuple[str, ...]:
     from graphopt import __version__
+    from graphopt.kernels.bridge.build import sources
     from graphopt.kernels.machine import processor
 
     cores = len(os.sched_getaffinity(0))
-    return (import_mxnet().__version__, __version__, *processor(), str(cores))
+    return (import_mxnet().__version__, __version__, sources(), *processor(), str(cores))

@@ -48,6 +48,7 @@ SOURCES = (
     "align.cc",
     "batch_norm.cc",
     "product.cc",
+    "cut.cc",
     "slim.cc",
 )
 #: Options of those whose loops are worth, and stand, the processor's own instructions.
@@ -76,6 +77,7 @@ _VECTORS = {
     # A block of 16 channels is two vectors of AVX2; no function that takes one is left.
     "batch_norm.cc": ["-O2", "-Wno-psabi"],
     "product.cc": ["-O2"],
+    "cut.cc": ["-O2"],
     "slim.cc": ["-O3"],
 }
 _INSTRUCTIONS = {
@@ -307,11 +309,17 @@ def _key(mxnet: Path) -> str:
     """Names what the library depends on: our source, this MXNet and where it lies."""
     binary = (mxnet / "libmxnet.so").stat()
     parts = [str(mxnet), str(binary.st_size), str(int(binary.st_mtime)), sys.platform]
-    parts.append(instructions())
-    digest = hashlib.sha256("\n".join(parts).encode())
+    parts += [instructions(), sources()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+@cache
+def sources() -> str:
+    """Names what the library is made of."""
+    digest = hashlib.sha256()
     for file in (*sorted(HERE.glob("*.h")), *(HERE / name for name in SOURCES), Path(__file__)):
         digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def _first_error(text: str) -> str:

@@ -50,7 +50,7 @@ std::vector<Scratch::Memory> Scratch::kept_;
 
 /* How a direction is computed. */
 struct Algorithm {
-  bool is_ours, is_winograd, is_paired;
+  bool is_ours, is_winograd, is_paired, is_by_columns = false;
 };
 
 /* A convolution in whole blocks of channels and filters, its kernel as high as wide. */

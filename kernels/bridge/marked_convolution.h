@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "blocked_arrays.h"
+#include "columns.h"
 #include "directions.h"
 
 namespace graphopt {
@@ -29,6 +30,7 @@ Algorithm AlgorithmOf(const NodeAttrs& attrs, const std::string& direction) {
   if (name == "winograd4") return {true, true, false};
   if (name == "paired-winograd4") return {true, true, true};
   if (name == "paired") return {true, false, true};
+  if (name == "columns") return {true, false, false, true};
   return {name == "direct", false, false};
 }
 
@@ -38,6 +40,42 @@ void ReadPair(const NodeAttrs& attrs, const char* key, int64_t usual, int64_t* p
   if (found == attrs.dict.end() || std::sscanf(found->second.c_str(), "(%ld ,%ld", pair, pair + 1) != 2)
     pair[0] = pair[1] = usual;
 }
+
+/* The same along one axis, "(2,)", which is the second of two. */
+void ReadOne(const NodeAttrs& attrs, const char* key, int64_t usual, int64_t* pair) {
+  pair[0] = usual;
+  auto found = attrs.dict.find(key);
+  if (found == attrs.dict.end() || std::sscanf(found->second.c_str(), "(%ld", pair + 1) != 1) pair[1] = usual;
+}
+
+/* What a convolution is by columns; `fits`: whether it can be computed so. */
+struct FoundWindows : Windows {
+  bool fits = false;
+
+  FoundWindows(const NodeAttrs& attrs, const NDArray& data, const mxnet::TShape& weight, const mxnet::TShape& made)
+      : Windows{} {
+    const mxnet::TShape& shape = data.shape();
+    const int axes = shape.ndim() - 2;
+    if ((axes != 1 && axes != 2) || weight.ndim() != axes + 2 || made.ndim() != axes + 2 || shape.Size() == 0 ||
+        made.Size() == 0 || data.dtype() != mshadow::kFloat32 || weight[1] != shape[1])
+      return;
+    images = shape[0], channels = shape[1], filters = weight[0];
+    const auto read = axes == 1 ? ReadOne : ReadPair;
+    read(attrs, "stride", 1, stride);
+    read(attrs, "pad", 0, pad);
+    read(attrs, "dilate", 1, dilation);
+    for (int d = 0; d < 2; ++d) {
+      const int axis = d + axes;  // counted from the images of one axis
+      kernel[d] = d + axes > 1 ? weight[axis] : 1;
+      in[d] = d + axes > 1 ? shape[axis] : 1;
+      out[d] = d + axes > 1 ? made[axis] : 1;
+      const int64_t reach = (kernel[d] - 1) * dilation[d];
+      if (stride[d] < 1 || pad[d] < 0 || dilation[d] < 1 || (in[d] + 2 * pad[d] - reach - 1) / stride[d] + 1 != out[d])
+        return;
+    }
+    fits = true;
+  }
+};
 
 /* What the convolution of an operator is; whether there is a way of ours to compute it. */
 struct Found : Geometry {
@@ -86,6 +124,15 @@ void ConvolutionOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context
   const Algorithm algorithm = AlgorithmOf(attrs, "forward");
   const auto plain = [&] { plain_convolution(attrs, context, inputs, requests, outputs); };
   if (!algorithm.is_ours || requests[0] != mxnet::kWriteTo || !IsWhole(outputs[0])) return plain();
+  if (algorithm.is_by_columns) {
+    const FoundWindows found(attrs, inputs[0], inputs[1].shape(), outputs[0].shape());
+    if (!found.fits) return plain();
+    mended_calls.fetch_add(1, std::memory_order_relaxed);
+    const NDArray x = InRows(inputs[0]), weight = InRows(inputs[1]);
+    const NDArray bias = inputs.size() > 2 ? InRows(inputs[2]) : NDArray();
+    return FilterColumns(found, Floats(x), Floats(weight), inputs.size() > 2 ? Floats(bias) : nullptr,
+                         WriteRows(outputs[0]));
+  }
   const Found found(attrs, inputs[0], inputs[1].shape(), outputs[0].shape());
   const bool has_rows = inputs.size() < 3 || !LayoutOf(inputs[2]);
   if (!found.Fits(algorithm) || !has_rows) return plain();
@@ -95,6 +142,35 @@ void ConvolutionOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context
   Filter(found, algorithm, Floats(weight), false, Floats(x), WriteBlocks(outputs[0]), bias);
 }
 
+/* The same by columns, or by MXNet where a direction is not marked so. */
+void ConvolutionGradientByColumns(const FoundWindows& found, const NodeAttrs& attrs, const mxnet::OpContext& context,
+                                  const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
+                                  const std::vector<NDArray>& outputs) {
+  const auto is_ours = [&](const char* direction, size_t output) {
+    return AlgorithmOf(attrs, direction).is_by_columns && requests[output] == mxnet::kWriteTo &&
+           IsWhole(outputs[output]);
+  };
+  const bool data = is_ours("data", 0), bias = requests.size() > 2;
+  const bool weight = is_ours("weight", 1) && (!bias || requests[2] == mxnet::kWriteTo);
+  std::vector<OpReqType> left = requests;
+  if (data) left[0] = mxnet::kNullOp;
+  if (weight) std::fill(left.begin() + 1, left.end(), mxnet::kNullOp);
+  if (std::any_of(left.begin(), left.end(), [](OpReqType r) { return r != mxnet::kNullOp; }))
+    plain_convolution_gradient(attrs, context, inputs, left, outputs);
+  if (!data && !weight) return;
+  mended_calls.fetch_add(1, std::memory_order_relaxed);
+  const NDArray dy = InRows(inputs[0]);
+  if (weight) {
+    const NDArray x = InRows(inputs[1]);
+    FilterGradientColumns(found, Floats(x), Floats(dy), WriteRows(outputs[1]));
+    if (bias) SumPlanes(Floats(dy), found.images, found.filters, found.Places(), WriteRows(outputs[2]));
+  }
+  if (data) {
+    const NDArray filters = InRows(inputs[2]);
+    ImageGradientColumns(found, Floats(dy), Floats(filters), WriteRows(outputs[0]));
+  }
+}
+
 /* Inputs: the gradient of the output, images, filters and maybe a bias. Outputs: gradients of the latter. */
 void ConvolutionGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context,
                                  const std::vector<NDArray>& inputs, const std::vector<OpReqType>& requests,
@@ -102,6 +178,10 @@ void ConvolutionGradientOnArrays(const NodeAttrs& attrs, const mxnet::OpContext&
   const auto plain = [&](const std::vector<OpReqType>& left) {
     plain_convolution_gradient(attrs, context, inputs, left, outputs);
   };
+  if (AlgorithmOf(attrs, "data").is_by_columns || AlgorithmOf(attrs, "weight").is_by_columns) {
+    const FoundWindows windows(attrs, inputs[1], inputs[2].shape(), inputs[0].shape());
+    return windows.fits ? ConvolutionGradientByColumns(windows, attrs, context, inputs, requests, outputs) : plain(requests);
+  }
   const Found found(attrs, inputs[1], inputs[2].shape(), inputs[0].shape());
   const auto is_ours = [&](const Algorithm& algorithm, size_t output) {
     const bool fits = output ? found.FitsGradientOfFilters(algorithm) : found.Fits(algorithm);

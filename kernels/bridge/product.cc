@@ -383,6 +383,8 @@ void PackTask(const Matrix& matrix, int64_t depth, int64_t units, int64_t task, 
   }
 }
 
+int64_t PanelWidth() { return kWidth; }
+
 int64_t PackedSize(int64_t depth, int64_t units) { return depth * WidthOf(units); }
 
 void Pack(const float* weights, int64_t depth, int64_t units, float* packed) {

@@ -46,6 +46,9 @@ struct Copied {
 Plan MakePlan(int64_t rows, int64_t depth, int64_t units, int64_t threads);
 void RunTask(const Plan& plan, const Operands& operands, int64_t task, Copied* copied);
 
+/* Units of a panel; what has no more is packed row by row, in whole vectors. */
+int64_t PanelWidth();
+
 /* Floats of a packed matrix, and packing it from (units, depth). */
 int64_t PackedSize(int64_t depth, int64_t units);
 void Pack(const float* weights, int64_t depth, int64_t units, float* packed);

@@ -21,11 +21,15 @@ DIRECTIONS: Final = ("forward", "data", "weight")
 MXNET: Final = "mxnet"
 WINOGRAD4: Final = "winograd4"
 PAIRED_WINOGRAD4: Final = "paired-winograd4"
+#: As a product with what filters see at each place (``kernels/bridge/columns.h``).
+COLUMNS: Final = "columns"
 
 #: Channels and filters of groups that the bridge knows.
 _WIDTHS = (2, 4, 8)
 #: Pixels along a side of filters of one channel, of which it knows the gradient.
 _DEPTHWISE = (3, 5, 7)
+#: Channels of images, not of what is made of them.
+_FEW = 4
 #: Images are timed up to so many multiplications, as all take the same time.
 _MOST_MACS = 1e9
 _ROUNDS = 4
@@ -55,8 +59,26 @@ def ways(layer: Layer, *, has_pairs: bool) -> Ways:
     return {"forward": fast, "data": fast, "weight": (WINOGRAD4,)}
 
 
+def by_columns(layer: Layer, lanes: int) -> tuple[str, ...]:
+    """Directions for which columns may be faster than MXNet: oneDNN has no kernels for them.
+
+    Those that it has are for whole blocks along two axes, for one pixel, and for images of few
+    channels, as a net's first layer has them, that become whole blocks.
+
+    Args:
+        layer: the convolution.
+        lanes: channels that make a block.
+    """
+    channels, filters = layer.shape[1], layer.made[1]
+    if layer.groups > 1 or layer.window.kernel == (1, 1):
+        return ()
+    if layer.axes == 2 and not (channels % lanes or filters % lanes):
+        return ()
+    return DIRECTIONS[1:] if channels <= _FEW and filters % lanes == 0 else DIRECTIONS
+
+
 def why_unfit(layer: Layer, lanes: int) -> str | None:
-    """Why a convolution cannot be marked, or ``None``.
+    """Why a convolution cannot be computed in blocks, or ``None``.
 
     Args:
         layer: the convolution.
@@ -102,11 +124,13 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
     macs = window.kernel[0] * window.kernel[1] * channels // layer.groups * filters * pixels
     count = max(1, min(count, int(_MOST_MACS / macs)))
     nd = mxnet.nd
+    axes = slice(2 - layer.axes, 2)
+    taps = tuple(window.kernel)[axes]
     options = {
-        "kernel": window.kernel,
-        "stride": window.stride,
-        "pad": window.pad,
-        "dilate": window.dilation,
+        "kernel": taps,
+        "stride": window.stride[axes],
+        "pad": window.pad[axes],
+        "dilate": window.dilation[axes],
         "num_filter": filters,
         "num_group": layer.groups,
         "no_bias": True,
@@ -117,6 +141,8 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
 
     def blocks(shape: tuple[int, ...]) -> Any:
         """Numbers in the layout in which the marked ones leave them: as a filter a channel does."""
+        if layer.axes == 1:
+            return nd.random.uniform(-1, 1, shape=(*shape[:2], shape[3]))
         alone = {"num_filter": shape[1], "num_group": shape[1], "no_bias": True}
         numbers, weights = nd.random.uniform(-1, 1, shape=shape), nd.ones((shape[1], 1, 3, 3)) / 9
         return nd.Convolution(numbers, weights, kernel=(3, 3), pad=(1, 1), **alone)
@@ -126,8 +152,8 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
     with mxnet.autograd.pause(train_mode=True):
         x = blocks((count, channels, height, width))
         head = blocks((count, *layer.made[1:]))
-        w = nd.random.uniform(-0.1, 0.1, shape=(filters, channels // layer.groups, *window.kernel))
-        for direction in (d for d in DIRECTIONS if ways[d]):
+        w = nd.random.uniform(-0.1, 0.1, shape=(filters, channels // layer.groups, *taps))
+        for direction in filter(ways.get, DIRECTIONS):
             x.attach_grad("write" if direction == "data" else "null")
             w.attach_grad("write" if direction == "weight" else "null")
             calls = {

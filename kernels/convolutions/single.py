@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node
@@ -35,12 +36,13 @@ _FEWEST_CHANNELS, _MOST_CHANNELS = 8, 2048
 
 @dataclass(frozen=True)
 class Layer:
-    """What a convolution's time depends on."""
+    """What a convolution's time depends on; along one axis, with images of one line."""
 
     shape: Images
     made: Images
     window: Window
     groups: int = 1
+    axes: int = 2
 
 
 def layer_of(graph: Graph, node: Node) -> Layer:
@@ -49,6 +51,35 @@ def layer_of(graph: Graph, node: Node) -> Layer:
     if is_deconvolution(node):
         return Layer(shape, made_by_convolution(graph, node), transposed(node).window)
     return Layer(shape, made, window(graph, node), groups_of(node))
+
+
+def layer_along_axis(graph: Graph, node: Node) -> Layer | None:
+    """The layer that a convolution along one axis is; ``None`` if it is none, or not known."""
+    types = [graph.type_of(value) for value in (node.inputs[0], node.out())]
+    if any(t.rank != 3 or t.dtype != "float32" or not t.is_static or not t.size for t in types):
+        return None
+    if node.attrs.get("layout") not in (None, "None", "NCW"):
+        return None
+    shape, made = map(_of_one_line, types)
+    kernel, stride, dilation, pad = (_one(node, name, usual) for name, usual in _USUAL.items())
+    window = Window((1, kernel), (1, stride), (1, dilation), (0, pad))
+    return Layer(shape, made, window, groups_of(node), axes=1)
+
+
+_USUAL: Final = {"kernel": 1, "stride": 1, "dilate": 1, "pad": 0}
+
+
+def _of_one_line(type_: TensorType) -> Images:
+    n, c, w = (extent or 0 for extent in type_.shape or ())
+    return n, c, 1, w
+
+
+def _one(node: Node, name: str, usual: int) -> int:
+    """An attribute of one extent."""
+    found = node.attrs.get(name)
+    if isinstance(found, tuple):
+        return int(str(found[0])) if found else usual
+    return usual if found in (None, "None") else int(str(found))
 
 
 def algorithms(layer: Layer) -> tuple[str, ...]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.marked import (
+    COLUMNS,
     DIRECTIONS,
     MARK,
     MXNET,
@@ -59,6 +63,24 @@ GROUPED = [
     ((4, 32, 1, 1), 4, (1, 1), (1, 1), True),
     ((1, 16, 2, 5), 4, (3, 3), (2, 2), False),
 ]
+#: Images, filters, what the window is, whether there is a bias, for columns.
+COLUMN_CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], bool]] = [
+    ((3, 5, 12, 13), (7, 5, 5, 5), {"pad": (2, 2)}, True),
+    ((2, 20, 12, 12), (50, 20, 5, 5), {}, True),
+    ((9, 1, 28, 28), (20, 1, 5, 5), {}, False),
+    ((2, 3, 23, 22), (64, 3, 7, 7), {"stride": (2, 2), "pad": (3, 3)}, True),
+    ((2, 4, 17, 9), (6, 4, 3, 2), {"stride": (3, 2), "pad": (0, 4), "dilate": (2, 3)}, False),
+    ((70, 2, 4, 3), (5, 2, 3, 3), {"pad": (1, 1)}, True),
+    ((1, 2, 40, 40), (3, 2, 1, 1), {"stride": (3, 3)}, True),
+    ((5, 1, 56, 30), (100, 1, 3, 30), {}, True),  # what a filter sees is adjacent numbers
+    ((2, 1, 20, 8), (9, 1, 4, 8), {"stride": (2, 5)}, False),
+    ((5, 2, 20, 8), (9, 2, 4, 8), {}, False),
+    ((4, 30, 56), (100, 30, 3), {"pad": (1,)}, True),
+    ((2, 16, 90), (32, 16, 5), {"dilate": (4,)}, False),
+    ((3, 1, 1000), (64, 1, 80), {"stride": (4,)}, True),
+    ((1, 7, 6), (3, 7, 6), {}, True),
+    ((2, 900, 20), (70, 900, 1), {}, False),
+]
 #: Of the largest number: Winograd's algorithm, pairs, and what rounds as any sum does.
 TOLERANCE, PAIRED_TOLERANCE, USUAL_TOLERANCE = 6e-5, 3e-6, 2e-6
 
@@ -86,12 +108,12 @@ def arguments(shape: tuple[int, ...], filters: int, bias: bool, size: int = 3) -
 
 def step(
     given: list[np.ndarray],
-    pad: tuple[int, int],
+    pad: tuple[int, ...],
     dtype: str,
     requests: Any = "write",
-    stride: tuple[int, int] = (1, 1),
+    stride: tuple[int, ...] = (1, 1),
     groups: int = 1,
-    dilate: tuple[int, int] = (1, 1),
+    dilate: tuple[int, ...] = (1, 1),
     **more: str,
 ) -> list[np.ndarray]:
     """The output and all gradients."""
@@ -160,6 +182,79 @@ def test_grouped_values_and_gradients(
     assert calls() == before + 2 * fits
     expected = step(given, pad, "float64", stride=stride, groups=groups)
     check(found, expected, USUAL_TOLERANCE)
+
+
+def column_arguments(
+    shape: tuple[int, ...], weights: tuple[int, ...], bias: bool
+) -> list[np.ndarray]:
+    given = [numbers(shape), numbers(weights, 0.2, seed=1)]
+    return [*given, numbers(weights[:1], seed=2)] if bias else given
+
+
+@pytest.mark.parametrize(("shape", "weights", "window", "bias"), COLUMN_CASES)
+def test_columns_values_and_gradients(
+    shape: tuple[int, ...], weights: tuple[int, ...], window: dict[str, Any], bias: bool
+) -> None:
+    given = column_arguments(shape, weights, bias)
+    none, one = (0,) * (len(shape) - 2), (1,) * (len(shape) - 2)
+    window = {"pad": none, "stride": one, "dilate": one} | window
+    before = calls()
+    found = step(given, dtype="float32", **window, **all_by(COLUMNS))
+    assert calls() == before + 2
+    if len(shape) == 3:  # MXNet has no float64 for these
+        given = [g[:, :, None] if g.ndim == 3 else g for g in given]
+        window = {name: ((0,) if name == "pad" else (1,)) + value for name, value in window.items()}
+    expected = step(given, dtype="float64", **window)
+    assert found[0].size == expected[0].size
+    check(found, [e.reshape(f.shape) for e, f in zip(expected, found, strict=True)], 5e-6)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_columns_of_a_direction_by_itself(direction: str) -> None:
+    shape, weights, _, bias = COLUMN_CASES[1]
+    given = column_arguments(shape, weights, bias)
+    mark_ = {MARK: mark({direction: COLUMNS})}
+    before = calls()
+    found = step(given, (0, 0), "float32", **mark_)
+    assert calls() == before + 1
+    check(found, step(given, (0, 0), "float64"), 5e-6)
+
+
+def test_columns_of_gradients_that_are_not_wanted_or_added() -> None:
+    shape, weights, _, bias = COLUMN_CASES[1]
+    given = column_arguments(shape, weights, bias)
+    for requests in (["null", "write", "null"], ["add", "write", "write"], ["write", "add", "add"]):
+        found = step(given, (0, 0), "float32", requests, **all_by(COLUMNS))
+        check(found, step(given, (0, 0), "float64", requests), 5e-6)
+
+
+def test_columns_are_the_same_by_any_number_of_threads() -> None:
+    code = """
+import sys, numpy as np
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+mx = import_mxnet()
+bridge.load(mx)
+mark = "forward:columns data:columns weight:columns"
+rng = np.random.default_rng(0)
+x, w = mx.nd.array(rng.normal(size=(24, 20, 12, 12))), mx.nd.array(rng.normal(size=(50, 20, 5, 5)))
+x.attach_grad(), w.attach_grad()
+with mx.autograd.record():
+    y = mx.nd.Convolution(x, w, kernel=(5, 5), num_filter=50, no_bias=True, __algorithms__=mark)
+y.backward(y)
+sys.stdout.write(" ".join(str(hash(a.asnumpy().tobytes())) for a in (y, x.grad, w.grad)))
+"""
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"OMP_NUM_THREADS": threads, "PYTHONHASHSEED": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2", "3")
+    }
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize(("shape", "groups", "stride", "pad", "bias"), GROUPED)

@@ -10,7 +10,14 @@ from graphopt.backend.infer import with_types
 from graphopt.backend.target import MXNetTarget
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
-from graphopt.kernels.convolutions.marked import MARK, MXNET, PAIRED_WINOGRAD4, WINOGRAD4, Ways
+from graphopt.kernels.convolutions.marked import (
+    COLUMNS,
+    MARK,
+    MXNET,
+    PAIRED_WINOGRAD4,
+    WINOGRAD4,
+    Ways,
+)
 from graphopt.kernels.convolutions.single import Layer
 from graphopt.kernels.convolutions.spec import DIRECT, PAIRED
 from graphopt.kernels.products import IN_PAIRS
@@ -46,7 +53,7 @@ class Clock(MXNetTarget):
     def direction_times_ms(self, layer: Layer, ways: Ways) -> Mapping[str, Mapping[str, float]]:
         self.timed.append(layer)
         pairs = self.pairs or 1.0
-        share = {WINOGRAD4: 1.0, PAIRED_WINOGRAD4: pairs, PAIRED: pairs, DIRECT: 1.0}
+        share = {WINOGRAD4: 1.0, PAIRED_WINOGRAD4: pairs, PAIRED: pairs, DIRECT: 1.0, COLUMNS: 1.0}
         return {
             direction: {MXNET: 1.0} | {name: self.told[direction] * share[name] for name in names}
             for direction, names in ways.items()
@@ -58,6 +65,14 @@ def net(
     attrs: str = "pad=(1, 1)", x: str = "f32[2,32,8,8]", filters: int = 32, kernel: int = 3
 ) -> Graph:
     options = f"{{kernel=({kernel}, {kernel}), no_bias=True, num_filter={filters}, {attrs}}}"
+    return with_types(
+        parse(f"graph g(%x: {x}, param %w: ?) {{ %c = Convolution(%x, %w) {options} return %c }}")
+    )
+
+
+def along_axis(attrs: str = "", x: str = "f32[2,32,9]", filters: int = 20) -> Graph:
+    """A net of one convolution along one axis."""
+    options = f"{{kernel=(3,), no_bias=True, num_filter={filters}, {attrs}}}"
     return with_types(
         parse(f"graph g(%x: {x}, param %w: ?) {{ %c = Convolution(%x, %w) {options} return %c }}")
     )
@@ -90,6 +105,7 @@ def test_outputs_and_gradients_stay(attrs: str) -> None:
         "directions": 3,
         "by Winograd": 3,
         "in pairs": 0,
+        "by columns": 0,
     }
     assert_equivalent(before, result.graph, training=True, rtol=1e-3, atol=1e-3)
 
@@ -112,6 +128,7 @@ def test_pointwise_outputs_and_gradients_stay(attrs: str, chosen: str) -> None:
         "directions": directions,
         "by Winograd": 0,
         "in pairs": directions,
+        "by columns": 0,
     }
     assert_equivalent(before, result.graph, training=True, rtol=1e-4, atol=1e-5)
 
@@ -129,6 +146,37 @@ def test_groups_outputs_and_gradients_stay(attrs: str, chosen: str) -> None:
     result = run_pass(before, "select-convolution", target=Clock(), mode="training")
     assert marks(result.graph) == [chosen]
     assert_equivalent(before, result.graph, training=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        net(x="f32[2,3,8,8]", filters=10),
+        net("stride=(2, 2)", filters=10),
+        net("pad=(2, 2), dilate=(2, 1)", filters=50, kernel=5),
+        along_axis(),
+        along_axis("stride=(2,), pad=(1,), dilate=(2,)"),
+        along_axis(x="f32[2,16,9]", filters=32),
+    ],
+)
+def test_columns_outputs_and_gradients_stay(before: Graph) -> None:
+    result = run_pass(before, "select-convolution", target=Clock(), mode="training")
+    assert marks(result.graph) == ["forward:columns data:columns weight:columns"]
+    assert result.receipts[0].stats["by columns"] == 3
+    assert_equivalent(before, result.graph, training=True, rtol=1e-4, atol=1e-5)
+    result = run_pass(before, "select-convolution", target=Clock(), mode="inference")
+    assert marks(result.graph) == ["forward:columns"]
+    assert_equivalent(before, result.graph, rtol=1e-4, atol=1e-5)
+    result = run_pass(before, "select-convolution{columns=False}", target=Clock(), mode="training")
+    assert not marks(result.graph)
+
+
+def test_outputs_of_few_channels_stay() -> None:
+    before = net(x="f32[2,3,8,8]")
+    result = run_pass(before, "select-convolution", target=Clock(), mode="training")
+    assert marks(result.graph) == ["data:columns weight:columns"]
+    result = run_pass(before, "select-convolution", target=Clock(), mode="inference")
+    assert not marks(result.graph)
 
 
 def test_the_fastest_way_is_taken() -> None:
@@ -176,8 +224,15 @@ def test_what_is_no_faster_stays_and_is_told() -> None:
         (net("num_group=32, pad=(2, 2)", kernel=9), "it is neither of 3x3 pixels nor of one"),
         (net("num_group=32", filters=64), "it has 32 groups of 1 channels"),
         (net("pad=(3, 3)"), "its padding is large"),
-        (net(x="f32[2,3,8,8]"), "its 3 channels and 32 filters are no whole blocks of 16"),
-        (net(filters=10), "its 32 channels and 10 filters are no whole blocks of 16"),
+        (
+            net("num_group=16", filters=48, x="f32[2,32,8,8]"),
+            "it has 16 groups of 2 channels",
+        ),
+        (along_axis("num_group=2"), "it goes along one axis"),
+        (
+            net("pad=(0, 0)", kernel=1, filters=10),
+            "its 32 channels and 10 filters are no whole blocks of 16",
+        ),
         (net(x="f64[2,32,8,8]"), "it does not work on float32 images of known size"),
     ],
 )
