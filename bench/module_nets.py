@@ -62,11 +62,19 @@ def _batch(arrays: list[Any], **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A net of images, or of rows, and which of some classes each is of."""
+    """A net of images, of rows, or of sentences, and which of some classes each is of.
+
+    Attributes:
+        make: what it computes of a batch.
+        shape: of a batch.
+        classes: how many there are.
+        vocabulary: how many words sentences are of; 0 for numbers.
+    """
 
     make: Callable[[Any], Any]
     shape: tuple[int, ...]
     classes: int = 10
+    vocabulary: int = 0
 
     def module(self) -> Any:
         """Not bound yet."""
@@ -76,8 +84,9 @@ class Classifier:
     def given(self) -> Any:
         """A batch."""
         rng = np.random.default_rng(0)
-        images = mx.nd.array(rng.standard_normal(self.shape))
-        return _batch([images, mx.nd.array(rng.integers(0, self.classes, self.shape[0]))])
+        drawn = rng.integers(0, self.vocabulary, self.shape) if self.vocabulary else None
+        data = mx.nd.array(rng.standard_normal(self.shape) if drawn is None else drawn)
+        return _batch([data, mx.nd.array(rng.integers(0, self.classes, self.shape[0]))])
 
 
 def lenet(x: Any) -> Any:
@@ -87,6 +96,16 @@ def lenet(x: Any) -> Any:
         x = sym.Pooling(x, pool_type="max", kernel=(2, 2), stride=(2, 2))
     x = sym.Activation(sym.FullyConnected(sym.flatten(x), num_hidden=500), act_type="tanh")
     return sym.FullyConnected(x, num_hidden=10)
+
+
+def sentences(x: Any) -> Any:
+    """Filters over 3, 4 and 5 words at a time (Kim, 2014), of 5,000 words."""
+    x = sym.expand_dims(sym.Embedding(x, input_dim=5000, output_dim=300), axis=1)
+    largest = []
+    for size in (3, 4, 5):
+        seen = sym.Convolution(x, kernel=(size, 300), num_filter=100)
+        largest.append(sym.max(sym.Activation(seen, act_type="relu"), axis=2))
+    return sym.FullyConnected(sym.concat(*largest, dim=1), num_hidden=2)
 
 
 def perceptron(x: Any) -> Any:

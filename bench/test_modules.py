@@ -11,7 +11,16 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.conftest import THREADS
-from bench.module_nets import Classifier, LanguageModel, bound, digits, lenet, perceptron, resnet
+from bench.module_nets import (
+    Classifier,
+    LanguageModel,
+    bound,
+    digits,
+    lenet,
+    perceptron,
+    resnet,
+    sentences,
+)
 from bench.peers.client import ROOT, Peers
 from bench.report import Record
 from bench.timing import figures, race, ratios
@@ -36,6 +45,11 @@ NETS: dict[str, tuple[Any, Any, str]] = {
         Classifier(lenet, (64, 1, 28, 28)),
         Classifier(lenet, (2, 1, 28, 28)),
         "lenet",
+    ),
+    "text CNN, 50 x 56 words": (
+        Classifier(sentences, (50, 56), 2, 5000),
+        Classifier(sentences, (2, 7), 2, 5000),
+        "sentences",
     ),
     "policy 17-64-64-6, 32 rows": (
         Classifier(perceptron, (32, 17), 6),
@@ -89,6 +103,7 @@ def test_module(
                 "shape": batch.data[0].shape,
                 "classes": getattr(net, "words", getattr(net, "classes", 0)),
                 "units": getattr(net, "units", 0),
+                "words": getattr(net, "vocabulary", 0),
             }
             contenders["pytorch"] = peers.start(
                 "torch_module", trains=trains, threads=THREADS, **request

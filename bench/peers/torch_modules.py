@@ -41,6 +41,21 @@ def digits() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+class Sentences(nn.Module):
+    """Filters over 3, 4 and 5 words at a time, and the largest of each filter."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, 300)
+        self.filters = nn.ModuleList(nn.Conv2d(1, 100, (size, 300)) for size in (3, 4, 5))
+        self.scores = nn.Linear(300, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(batch, steps)`` to ``(batch, 2)``."""
+        seen = self.embed(x)[:, None]
+        return self.scores(torch.cat([f(seen).relu().amax(2).flatten(1) for f in self.filters], 1))
+
+
 class TorchModule:
     """Forward, or a step of cross entropy and SGD with momentum."""
 
@@ -53,6 +68,10 @@ class TorchModule:
             self._net = Words(words, request["units"])
             self._x = torch.randint(words, shape)
             self._y = torch.randint(words, (shape[0] * shape[1],))
+        elif name == "sentences":
+            self._net = Sentences(request["words"])
+            self._x = torch.randint(request["words"], shape)
+            self._y = torch.randint(request["classes"], shape[:1])
         else:
             self._net, self._x = made[name](), torch.randn(shape)
             self._y = torch.randint(request["classes"], shape[:1])

@@ -164,6 +164,8 @@ def test_columns_outputs_and_gradients_stay(before: Graph) -> None:
     assert marks(result.graph) == ["forward:columns data:columns weight:columns"]
     assert result.receipts[0].stats["by columns"] == 3
     assert_equivalent(before, result.graph, training=True, rtol=1e-4, atol=1e-5)
+    again = run_pass(result.graph, "select-convolution", target=Clock(), mode="training")
+    assert again.graph.is_unchanged_from(result.graph)
     result = run_pass(before, "select-convolution", target=Clock(), mode="inference")
     assert marks(result.graph) == ["forward:columns"]
     assert_equivalent(before, result.graph, rtol=1e-4, atol=1e-5)
