@@ -49,7 +49,7 @@ struct Planes {
     high = are_given ? windows.in[0] : windows.Reach(0);
     wide = are_given ? windows.in[1] : (windows.Reach(1) + step - 1) / step;
     line = wide * step, plane = high * line;
-    image = windows.channels * plane + (are_given ? 0 : cut::kSlack);
+    image = windows.channels * plane;
   }
   /* What is added for each tap of each channel. */
   std::vector<int64_t> Taps(const Windows& windows) const {
@@ -91,7 +91,6 @@ void LayOut(const Windows& windows, const Planes& planes, int64_t image, const f
       }
     }
   });
-  std::fill_n(to + (image + 1) * planes.image - cut::kSlack, cut::kSlack, 0.0f);
 }
 
 /* The other way round. */
@@ -262,22 +261,22 @@ void ImageGradientColumns(const Windows& windows, const float* dy, const float* 
   const Planes planes(windows);
   const std::vector<int64_t> taps = planes.Taps(windows);
   const int64_t depth = windows.Depth(), filters = windows.filters, turned_floats = AlignedFloats(depth * filters);
-  const int64_t slack = planes.are_given ? cut::kSlack : 0, each = planes.image + slack;
+  const int64_t own = planes.are_given ? 0 : division.Images() * planes.image;  // of a thread
   const int threads = Threads(0.02 * windows.Macs(), division.Tasks());
-  Scratch scratch(turned_floats + threads * division.Images() * each);
+  Scratch scratch(turned_floats + threads * own);
   float* const turned = scratch.data();
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < depth; ++row)
       for (int64_t filter = 0; filter < filters; ++filter) turned[row * filters + filter] = weights[filter * depth + row];
-    float* const mine = turned + turned_floats + omp_get_thread_num() * division.Images() * each;
+    float* const mine = turned + turned_floats + omp_get_thread_num() * own;
 #pragma omp for schedule(dynamic)
     for (int64_t task = 0; task < division.Tasks(); ++task) {
       const int64_t first = task * division.Images(), images = std::min(division.Images(), windows.images - first);
-      std::fill_n(mine, images * each, 0.0f);
-      // As if the first image of the task were the first of all.
-      float* const at = mine - first * planes.image;
+      // Elsewhere the first image of the task lies where the first of all would.
+      float* const at = planes.are_given ? dx : mine - first * planes.image;
+      std::fill_n(at + first * planes.image, images * planes.image, 0.0f);
       division.ForEach(task, [&](const PlaceRange& places) {
         const int64_t stride = WholeVectors(places.Count());
         float *gradient = RoomOf<0>(filters * stride), *columns = RoomOf<1>(depth * stride + cut::kSlack);
@@ -291,9 +290,10 @@ void ImageGradientColumns(const Windows& windows, const float* dy, const float* 
                           depth, false);
         for (int64_t place = 0; place < places.Count(); ++place) {
           float* to = const_cast<float*>(ColumnsInPlace(windows, places.Begin() + place, at).at);
-          for (int64_t i = 0; i < depth; ++i) to[i] += columns[place * depth + i];
+          cut::AddTo(columns + place * depth, depth, to);
         }
       });
+      if (planes.are_given) continue;
       for (int64_t image = first; image < first + images; ++image) TakeBack(windows, planes, image, at, dx);
     }
   }

@@ -13,23 +13,21 @@ using blocked::Lanes;
 using blocked::LoadLanes;
 using blocked::StoreLanes;
 
-typedef int32_t Whole __attribute__((vector_size(blocked::kBlockBytes)));
 static_assert(kLanes <= kSlack);
 
-Whole Numbered() {
-  Whole found;
-  for (int32_t i = 0; i < kLanes; ++i) found[i] = i;
-  return found;
-}
-
-/* The first lanes, zero in the others. */
-Lanes First(const Lanes& lanes, const Whole& numbered, int32_t count) {
-  Whole bits;
-  std::memcpy(&bits, &lanes, sizeof(bits));
-  bits &= numbered < count;
-  Lanes found;
-  std::memcpy(&found, &bits, sizeof(found));
-  return found;
+/* Adds so many numbers as are a vector, or less where there are no more. What is beside them is not touched: a load that
+ * meets half of a store waits for it. */
+template <int kBytes>
+void AddVector(const float*& from, float*& to, int64_t& left) {
+  typedef float Vector __attribute__((vector_size(kBytes)));
+  constexpr int64_t kCount = kBytes / sizeof(float);
+  for (; left >= kCount; left -= kCount, from += kCount, to += kCount) {
+    Vector sum, added;
+    std::memcpy(&sum, to, sizeof(sum));
+    std::memcpy(&added, from, sizeof(added));
+    sum += added;
+    std::memcpy(to, &sum, sizeof(sum));
+  }
 }
 
 }  // namespace
@@ -48,18 +46,18 @@ void Copy(const float* planes, const float* end, const Run* runs, int64_t count,
     }
 }
 
+void AddTo(const float* from, int64_t count, float* to) {
+  AddVector<blocked::kBlockBytes>(from, to, count);
+  if constexpr (blocked::kBlockBytes > 32) AddVector<32>(from, to, count);
+  if constexpr (blocked::kBlockBytes > 16) AddVector<16>(from, to, count);
+  for (; count > 0; --count) *to++ += *from++;
+}
+
 void Add(const float* columns, int64_t stride, const Run* runs, int64_t count, const int64_t* taps, int64_t depth,
          float* planes) {
-  const Whole numbered = Numbered();
   for (int64_t tap = 0; tap < depth; ++tap, columns += stride)
-    for (const Run* run = runs; run < runs + count; ++run) {
-      const float* from = columns + run->at;
-      float* to = planes + run->from + taps[tap];
-      int64_t i = 0;
-      for (; i + kLanes <= run->count; i += kLanes) StoreLanes(to + i, LoadLanes(to + i) + LoadLanes(from + i));
-      if (i < run->count)
-        StoreLanes(to + i, LoadLanes(to + i) + First(LoadLanes(from + i), numbered, static_cast<int32_t>(run->count - i)));
-    }
+    for (const Run* run = runs; run < runs + count; ++run)
+      AddTo(columns + run->at, run->count, planes + run->from + taps[tap]);
 }
 
 }  // namespace graphopt::cut
