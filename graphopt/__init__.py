@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphopt.compat import install_import_hook
 
 if TYPE_CHECKING:
-    from graphopt import fold
+    from graphopt import fold, memory, nn
     from graphopt.api.lifting import lift
     from graphopt.api.loading import load
     from graphopt.api.lowering import lower
@@ -50,6 +50,8 @@ __all__ = [
     "lift",
     "load",
     "lower",
+    "memory",
+    "nn",
     "optimize",
     "parse",
     "run",
@@ -57,7 +59,7 @@ __all__ = [
 ]
 
 #: Modules that are attributes, too.
-_MODULES = ("fold",)
+_MODULES = ("fold", "memory", "nn")
 
 install_import_hook()
 

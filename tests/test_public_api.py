@@ -24,6 +24,16 @@ def test_all_names_load():
     assert set(graphopt.__all__) <= set(dir(graphopt))
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["fold.Fold", "memory.pack", "memory.plan", "nn.ChildSumTreeLSTM", "nn.LSTM", "nn.Recurrence"],
+)
+def test_modules_are_attributes_from_the_start(name):
+    code = f"import graphopt; print(graphopt.{name}.__name__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == name.partition(".")[2]
+
+
 def test_contract():
     assert set(graphopt.__all__) >= {"lift", "load", "lower", "optimize", "parse", "run"}
 
