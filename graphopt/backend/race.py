@@ -15,9 +15,9 @@ _BURST = 10
 #: Engines that take this many times the best one's time are not timed again: at once, and later.
 _HOPELESS, _BEHIND = 2.5, 1.25
 #: At once, where a call takes so many seconds: it is not much noise then, and a long wait.
-_LONG_S, _LONG_HOPELESS = 0.5, 1.75
+_LONG_S, _LONG_HOPELESS = 0.25, 1.75
 #: Rounds that a race takes at most, and at least while more than one engine is left.
-_MOST_ROUNDS, _FEWEST_ROUNDS = 20, 4
+_MOST_ROUNDS, _FEWEST_ROUNDS, _FEWEST_LONG = 20, 4, 2
 #: Seconds for each engine after which the race is over if those rounds are done.
 _PATIENCE_S = 0.4
 
@@ -40,7 +40,7 @@ def race(engines: Mapping[str, Engine], feeds: Mapping[str, Mapping[str, Any]]) 
     calls = dict.fromkeys(engines, 1)
     running, spent, rounds = list(engines), 0.0, 0
     with mx.autograd.pause(train_mode=False):
-        while rounds < _FEWEST_ROUNDS or (
+        while rounds < _fewest(min(best.values())) or (
             rounds < _MOST_ROUNDS and spent < _PATIENCE_S * len(engines)
         ):
             for name in running:
@@ -54,6 +54,11 @@ def race(engines: Mapping[str, Engine], feeds: Mapping[str, Mapping[str, Any]]) 
             if len(running) <= 1:
                 break
     return {name: took * 1e3 for name, took in best.items()}
+
+
+def _fewest(best: float) -> int:
+    """Rounds that are made however long they take."""
+    return _FEWEST_LONG if _LONG_S < best < float("inf") else _FEWEST_ROUNDS
 
 
 def _most(best: float, rounds: int) -> float:
