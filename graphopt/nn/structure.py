@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import ValuesView
 from itertools import chain
-from operator import methodcaller
 from typing import Any
 
 from graphopt.frontend.gluon import descendants, why_hooked
-
-_values = methodcaller("values")
 
 
 class Structure:
@@ -23,7 +20,7 @@ class Structure:
         """Note them as they are."""
         blocks = descendants(block)
         self._below = blocks[1:]
-        self._children: list[Mapping[str, Any]] = [part._children for part in blocks]
+        self._children: list[ValuesView[Any]] = [part._children.values() for part in blocks]
         self._known = self._found()
         self._hooks = [
             hooks
@@ -40,4 +37,4 @@ class Structure:
         return why_hooked(self._below) if any(self._hooks) else ""
 
     def _found(self) -> list[Any]:
-        return list(chain.from_iterable(map(_values, self._children)))
+        return list(chain.from_iterable(self._children))

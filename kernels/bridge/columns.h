@@ -64,7 +64,7 @@ struct Planes {
   }
 };
 
-/* Calls for each line of an image with a line of its planes; null: a line of padding. */
+/* Calls for each line of an image's planes: where it is in the images, -1 if it is padding, and where it lies. */
 template <typename Visit>
 void VisitLines(const Windows& windows, const Planes& planes, int64_t image, const Visit& visit) {
   for (int64_t channel = 0; channel < windows.channels; ++channel)
@@ -301,10 +301,11 @@ void ImageGradientColumns(const Windows& windows, const float* dy, const float* 
 
 /* The gradient of the filters from images and the gradient of the output, in parts that are summed up in their order. */
 void FilterGradientColumns(const Windows& windows, const float* x, const float* dy, float* gradient) {
-  constexpr int64_t kParts = 8, kMost = 480;
-  const Division division(windows, kMost, false);
-  const int64_t depth = windows.Depth(), filters = windows.filters, size = filters * depth, tasks = division.Tasks();
-  const int64_t parts = std::min(kParts, tasks);
+  // Columns that stay in a cache, and sums that take no more memory than images do mostly.
+  constexpr int64_t kFloats = 200000, kPlaces = 480, kParts = 8, kFewest = 2, kSums = 4 << 20;
+  const int64_t depth = windows.Depth(), filters = windows.filters, size = filters * depth;
+  const Division division(windows, std::clamp(kFloats / depth, product::PanelWidth(), kPlaces), false);
+  const int64_t tasks = division.Tasks(), parts = std::min(tasks, std::clamp(kSums / size, kFewest, kParts));
   Scratch scratch(parts * size);
   const LaidOut images(windows, x);
   float* const sums = scratch.data();  // of each part, a row for each tap of each channel

@@ -80,6 +80,12 @@ COLUMN_CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], bool]
     ((3, 1, 1000), (64, 1, 80), {"stride": (4,)}, True),
     ((1, 7, 6), (3, 7, 6), {}, True),
     ((2, 900, 20), (70, 900, 1), {}, False),
+    (
+        (7, 700, 12),
+        (500, 700, 3),
+        {"pad": (1,)},
+        True,
+    ),  # sums of fewer parts, columns of fewer places
 ]
 #: Of the largest number: Winograd's algorithm, pairs, and what rounds as any sum does.
 TOLERANCE, PAIRED_TOLERANCE, USUAL_TOLERANCE = 6e-5, 3e-6, 2e-6
