@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "blocked_arrays.h"
+#include "marked_convolution.h"
 
 namespace mxnet {
 namespace op {
@@ -93,11 +94,11 @@ void DeconvolutionOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& conte
   const NDArray& images = outputs[0];
   if (inputs.size() != 3 || requests[0] != mxnet::kWriteTo || images.dtype() != mshadow::kFloat32 ||
       images.IsView() || images.byte_offset_ || images.shape().ndim() < 3 || images.shape().Size() == 0)
-    return plain_deconvolution(attrs, context, inputs, requests, outputs);
+    return plain_deconvolution(attrs, KeepingRows(context, inputs[1]), inputs, requests, outputs);
   mended_calls.fetch_add(1, std::memory_order_relaxed);
   OtherParameters without(attrs);
   without.Changed<mxnet::op::DeconvolutionParam>().no_bias = true;
-  plain_deconvolution(without.Attrs(), context, {inputs[0], inputs[1]}, requests, outputs);
+  plain_deconvolution(without.Attrs(), KeepingRows(context, inputs[1]), {inputs[0], inputs[1]}, requests, outputs);
   AddBias(images, Floats(InRows(inputs[2])));
 }
 

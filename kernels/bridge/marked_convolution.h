@@ -116,13 +116,23 @@ struct Found : Geometry {
   }
 };
 
+/* The context of a convolution that MXNet computes. In inference it leaves filters in oneDNN's layout, and those along one
+ * axis it cannot write any more then; in training it leaves them in rows. */
+mxnet::OpContext KeepingRows(const mxnet::OpContext& given, const NDArray& weight) {
+  mxnet::OpContext context = given;
+  context.is_train |= weight.shape().ndim() == 3;
+  return context;
+}
+
 bool IsWhole(const NDArray& array) { return array.byte_offset_ == 0 && !array.IsView(); }
 
 /* Inputs: images, filters and maybe a bias. */
 void ConvolutionOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<NDArray>& inputs,
                          const std::vector<OpReqType>& requests, const std::vector<NDArray>& outputs) {
   const Algorithm algorithm = AlgorithmOf(attrs, "forward");
-  const auto plain = [&] { plain_convolution(attrs, context, inputs, requests, outputs); };
+  const auto plain = [&] {
+    plain_convolution(attrs, KeepingRows(context, inputs[1]), inputs, requests, outputs);
+  };
   if (!algorithm.is_ours || requests[0] != mxnet::kWriteTo || !IsWhole(outputs[0])) return plain();
   if (algorithm.is_by_columns) {
     const FoundWindows found(attrs, inputs[0], inputs[1].shape(), outputs[0].shape());

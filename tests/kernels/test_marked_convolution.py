@@ -234,6 +234,32 @@ def test_columns_of_gradients_that_are_not_wanted_or_added() -> None:
         check(found, step(given, (0, 0), "float64", requests), 5e-6)
 
 
+@pytest.mark.parametrize("op", ["Convolution", "Deconvolution"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_filters_along_one_axis_can_be_written_after_inference(op: str, bias: bool) -> None:
+    """MXNet leaves them in oneDNN's layout, into which it cannot copy arrays of three axes."""
+    bridge.load(mx)
+    x, w = mx.nd.array(numbers((2, 16, 20))), mx.nd.array(numbers((16, 16, 3), seed=1))
+    rest = (mx.nd.ones(16),) if bias else ()
+    options = {"kernel": (3,), "num_filter": 16, "no_bias": not bias}
+    names = ["x", "w", "b"][: 2 + bias]
+    symbol = getattr(mx.sym, op)(*map(mx.sym.var, names), **options)
+    bound = symbol.bind(mx.cpu(), dict(zip(names, (x, w, *rest), strict=True)))
+    for _ in range(3):
+        bound.forward(is_train=False)
+    mx.nd.waitall()
+    w[:] = mx.nd.ones(w.shape)
+    np.testing.assert_array_equal(w.asnumpy(), 1)
+    found = bound.forward(is_train=False)[0].asnumpy()
+    wide = found.shape[2] if op == "Convolution" else 20
+    assert found.shape == (2, 16, 18 if op == "Convolution" else 22)
+    middle = found[:, :, 5 : wide - 5]
+    seen = x.asnumpy().sum(axis=1)
+    expected = np.stack([seen[:, i : i + 3].sum(axis=1) for i in range(18)], axis=1) + bias
+    expected = expected[:, 5 : wide - 5] if op == "Convolution" else expected[:, 3 : wide - 7]
+    np.testing.assert_allclose(middle, expected[:, None].repeat(16, axis=1), rtol=1e-4, atol=1e-4)
+
+
 def test_columns_are_the_same_by_any_number_of_threads() -> None:
     code = """
 import sys, numpy as np
