@@ -136,7 +136,7 @@ class LaidOut {
       : windows_(windows), planes_(windows), taps_(planes_.Taps(windows)),
         scratch_(planes_.are_given ? 0 : windows.images * planes_.image), at_(x) {
     end_ = x + windows.images * planes_.image;
-    if (planes_.are_given || windows.AreInPlace()) return;
+    if (planes_.are_given) return;
     float* to = scratch_.data();
     at_ = to, end_ = to + windows.images * planes_.image;
     const int threads = Threads(0.5 * windows.images * planes_.image, windows.images);

@@ -93,7 +93,7 @@ void DeconvolutionOnArrays(const NodeAttrs& attrs, const mxnet::OpContext& conte
                            const std::vector<OpReqType>& requests, const std::vector<NDArray>& outputs) {
   const NDArray& images = outputs[0];
   if (inputs.size() != 3 || requests[0] != mxnet::kWriteTo || images.dtype() != mshadow::kFloat32 ||
-      images.IsView() || images.byte_offset_ || images.shape().ndim() < 3 || images.shape().Size() == 0)
+      !IsWhole(images) || images.shape().ndim() < 3 || images.shape().Size() == 0)
     return plain_deconvolution(attrs, KeepingRows(context, inputs[1]), inputs, requests, outputs);
   mended_calls.fetch_add(1, std::memory_order_relaxed);
   OtherParameters without(attrs);
