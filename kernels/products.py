@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 #: What the environment variable ``GRAPHOPT_AMX`` may be.
 SETTINGS: Final = ("0", "bf16", "fp16")
 
-#: What :func:`dense_means` says where two products take one multiplication.
+#: What :func:`dense_means` says: where there is a matrix unit, and where two products take one
+#: multiplication.
+BY_UNIT: Final = "by the matrix unit"
 IN_PAIRS: Final = "in pairs"
 #: Rows and weights of a layer from which on means that copy rows are worth it.
 _LEAST_ROWS: Final = 32
@@ -52,7 +54,7 @@ def dense_means(mxnet: Any) -> str | None:
         MissingDependencyError: the bridge cannot be built or loaded.
     """
     if has_matrix_unit(mxnet):
-        return "by the matrix unit"
+        return BY_UNIT
     return IN_PAIRS if bridge.load(mxnet).graphopt_has_dense() else None
 
 

@@ -25,6 +25,7 @@ PASSES = {
     "select-gemm": "graphopt.passes.select_gemm:SelectGemm",
     "select-convolution": "graphopt.passes.select_convolution:SelectConvolution",
     "pack-products": "graphopt.passes.pack_products:PackProducts",
+    "select-recurrence": "graphopt.passes.select_recurrence:SelectRecurrence",
     "replace-dense": "graphopt.passes.replace_dense:ReplaceDense",
     "merge-parallel-gemm": "graphopt.passes.merge_parallel_gemm:MergeParallelGemm",
     "parallelize-batch-dot": "graphopt.passes.parallelize_batch_dot:ParallelizeBatchDot",

@@ -15,6 +15,7 @@ from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.build import ZEROS, Chain, Operands, add_recurrence
 from graphopt.passes.recurrence.cells import GATES, Cell, body_of
 from graphopt.passes.recurrence.operator import Layer, layer_graph
+from graphopt.passes.select_recurrence import SelectRecurrence
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
@@ -96,11 +97,13 @@ class ImportRnn(Pass):
         (alone,) = (other for other in ours if other.op == "RNN")
         _Layers(ours, alone).write(ours, training=cx.training)
         target, training = cx.target, cx.training
-        timed = target.measured_once(
-            ("rnn", *_measured_parts(node, layers), *_roles(plain), str(training)),
-            lambda: target.times_ms([plain, ours], training=training),
-        )
-        theirs, mine = timed
+
+        def measure() -> list[float]:
+            best = SelectRecurrence().run(ours, PassContext(cx.settings, target))
+            return target.times_ms([plain, best], training=training)
+
+        parts = ("rnn", *_measured_parts(node, layers), *_roles(plain), str(training))
+        theirs, mine = target.measured_once(parts, measure)
         told = f"{mine:.3g} ms, MXNet's operator {theirs:.3g} ms"
         if mine > theirs:
             cx.missed(f"RNN stays, as it is faster: as {many} it takes {told}", node)

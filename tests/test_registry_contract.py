@@ -75,7 +75,7 @@ SAMPLES = (
 
 
 #: What these do depends on the machine and is not in their examples; their own tests replace it.
-OF_THE_MACHINE = ("select-convolution", "select-gemm", "replace-dense")
+OF_THE_MACHINE = ("select-convolution", "select-gemm", "select-recurrence", "replace-dense")
 
 
 def pass_class(name: str) -> type[Pass]:

@@ -82,7 +82,8 @@ def told(graph: Graph) -> str:
 
 def _bytes(node: Node) -> int:
     library = bridge.load(import_mxnet())
-    flags = [node.attrs.flag(name) for name in ("lengths", "bidirectional", "indexed")]
+    names = ("lengths", "bidirectional", "indexed", "by_vectors")
+    flags = [node.attrs.flag(name) for name in names]
     found = int(library.graphopt_kept_bytes(str(node.attrs["spec"]).encode(), *map(int, flags)))
     if found < 0:
         raise GraphoptError(f"{node.label}: {library.graphopt_error().decode()}")

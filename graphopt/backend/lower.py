@@ -22,7 +22,7 @@ from graphopt.backend.products import Packed, has_products
 from graphopt.backend.step import StepEngine
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, to_symbol
-from graphopt.backend.tuning import Tuned, tune_learning
+from graphopt.backend.tuning import Tuned, tune_learning, tune_recurrences
 from graphopt.backend.tuning import tune as tune_products
 from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
@@ -201,11 +201,16 @@ class Lowered:
     def _settle(self, graph: Graph, *, is_tuned: bool) -> Graph:
         """What a call computes, as is fastest on this machine."""
         per_call = self._freeze(graph) if self._frozen else graph
+        is_tuned = is_tuned and self.ctx.device_type == "cpu"
+        if is_tuned:
+            recurrences = tune_recurrences(per_call, training=self.training)
+            per_call, self.choice.tuning = recurrences.graph, list(recurrences.told)
         if self._frozen and self.ctx.device_type == "cpu":
             per_call = self._settle_products(per_call, is_tuned=is_tuned)
-        elif is_tuned and self.ctx.device_type == "cpu":
+        elif is_tuned:
             learning = tune_learning(per_call)
-            per_call, self.choice.tuning = learning.graph, list(learning.told)
+            per_call = learning.graph
+            self.choice.tuning += learning.told
         return without_passed_inputs(per_call) if self.training else self._with_kept(per_call)
 
     def _prepare(self, forms: Sequence[Graph]) -> None:
@@ -230,12 +235,13 @@ class Lowered:
         if has_products(graph):
             found = Tuned(graph)
             graph = unfuse(graph, lambda _graph, node: node.op == PRODUCT)
+        before, plain = self.choice.tuning, Tuned(graph)
         if is_tuned:
             plain, packed = tune_products(graph)
             graph, found = self._freeze(plain.graph), packed or found
-            self.choice.tuning = list(plain.told)
         if found is not None:
-            self._with_products = Tuned(self._freeze(found.graph), found.told)
+            self._with_products = Tuned(self._freeze(found.graph), (*before, *found.told))
+        self.choice.tuning = [*before, *plain.told]
         return graph
 
     def _with_kept(self, graph: Graph) -> Graph:

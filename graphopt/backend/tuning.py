@@ -9,13 +9,14 @@ from typing import Final
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import FUSED
+from graphopt.ir.node import FUSED, RECURRENCE
 from graphopt.ir.ops import canonical
 from graphopt.passes.fuse_pointwise import FusePointwise
 from graphopt.passes.fuse_reduction import FuseReduction
 from graphopt.passes.pack_products import PackProducts
 from graphopt.passes.replace_dense import ReplaceDense
 from graphopt.passes.select_gemm import SelectGemm
+from graphopt.passes.select_recurrence import SelectRecurrence
 from graphopt.pipeline.base import Pass, Settings
 from graphopt.pipeline.manager import run_passes
 from graphopt.pipeline.remarks import RemarkKind
@@ -60,9 +61,16 @@ def tune_learning(graph: Graph) -> Tuned:
     return _run(graph, (ReplaceDense(),), Settings("training"))
 
 
+def tune_recurrences(graph: Graph, *, training: bool) -> Tuned:
+    """A graph whose recurrences multiply by what is faster."""
+    if not any(node.op == RECURRENCE for node in graph):
+        return Tuned(graph)
+    return _run(graph, (SelectRecurrence(),), Settings("training" if training else "inference"))
+
+
 def _run(graph: Graph, passes: Sequence[Pass], settings: Settings = _FROZEN) -> Tuned:
     result = run_passes(graph, passes, settings, MXNetTarget())
-    telling = (PackProducts.name, SelectGemm.name, ReplaceDense.name)
+    telling = (PackProducts.name, SelectGemm.name, ReplaceDense.name, SelectRecurrence.name)
     told = (
         f"{', '.join(remark.nodes)}: {remark.message}"
         for remark in result.remarks

@@ -28,8 +28,8 @@ FUSED: Final = "graphopt_fused"
 
 #: A recurrence over the steps of sequences; attrs: ``spec``, the printed RecurrenceSpec of a step,
 #: ``reverse``, ``lengths``, ``batch_major``, ``bidirectional``, ``zero_states``, ``indexed``,
-#: ``stash`` (see kernels/bridge/recurrence_operator.h); ``keeps``, its packed weights are kept from
-#: call to call, by the operator KEEPING (see kernels/bridge/keeping_operator.h).
+#: ``by_vectors``, ``stash`` (see kernels/bridge/recurrence_operator.h); ``keeps``, its packed
+#: weights are kept from call to call by the operator KEEPING (kernels/bridge/keeping_operator.h).
 #: Its nested graphs are the step in MXNet's operators and, if it has a second one, the whole.
 RECURRENCE: Final = "graphopt_recurrence"
 

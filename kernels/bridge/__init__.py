@@ -218,12 +218,12 @@ def _recurrence_numbers(text: bytes, mode: int) -> list[int]:
     from graphopt.kernels.recurrence.spec import parse
 
     spec, kind, flags = parse(text.decode()), mode % 4, mode - mode % 4
-    indexed = bool(flags & 8)
+    indexed, by_vectors = bool(flags & 8), bool(flags & 16)
     programs = {(text, m + flags) for m in (encode.INFERENCE, encode.TRAINING)}
     if kind == encode.SIGNATURE:
         _pending.update(programs)  # what will be asked for when it first runs
         return encode.signature(spec, indexed=indexed)
-    numbers = encode.program(spec, kind, indexed=indexed)
+    numbers = encode.program(spec, kind, indexed=indexed, by_vectors=by_vectors)
     if kind == encode.BACKWARD:
         _pending.discard((text, mode))
     else:

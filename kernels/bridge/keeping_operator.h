@@ -178,9 +178,9 @@ void KeepingForward(const OpStatePtr& state, const mxnet::OpContext&,
 }
 
 /* Bytes of a node's packs. */
-int64_t KeptBytes(const std::string& spec, bool lengths, bool bidirectional, bool indexed) {
-  const int key = kInference + (lengths ? kWithLengths : 0) + (indexed ? kIndexed : 0);
-  return PackedBytes(ProgramBy(spec, key)) * (bidirectional ? 2 : 1);
+int64_t KeptBytes(const std::string& spec, bool lengths, bool bidirectional, bool indexed, bool by_vectors) {
+  const int flags = (lengths ? kWithLengths : 0) + (indexed ? kIndexed : 0) + (by_vectors ? kByVectors : 0);
+  return PackedBytes(ProgramBy(spec, kInference + flags)) * (bidirectional ? 2 : 1);
 }
 
 void RegisterKeeping() {

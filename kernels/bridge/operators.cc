@@ -432,9 +432,10 @@ int graphopt_pack_product(const float* weights, int64_t depth, int64_t units, in
 }
 
 /* Bytes of the packed matrices of a recurrence in inference, or -1. */
-int64_t graphopt_kept_bytes(const char* spec, int lengths, int bidirectional, int indexed) {
+int64_t graphopt_kept_bytes(const char* spec, int lengths, int bidirectional, int indexed,
+                            int by_vectors) {
   try {
-    return graphopt::KeptBytes(spec, lengths, bidirectional, indexed);
+    return graphopt::KeptBytes(spec, lengths, bidirectional, indexed, by_vectors);
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();
     return -1;

@@ -128,10 +128,17 @@ void RunWalks(const Shared<T>& shared, const Layout<T>& layout, char* scratch, T
   }
 }
 
+/* Those of calls with so many rows, or any number of them where matrices are `kept`. */
+template <typename T>
+const Products<T>& ProductsOf(const Program& program, int64_t rows, bool kept) {
+  const int64_t elements = ElementsOf(program);
+  return program.by_vectors ? ProductsWithoutUnit<T>(elements) : ProductsFor<T>(rows, elements, kept);
+}
+
 template <typename T>
 void RunAs(const Program& program, const RecurrenceCall& call) {
   const std::vector<bool> whole = FindWhole(program, call);
-  Prepared<T> weights(program, call, ProductsFor<T>(call.batch, ElementsOf(program), call.packed), whole);
+  Prepared<T> weights(program, call, ProductsOf<T>(program, call.batch, call.packed), whole);
   Shared<T> shared = Share(whole, call, weights);
   Sort(&shared);
   NumberRows(&shared);
@@ -170,15 +177,14 @@ void RunAs(const Program& program, const RecurrenceCall& call) {
 template <typename T>
 int64_t BytesAs(const Program& program, const RecurrenceCall& call) {
   const std::vector<bool> whole = FindWhole(program, call);
-  Prepared<T> weights(program, call, ProductsFor<T>(call.batch, ElementsOf(program), call.packed), whole);
+  Prepared<T> weights(program, call, ProductsOf<T>(program, call.batch, call.packed), whole);
   Shared<T> shared = Share(whole, call, weights);
   return Layout<T>(&shared).bytes;
 }
 
-/* For calls with any number of rows. */
 template <typename T>
 Prepared<T> Kept(const Program& program, const Learned& learned) {
-  return {program, learned, ProductsFor<T>(0, ElementsOf(program), true)};
+  return {program, learned, ProductsOf<T>(program, 0, true)};
 }
 
 }  // namespace

@@ -74,6 +74,7 @@ struct KernelOf {
 struct Program {
   bool is_double = false;
   bool backward = false;
+  bool by_vectors = false;  // even where there is a matrix unit
   int64_t stash_width = 0;
   std::vector<int64_t> sequence_widths, vector_widths;
   std::vector<bool> sequence_is_written;

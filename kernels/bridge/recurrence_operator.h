@@ -7,7 +7,8 @@
  * matrices and vectors, the second from the last step to the first: emitted columns of the two lie side
  * by side; `zero_states`, the states are zeros at first and no inputs; `flat`, there is one step only,
  * and sequences are (batch, columns); `indexed`, the first sequence is a table (rows, columns), whose
- * rows steps read by number (see lookup.h);
+ * rows steps read by number (see lookup.h); `by_vectors`, products of steps are by vectors even where
+ * there is a matrix unit;
  * `stash`, there is an output with what backward needs.
  *
  * Inputs: sequences, states (batch, columns), matrices, vectors, numbers of rows (steps, batch) or
@@ -169,7 +170,7 @@ std::vector<NodeEntry> RecurrenceGradient(const ObjectPtr& node,
   const Signature& signature = SignatureOf(attrs);
   std::vector<std::pair<std::string, std::string>> own;
   for (const char* key : {"spec", "reverse", "lengths", "batch_major", "bidirectional",
-                          "zero_states", "flat", "indexed"}) {
+                          "zero_states", "flat", "indexed", "by_vectors"}) {
     auto found = attrs.dict.find(key);
     if (found != attrs.dict.end()) own.emplace_back(key, found->second);
   }

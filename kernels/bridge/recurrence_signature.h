@@ -16,14 +16,15 @@
 namespace graphopt {
 
 /* What Python tells of a spec: modes of the describe callback, plus 4 with lengths, plus 8 if the first
- * sequence is read by number. */
+ * sequence is read by number, plus 16 if products are by vectors even where there is a matrix unit. */
 enum Mode {
   kSignature = 0,
   kInference = 1,
   kTraining = 2,
   kBackwardPass = 3,
   kWithLengths = 4,
-  kIndexed = 8
+  kIndexed = 8,
+  kByVectors = 16
 };
 
 struct Signature {
@@ -50,8 +51,8 @@ struct Signature {
 };
 
 std::mutex recurrences_mutex;
-std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[16];
-std::unordered_map<std::string, std::unique_ptr<Program>> programs[16];
+std::unordered_map<std::string, std::unique_ptr<Signature>> signatures[32];
+std::unordered_map<std::string, std::unique_ptr<Program>> programs[32];
 
 std::vector<int64_t> Told(const std::string& spec, int mode) {
   std::vector<int64_t> numbers(1 << 16);
@@ -77,45 +78,50 @@ const Kept& FindOrMake(std::unordered_map<std::string, std::unique_ptr<Kept>>* k
   return *known->emplace(spec, std::move(made)).first->second;
 }
 
-const Signature& SignatureBy(const std::string& spec, bool lengths, bool zero_states,
-                             bool bidirectional, bool indexed = false) {
-  const int key = lengths + 2 * zero_states + 4 * bidirectional + 8 * indexed;
+/* Those of a node that are added to a mode. */
+int FlagsOf(const NodeAttrs& attrs) {
+  return (Flag(attrs, "lengths") ? kWithLengths : 0) + (Flag(attrs, "indexed") ? kIndexed : 0) +
+         (Flag(attrs, "by_vectors") ? kByVectors : 0);
+}
+
+const Signature& SignatureBy(const std::string& spec, int flags, bool zero_states, bool bidirectional) {
+  const int key = flags / kWithLengths + 8 * zero_states + 16 * bidirectional;
   return FindOrMake(&signatures[key], spec, [&] {
-    std::vector<int64_t> numbers =
-        Told(spec, kSignature + (lengths ? kWithLengths : 0) + (indexed ? kIndexed : 0));
+    std::vector<int64_t> numbers = Told(spec, kSignature + flags);
     const int64_t* at = numbers.data();
     auto made = std::make_unique<Signature>();
-    made->has_lengths = lengths;
+    made->has_lengths = flags & kWithLengths;
     made->zero_states = zero_states;
     made->directions = bidirectional ? 2 : 1;
-    made->is_indexed = indexed;
+    made->is_indexed = flags & kIndexed;
     made->dtype = *at++;
     made->stash_width = *at++;
     made->reads_outputs = *at++;
     for (auto table : {&made->sequences, &made->states, &made->matrix_rows, &made->matrix_columns,
                        &made->vectors, &made->emitted})
       for (int64_t n = *at++; n > 0; --n) table->push_back(*at++);
-    if (indexed) made->projection = ReadProjection(&at);
+    if (made->is_indexed) made->projection = ReadProjection(&at);
     return made;
   });
 }
 
 const Signature& SignatureOf(const NodeAttrs& attrs) {
-  return SignatureBy(SpecOf(attrs), Flag(attrs, "lengths"), Flag(attrs, "zero_states"),
-                     Flag(attrs, "bidirectional"), Flag(attrs, "indexed"));
+  return SignatureBy(SpecOf(attrs), FlagsOf(attrs), Flag(attrs, "zero_states"),
+                     Flag(attrs, "bidirectional"));
 }
 
 const Program& ProgramBy(const std::string& spec, int key) {
   return FindOrMake(&programs[key], spec, [&] {
     std::vector<int64_t> numbers = Told(spec, key);
     const int64_t* at = numbers.data();
-    return std::make_unique<Program>(ReadProgram(&at));
+    auto made = std::make_unique<Program>(ReadProgram(&at));
+    made->by_vectors = key & kByVectors;
+    return made;
   });
 }
 
 const Program& ProgramOf(const NodeAttrs& attrs, Mode mode) {
-  return ProgramBy(SpecOf(attrs), mode + (Flag(attrs, "lengths") ? kWithLengths : 0) +
-                                      (Flag(attrs, "indexed") ? kIndexed : 0));
+  return ProgramBy(SpecOf(attrs), mode + FlagsOf(attrs));
 }
 
 }  // namespace graphopt

@@ -47,7 +47,7 @@ ScheduleSignature ScheduleSignatureOf(const NodeAttrs& attrs) {
   for (size_t at = 0; at < specs.size();) {
     size_t end = std::min(specs.find(gap, at), specs.size());
     made.specs.push_back(specs.substr(at, end - at));
-    made.programs.push_back(&SignatureBy(made.specs.back(), false, false, false));
+    made.programs.push_back(&SignatureBy(made.specs.back(), 0, false, false));
     at = end + gap.size();
   }
   made.externals = std::strtoull(AttributeOf(attrs, "externals").c_str(), nullptr, 10);

@@ -46,8 +46,12 @@ def signature(spec: RecurrenceSpec, *, indexed: bool = False) -> list[int]:
     return found
 
 
-def program(spec: RecurrenceSpec, kind: int, *, indexed: bool = False) -> list[int]:
-    """The program of a step, its kernels compiled; ``indexed``: of what is left of it.
+def program(
+    spec: RecurrenceSpec, kind: int, *, indexed: bool = False, by_vectors: bool = False
+) -> list[int]:
+    """The program of a step, its kernels compiled.
+
+    ``indexed``: of what is left of it. ``by_vectors``: the matrix unit is not used.
 
     Raises:
         GraphoptError: a kernel cannot be compiled.
@@ -57,9 +61,10 @@ def program(spec: RecurrenceSpec, kind: int, *, indexed: bool = False) -> list[i
     if kind == BACKWARD:
         return numbers(backward(spec))
     mxnet = import_mxnet()
-    times = usual_factor(mxnet) if spec.dtype == "float32" else 1
+    has_unit = has_matrix_unit(mxnet) and not by_vectors
+    times = usual_factor(mxnet) if has_unit and spec.dtype == "float32" else 1
     found = forward(spec, training=kind == TRAINING, times=times)
-    return numbers(found, pieces=has_matrix_unit(mxnet))
+    return numbers(found, pieces=has_unit)
 
 
 def numbers(found: Program, *, pieces: bool = False) -> list[int]:

@@ -45,6 +45,7 @@ class Call:
     bidirectional: bool = False
     zero_states: bool = False
     indexed: bool = False
+    by_vectors: bool = False
     chosen: tuple[int, ...] = ()
 
     @property
@@ -108,7 +109,7 @@ def operator(
     arrays = [mx.nd.array(array, dtype=array.dtype) for array in inputs]
     for n in wrt:
         arrays[n].attach_grad(grad_req)
-    attrs = {"spec": str(spec), "stash": stash, **call.flags}
+    attrs = {"spec": str(spec), "stash": stash, "by_vectors": call.by_vectors, **call.flags}
     if not wrt:
         return [out.asnumpy() for out in own(spec, call, invoke(RECURRENCE, arrays, attrs))], []
     with mx.autograd.record():

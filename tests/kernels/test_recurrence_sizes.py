@@ -58,7 +58,10 @@ def test_weights_larger_than_the_cache(mode: str, lengths: bool, indexed: bool) 
 
 
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
-@pytest.mark.parametrize("flags", [{}, {"lengths": True}, {"indexed": True}, {"reverse": True}])
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"lengths": True}, {"indexed": True}, {"reverse": True}, {"by_vectors": True}],
+)
 def test_many_rows_whose_kernels_run_beside_products(mode: str, flags: dict[str, bool]) -> None:
     """With a matrix unit a thread has two chunks of rows; kernels of one fill the other's time."""
     units = {"lstm": 101, "gru": 113, "rnn_tanh": 210}[mode]
@@ -72,7 +75,7 @@ def test_many_rows_whose_kernels_run_beside_products(mode: str, flags: dict[str,
             check_forward(spec, call, stash=stash)
             beside = library.graphopt_rows_beside_products() - before
             if library.graphopt_threads() <= 2:  # among more, each has too few rows
-                assert (beside > 0) == has_matrix_unit(mx)
+                assert (beside > 0) == (has_matrix_unit(mx) and not call.by_vectors)
 
 
 @pytest.mark.parametrize("lengths", [False, True])
@@ -89,11 +92,13 @@ def test_values_wait_for_a_later_stage_of_a_kernel(
 
 
 @pytest.mark.parametrize("lengths", [False, True])
-@pytest.mark.parametrize("batch", [3, 70])
-def test_gradients_of_wide_cells_in_single_precision(batch: int, lengths: bool) -> None:
+@pytest.mark.parametrize(("batch", "by_vectors"), [(3, False), (70, False), (70, True)])
+def test_gradients_of_wide_cells_in_single_precision(
+    batch: int, by_vectors: bool, lengths: bool
+) -> None:
     """They are those of double precision, also where a matrix unit multiplies: of many rows."""
     spec = cell(200, 170, "float64", "lstm")
-    call = Call(4, batch, lengths=lengths)
+    call = Call(4, batch, lengths=lengths, by_vectors=by_vectors)
     inputs = inputs_of(spec, call)
     wrt = range(len(inputs) - lengths)
     want, gradients = operator(spec, inputs, call, stash=True, wrt=wrt)
