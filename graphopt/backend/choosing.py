@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from graphopt.backend.candidates import Form, Make, is_packed
 from graphopt.backend.choice import (
+    CACHED_OP,
+    CACHED_OP_ONEDNN,
     CONVOLUTION_KERNELS,
     EXACT_CONVOLUTIONS,
+    EXECUTOR_ONEDNN,
+    KERNELS,
     PRODUCT_KERNELS,
     Choice,
 )
@@ -26,6 +30,11 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, GraphError, GraphoptError
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.pipeline.instruments import compare
+
+#: Seconds of a first call beyond which fewer candidates are tried.
+_LONG_S: Final = 1.0
+#: How many times as fast as one that is sure to agree another has to be to be looked at closer.
+_LEAST_GAIN: Final = 1.03
 
 
 def choose(
@@ -55,13 +64,14 @@ def choose(
         choice.failed = dict(known.get("failed", {}))
         choice.is_remembered = True
         candidates = {known["engine"]: candidates[known["engine"]]}
-    engines = _made(candidates, _Agreement(form, arrays), value, choice)
+    trial = _Trial(candidates, _Agreement(form, arrays), value, choice)
+    engines = trial.run()
     if not engines:
         reasons = "; ".join(f"{name}: {why}" for name, why in choice.failed.items())
         raise GraphoptError(f"MXNet cannot run graph {form.graph.name!r}: {reasons}")
-    times = choice.measured_ms
-    choice.engine = min(engines, key=lambda name: times.get(name, 0.0))
+    choice.engine = trial.fastest()
     if len(candidates) > 1:
+        times = choice.measured_ms
         found = {"engine": choice.engine, "measured_ms": times, "failed": choice.failed}
         remember(key, found)
     return engines[choice.engine]
@@ -80,64 +90,115 @@ class _Agreement:
         self._form, self._arrays = form, arrays
         self._first, self._expected = "", dict[str, np.ndarray[Any, Any]]()
 
-    def check(self, name: str, found: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Compare what an engine found.
+    def check(self, name: str, found: dict[str, np.ndarray[Any, Any]]) -> bool:
+        """Compare what an engine found; ``False`` if only :meth:`look_closer` can tell.
 
         Raises:
             GraphError: it is something else.
         """
         if not self._expected:
             self._first, self._expected = name, found
-            return
+            return True
         try:
             compare(self._expected, found, where=name)
         except GraphError as error:
-            self._look_closer(name, found, error)
+            if chooses(self._form.graph):  # the size of an index says nothing
+                return False
+            try:  # whether it is rounding of large numbers
+                compare_columns(self._expected, found, name)
+            except GraphError:
+                raise error from None
+        return True
 
-    def _look_closer(
-        self, name: str, found: dict[str, np.ndarray[Any, Any]], error: GraphError
-    ) -> None:
-        """Whether it is rounding of large numbers, or of what values are chosen by."""
-        if chooses(self._form.graph):  # the size of an index says nothing
-            self._apart.compare(self._first, name)
-            return
-        try:
-            compare_columns(self._expected, found, name)
-        except GraphError:
-            raise error from None
+    def look_closer(self, name: str) -> None:
+        """Compare what values are chosen by; takes some calls of the graph.
+
+        Raises:
+            GraphError: it is something else.
+        """
+        self._apart.compare(self._first, name)
 
     @cached_property
     def _apart(self) -> WithoutChoosing:
         return WithoutChoosing(self._form, self._arrays)
 
 
-def _made(
-    candidates: Mapping[str, Make],
-    agreement: _Agreement,
-    value: Callable[[str], Any],
-    choice: Choice,
-) -> dict[str, Engine]:
+class _Trial:
     """The candidates that can be made and agree, timed if there are several."""
-    engines: dict[str, Engine] = {}
-    feeds: dict[str, dict[str, Any]] = {}
-    for name, make in candidates.items():
-        if name == EXACT_CONVOLUTIONS and CONVOLUTION_KERNELS in engines:
-            continue  # slower, and not needed
+
+    def __init__(
+        self,
+        candidates: Mapping[str, Make],
+        agreement: _Agreement,
+        value: Callable[[str], Any],
+        choice: Choice,
+    ) -> None:
+        self._candidates, self._agreement = candidates, agreement
+        self._value, self._choice = value, choice
+        self._engines: dict[str, Engine] = {}
+        self._feeds: dict[str, dict[str, Any]] = {}
+        self._first_s: dict[str, float] = {}
+        self._unsure: set[str] = set()  # those that only a closer look can tell of
+
+    def run(self) -> dict[str, Engine]:
+        """Those that are left, by name."""
+        for name, make in self._candidates.items():
+            if self._is_needless(name):
+                continue
+            try:
+                engine = make()
+                if len(self._candidates) > 1:
+                    self._try(name, engine)
+                self._engines[name] = engine
+            except BudgetError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
+                self._choice.failed[name] = first_line(error)
+        if self._feeds:
+            self._choice.measured_ms = race(self._engines, self._feeds, self._first_s)
+        return self._engines
+
+    def fastest(self) -> str:
+        """The fastest of those left that is sure to agree."""
+        times = self._choice.measured_ms
+        if not times:
+            return next(iter(self._engines))
+        sure_ms = min(ms for name, ms in times.items() if name not in self._unsure)
+        for name in sorted(times, key=times.__getitem__):
+            is_worth_it = times[name] * _LEAST_GAIN < sure_ms
+            if name not in self._unsure or (is_worth_it and self._does_agree(name)):
+                return name
+        raise AssertionError("the first one is sure")
+
+    def _is_needless(self, name: str) -> bool:
+        """Whether a candidate is not worth its first call."""
+        if name == EXACT_CONVOLUTIONS:
+            return CONVOLUTION_KERNELS in self._engines  # slower
+        if name not in (CACHED_OP_ONEDNN, EXECUTOR_ONEDNN):
+            return False
+        # Another one has oneDNN's fusions and kernels besides.
+        has_both = EXECUTOR_ONEDNN + KERNELS in self._candidates
+        return has_both and self._first_s.get(CACHED_OP, 0.0) > _LONG_S
+
+    def _try(self, name: str, engine: Engine) -> None:
+        """Call it once, and compare, as MXNet's oneDNN rewrites get some graphs wrong."""
+        known = {n: self._value(n) for n in engine.inputs}
+        found, self._first_s[name] = run_once(engine, known)
+        if not self._agreement.check(name, found):
+            if name == CONVOLUTION_KERNELS and EXACT_CONVOLUTIONS in self._candidates:
+                self._agreement.look_closer(name)
+            else:
+                self._unsure.add(name)
+        self._feeds[name] = known
+
+    def _does_agree(self, name: str) -> bool:
         try:
-            engine = make()
-            if len(candidates) > 1:
-                known = {n: value(n) for n in engine.inputs}
-                # MXNet's oneDNN rewrites compute wrong values for some graphs.
-                agreement.check(name, run_once(engine, known))
-                feeds[name] = known
-            engines[name] = engine
-        except BudgetError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
-            choice.failed[name] = first_line(error)
-    if feeds:
-        choice.measured_ms = race(engines, feeds)
-    return engines
+            self._agreement.look_closer(name)
+        except Exception as error:  # noqa: BLE001 - it is only not chosen
+            self._choice.failed[name] = first_line(error)
+            del self._engines[name], self._choice.measured_ms[name]
+            return False
+        return True
 
 
 def ordered(form: Form, engine: Engine, arrays: Mapping[str, Any], choice: Choice) -> Engine:

@@ -100,6 +100,16 @@ def _slice(edit: Edit, node: Node) -> Replacement:
             return None
         shifted = Piece(below.source, part.axis, below.begin + part.begin, below.begin + part.end)
         return _cut(edit, shifted, node)
+    inner = _within(edit, part)
+    if inner is None:
+        return None
+    while (deeper := _within(edit, inner)) is not None:
+        inner = deeper
+    return _cut(edit, inner, node)
+
+
+def _within(edit: Edit, part: Piece) -> Piece | None:
+    """The same of one part of a concatenation, if it is a piece of that."""
     joined = edit.producer(part.source, ("Concat",), only_user=False)
     if joined is None or len(joined.inputs) > MAX_PARTS:
         return None
@@ -107,7 +117,7 @@ def _slice(edit: Edit, node: Node) -> Replacement:
         return None
     for source, begin, end in _spans(edit, joined, part.axis):
         if begin <= part.begin and part.end <= end:
-            return _cut(edit, Piece(source, part.axis, part.begin - begin, part.end - begin), node)
+            return Piece(source, part.axis, part.begin - begin, part.end - begin)
     return None
 
 

@@ -301,12 +301,12 @@ class _Search:
         of them have to be handed on. Which, is a minimum cut between two steps.
         """
         early = self._template(self.core[step], step)
+        following = self._match(early, step + 1, None, [])
+        if following is None:  # before the cut is made, which takes longer
+            raise GraphoptError(f"step {step + 1} is not like the one before it")
         late = self._late(early, step)
         if not late:
             return early
-        following = self._match(early, step + 1, None, [])
-        if following is None:
-            raise GraphoptError(f"step {step + 1} is not like the one before it")
         moved = [early.nodes[at] for at in sorted(late)]
         stay = [node for at, node in enumerate(following) if at not in late]
         return self._template(sorted(moved + stay, key=self.order.__getitem__), step + 1)

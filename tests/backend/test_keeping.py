@@ -58,7 +58,7 @@ def _nothing_else_kept() -> Any:
 def _kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen nets run on kernels, whatever is fastest here."""
 
-    def race(engines: Mapping[str, Any], _feeds: Any) -> dict[str, float]:
+    def race(engines: Mapping[str, Any], *_: Any) -> dict[str, float]:
         return {name: 1.0 if name == CACHED_OP + KERNELS else 9.0 for name in engines}
 
     monkeypatch.setattr(choosing, "race", race)

@@ -137,7 +137,7 @@ def test_what_was_packed_for_slower_engines_is_freed(monkeypatch):
     )
     times = {CACHED_OP: 1.0, CONVOLUTION_KERNELS: 2.0}
     monkeypatch.setattr(
-        choosing, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
+        choosing, "race", lambda engines, *_: {n: times.get(n, 3.0) for n in engines}
     )
     data, params = arrays(graph)
     region = run_pass(graph, "fuse-convolutions", target=MXNetTarget(), frozen=True).graph
@@ -158,7 +158,7 @@ def test_products_run_where_they_are_faster(monkeypatch, is_fast):
     )
     times = {CACHED_OP: 2.0, PRODUCT_KERNELS: 1.0 if is_fast else 9.0}
     monkeypatch.setattr(
-        choosing, "race", lambda engines, _: {n: times.get(n, 3.0) for n in engines}
+        choosing, "race", lambda engines, *_: {n: times.get(n, 3.0) for n in engines}
     )
     data, params = arrays(graph)
     packed = run_pass(graph, "pack-products", frozen=True).graph

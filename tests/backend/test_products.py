@@ -98,7 +98,7 @@ def test_layers_are_frozen_with_their_biases() -> None:
 def test_slower_packed_products_are_not_kept(monkeypatch) -> None:
     times = {PRODUCT_KERNELS: 9.0}
     monkeypatch.setattr(
-        choosing, "race", lambda engines, _: {name: times.get(name, 1.0) for name in engines}
+        choosing, "race", lambda engines, *_: {name: times.get(name, 1.0) for name in engines}
     )
     # Rows that no other test has, or an engine chosen earlier may be remembered.
     function = lower(packed(23), {"w": W, "b": B}, tune=False)
