@@ -25,7 +25,7 @@ class Config:
     strict: bool = False
     memory: int | None = None  # bytes of a training step
     max_shapes: Mapping[str, tuple[int, ...]] | None = None
-    record: bool = False
+    record: bool | None = None  # None: where it is measured to be the fastest
 
     @property
     def plans_memory(self) -> bool:

@@ -11,6 +11,7 @@ from graphopt.backend.choice import Choice
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
 from graphopt.nn.optimized import views_in, why_not_whole
+from graphopt.nn.ways import Ways
 from graphopt.pipeline.manager import Result
 from graphopt.pipeline.remarks import RemarkKind
 
@@ -26,12 +27,15 @@ def explain(block: Any) -> str:
     reason = state.reason or state.structure.hooked() or why_not_whole(block, state.config)
     # Without one it is compiled whole, but its methods ran, or it had hooks in some calls.
     reason = reason or "its methods ran, or hooks of its children"
+    if state.ways:
+        lines.append(f"its Python runs at every call, since {reason}")
+        lines += [f"  {told}" for told in map(Ways.told, state.ways.values()) if told]
     if state.recorded is not None:
         lines += state.recorded.explain(reason)
     if state.fallback is not None:
         lines.append(f"taken child by child: {reason}")
         lines += [f"  {note}" for note in state.notes]
-        if not state.config.record and not state.config.plans_memory:
+        if not state.config.record and not state.ways and not state.config.plans_memory:
             lines.append("  its own code calls operators one by one; record=True compiles them")
     entries = block._graphopt_entries()
     rented = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ from graphopt.nn.compiled import CompiledBlock, Entry
 from graphopt.nn.config import Config
 from graphopt.nn.partition import keep_python, looks_up_words, partition, parts_of
 from graphopt.nn.structure import Structure
+from graphopt.nn.ways import APART, PLAIN, RECORDED, Ways
+from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
 from graphopt.recording.active import ACTIVE
@@ -45,6 +48,7 @@ class State:
         self.reason: str | None = None  # why it is taken child by child; None: not asked yet
         self.notes: list[str] = []
         self.recorded: RecordedBlock | None = None
+        self.ways: dict[Mode, Ways] = {}  # where all of them may be gone
 
 
 class Optimized:
@@ -314,19 +318,63 @@ def _call(block: Any, args: tuple[Any, ...]) -> Any:
         return _record(block, state, args)
     if state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
+    if state.config.record is None and not hooked and _may_record(block, state, args):
+        return _measured(block, state, args)
     return _apart(block).forward(*args)
+
+
+def _may_record(block: Any, state: State, args: tuple[Any, ...]) -> bool:
+    """Whether recording a Block is worth a trial, or already is one."""
+    if state.config.strict or looks_up_words(block) is not None:
+        return False
+    return all(leaf.ctx.device_type == "cpu" for leaf in _leaves(args) if hasattr(leaf, "ctx"))
+
+
+def _measured(block: Any, state: State, args: tuple[Any, ...]) -> Any:
+    """A call the way that is the fastest, or one of those that tell."""
+    autograd = import_mxnet().autograd
+    differentiating = autograd.is_recording() or autograd.is_training()
+    mode = state.config.graph_mode(differentiating=differentiating)
+    ways = state.ways.get(mode)
+    if ways is None:
+        ways = state.ways.setdefault(mode, Ways(mode, _recorded(block, state).programs))
+    is_tried = ways.chosen is None
+    found = ways.run(args, functools.partial(_call_one_way, block, state, args))
+    if is_tried and ways.chosen is not None:
+        ways.let_go()
+        _let_go(state)
+    return found
+
+
+def _call_one_way(block: Any, state: State, args: tuple[Any, ...], way: str) -> Any:
+    if way == RECORDED:
+        return _record(block, state, args)
+    return (original(block) if way == PLAIN else _apart(block)).forward(*args)
+
+
+def _let_go(state: State) -> None:
+    """Forget what was compiled for ways that are not gone any more."""
+    left = {ways.chosen for ways in state.ways.values()}
+    if None in left:
+        return
+    if RECORDED not in left:
+        state.recorded = None
+    if APART not in left:
+        state.fallback = None
 
 
 def _apart(block: Any) -> Any:
     """A view's Block with optimized children."""
     state = block._graphopt_current()
-    if state.fallback is None:
-        optimize = functools.partial(view, config=state.config)
+    found = state.fallback  # another thread may let go of it
+    if found is None:
+        config = replace(state.config, record=bool(state.config.record))
         state.notes.clear()
-        state.fallback = partition(original(block), optimize, state.notes)
+        found = partition(original(block), functools.partial(view, config=config), state.notes)
         if looks_up_words(block) is not None:
-            keep_python(state.fallback)
-    return state.fallback
+            keep_python(found)
+        state.fallback = found
+    return found
 
 
 def _on_children(name: str, method: Any) -> Any:
@@ -358,11 +406,16 @@ def _methods(cls: type) -> dict[str, Any]:
 
 
 def _record(block: Any, state: State, args: tuple[Any, ...]) -> Any:
+    return _recorded(block, state)(original(block).forward, args)
+
+
+def _recorded(block: Any, state: State) -> RecordedBlock:
     from graphopt.recording.recorded import RecordedBlock
 
-    if state.recorded is None:
-        state.recorded = RecordedBlock(block, state.config)
-    return state.recorded(original(block).forward, args)
+    found = state.recorded  # another thread may let go of it
+    if found is None:
+        found = state.recorded = RecordedBlock(block, state.config)
+    return found
 
 
 def why_not_whole(block: Any, config: Config) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: are not worth compiling.
 MAX_PLAIN: Final = 64
 PLAIN_OF_RUNS: Final = 3
+#: Calls of a program that is compiled though nobody asked for recording.
+MOST_CALLS: Final = 2000
 
 
 class Programs:
@@ -38,6 +40,7 @@ class Programs:
         rule: which programs are compiled.
         runs: how many programs were run.
         compiled: how many of them were compiled first.
+        too_long: calls of a program that was not compiled as it has more than that; 0 if none.
     """
 
     def __init__(self, block: Any, config: Config) -> None:
@@ -52,7 +55,7 @@ class Programs:
         self._ctx: Any = None
         self.notes: list[str] = []
         self.rule = SkiRental()
-        self.runs = self.compiled = 0
+        self.runs = self.compiled = self.too_long = 0
 
     @property
     def entries(self) -> list[Entry]:
@@ -85,8 +88,12 @@ class Programs:
             self.runs += 1
             self._follow_parameters(tape.ctx)
             key = self._key(mode, tape, wanted)
-            is_rented = self._is_rented(key)
-            entry = None if is_rented else self._entry(key, mode, tape, wanted)
+            is_too_long = self._config.record is None and len(tape.calls) > MOST_CALLS
+            if is_too_long:
+                self.too_long = len(tape.calls)
+            is_rented = not is_too_long and self._is_rented(key)
+            is_compiled = not (is_rented or is_too_long)
+            entry = self._entry(key, mode, tape, wanted) if is_compiled else None
             data = [leaf for leaf in tape.leaves if id(leaf) not in self._names]
         if is_rented:
             with self.rule.timed(hash(key), is_step=mode == "training") as made:

@@ -63,7 +63,7 @@ def signatures(net: Any) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("way", ["call", "encode", "kept"])
 def test_all_ways_run_on_optimized_children(way: str) -> None:
     plain = made(Model())
-    net = graphopt.optimize(plain)
+    net = graphopt.optimize(plain, record=False)
     x = mx.nd.array(np.random.default_rng(0).normal(size=(3, 5)))
     expected = plain(x).asnumpy()
     found = net(x) if way == "call" else getattr(net, way)(x)
@@ -204,7 +204,7 @@ def test_children_that_a_method_makes_are_the_users() -> None:
             return x
 
     plain = Growing()
-    net = graphopt.optimize(plain)
+    net = graphopt.optimize(plain, record=False)
     net.initialize()
     net(mx.nd.ones((2, 5)))
     net.grow()

@@ -1,0 +1,211 @@
+"""Which way calls of a Block go whose Python has to run: measured in the first of them.
+
+A Block that cannot be traced can be recorded at every call, run as it is, or be taken apart and its
+children compiled. Which is the fastest depends on how much of its time is Python's, how much is in
+the children and how much between them, so it is tried: a few calls go each way, in turns. All
+compute the same. Nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from graphopt.backend.measured import remember, remembered
+from graphopt.backend.symbol import first_line
+from graphopt.compat import import_mxnet
+from graphopt.ir.fingerprint import fingerprint
+from graphopt.pipeline.base import Mode
+
+if TYPE_CHECKING:
+    from graphopt.nn.compiled import Entry
+    from graphopt.recording.programs import Programs
+
+RECORDED, PLAIN, APART = "recorded", "as it is", "child by child"
+
+#: Calls in a row that go one way. More than one, as nets that are called several times a step have
+#: the backward pass behind the last of these calls.
+_ROW: Final = 4
+#: How many times as fast as the Block itself recorded calls need to be for no other to be tried.
+_CLEARLY: Final = 1.25
+#: Calls with arguments of other types than the call before before the trial ends.
+_MOST_OTHERS: Final = 16
+#: Recorded calls until programs have to be known: parameters get their shapes in the first.
+_WARMING: Final = 3
+
+#: A way, and whether it is timed.
+_Turn = tuple[str, bool]
+
+
+class Ways:
+    """The trial of one Block in one mode, and what came of it.
+
+    Attributes:
+        chosen: the way of all calls from now on; ``None`` while it is tried.
+        best_ms: milliseconds of a call, or of a training step, each way.
+        why: why it was chosen, if not for these.
+    """
+
+    def __init__(self, mode: Mode, programs: Programs) -> None:
+        """``programs``: those of the Block when it is recorded."""
+        self.chosen: str | None = None
+        self.best_ms: dict[str, float] = {}
+        self.why = ""
+        self._mode = mode
+        self._programs: Programs | None = programs
+        self._lock = threading.Lock()
+        self._turns: Iterator[_Turn] = iter(())
+        self._types: Any = None  # of what is timed
+        self._last_types: Any = None
+        self._others = 0
+        self._open: tuple[str, float] | None = None  # a step that ends where the next call begins
+
+    def run(self, args: Sequence[Any], call: Callable[[str], Any]) -> Any:
+        """Make a call; ``call`` makes it one way or another."""
+        if self.chosen is not None:
+            return call(self.chosen)
+        if not self._lock.acquire(blocking=False):
+            return call(PLAIN)  # another thread's call is on trial
+        try:
+            turn = None if self.chosen else self._turn(args)
+            return call(self.chosen or PLAIN) if turn is None else self._try(*turn, call)
+        finally:
+            self._lock.release()
+
+    def let_go(self) -> None:
+        """Forget the programs, once it is chosen."""
+        self._programs, self._turns = None, iter(())
+
+    def told(self) -> str:
+        """What ``explain()`` says of it; empty while it is tried."""
+        if self.chosen is None:
+            return ""
+        times = ", ".join(f"{way} {ms:.3g} ms" for way, ms in self.best_ms.items())
+        return f"{self._mode}: {self.chosen}, {self.why or f'measured in its calls: {times}'}"
+
+    def _turn(self, args: Sequence[Any]) -> _Turn | None:
+        import_mxnet().nd.waitall()
+        if self._open is not None:
+            self._note(*self._open)
+            self._open = None
+        types, before = _types(args), self._last_types
+        self._last_types = types
+        if types != self._types:
+            self._others += types != before
+            if self._others > _MOST_OTHERS:
+                self._choose(APART, "as it is called with ever other types of arguments")
+            if self._types is not None and types != before:
+                return None  # one call, as the last batch of an epoch
+            self._types, self._turns = types, self._schedule()
+            self.best_ms.clear()
+        return next(self._turns, None)
+
+    def _schedule(self) -> Iterator[_Turn]:
+        known = -1
+        for _ in range(_WARMING):
+            known = self._known()
+            yield RECORDED, False
+            if self._is_too_long() or self._is_remembered():
+                return
+        if self._differ(known):
+            return
+        yield PLAIN, False
+        yield from self._in_turns(RECORDED, PLAIN)
+        if self.best_ms[RECORDED] * _CLEARLY > self.best_ms[PLAIN]:
+            yield APART, False
+            yield APART, False
+            yield from self._in_turns(APART, RECORDED)
+        if self._differ(known):
+            return
+        fastest = min(self.best_ms, key=self.best_ms.__getitem__)
+        if self._entries():
+            remember(self._key(), {"chosen": fastest, "best_ms": self.best_ms})
+        self._choose(fastest)
+
+    def _is_too_long(self) -> bool:
+        assert self._programs is not None
+        if self._programs.too_long:
+            calls = self._programs.too_long
+            self._choose(APART, f"as one graph of {calls} operators would take long to compile")
+        return bool(self._programs.too_long)
+
+    def _known(self) -> int:
+        """How many programs there are, and were not worth compiling."""
+        assert self._programs is not None
+        return len(self._entries()) + self._programs.rule.plain_calls
+
+    def _differ(self, known: int) -> bool:
+        """Whether there are more programs than were known; the children are compiled then."""
+        if self._known() == known:
+            return False
+        self._choose(APART, "as recorded calls differ from each other")
+        return True
+
+    def _entries(self) -> list[Entry]:
+        assert self._programs is not None
+        return [entry for entry in self._programs.entries if entry.mode == self._mode]
+
+    @staticmethod
+    def _in_turns(*ways: str) -> Iterator[_Turn]:
+        for _ in range(2):
+            for way in ways:
+                yield from [(way, True)] * _ROW
+
+    def _try(self, way: str, is_timed: bool, call: Callable[[str], Any]) -> Any:
+        is_step = import_mxnet().autograd.is_recording()
+        start = time.perf_counter()
+        found = self._called(way, call)
+        if is_timed and is_step:
+            self._open = way, start
+        elif is_timed:
+            import_mxnet().nd.waitall()
+            self._note(way, start)
+        return found
+
+    def _called(self, way: str, call: Callable[[str], Any]) -> Any:
+        try:
+            return call(way)
+        except Exception as error:
+            if way == PLAIN:
+                raise
+            found = call(PLAIN)
+            self._choose(
+                PLAIN if way == APART else APART, f"as {way} it fails: {first_line(error)}"
+            )
+            return found
+
+    def _note(self, way: str, start: float) -> None:
+        took = (time.perf_counter() - start) * 1e3
+        self.best_ms[way] = min(self.best_ms.get(way, took), took)
+
+    def _choose(self, way: str, why: str = "") -> None:
+        self.chosen, self.why = way, why
+
+    def _is_remembered(self) -> bool:
+        """Whether it was tried on this machine before; it is chosen then."""
+        known = remembered(self._key()) if self._entries() else None
+        if known is None:
+            return False
+        self.best_ms = dict(known["best_ms"])
+        self._choose(known["chosen"])
+        return True
+
+    def _key(self) -> tuple[str, ...]:
+        graphs = (fingerprint(entry.original) for entry in self._entries())
+        return ("way", self._mode, *graphs)
+
+
+def _types(args: Sequence[Any]) -> Any:
+    """Of all arrays among arguments, and the arguments that are none."""
+    array = import_mxnet().nd.NDArray
+    found: list[Any] = []
+    for item in args:
+        if isinstance(item, array):
+            found.append((item.shape, item.dtype))
+        elif isinstance(item, (list, tuple)):
+            found.append(_types(item))
+        else:
+            found.append(type(item))
+    return tuple(found)

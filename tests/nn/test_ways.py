@@ -1,0 +1,323 @@
+"""Blocks whose Python has to run: how long each way takes is told, what it computes is checked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.nn import ways
+from graphopt.nn.ways import APART, PLAIN, RECORDED
+from graphopt.recording import programs
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+#: Calls after which any trial has ended.
+ENOUGH = 40
+
+
+class Residual(mx.gluon.Block):
+    """A plain Block with code of its own between its children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.first = nn.Dense(6, activation="tanh", in_units=6)
+            self.second = nn.Dense(6, in_units=6)
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return mx.nd.sin(self.second(self.first(x)) + x) * x.shape[1]
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
+    """What is remembered lasts as long as a test."""
+    kept: dict[Any, Any] = {}
+    monkeypatch.setattr(ways, "remembered", kept.get)
+    monkeypatch.setattr(ways, "remember", kept.__setitem__)
+    return kept
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], list[str]]:
+    """Have calls take as long as told, by their way; gives a list of those that were timed."""
+
+    def use(times: Mapping[str, float]) -> list[str]:
+        timed: list[str] = []
+
+        def note(self: ways.Ways, way: str, _start: float) -> None:
+            timed.append(way)
+            self.best_ms[way] = times[way]
+
+        monkeypatch.setattr(ways.Ways, "_note", note)
+        return timed
+
+    return use
+
+
+def made(cls: type = Residual) -> Any:
+    block = cls()
+    block.initialize(mx.init.Normal(0.5))
+    return block
+
+
+def data(rows: int = 3) -> Any:
+    return mx.nd.array(np.random.default_rng(rows).normal(size=(rows, 6)))
+
+
+def check(net: Any, plain: Any, x: Any) -> None:
+    np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+def check_step(net: Any, plain: Any, x: Any) -> None:
+    found = []
+    for block in (net, plain):
+        with mx.autograd.record():
+            y = block(x)
+        y.backward()
+        grads = [p.grad().asnumpy() for p in plain.collect_params().values()]
+        found.append([y.asnumpy(), *grads])
+    for got, right in zip(*found, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+def chosen(net: Any, mode: str = "inference") -> str | None:
+    return net.graphopt_state.ways[mode].chosen
+
+
+@pytest.mark.parametrize(
+    ("times", "way"),
+    [
+        ({RECORDED: 1, PLAIN: 2}, RECORDED),
+        ({RECORDED: 1, PLAIN: 1.1, APART: 0.9}, APART),
+        ({RECORDED: 1, PLAIN: 1.1, APART: 1.2}, RECORDED),
+        ({RECORDED: 1, PLAIN: 0.9, APART: 1}, PLAIN),
+    ],
+)
+@pytest.mark.parametrize("run", [check, check_step])
+def test_the_fastest_way_is_taken(told: Any, run: Any, times: Any, way: str) -> None:
+    timed = told(times)
+    plain = made()
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        run(net, plain, data())
+    mode = "inference" if run is check else "training"
+    assert chosen(net, mode) == way
+    assert set(timed) == set(times)
+    state = net.graphopt_state
+    assert (state.recorded is not None) == (way == RECORDED)
+    assert (state.fallback is not None) == (way == APART)
+    text = net.explain()
+    assert f"{mode}: {way}, measured in its calls: recorded 1 ms" in text
+    assert "is no HybridBlock" in text
+    assert plain.calls == 2 * ENOUGH  # nothing is computed twice
+    for _ in range(3):
+        run(net, plain, data(5))  # of whatever shape
+    assert len(timed) == len([t for t in timed if t in times])
+
+
+def test_each_mode_has_its_own(told: Any) -> None:
+    times = {RECORDED: 1.0, PLAIN: 2.0}
+    told(times)
+    plain = made()
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        check(net, plain, data())
+    times.update({PLAIN: 0.5, APART: 0.7})
+    for _ in range(ENOUGH):
+        check_step(net, plain, data())
+    assert (chosen(net), chosen(net, "training")) == (RECORDED, PLAIN)
+    check(net, plain, data())
+
+
+def test_a_choice_is_remembered(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 0.9, APART: 0.5})
+    plain = made()
+    first = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        check(first, plain, data())
+    timed = told({RECORDED: 0.1, PLAIN: 0.9, APART: 0.5})
+    second = graphopt.optimize(plain)
+    for _ in range(3):
+        check(second, plain, data())
+    assert chosen(second) == APART
+    assert not timed
+
+
+def test_a_call_of_another_type_does_not_matter(told: Any) -> None:
+    """As the last batch of an epoch; two in a row are what is called for now."""
+    timed = told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made()
+    net = graphopt.optimize(plain)
+    for _ in range(8):
+        check(net, plain, data(2))
+    before = len(timed)
+    check(net, plain, data(7))
+    assert len(timed) == before
+    assert chosen(net) is None
+    for _ in range(ENOUGH):
+        check(net, plain, data(7))
+    assert chosen(net) == RECORDED
+
+
+def test_ever_other_types_are_not_recorded(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made()
+    net = graphopt.optimize(plain)
+    for rows in range(1, ENOUGH):
+        check(net, plain, data(rows))
+    assert chosen(net) == APART
+    assert "ever other types" in net.explain()
+
+
+class Counting(Residual):
+    """Another number in each call."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * self.calls
+
+
+def test_calls_that_differ_are_not_recorded(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain, twin = made(Counting), made(Counting)
+    twin.first, twin.second = plain.first, plain.second
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        check(net, twin, data())
+    assert chosen(net) == APART
+    assert "recorded calls differ" in net.explain()
+
+
+def test_long_programs_are_not_compiled(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    monkeypatch.setattr(programs, "MOST_CALLS", 3)
+    plain = made()
+    net = graphopt.optimize(plain)
+    for _ in range(3):
+        check(net, plain, data())
+    assert chosen(net) == APART
+    assert "one graph of 6 operators would take long" in net.explain()
+    asked = graphopt.optimize(plain, record=True)
+    check(asked, plain, data())
+    assert len(asked._graphopt_entries()) == 1
+
+
+class Failing(Residual):
+    """Reads where an array lies, of which a recorded one knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_strict = False
+
+    def forward(self, x: Any) -> Any:
+        if self.is_strict:
+            raise KeyError("the user's own")
+        y = super().forward(x)
+        if type(y) is not mx.nd.NDArray:
+            raise TypeError("only NDArrays")
+        return y
+
+
+def test_a_block_that_fails_when_it_is_recorded_is_taken_apart(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made(Failing)
+    net = graphopt.optimize(plain)
+    for _ in range(3):
+        check(net, plain, data())
+    assert chosen(net) == APART
+    assert "as recorded it fails: only NDArrays" in net.explain()
+
+
+def test_errors_of_the_user_are_his(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made(Failing)
+    plain.is_strict = True
+    net = graphopt.optimize(plain)
+    for _ in range(3):
+        with pytest.raises(KeyError, match="the user's own"):
+            net(data())
+    assert chosen(net) is None
+
+
+def test_where_it_is_asked_for_there_is_no_trial() -> None:
+    plain = made()
+    for settings in ({"record": False}, {"record": True}, {"strict": True}):
+        net = graphopt.optimize(plain, **settings)
+        check(net, plain, data())
+        assert not net.graphopt_state.ways
+    with pytest.raises(InputError, match="leave out record=True"):
+        graphopt.optimize(plain, record=True, memory="1GB")
+
+
+def test_hooks_of_children_run_in_all_calls(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made()
+    net = graphopt.optimize(plain)
+    seen: list[Any] = []
+    plain.first.register_forward_hook(lambda *_: seen.append(1))
+    for _ in range(ENOUGH):
+        net(data())
+    assert len(seen) == ENOUGH
+
+
+@pytest.fixture
+def numpy_arrays() -> Iterator[None]:
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+@pytest.mark.usefixtures("numpy_arrays")
+def test_numpy_arrays(told: Any) -> None:
+    class Scaled(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Dense(6, in_units=6)
+
+        def forward(self, x: Any) -> Any:
+            return mx.npx.relu(self.dense(x)) / x.shape[0] + mx.np.exp(x)
+
+    told({RECORDED: 1.0, PLAIN: 1.1, APART: 0.9})
+    plain = made(Scaled)
+    net = graphopt.optimize(plain)
+    x = mx.np.array(np.ones((3, 6), "float32"))
+    for _ in range(ENOUGH):
+        check(net, plain, x)
+    assert type(net(x)) is mx.np.ndarray
+    assert chosen(net) == APART
+
+
+def test_threads(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 1.1, APART: 1.2})
+    plain = made()
+    net = graphopt.optimize(plain)
+    x = data()
+    want = plain(x).asnumpy()
+    wrong: list[Any] = []
+
+    def call() -> None:
+        for _ in range(ENOUGH):
+            try:
+                found = net(x).asnumpy()
+            except Exception as error:  # noqa: BLE001 - told in the main thread
+                wrong.append(error)
+                return
+            if not np.allclose(found, want, rtol=1e-4, atol=1e-5):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert chosen(net) == RECORDED
