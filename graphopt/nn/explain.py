@@ -37,6 +37,9 @@ def explain(block: Any) -> str:
         lines += [f"  {note}" for note in state.notes]
         if not state.config.record and not state.ways and not state.config.plans_memory:
             lines.append("  its own code calls operators one by one; record=True compiles them")
+    for each in _views(block)[1:]:
+        told = [text for text in map(Ways.told, each.graphopt_state.ways.values()) if text]
+        lines += [f"  {describe(each)}: {text}" for text in told]
     entries = block._graphopt_entries()
     rented = [
         _rented(each)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,9 @@ from graphopt.frontend.gluon import describe, why_not_traceable
 from graphopt.ir.graph import Graph
 from graphopt.nn.compiled import CompiledBlock, Entry
 from graphopt.nn.config import Config
-from graphopt.nn.partition import keep_python, looks_up_words, partition, parts_of
+from graphopt.nn.partition import keep_python, looks_up_words, partition, parts_of, tried_of
 from graphopt.nn.structure import Structure
-from graphopt.nn.ways import APART, PLAIN, RECORDED, Ways
+from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
@@ -315,12 +315,24 @@ def _call(block: Any, args: tuple[Any, ...]) -> Any:
     elif state.config.strict and not state.reason:
         raise UnsupportedError(hooked)
     if state.config.record:
-        return _record(block, state, args)
+        return _recorded(block, state)(original(block).forward, args)
     if state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
+    forward = original(block).forward
     if state.config.record is None and not hooked and _may_record(block, state, args):
-        return _measured(block, state, args)
+        return _measured(block, state, args, forward, lambda: _apart(block).forward(*args))
     return _apart(block).forward(*args)
+
+
+def _attempt(block: Any, args: tuple[Any, ...], apart: Callable[[], Any]) -> Any:
+    """A call of a Block within one that is taken apart; ``apart`` calls it taken apart as well."""
+    if not NESTED.are_tried or ACTIVE.tape or _has_symbol(args):
+        return apart()
+    state = block._graphopt_current()
+    if state.structure.hooked() or not _may_record(block, state, args):
+        return apart()
+    state.reason = state.reason or why_not_whole(block, state.config)
+    return _measured(block, state, args, original(block), apart)
 
 
 def _may_record(block: Any, state: State, args: tuple[Any, ...]) -> bool:
@@ -330,7 +342,13 @@ def _may_record(block: Any, state: State, args: tuple[Any, ...]) -> bool:
     return all(leaf.ctx.device_type == "cpu" for leaf in _leaves(args) if hasattr(leaf, "ctx"))
 
 
-def _measured(block: Any, state: State, args: tuple[Any, ...]) -> Any:
+def _measured(
+    block: Any,
+    state: State,
+    args: tuple[Any, ...],
+    plain: Callable[..., Any],
+    apart: Callable[[], Any],
+) -> Any:
     """A call the way that is the fastest, or one of those that tell."""
     autograd = import_mxnet().autograd
     differentiating = autograd.is_recording() or autograd.is_training()
@@ -338,18 +356,21 @@ def _measured(block: Any, state: State, args: tuple[Any, ...]) -> Any:
     ways = state.ways.get(mode)
     if ways is None:
         ways = state.ways.setdefault(mode, Ways(mode, _recorded(block, state).programs))
+
+    def call(way: str) -> Any:
+        if way == RECORDED:
+            return _recorded(block, state)(plain, args)
+        if way == PLAIN:
+            return plain(*args)
+        with nested(are_tried=bool(ways.why)):  # it was not measured
+            return apart()
+
     is_tried = ways.chosen is None
-    found = ways.run(args, functools.partial(_call_one_way, block, state, args))
+    found = ways.run(args, call)
     if is_tried and ways.chosen is not None:
         ways.let_go()
         _let_go(state)
     return found
-
-
-def _call_one_way(block: Any, state: State, args: tuple[Any, ...], way: str) -> Any:
-    if way == RECORDED:
-        return _record(block, state, args)
-    return (original(block) if way == PLAIN else _apart(block)).forward(*args)
 
 
 def _let_go(state: State) -> None:
@@ -368,9 +389,10 @@ def _apart(block: Any) -> Any:
     state = block._graphopt_current()
     found = state.fallback  # another thread may let go of it
     if found is None:
-        config = replace(state.config, record=bool(state.config.record))
+        optimize = functools.partial(view, config=state.config)
+        attempt = _attempt if state.config.record is None else None
         state.notes.clear()
-        found = partition(original(block), functools.partial(view, config=config), state.notes)
+        found = partition(original(block), optimize, state.notes, attempt)
         if looks_up_words(block) is not None:
             keep_python(found)
         state.fallback = found
@@ -405,10 +427,6 @@ def _methods(cls: type) -> dict[str, Any]:
     }
 
 
-def _record(block: Any, state: State, args: tuple[Any, ...]) -> Any:
-    return _recorded(block, state)(original(block).forward, args)
-
-
 def _recorded(block: Any, state: State) -> RecordedBlock:
     from graphopt.recording.recorded import RecordedBlock
 
@@ -435,9 +453,15 @@ def views_in(block: Any) -> list[Any]:
         return []
     found: dict[int, Any] = {}
     for child in (*parts_of(block), *block._children.values()):
-        inner = [child] if isinstance(child, Optimized) else views_in(child)
+        inner = [child] if isinstance(child, Optimized) else _tried_in(child) + views_in(child)
         found |= {id(each): each for each in inner}
     return list(found.values())
+
+
+def _tried_in(twin: Any) -> list[Any]:
+    """The view that calls of a twin may go to, if it was called."""
+    found = tried_of(twin)
+    return [] if found is None or not found.graphopt_state.ways else [found]
 
 
 def _has_symbol(args: tuple[Any, ...]) -> bool:

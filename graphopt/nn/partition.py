@@ -15,22 +15,25 @@ from typing import Any
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import describe, why_not_traceable
 
-#: Makes the optimized view of a Block that can be traced.
+#: Makes the optimized view of a Block.
 Optimize = Callable[[Any], Any]
+#: Calls a view of a Block with such arguments; the last calls the twin that stands for it.
+Try = Callable[[Any, tuple[Any, ...], Callable[[], Any]], Any]
 
 
-def partition(block: Any, optimize: Optimize, notes: list[str]) -> Any:
+def partition(block: Any, optimize: Optimize, notes: list[str], attempt: Try | None = None) -> Any:
     """A twin of ``block`` whose children that can be traced are optimized.
 
     Args:
         block: any Block.
         optimize: applied to each outermost child that can be traced, once per distinct child.
         notes: gets one sentence per child, telling what became of it.
+        attempt: makes calls of children that cannot be traced; by default their twins make them.
 
     Returns:
         A Block of a subclass of its class, sharing all parameters and attributes.
     """
-    return _clone(block, optimize, notes, {})
+    return _Partition(optimize, notes, attempt).clone(block)
 
 
 def message_passing() -> Any:
@@ -107,34 +110,76 @@ def _set_on_own(twin: Any, name: str, value: Any) -> None:
     setattr(own, name, value)
 
 
-def _clone(block: Any, optimize: Optimize, notes: list[str], done: dict[int, Any]) -> Any:
-    base = type(block)
-    names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    names["__setattr__"] = _set_on_own
-    runs = _runs(block)
-    if runs:
-        names["forward"] = _in_turn
-    cls: Any = type(base.__name__, (base,), names)
-    twin: Any = object.__new__(cls)
-    object.__setattr__(twin, "__dict__", vars(block))
-    # Views share their `__dict__` with the user's Block, which bound methods may have for `self`.
-    done[id(block)] = done[id(vars(block))] = twin
-    replaced = {}
-    parts = _parts(block)
-    for name, child in block._children.items():
-        if id(child) not in done:
-            note = len(notes)  # of the child; those of its own children follow
-            done[id(child)] = _child(name, child, optimize, notes, done)
-            if parts:
-                notes[note] += f" ({parts[name]})"
-        replaced[name] = done[id(child)]
-    for key, value in vars(block).items():
-        swapped = _Children(value, replaced) if key == "_children" else _swap(value, done)
-        if swapped is not value:
-            setattr(cls, key, _Swapped(key, value, swapped))
-    if runs:
-        cls._graphopt_parts = _parts_in_turn(block, runs, replaced, optimize, notes)
-    return twin
+class _Partition:
+    """Makes twins of a Block and of the Blocks in it."""
+
+    def __init__(self, optimize: Optimize, notes: list[str], attempt: Try | None) -> None:
+        self.optimize, self.notes, self.attempt = optimize, notes, attempt
+        self.done: dict[int, Any] = {}
+
+    def clone(self, block: Any, *, is_child: bool = False) -> Any:
+        base = type(block)
+        names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+        names["__setattr__"] = _set_on_own
+        runs = _runs(block)
+        if runs:
+            names["forward"] = _in_turn
+        if is_child and self.attempt is not None:
+            names |= _attempted(base, self.optimize(block), self.attempt)
+        cls: Any = type(base.__name__, (base,), names)
+        twin: Any = object.__new__(cls)
+        object.__setattr__(twin, "__dict__", vars(block))
+        # Views share their `__dict__` with the user's Block, which bound methods may have for
+        # `self`.
+        done = self.done
+        done[id(block)] = done[id(vars(block))] = twin
+        replaced = {}
+        parts = _parts(block)
+        for name, child in block._children.items():
+            if id(child) not in done:
+                note = len(self.notes)  # of the child; those of its own children follow
+                done[id(child)] = self._child(name, child)
+                if parts:
+                    self.notes[note] += f" ({parts[name]})"
+            replaced[name] = done[id(child)]
+        for key, value in vars(block).items():
+            swapped = _Children(value, replaced) if key == "_children" else _swap(value, done)
+            if swapped is not value:
+                setattr(cls, key, _Swapped(key, value, swapped))
+        if runs:
+            cls._graphopt_parts = _parts_in_turn(block, runs, replaced, self.optimize, self.notes)
+        return twin
+
+    def _child(self, name: str, child: Any) -> Any:
+        label = f"child {name!r}: {describe(child)}"
+        why_left = _why_left(child)
+        if why_left:
+            self.notes.append(f"{label} is left as it is: {why_left}")
+            return child
+        if not why_not_traceable(child):
+            self.notes.append(f"{label} is compiled")
+            return self.optimize(child)
+        self.notes.append(
+            f"{label} is no HybridBlock: its own code stays Python, its children are taken"
+        )
+        return self.clone(child, is_child=True)
+
+
+def _attempted(base: type, view: Any, attempt: Try) -> dict[str, Any]:
+    """What makes calls of a twin attempts of the view."""
+
+    def call(twin: Any, *args: Any, **kwargs: Any) -> Any:
+        def apart() -> Any:
+            return base.__call__(twin, *args, **kwargs)
+
+        return apart() if kwargs else attempt(view, args, apart)
+
+    return {"__call__": call, "_graphopt_tried": view}
+
+
+def tried_of(twin: Any) -> Any:
+    """The view that calls of a child's twin may go to; ``None`` without."""
+    return getattr(type(twin), "_graphopt_tried", None)
 
 
 def parts_of(twin: Any) -> tuple[Any, ...]:
@@ -205,21 +250,6 @@ def _parts(block: Any) -> dict[str, str]:
         else:
             parts[name] = part
     return parts
-
-
-def _child(
-    name: str, child: Any, optimize: Optimize, notes: list[str], done: dict[int, Any]
-) -> Any:
-    label = f"child {name!r}: {describe(child)}"
-    why_left = _why_left(child)
-    if why_left:
-        notes.append(f"{label} is left as it is: {why_left}")
-        return child
-    if not why_not_traceable(child):
-        notes.append(f"{label} is compiled")
-        return optimize(child)
-    notes.append(f"{label} is no HybridBlock: its own code stays Python, its children are taken")
-    return _clone(child, optimize, notes, done)
 
 
 def _why_left(child: Any) -> str:

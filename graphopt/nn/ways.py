@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.backend.measured import remember, remembered
@@ -37,6 +38,25 @@ _WARMING: Final = 3
 
 #: A way, and whether it is timed.
 _Turn = tuple[str, bool]
+
+
+class _Nested(threading.local):
+    """Whether Blocks within one that is called have trials: not where that has one."""
+
+    are_tried = True
+
+
+NESTED: Final = _Nested()
+
+
+@contextmanager
+def nested(*, are_tried: bool) -> Iterator[None]:
+    """Inside the block Blocks within the one that is called have trials of their own or not."""
+    before, NESTED.are_tried = NESTED.are_tried, are_tried
+    try:
+        yield
+    finally:
+        NESTED.are_tried = before
 
 
 class Ways:

@@ -13,6 +13,7 @@ import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.nn import ways
+from graphopt.nn.partition import tried_of
 from graphopt.nn.ways import APART, PLAIN, RECORDED
 from graphopt.recording import programs
 
@@ -267,6 +268,73 @@ def test_hooks_of_children_run_in_all_calls(told: Any) -> None:
     for _ in range(ENOUGH):
         net(data())
     assert len(seen) == ENOUGH
+
+
+class Outer(mx.gluon.Block):
+    """A plain Block with another one, called by a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner = Residual()
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) + 1
+
+    def loss(self, x: Any) -> Any:
+        return (self(x) ** 2).mean()
+
+
+def inner_of(net: Any) -> Any:
+    """The view of a child, which is on trial or was."""
+    return tried_of(net.graphopt_state.fallback.inner)
+
+
+def test_blocks_that_methods_call_are_tried(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made(Outer)
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        np.testing.assert_allclose(net.loss(data()).asnumpy(), plain.loss(data()).asnumpy(), 1e-4)
+    assert chosen(inner_of(net)) == RECORDED
+    told_of_it = f"Residual {plain.inner.name!r}: inference: recorded, measured in its calls"
+    assert told_of_it in net.explain()
+    assert len(net._graphopt_entries()) == 1
+    assert plain.inner.calls == 2 * ENOUGH
+
+
+def test_hooks_of_blocks_that_methods_call_run(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made(Outer)
+    net = graphopt.optimize(plain)
+    seen: list[Any] = []
+    plain.inner.register_forward_hook(lambda *_: seen.append(1))
+    for _ in range(ENOUGH):
+        net.loss(data())
+    assert len(seen) == ENOUGH
+
+
+def test_within_a_block_that_was_measured_nothing_else_is(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 1.1, APART: 0.9})
+    plain = made(Outer)
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        check(net, plain, data())
+    assert chosen(net) == APART
+    assert not inner_of(net).graphopt_state.ways
+
+
+def test_within_a_block_that_cannot_be_measured_others_are(
+    monkeypatch: pytest.MonkeyPatch, told: Any
+) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    monkeypatch.setattr(programs, "MOST_CALLS", 6)  # as many as the one within has
+    plain = made(Outer)
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        check(net, plain, data())
+    assert chosen(net) == APART
+    assert chosen(inner_of(net)) == RECORDED
 
 
 @pytest.fixture
