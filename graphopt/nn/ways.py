@@ -140,7 +140,7 @@ class Ways:
         if self._differ(known):
             return
         fastest = min(self.best_ms, key=self.best_ms.__getitem__)
-        if self._entries():
+        if fastest == RECORDED and self._entries():
             remember(self._key(), {"chosen": fastest, "best_ms": self.best_ms})
         self._choose(fastest)
 

@@ -140,8 +140,10 @@ def test_each_mode_has_its_own(told: Any) -> None:
     check(net, plain, data())
 
 
-def test_a_choice_is_remembered(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 0.9, APART: 0.5})
+@pytest.mark.parametrize("recorded", [0.5, 1.0])
+def test_that_recording_is_the_fastest_is_remembered(told: Any, recorded: float) -> None:
+    """What else was chosen may have been so because of what else ran: it is tried again."""
+    told({RECORDED: recorded, PLAIN: 0.9, APART: 0.8})
     plain = made()
     first = graphopt.optimize(plain)
     for _ in range(ENOUGH):
@@ -150,7 +152,7 @@ def test_a_choice_is_remembered(told: Any) -> None:
     second = graphopt.optimize(plain)
     for _ in range(3):
         check(second, plain, data())
-    assert chosen(second) == APART
+    assert chosen(second) == (RECORDED if recorded == 0.5 else None)
     assert not timed
 
 
