@@ -87,10 +87,12 @@ class Ways:
         if self.chosen is not None:
             return call(self.chosen)
         if not self._lock.acquire(blocking=False):
-            return call(PLAIN)  # another thread's call is on trial
+            return self._called(PLAIN, call)  # another thread's call is on trial
         try:
             turn = None if self.chosen else self._turn(args)
-            return call(self.chosen or PLAIN) if turn is None else self._try(*turn, call)
+            if turn is None:
+                return call(self.chosen) if self.chosen else self._called(PLAIN, call)
+            return self._try(*turn, call)
         finally:
             self._lock.release()
 
@@ -187,13 +189,14 @@ class Ways:
     def _called(self, way: str, call: Callable[[str], Any]) -> Any:
         try:
             return call(way)
-        except Exception as error:
-            if way == PLAIN:
-                raise
-            found = call(PLAIN)
-            self._choose(
-                PLAIN if way == APART else APART, f"as {way} it fails: {first_line(error)}"
-            )
+        except Exception as error:  # noqa: BLE001 - the other way tells whose it is
+            # As it is a Block fails that was hybridized and cannot be traced.
+            other, chosen = (PLAIN, APART) if way == RECORDED else (RECORDED, RECORDED)
+            try:
+                found = call(other)
+            except Exception:  # noqa: BLE001 - it is the Block's own, whichever way it goes
+                raise error from None
+            self._choose(chosen, f"as it fails {way}: {first_line(error)}")
             return found
 
     def _note(self, way: str, start: float) -> None:

@@ -237,7 +237,32 @@ def test_a_block_that_fails_when_it_is_recorded_is_taken_apart(told: Any) -> Non
     for _ in range(3):
         check(net, plain, data())
     assert chosen(net) == APART
-    assert "as recorded it fails: only NDArrays" in net.explain()
+    assert "as it fails recorded: only NDArrays" in net.explain()
+
+
+class AsksForShape(mx.gluon.HybridBlock):
+    """Once hybridized, MXNet cannot run it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Dense(4, in_units=6)
+
+    def hybrid_forward(self, _F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
+        return self.dense(x) * x.shape[0]
+
+
+@pytest.mark.parametrize("rows", [[3], [3, 4]])
+def test_a_block_that_fails_as_it_is_is_recorded(told: Any, rows: list[int]) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made(AsksForShape)
+    want = [plain(data(count)).asnumpy() for count in rows]
+    plain.hybridize()
+    net = graphopt.optimize(plain)
+    for call in range(ENOUGH):
+        found = net(data(rows[call % len(rows)])).asnumpy()
+        np.testing.assert_allclose(found, want[call % len(rows)], rtol=1e-4, atol=1e-5)
+    assert chosen(net) == RECORDED
+    assert "as it fails as it is: 'Symbol' object has no attribute 'shape'" in net.explain()
 
 
 def test_errors_of_the_user_are_his(told: Any) -> None:
