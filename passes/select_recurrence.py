@@ -40,19 +40,18 @@ class SelectRecurrence(Pass):
     Example::
 
         // before
-        graph net(%x: f32[20,32,200], param %w: f32[200,200], param %u: f32[200,200]) {
-          %y:2 = graphopt_recurrence(%x, %w, %u) {spec="recurrence f32 (200) (200) ...",
-              zero_states=True} : (f32[20,32,200], f32[32,200])
+        graph net(%x: f32[8,32,200], param %w: f32[200,200], param %u: f32[200,200]) {
+          %y = graphopt_recurrence(%x, %w, %u) {spec="recurrence f32 (200) (200) (200x200, 200x200) () ;; 200 = x0 @ m0' + s0 @ m1' ;; 200 = t0 -> f32[a,b] (f32[a,b]) { %1 = tanh %0; return %1:f32[a,b] } ;; next t1 ;; emit t1", zero_states=True}
+              : (f32[8,32,200], f32[32,200])
           return %y
         }
         // after
-        graph net(%x: f32[20,32,200], param %w: f32[200,200], param %u: f32[200,200]) {
-          %y:2 = graphopt_recurrence(%x, %w, %u) {by_vectors=True,
-              spec="recurrence f32 (200) (200) ...", zero_states=True}
-              : (f32[20,32,200], f32[32,200])
+        graph net(%x: f32[8,32,200], param %w: f32[200,200], param %u: f32[200,200]) {
+          %y = graphopt_recurrence(%x, %w, %u) {by_vectors=True, spec="recurrence f32 (200) (200) (200x200, 200x200) () ;; 200 = x0 @ m0' + s0 @ m1' ;; 200 = t0 -> f32[a,b] (f32[a,b]) { %1 = tanh %0; return %1:f32[a,b] } ;; next t1 ;; emit t1", zero_states=True}
+              : (f32[8,32,200], f32[32,200])
           return %y
         }
-    """
+    """  # noqa: E501 - as it prints
 
     name: ClassVar[str] = "select-recurrence"
     cpu_only: ClassVar[str] = "kernels of recurrences run on CPUs only"

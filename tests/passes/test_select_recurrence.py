@@ -15,6 +15,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE, Node
 from graphopt.ir.parser import parse
 from graphopt.kernels.products import BY_UNIT, IN_PAIRS
+from graphopt.passes.select_recurrence import SelectRecurrence
 from graphopt.testing import assert_equivalent, run_pass
 
 mx = import_mxnet()
@@ -62,6 +63,12 @@ def net(*, batch: int = 17, dtype: str = "f32", lengths: bool = False) -> Graph:
 
 def chosen(graph: Graph, clock: Clock, **settings: object) -> Graph:
     return run_pass(graph, "select-recurrence", target=clock, **settings).graph
+
+
+def test_example(example) -> None:
+    before, after = example(SelectRecurrence)
+    assert chosen(before, Clock()) == after
+    assert_equivalent(before, after, seeds=(0,))
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])
