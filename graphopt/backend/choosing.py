@@ -161,7 +161,7 @@ class _Trial:
     def fastest(self) -> str:
         """The fastest of those left that is sure to agree."""
         times = self._choice.measured_ms
-        if not times:
+        if len(self._candidates) == 1:  # maybe the one that was chosen among others earlier
             return next(iter(self._engines))
         sure_ms = min(ms for name, ms in times.items() if name not in self._unsure)
         for name in sorted(times, key=times.__getitem__):

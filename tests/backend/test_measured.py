@@ -81,6 +81,21 @@ def test_an_engine_that_is_gone_is_measured_anew(kept: Path) -> None:
     assert CACHED_OP in lowered.choice.measured_ms
 
 
+def test_an_engine_that_was_chosen_is_taken_whatever_the_others_took(kept: Path) -> None:
+    """Others may have been as fast as that, and not sure to compute the same."""
+    graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) return %a }"))
+    lowered = lower(graph)
+    names = list(Candidates(lowered._form, {}, lowered.choice).by_name({}))
+    times = {name: 1.0 if name == CACHED_OP else 0.99 for name in names}
+    measured.remember(
+        key_of(lowered._form, names), {"engine": CACHED_OP, "measured_ms": times, "failed": {}}
+    )
+    lowered(np.ones((8, 4), "float32"))
+    assert lowered.choice.is_remembered
+    assert lowered.choice.engine == CACHED_OP
+    assert lowered.choice.measured_ms == times
+
+
 def test_why_engines_failed_is_kept(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_self: object, _symbol: object, name: str) -> None:
         raise GraphoptError(f"no {name} today")
