@@ -29,7 +29,8 @@ def test_training_gradients(
     rounds: int,
 ) -> None:
     example = workloads.TRAINED[name]()
-    net = graphopt.optimize(example.net, passes=workloads.unmeasured("training"))
+    # Not on trial: the LSTM's net, which is split, is to be compared as it is split.
+    net = graphopt.optimize(example.net, passes=workloads.unmeasured("training"), record=False)
     plain = example.as_plain()
     expected = train(example, plain)
     found = train(example, net)
