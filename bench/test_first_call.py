@@ -1,4 +1,4 @@
-"""The first call of an optimized encoder, with an empty cache and with a warm one.
+"""The first calls of an optimized encoder, with an empty cache and with a warm one.
 
 The bridge is there in both, as installing builds it; how long that takes is told beside them.
 """
@@ -76,6 +76,8 @@ def test_first_call(
         "cold s": cold["first"],
         "warm s": warm["first"],
         "plain s": plain["first"],
+        "last batch, cold s": cold["last batch"],
+        "plain's last batch s": plain["last batch"],
         "warm more s": warm["first"] - plain["first"],
         "kernels": cold["compiled"],
         "building the bridge s": built,

@@ -142,7 +142,7 @@ class FuseConvolutions(Pass):
                 if (self.winograd or name not in WINOGRAD)
                 and (not is_paired(name) or (self.paired and has_pairs))
             ]
-            times = _measured(layer, names, lanes, cx)
+            times = _measured(layer, node, names, lanes, cx)
             best = DIRECT
             for name in names[1:]:
                 best = name if times[name] < _WORTH * times[best] else best
@@ -150,14 +150,16 @@ class FuseConvolutions(Pass):
         return found
 
 
-def _measured(layer: Layer, names: Sequence[str], lanes: int, cx: PassContext) -> dict[str, float]:
+def _measured(
+    layer: Layer, node: Node, names: Sequence[str], lanes: int, cx: PassContext
+) -> dict[str, float]:
     """Milliseconds of each algorithm; without a machine to ask, only the first one is known."""
     target = cx.target
     if target is None or len(names) == 1:
         return {name: float("inf") if at else 0.0 for at, name in enumerate(names)}
     parts = ("convolution", str(layer), str(lanes), *names)
     found: dict[str, float] = target.measured_once(
-        parts, lambda: target.layer_times_ms(layer, names)
+        parts, lambda: target.layer_times_ms(layer, names), (node.name, *names)
     )
     return found
 

@@ -103,7 +103,7 @@ class ImportRnn(Pass):
             return target.times_ms([plain, best], training=training)
 
         parts = ("rnn", *_measured_parts(node, layers), *_roles(plain), str(training))
-        theirs, mine = target.measured_once(parts, measure)
+        theirs, mine = target.measured_once(parts, measure, (node.name,))
         told = f"{mine:.3g} ms, MXNet's operator {theirs:.3g} ms"
         if mine > theirs:
             cx.missed(f"RNN stays, as it is faster: as {many} it takes {told}", node)

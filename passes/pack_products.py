@@ -99,7 +99,7 @@ class PackProducts(Pass):
         if cx.target is None:
             return None
         node, *activation = members
-        packed, *others = _measured(problem_of(graph, node), cx.target)
+        packed, *others = _measured(problem_of(graph, node), node, cx.target)
         best = min(others)
         if best < (1.0 if activation else self.min_gain) * packed:
             return f"that takes {packed:.3g} ms, MXNet's product {best:.3g} ms"
@@ -183,7 +183,7 @@ def problem_of(graph: Graph, node: Node) -> Problem:
     return rows, depth, units, len(node.inputs) > 2
 
 
-def _measured(problem: Problem, target: Target) -> Sequence[float]:
+def _measured(problem: Problem, node: Node, target: Target) -> Sequence[float]:
     """Milliseconds of the product over packed weights, and of MXNet's; all without activation."""
     rows, depth, units, _ = problem
 
@@ -195,7 +195,9 @@ def _measured(problem: Problem, target: Target) -> Sequence[float]:
             graphs.append(as_dot(plain))
         return target.times_ms(graphs)
 
-    found: Sequence[float] = target.measured_once(("product", *map(str, problem)), measure)
+    found: Sequence[float] = target.measured_once(
+        ("product", *map(str, problem)), measure, (node.name,)
+    )
     return found
 
 

@@ -96,7 +96,7 @@ class ReplaceDense(Pass):
             return None
         problem = problem_of(graph, node)
         timed = _of_fewer_rows(problem)
-        ours, plain = _measured(timed, cx.target)
+        ours, plain = _measured(timed, node, cx.target)
         some = "" if timed == problem else f" for {timed[0]} of its {problem[0]} rows"
         told = f"{cx.target.dense_means()} {ours:.3g} ms, by MXNet {plain:.3g} ms{some}"
         if plain < self.min_gain * ours:
@@ -112,7 +112,7 @@ def _of_fewer_rows(problem: Problem) -> Problem:
     return min(rows, max(most, _FEWEST_TIMED)), depth, units, has_bias
 
 
-def _measured(problem: Problem, target: Target) -> Sequence[float]:
+def _measured(problem: Problem, node: Node, target: Target) -> Sequence[float]:
     """Milliseconds of a layer and its gradients: by our products, and by MXNet."""
 
     def measure() -> list[float]:
@@ -120,5 +120,7 @@ def _measured(problem: Problem, target: Target) -> Sequence[float]:
         graphs = [alone(op, problem, (units, depth)) for op in (DENSE, "FullyConnected")]
         return target.times_ms(graphs, training=True)
 
-    found: Sequence[float] = target.measured_once(("dense", *map(str, problem)), measure)
+    found: Sequence[float] = target.measured_once(
+        ("dense", *map(str, problem)), measure, (node.name,)
+    )
     return found

@@ -112,7 +112,7 @@ class SelectConvolution(Pass):
                 if cx.settings.mode == "training":
                     cx.missed(f"it is computed directly: {possible}", node)
             elif layer is not None:
-                self._mark(edited, node, _measured(layer, possible, cx), cx)
+                self._mark(edited, node, _measured(layer, node, possible, cx), cx)
         return edited
 
     def _layer(self, graph: Graph, node: Node, cx: PassContext) -> tuple[Layer | None, Ways | str]:
@@ -176,11 +176,13 @@ def _told(direction: str, chosen: str, times: Mapping[str, float]) -> str:
     return f"{_TOLD[direction]} by {by[chosen]} (MXNet {times[MXNET]:.2f})"
 
 
-def _measured(layer: Layer, possible: Ways, cx: PassContext) -> Times:
+def _measured(layer: Layer, node: Node, possible: Ways, cx: PassContext) -> Times:
     target = cx.target
     assert target is not None
-    names = (f"{direction}:{','.join(names)}" for direction, names in possible.items())
+    names = [f"{direction}:{','.join(names)}" for direction, names in possible.items()]
     found: Times = target.measured_once(
-        ("directions", str(layer), *names), lambda: target.direction_times_ms(layer, possible)
+        ("directions", str(layer), *names),
+        lambda: target.direction_times_ms(layer, possible),
+        (node.name, *names),
     )
     return found

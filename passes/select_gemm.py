@@ -80,7 +80,7 @@ class SelectGemm(Pass):
             layer = _layer(graph, node, self.min_mega_macs)
             if layer is None or node.id in frozen or node.id in held or _is_fused(graph, node):
                 continue
-            fully_connected, dot = _measure(layer.problem, cx.target)
+            fully_connected, dot = _measure(layer, cx.target)
             if fully_connected < self.min_gain * dot:
                 cx.note(f"dot is no faster: {dot:.2f} ms for {fully_connected:.2f} ms", node)
                 continue
@@ -162,14 +162,16 @@ def as_dot(graph: Graph) -> Graph:
     return edited
 
 
-def _measure(problem: Problem, target: Target) -> tuple[float, float]:
+def _measure(layer: _Layer, target: Target) -> tuple[float, float]:
     """Milliseconds of FullyConnected and of ``dot`` with its bias, timed in turns."""
+    problem = layer.problem
     if problem not in _MEASURED:
         plain = _alone(problem)
         other = as_dot(plain)
         found = target.measured_once(
             ("gemm", *map(str, problem)),
             lambda: target.times_ms([plain, other]),
+            (layer.node.name,),
         )
         _MEASURED[problem] = found[0], found[1]
     return _MEASURED[problem]

@@ -113,5 +113,7 @@ def _measured(one: Alone, steps: int, mode: Mode, target: Target) -> Sequence[fl
         return target.times_ms(graphs, training=mode == "training")
 
     text = str(one.graph(steps, by_vectors=False))
-    found: Sequence[float] = target.measured_once(("recurrence", mode, text), measure)
+    found: Sequence[float] = target.measured_once(
+        ("recurrence", mode, text), measure, (one.node.name,)
+    )
     return found

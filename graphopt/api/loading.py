@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphopt.backend.findings import Findings
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
@@ -212,7 +213,17 @@ class Model:
         dtypes = {n: np.dtype(a.dtype).name for n, a in (params | dict(arrays)).items()}
         graph = lift_symbol(self.symbol, shapes, dtypes, data=set(self._data), name=self._name)
         pools = self._memory.pools(ctx) if mode == "training" else None
-        return graph, build_graph(self.config, graph, params, arrays, ctx, mode, pools=pools)
+        akin = self._akin(_key(mode, arrays, ctx))
+        made = build_graph(self.config, graph, params, arrays, ctx, mode, akin=akin, pools=pools)
+        return graph, made
+
+    def _akin(self, key: Signature) -> list[Findings]:
+        """What was measured for signatures that differ in shapes only."""
+        return [
+            made.findings
+            for other, (_, made) in self._compiled.items()
+            if other[:2] == key[:2] and _kinds(other) == _kinds(key)
+        ]
 
     def _prepare_memory(self, arrays: Mapping[str, Any], ctx: Any) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
@@ -322,6 +333,11 @@ def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
 
 def _key(mode: str, arrays: Mapping[str, Any], ctx: Any) -> Signature:
     return (mode, ctx, tuple((n, a.shape, a.dtype) for n, a in arrays.items()))
+
+
+def _kinds(key: Signature) -> list[tuple[str, Any]]:
+    """What a signature says besides shapes."""
+    return [(name, dtype) for name, _, dtype in key[2]]
 
 
 def _title(key: Signature) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final
@@ -20,6 +21,7 @@ from graphopt.backend.choice import (
     Choice,
 )
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
+from graphopt.backend.findings import active
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.race import race
@@ -57,13 +59,15 @@ def choose(
         BudgetError: no training step takes as little as was asked for.
         GraphoptError: none of them runs; the message says why not.
     """
-    key = key_of(form, candidates)
+    key, place = key_of(form, candidates), _place(form, candidates)
     known = remembered(key) if len(candidates) > 1 else None
     if known is not None and known["engine"] in candidates:
         choice.measured_ms = dict(known["measured_ms"])
         choice.failed = dict(known.get("failed", {}))
         choice.is_remembered = True
         candidates = {known["engine"]: candidates[known["engine"]]}
+    elif (like := _like(form, candidates, arrays, value, choice)) is not None:
+        return like
     trial = _Trial(candidates, _Agreement(form, arrays), value, choice)
     engines = trial.run()
     if not engines:
@@ -74,7 +78,44 @@ def choose(
         times = choice.measured_ms
         found = {"engine": choice.engine, "measured_ms": times, "failed": choice.failed}
         remember(key, found)
+    findings = active()
+    findings.note(place, choice.engine)
+    needed = (next(iter(candidates)), choice.engine)
+    findings.seconds += sum(s for name, s in trial.tried_s.items() if name not in needed)
     return engines[choice.engine]
+
+
+def _like(
+    form: Form,
+    candidates: Mapping[str, Make],
+    arrays: Mapping[str, Any],
+    value: Callable[[str], Any],
+    choice: Choice,
+) -> Engine | None:
+    """The engine that a graph of about these sizes has, if it is right here; it is not timed.
+
+    Where only a closer look can tell, that was taken at the other graph.
+    """
+    name: str = active().taken(_place(form, candidates)) or ""
+    if name not in candidates or len(candidates) == 1:
+        return None
+    first = next(iter(candidates))
+    trial = _Trial(
+        {n: candidates[n] for n in (first, name)}, _Agreement(form, arrays), value, choice
+    )
+    found = trial.tried().get(name)
+    if found is None:
+        return None
+    choice.engine, choice.like = name, str(active().like)
+    if active().is_makeshift:  # it is to be known how long it may stay
+        _, took = run_once(found, {n: value(n) for n in found.inputs})
+        choice.measured_ms = {name: took * 1e3}
+    return found
+
+
+def _place(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
+    """Where :mod:`graphopt.backend.findings` has the choice among such candidates."""
+    return ("engine", "frozen" if form.frozen else "", *candidates)
 
 
 def key_of(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
@@ -138,13 +179,23 @@ class _Trial:
         self._engines: dict[str, Engine] = {}
         self._feeds: dict[str, dict[str, Any]] = {}
         self._first_s: dict[str, float] = {}
+        self.tried_s: dict[str, float] = {}
         self._unsure: set[str] = set()  # those that only a closer look can tell of
 
     def run(self) -> dict[str, Engine]:
-        """Those that are left, by name."""
+        """Those that are left, by name; timed."""
+        self.tried()
+        if self._feeds:
+            with active().measuring():
+                self._choice.measured_ms = race(self._engines, self._feeds, self._first_s)
+        return self._engines
+
+    def tried(self) -> dict[str, Engine]:
+        """Those that can be made and agree as far as one call of them can tell, by name."""
         for name, make in self._candidates.items():
             if self._is_needless(name):
                 continue
+            start = time.perf_counter()
             try:
                 engine = make()
                 if len(self._candidates) > 1:
@@ -154,8 +205,7 @@ class _Trial:
                 raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self._choice.failed[name] = first_line(error)
-        if self._feeds:
-            self._choice.measured_ms = race(self._engines, self._feeds, self._first_s)
+            self.tried_s[name] = time.perf_counter() - start
         return self._engines
 
     def fastest(self) -> str:

@@ -12,6 +12,7 @@ from graphopt.backend.candidates import Candidates, Form, has_packed, is_packed
 from graphopt.backend.choice import Choice
 from graphopt.backend.choosing import choose, ordered
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
+from graphopt.backend.findings import active
 from graphopt.backend.freeze import freeze
 from graphopt.backend.keeping import forgetting, keeping, runs_keeping, told
 from graphopt.backend.kept import Kept
@@ -96,6 +97,7 @@ class Lowered:
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
         self._bound: list[Any] = []
+        self._findings = active()
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
@@ -310,9 +312,10 @@ class Lowered:
             raise InputError(f"engine {self._wanted!r} is none of auto, {', '.join(made)}")
         if self._wanted != "auto":
             made = {self._wanted: made[self._wanted]}
-        chosen = choose(
-            form, made, arrays, lambda n: data.get(n, self._fixed_value(n)), self.choice
-        )
+        with self._findings.active():
+            chosen = choose(
+                form, made, arrays, lambda n: data.get(n, self._fixed_value(n)), self.choice
+            )
         self._keep_what_is_read(chosen, candidates.keepers)
         chosen = ordered(form, chosen, arrays, self.choice)
         kind = CachedOpEngine | ExecutorEngine

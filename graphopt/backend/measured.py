@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from graphopt.backend.findings import Place, active
 from graphopt.compat import import_mxnet
 from graphopt.kernels import cache as disk
 
@@ -35,12 +36,24 @@ def remember(parts: Sequence[str], value: Any) -> None:
         disk.store(_key(parts), json.dumps(value).encode(), disk.MEASUREMENTS)
 
 
-def once(parts: Sequence[str], measure: Callable[[], Any]) -> Any:
-    """What was kept for ``parts``; measured and kept if there is nothing."""
+def once(parts: Sequence[str], measure: Callable[[], Any], place: Place = ()) -> Any:
+    """What was kept for ``parts``; measured and kept if there is nothing.
+
+    Where ``place`` tells what it is about in graphs of any size, it is not measured either if it
+    was for one of about that size; see :mod:`graphopt.backend.findings`.
+    """
+    findings, place = active(), (parts[0], *place) if all(place) and place else ()
     found = remembered(parts)
+    if found is None and place:
+        found = findings.taken(place)
+        if found is not None:
+            return found
     if found is None:
-        found = measure()
+        with findings.measuring():
+            found = measure()
         remember(parts, found)
+    if place:
+        findings.note(place, found)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphopt.backend.engines import CachedOpEngine, quiet_binding
+from graphopt.backend.findings import Place
 from graphopt.backend.infer import Types, infer_types
 from graphopt.backend.keeping import keeping
 from graphopt.backend.measured import once
@@ -25,9 +26,9 @@ from graphopt.kernels.convolutions.marked import Times, Ways, direction_times_ms
 from graphopt.kernels.convolutions.single import Layer
 from graphopt.kernels.products import dense_means, is_tiled, packed_size
 
-#: Graphs are timed against each other so often, or until this is spent.
-_MOST_ROUNDS = 5
-_PATIENCE_MS = 1500.0
+#: Graphs are timed against each other so often, or so often at least until this is spent.
+_MOST_ROUNDS, _FEWEST_ROUNDS = 5, 3
+_PATIENCE_MS = 400.0
 _GRADIENT_DTYPES = ("float16", "float32", "float64")
 
 
@@ -103,9 +104,11 @@ class MXNetTarget:
         """See :func:`graphopt.kernels.convolutions.marked.direction_times_ms`."""
         return direction_times_ms(import_mxnet(), layer, ways)
 
-    def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
+    def measured_once(
+        self, parts: Sequence[str], measure: Callable[[], Any], place: Place = ()
+    ) -> Any:
         """See :mod:`graphopt.backend.measured`."""
-        return once(parts, measure)
+        return once(parts, measure, place)
 
     def times_ms(self, graphs: Sequence[Graph], *, training: bool = False) -> list[float]:
         """Milliseconds of one call of each on random values: the best of some, in turns.
@@ -117,11 +120,11 @@ class MXNetTarget:
         for call in calls:
             call()  # compiles
         spent = 0.0
-        for _ in range(_MOST_ROUNDS):
+        for done in range(1, _MOST_ROUNDS + 1):
             times = [_timed(call) for call in calls]
             best = [min(pair) for pair in zip(best, times, strict=True)]
             spent += sum(times)
-            if spent > _PATIENCE_MS:
+            if done >= _FEWEST_ROUNDS and spent > _PATIENCE_MS:
                 break
         return best
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from graphopt.api.running import run
+from graphopt.backend.findings import Findings
 from graphopt.backend.lower import lower
 from graphopt.backend.pools import Pools
 from graphopt.ir.graph import Graph
@@ -23,6 +24,7 @@ def build_graph(
     ctx: Any,
     mode: Mode,
     *,
+    akin: Iterable[Findings] = (),
     numpy: bool = False,
     pools: Pools | None = None,
 ) -> Built | Following:
@@ -35,10 +37,12 @@ def build_graph(
         arrays: its data inputs, by name.
         ctx: where all of them are.
         mode: which pipeline.
+        akin: what was measured for graphs that may differ in the shapes of data only.
         numpy: whether it returns arrays of ``mx.np``.
         pools: memory that steps share.
     """
     settings = config.settings(mode)
+    findings = Findings([tuple(array.shape) for array in arrays.values()], akin)
     feeds = None
     if config.check:
         feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}
@@ -67,7 +71,11 @@ def build_graph(
             memory=config.memory,
             pools=pools,
         )
-        return Built(result, lowered, frozen)
+        return Built(result, lowered, frozen, findings)
+
+    def noted(frozen: bool) -> Built:
+        with findings.active():
+            return build(frozen)
 
     follows = values and config.follows(mode) and can_follow(ctx)
-    return Following(build, values, strict=config.strict) if follows else build(settings.frozen)
+    return Following(noted, values, strict=config.strict) if follows else noted(settings.frozen)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.pipeline.manager import Result
 
@@ -18,12 +19,14 @@ class Built:
         result: of the passes.
         lowered: what a call runs.
         frozen: whether parameters are computed in, as they were when it was made.
+        findings: what was measured for it.
         told: what ``explain()`` says about parameters.
     """
 
     result: Result
     lowered: Lowered
     frozen: bool
+    findings: Findings
     told: str = ""
 
     def run(self, data: Mapping[str, Any]) -> list[Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.backend.pools import Pools
 from graphopt.compat import import_mxnet
@@ -30,6 +31,9 @@ from graphopt.pipeline.manager import Result
 #: Signatures kept per Block; the one unused for longest goes first.
 MAX_SIGNATURES = 64
 
+#: Calls of an entry that go by what was measured for quite other sizes, at least.
+_FEWEST_CALLS = 8
+
 #: Where DataLoader's workers put batches.
 _OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
 
@@ -44,6 +48,7 @@ class Entry:
     built: Built | Following
     traced: Traced
     watched: list[tuple[Any, list[Any]]]  # parameter and the list of arrays it had
+    calls_left: int | None = None  # until it is measured for its own sizes, if it was for others
 
     @property
     def result(self) -> Result:
@@ -104,6 +109,7 @@ class CompiledBlock:
         key, given = self._signature(given, str(layout))
         ctx = key[2]
         entry = self._entries.get(key)
+        start = time.perf_counter() if entry is None else 0.0
         if entry is None:
             if key[0] == "training" and self._config.plans_memory:
                 self._prepare_memory(key, args, given)
@@ -115,8 +121,12 @@ class CompiledBlock:
             with self._lock:
                 if key in self._entries:  # another thread may just have let go of it
                     self._entries.move_to_end(key)
+            if entry.calls_left is not None:
+                entry = self._measured(key, entry, args, given)
         entry.refresh(ctx)
         found = entry.built.run(dict(zip(entry.traced.names, given, strict=True)))
+        if start:
+            self._compiled(key, entry, time.perf_counter() - start)
         return self._regroup(found, entry.traced.results)
 
     def entry(self, args: Sequence[Any]) -> Entry | None:
@@ -169,26 +179,57 @@ class CompiledBlock:
         if self._config.strict or self._config.plans_memory:
             return None
         with self._lock:
-            if self.renting.rule.is_due(key) or any(a.stype != "default" for a in given):
+            is_first = not any(other[:3] == key[:3] for other in self._entries)
+            is_due = self.renting.rule.is_due(key, is_first=is_first)
+            if is_due or any(array.stype != "default" for array in given):
                 return None
             plain = self.renting.plain(key, lambda: trace(self._block, args))
         return self.renting.run(key, given, plain)
+
+    def _measured(
+        self, key: Signature, entry: Entry, args: Sequence[Any], given: Sequence[Any]
+    ) -> Entry:
+        """The entry, measured for its own sizes once its calls have taken as long as that."""
+        with self._lock:
+            if entry.calls_left:
+                entry.calls_left -= 1
+            elif self._entries.get(key) is entry:
+                entry = self._entries[key] = self._build(key[0], args, given)
+        return entry
+
+    def _compiled(self, key: Signature, entry: Entry, seconds: float) -> None:
+        """Note what it took until a first call of it had run."""
+        findings = entry.built.findings
+        self.renting.rule.compiled(key, max(0.0, seconds - findings.seconds))
+        if findings.is_makeshift and findings.like is not None and not self._config.plans_memory:
+            ms = min(entry.lowered.choice.measured_ms.values(), default=findings.like.seconds * 1e3)
+            entry.calls_left = _FEWEST_CALLS + int(findings.like.seconds * 1e3 / max(ms, 1e-3))
+
+    def _akin(self, key: Signature) -> Iterator[Findings]:
+        """What was measured for signatures that differ in shapes only."""
+        types = [array[1:] for array in key[3]]
+        for other, entry in self._entries.items():
+            if other[:3] == key[:3] and [array[1:] for array in other[3]] == types:
+                yield entry.built.findings
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         with self._lock:
             if key in self._entries:
                 return self._entries[key]
-            mode: Mode = key[0]
-            start = time.perf_counter()
-            entry = self._build(mode, args, given)
-            self.renting.rule.compiled(key, time.perf_counter() - start)
+            entry = self._build(key[0], args, given, self._akin(key))
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
                 _, oldest = self._entries.popitem(last=False)
                 oldest.built.release()
             return entry
 
-    def _build(self, mode: Mode, args: Sequence[Any], given: Sequence[Any]) -> Entry:
+    def _build(
+        self,
+        mode: Mode,
+        args: Sequence[Any],
+        given: Sequence[Any],
+        akin: Iterable[Findings] = (),
+    ) -> Entry:
         sparse = next((a for a in given if a.stype != "default"), None)
         if sparse is not None:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
@@ -206,6 +247,7 @@ class CompiledBlock:
             ctx,
             mode,
             traced=traced,
+            akin=akin,
             numpy=isinstance(given[0], self._mx.np.ndarray),
             pools=self._memory.pools(ctx) if mode == "training" else None,
         )
@@ -246,6 +288,7 @@ def compile_graph(
     mode: Mode,
     *,
     traced: Traced,
+    akin: Iterable[Findings] = (),
     numpy: bool = False,
     pools: Pools | None = None,
 ) -> Entry:
@@ -259,6 +302,7 @@ def compile_graph(
         ctx: where all of them are.
         mode: which pipeline.
         traced: what it was captured from.
+        akin: what was measured for graphs that may differ in the shapes of data only.
         numpy: whether it returns arrays of ``mx.np``.
         pools: memory that steps share.
     """
@@ -269,7 +313,9 @@ def compile_graph(
                 kind = parameter._grad_stype
                 raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
     values = {name: p.data(ctx) for name, p in parameters.items()}
-    built = build_graph(config, graph, values, arrays, ctx, mode, numpy=numpy, pools=pools)
+    built = build_graph(
+        config, graph, values, arrays, ctx, mode, akin=akin, numpy=numpy, pools=pools
+    )
     types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.
     watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]

@@ -84,7 +84,9 @@ def explain_result(
     if choice.engine:
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
         how = "measured earlier" if choice.is_remembered else "measured"
-        lines.append(f"  runs on: {choice.engine}" + (f" ({how}: {times})" if times else ""))
+        told = f" ({how}: {times})" if times else ""
+        told = f" (as for {choice.like})" if choice.like else told
+        lines.append(f"  runs on: {choice.engine}{told}")
     if parameters:
         lines.append(f"  parameters: {parameters}")
     if choice.memory:

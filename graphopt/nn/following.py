@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
@@ -90,6 +91,11 @@ class Following:
     def lowered(self) -> Lowered:
         """What runs now."""
         return self._now().lowered
+
+    @property
+    def findings(self) -> Findings:
+        """What was measured for it."""
+        return (self._frozen or self._living or self._now()).findings
 
     @property
     def frozen(self) -> bool:

@@ -1,9 +1,9 @@
 """What is worth compiling, where many different things are asked for and nobody knows how often.
 
-The ski-rental rule: from the ninth on, each is run as plain MXNet runs it until that has taken as
-long as compiling takes, and compiled then. So no sequence of calls takes more than twice as long as
-by the better of both, whatever comes (Karlin, Manasse, Rudolph and Sleator, Competitive snoopy
-caching, Algorithmica 3, 1988).
+The ski-rental rule: from the ninth on, or the second of a kind where compiling takes long, each is
+run as plain MXNet runs it until that has taken as long as compiling takes, and compiled then. So no
+sequence of calls takes more than twice as long as by the better of both, whatever comes (Karlin,
+Manasse, Rudolph and Sleator, Competitive snoopy caching, Algorithmica 3, 1988).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, Final
 
 #: So many are compiled when they are first asked for: buckets, a last batch, another batch size.
 AT_ONCE: Final = 8
+#: Seconds that compiling takes on average from which on only the first of a kind is one of them.
+_DEAR_S: Final = 3.0
 #: How many are remembered that are not compiled.
 _REMEMBERED: Final = 4096
 #: A backward pass takes about twice as long as what it is the backward of.
@@ -50,9 +52,10 @@ class SkiRental:
             self._compiling += seconds
             self._spent.pop(key, None)
 
-    def is_due(self, key: Hashable) -> bool:
-        """Whether it is to be compiled now."""
-        if self._compiled < AT_ONCE:
+    def is_due(self, key: Hashable, *, is_first: bool = True) -> bool:
+        """Whether it is to be compiled now; ``is_first``: nothing of its kind was so far."""
+        is_cheap = self._compiling <= _DEAR_S * self._compiled
+        if self._compiled < AT_ONCE and (is_first or is_cheap):
             return True
         return self._spent.get(key, 0.0) * self._compiled >= self._compiling
 

@@ -68,8 +68,14 @@ class Target(Protocol):
     ) -> Mapping[str, Mapping[str, float]]:
         """Milliseconds of a convolution and of its gradients, MXNet's way and by others."""
 
-    def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
-        """``measure()``, or what it gave on this machine before; ``parts`` say what it is about."""
+    def measured_once(
+        self, parts: Sequence[str], measure: Callable[[], Any], place: tuple[str, ...] = ()
+    ) -> Any:
+        """``measure()``, or what it gave on this machine before; ``parts`` say what it is about.
+
+        Where it is one choice among many of a graph, ``place`` names it by what does not depend on
+        sizes: what was measured there in a graph of about these sizes may be returned then.
+        """
 
     def times_ms(self, graphs: Sequence[Graph], *, training: bool = False) -> list[float]:
         """Milliseconds of one call of each, in turns, the best of some.

@@ -70,9 +70,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether parameters were computed in, for each graph that was built."""
     made: list[bool] = []
 
-    def counted(result: Any, lowered: Any, frozen: bool) -> built.Built:
+    def counted(result: Any, lowered: Any, frozen: bool, findings: Any) -> built.Built:
         made.append(frozen)
-        return built.Built(result, lowered, frozen)
+        return built.Built(result, lowered, frozen, findings)
 
     monkeypatch.setattr("graphopt.nn.building.Built", counted)
     return made

@@ -66,6 +66,22 @@ def test_what_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rule.not_compiled == 0
 
 
+def test_where_compiling_takes_long_the_second_of_a_kind_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, plain = net_and_plain()
+    net(batch(4))
+    rule = net.graphopt_state.compiled.renting.rule
+    monkeypatch.setattr(rule, "_compiling", 100.0)
+    for rows in (3, 2):
+        x = batch(rows)
+        np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
+    assert (compiled(net), rule.plain_calls) == (1, 2)
+    with mx.autograd.record():
+        net(batch(4))  # the first of another kind
+    assert (compiled(net), rule.plain_calls) == (2, 2)
+
+
 @pytest.mark.parametrize("settings", [{"strict": True}, {"max_shapes": {"data": (64, 6)}}])
 def test_where_it_is_asked_for_all_are_compiled(settings: dict[str, Any]) -> None:
     net, _ = net_and_plain(**settings)

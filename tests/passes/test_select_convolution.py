@@ -47,7 +47,7 @@ class Clock(MXNetTarget):
     def dense_means(self) -> str | None:
         return None if self.pairs is None else IN_PAIRS
 
-    def measured_once(self, parts, measure):
+    def measured_once(self, parts, measure, place=()):
         return measure()
 
     def direction_times_ms(self, layer: Layer, ways: Ways) -> Mapping[str, Mapping[str, float]]:
