@@ -94,7 +94,9 @@ class Remembering(MXNetTarget):
         super().__init__()
         self.found: dict[tuple[str, ...], Any] = {}
 
-    def measured_once(self, parts: Sequence[str], measure: Callable[[], Any]) -> Any:
+    def measured_once(
+        self, parts: Sequence[str], measure: Callable[[], Any], place: Sequence[str] = ()
+    ) -> Any:
         if tuple(parts) not in self.found:
             self.found[tuple(parts)] = measure()
         return self.found[tuple(parts)]
