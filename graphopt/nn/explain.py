@@ -10,7 +10,7 @@ from typing import Any
 from graphopt.backend.choice import Choice
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.optimized import views_in, why_not_whole
+from graphopt.nn.optimized import views_of, why_not_whole
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.manager import Result
 from graphopt.pipeline.remarks import RemarkKind
@@ -37,13 +37,13 @@ def explain(block: Any) -> str:
         lines += [f"  {note}" for note in state.notes]
         if not state.config.record and not state.ways and not state.config.plans_memory:
             lines.append("  its own code calls operators one by one; record=True compiles them")
-    for each in _views(block)[1:]:
+    for each in views_of(block)[1:]:
         told = [text for text in map(Ways.told, each.graphopt_state.ways.values()) if text]
         lines += [f"  {describe(each)}: {text}" for text in told]
     entries = block._graphopt_entries()
     rented = [
         _rented(each)
-        for each in _views(block)
+        for each in views_of(block)
         if each.graphopt_state.compiled.renting.rule.plain_calls
     ]
     lines += rented
@@ -55,13 +55,6 @@ def explain(block: Any) -> str:
         choice = built.lowered.choice
         lines += explain_result(entry.original, built.result, choice, title, built.told)
     return "\n".join(lines)
-
-
-def _views(block: Any) -> list[Any]:
-    """A view, and those of its children where it was taken apart."""
-    state = block.graphopt_state
-    inner = [] if state.fallback is None else views_in(state.fallback)
-    return [block, *(view for each in inner for view in _views(each))]
 
 
 def _rented(block: Any) -> str:

@@ -143,6 +143,16 @@ class Optimized:
             step=entry.lowered.step_plan(),
         )
 
+    @property
+    def on_trial(self) -> bool:
+        """Whether calls still go different ways to tell which is the fastest.
+
+        The first calls of plain Blocks do, and of Blocks within that methods call; who times a net
+        waits for their end. ``False`` before the first call, and for Blocks that compile whole.
+        """
+        found = (way for each in views_of(self) for way in each.graphopt_state.ways.values())
+        return any(way.chosen is None for way in found)
+
     def reset(self) -> None:
         """Forget what was compiled: frozen parameters are read anew at the next call."""
         self._graphopt_state = State(self, self._graphopt_config)
@@ -456,6 +466,12 @@ def views_in(block: Any) -> list[Any]:
         inner = [child] if isinstance(child, Optimized) else _tried_in(child) + views_in(child)
         found |= {id(each): each for each in inner}
     return list(found.values())
+
+
+def views_of(block: Any) -> list[Any]:
+    """A view, and those of its children where it was taken apart."""
+    inner = views_in(block.graphopt_state.fallback)
+    return [block, *(view for each in inner for view in views_of(each))]
 
 
 def _tried_in(twin: Any) -> list[Any]:

@@ -128,6 +128,22 @@ def test_the_fastest_way_is_taken(told: Any, run: Any, times: Any, way: str) -> 
     assert chosen(net, mode) == way
 
 
+def test_whether_calls_are_on_trial_is_told(told: Any) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    net = graphopt.optimize(made())
+    assert not net.on_trial
+    seen = []
+    for _ in range(ENOUGH):
+        net(data())
+        seen.append(net.on_trial)
+    assert (seen[0], seen[-1]) == (True, False)
+    assert seen == sorted(seen, reverse=True)
+    whole = graphopt.optimize(nn.Dense(3, in_units=6))
+    whole.initialize()
+    whole(data())
+    assert not whole.on_trial
+
+
 def test_each_mode_has_its_own(told: Any) -> None:
     times = {RECORDED: 1.0, PLAIN: 2.0}
     told(times)
