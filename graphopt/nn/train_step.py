@@ -39,10 +39,11 @@ def train_step(net: Any, loss: Any, trainer: Any) -> TrainStep:
         losses.backward()
         trainer.step(len(data))
 
-    Net and loss are compiled as one graph, and one kernel updates the weights. Where all of it is
-    dense layers and what lies between them, the step is one operation without autograd, and if it
-    is small the calling thread runs it: a policy of some layers takes a tenth of the time.
-    Gradients are in ``parameter.grad()`` afterwards, but inputs get none.
+    Net and loss are compiled as one graph, or recorded as one where that is the fastest way of a
+    net with Python of its own, and one kernel updates the weights. Where all of it is dense layers
+    and what lies between them, the step is one operation without autograd, and if it is small the
+    calling thread runs it: a policy of some layers takes a tenth of the time. Gradients are in
+    ``parameter.grad()`` afterwards, but inputs get none.
 
     Args:
         net: a Gluon Block, or what :func:`graphopt.optimize` made of one, with its options.
@@ -149,11 +150,12 @@ class TrainStep:
             return losses, whole.graphopt_state.compiled.entry([*data, *labels])
 
     def _whole(self, data: int, labels: int) -> Any:
-        """Net and loss as one Block; ``None`` if that is none which MXNet traces as it is."""
-        if self._has_hooks() or any(map(why_not_traceable, self._blocks)):
+        """Net and loss as one Block; ``None`` where there are hooks."""
+        if self._has_hooks():
             return None
         if (data, labels) not in self._wholes:
-            made = _with_loss()(*self._blocks, data)
+            is_plain = any(map(why_not_traceable, self._blocks))
+            made = (_plain_with_loss() if is_plain else _with_loss())(*self._blocks, data)
             self._wholes[data, labels] = view(made, self._config)
         return self._wholes[data, labels]
 
@@ -189,6 +191,22 @@ def _with_loss() -> type:
             import_mxnet().gluon.Block.register_child(self, block, name)
 
         def hybrid_forward(self, _F: Any, *arrays: Any) -> Any:  # noqa: N803 - Gluon's name
+            """The losses of data and labels."""
+            return self.loss(self.net(*arrays[: self._data]), *arrays[self._data :])
+
+    return WithLoss
+
+
+@cache
+def _plain_with_loss() -> type:
+    class WithLoss(import_mxnet().gluon.Block):  # type: ignore[misc]
+        """A net and its loss, one of which has Python that runs in every call."""
+
+        def __init__(self, net: Any, loss: Any, data: int) -> None:
+            super().__init__(prefix=f"{net.name}_with_")
+            self.net, self.loss, self._data = net, loss, data
+
+        def forward(self, *arrays: Any) -> Any:
             """The losses of data and labels."""
             return self.loss(self.net(*arrays[: self._data]), *arrays[self._data :])
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from graphopt.backend.findings import Findings
 from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import applied, name_of
 from graphopt.compat import import_mxnet
@@ -139,7 +140,7 @@ class Programs:
         self.compiled += 1
         start = time.perf_counter()
         try:
-            entry = self._compile(mode, tape, wanted)
+            entry = self._compile(mode, tape, wanted, self._akin(key))
         except (GraphoptError, import_mxnet().MXNetError) as error:
             if self._config.strict:
                 raise
@@ -155,7 +156,18 @@ class Programs:
                 oldest.built.release()
         return entry
 
-    def _compile(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Entry:
+    def _akin(self, key: Any) -> Iterator[Findings]:
+        """What was measured for programs of the same operators."""
+        *kind, _, calls, wanted = key
+        for (*other_kind, _, others, also_wanted), entry in self._entries.items():
+            if entry is None or [*other_kind, also_wanted] != [*kind, wanted]:
+                continue
+            if [call.op for call in others] == [call.op for call in calls]:
+                yield entry.built.findings
+
+    def _compile(
+        self, mode: Mode, tape: Tape, wanted: tuple[int, ...], akin: Iterable[Findings]
+    ) -> Entry:
         leaves, names = self._variables(tape)
         symbol = _symbol(tape, wanted, leaves)
         read = set(symbol.list_inputs())
@@ -181,6 +193,7 @@ class Programs:
             tape.ctx,
             mode,
             traced=Traced(symbol, tuple(names), None),
+            akin=akin,
         )
 
     def _variables(self, tape: Tape) -> tuple[list[Any], list[str]]:

@@ -105,3 +105,26 @@ def test_gradients_of_a_last_batch() -> None:
             found.append([p.grad().asnumpy() for p in parameters])
         for want, got in zip(*found, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
+
+
+class Pooled(mx.gluon.Block):  # type: ignore[misc]
+    """Asks for a shape, so that it has to be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.layers = nn.HybridSequential()
+            self.layers.add(nn.Conv2D(16, 3, in_channels=16), nn.BatchNorm(in_channels=16))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x).reshape(x.shape[0], -1).mean(axis=1)
+
+
+def test_recorded_programs(races: list[int]) -> None:
+    plain = Pooled()
+    plain.initialize(mx.init.Normal(0.3))
+    net = graphopt.optimize(plain, record=True)
+    for count in (8, 5, 6):
+        assert_right(net, plain, images(count))
+    assert len(races) == 1
+    assert net.explain().count("(as for 8x16x12x12)") == 2

@@ -337,3 +337,17 @@ def test_parameters_of_which_the_trainer_knows_others() -> None:
     assert_same([net[0].weight.data().asnumpy()], before[:1])
     assert np.abs(net[1].weight.data().asnumpy() - before[1]).max() > 1e-4
     assert SMALL not in step.explain()
+
+
+def test_a_plain_net_is_recorded_with_its_loss() -> None:
+    data, label = noise(4, 6), noise(4, 3, seed=1)
+    net = Plain()
+    compare(net, loss.L2Loss(), [data], [label])
+    start(net)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    step = graphopt.train_step(graphopt.optimize(net, record=True), loss.L2Loss(), trainer)
+    for _ in range(3):
+        step(data, label)
+    told = step.explain()
+    assert "3 programs were run, 1 of them compiled first" in told
+    assert "one kernel updates 4 of 4 weights" in told
