@@ -10,7 +10,8 @@ from typing import Any
 from graphopt.backend.choice import Choice
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.optimized import views_of, why_not_whole
+from graphopt.nn.calls import why_not_whole
+from graphopt.nn.optimized import views_of
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.manager import Result
 from graphopt.pipeline.remarks import RemarkKind

@@ -9,46 +9,28 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import describe, why_not_traceable
+from graphopt.errors import InputError
+from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.compiled import CompiledBlock, Entry
+from graphopt.nn.calls import has_symbol, original, run, taken_apart
+from graphopt.nn.compiled import Entry
 from graphopt.nn.config import Config
-from graphopt.nn.partition import keep_python, looks_up_words, partition, parts_of, tried_of
-from graphopt.nn.structure import Structure
-from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
-from graphopt.pipeline.base import Mode
+from graphopt.nn.partition import parts_of, tried_of
+from graphopt.nn.state import State
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
 from graphopt.recording.active import ACTIVE
 
 if TYPE_CHECKING:
     from graphopt.memory.memory_plan import MemoryPlan
-    from graphopt.recording.recorded import RecordedBlock
 
 #: Attributes of ``__dict__`` that would send a view's state to the user's object.
 _STATE = "_graphopt_state"
-
-
-class State:
-    """What graphopt keeps about one view."""
-
-    def __init__(self, view: Any, config: Config) -> None:
-        """Nothing is compiled before the first call."""
-        self.config = config
-        self.compiled = CompiledBlock(view, config)
-        self.fallback: Any = None
-        self.structure = Structure(view)
-        self.reason: str | None = None  # why it is taken child by child; None: not asked yet
-        self.notes: list[str] = []
-        self.recorded: RecordedBlock | None = None
-        self.ways: dict[Mode, Ways] = {}  # where all of them may be gone
 
 
 class Optimized:
@@ -60,14 +42,14 @@ class Optimized:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's Block, on the compiled graph for these types."""
-        if kwargs or ACTIVE.tape or _has_symbol(args):
+        if kwargs or ACTIVE.tape or has_symbol(args):
             # A Symbol comes from an outer Block that is being traced, a tape from one that is
             # recorded; keywords only layers of gluon.rnn take, which handle them before any graph
             # is made.
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         for hook in self._forward_pre_hooks.values():  # type: ignore[attr-defined]
             hook(self, args)
-        found = _call(self, args)
+        found = run(self, args)
         for hook in self._forward_hooks.values():  # type: ignore[attr-defined]
             hook(self, args, found)
         return found
@@ -295,118 +277,9 @@ def _forward(plain: Any) -> Any:
 
     @functools.wraps(plain)
     def forward(self: Any, *args: Any) -> Any:
-        return plain(self, *args) if ACTIVE.tape or _has_symbol(args) else _call(self, args)
+        return plain(self, *args) if ACTIVE.tape or has_symbol(args) else run(self, args)
 
     return forward
-
-
-def original(block: Any) -> Any:
-    """The user's own object behind a view (an equal one, of the undecorated class)."""
-    twin: Any = object.__new__(block._graphopt_base)
-    twin.__dict__ = block.__dict__
-    return twin
-
-
-def _call(block: Any, args: tuple[Any, ...]) -> Any:
-    state = block._graphopt_current()
-    hooked = state.structure.hooked()
-    if state.reason is None:
-        state.reason = why_not_whole(block, state.config)
-    reason = hooked or state.reason
-    if not reason:
-        try:
-            return state.compiled(args)
-        except UnsupportedError as error:
-            if state.config.strict:
-                raise
-            reason = str(error)
-    if not hooked:
-        state.reason = reason
-    elif state.config.strict and not state.reason:
-        raise UnsupportedError(hooked)
-    if state.config.record:
-        return _recorded(block, state)(original(block).forward, args)
-    if state.config.plans_memory:
-        raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
-    forward = original(block).forward
-    if state.config.record is None and not hooked and _may_record(block, state, args):
-        return _measured(block, state, args, forward, lambda: _apart(block).forward(*args))
-    return _apart(block).forward(*args)
-
-
-def _attempt(block: Any, args: tuple[Any, ...], apart: Callable[[], Any]) -> Any:
-    """A call of a Block within one that is taken apart; ``apart`` calls it taken apart as well."""
-    if not NESTED.are_tried or ACTIVE.tape or _has_symbol(args):
-        return apart()
-    state = block._graphopt_current()
-    if state.structure.hooked() or not _may_record(block, state, args):
-        return apart()
-    state.reason = state.reason or why_not_whole(block, state.config)
-    return _measured(block, state, args, original(block), apart)
-
-
-def _may_record(block: Any, state: State, args: tuple[Any, ...]) -> bool:
-    """Whether recording a Block is worth a trial, or already is one."""
-    if state.config.strict or looks_up_words(block) is not None:
-        return False
-    return all(leaf.ctx.device_type == "cpu" for leaf in _leaves(args) if hasattr(leaf, "ctx"))
-
-
-def _measured(
-    block: Any,
-    state: State,
-    args: tuple[Any, ...],
-    plain: Callable[..., Any],
-    apart: Callable[[], Any],
-) -> Any:
-    """A call the way that is the fastest, or one of those that tell."""
-    autograd = import_mxnet().autograd
-    differentiating = autograd.is_recording() or autograd.is_training()
-    mode = state.config.graph_mode(differentiating=differentiating)
-    ways = state.ways.get(mode)
-    if ways is None:
-        ways = state.ways.setdefault(mode, Ways(mode, _recorded(block, state).programs))
-
-    def call(way: str) -> Any:
-        if way == RECORDED:
-            return _recorded(block, state)(plain, args)
-        if way == PLAIN:
-            return plain(*args)
-        with nested(are_tried=bool(ways.why)):  # it was not measured
-            return apart()
-
-    is_tried = ways.chosen is None
-    found = ways.run(args, call)
-    if is_tried and ways.chosen is not None:
-        ways.let_go()
-        _let_go(state)
-    return found
-
-
-def _let_go(state: State) -> None:
-    """Forget what was compiled for ways that are not gone any more."""
-    left = {ways.chosen for ways in state.ways.values()}
-    if None in left:
-        return
-    if RECORDED not in left:
-        state.recorded = None
-    if APART not in left:
-        state.fallback = None
-
-
-def _apart(block: Any) -> Any:
-    """A view's Block with optimized children."""
-    state = block._graphopt_current()
-    found = state.fallback  # another thread may let go of it
-    if found is None:
-        optimize = functools.partial(view, config=state.config)
-        attempt = _attempt if state.config.record is None else None
-        state.notes.clear()
-        found = partition(original(block), optimize, state.notes, attempt)
-        if looks_up_words(block) is not None:
-            keep_python(found)
-        state.fallback = found
-    return found
 
 
 def _on_children(name: str, method: Any) -> Any:
@@ -416,7 +289,7 @@ def _on_children(name: str, method: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if ACTIVE.tape or "_children" not in vars(self):
             return method(self, *args, **kwargs)
-        return getattr(_apart(self), name)(*args, **kwargs)
+        return getattr(taken_apart(self), name)(*args, **kwargs)
 
     return call
 
@@ -435,26 +308,6 @@ def _methods(cls: type) -> dict[str, Any]:
         and not hasattr(Optimized, name)
         and not hasattr(import_mxnet().gluon.Block, name)
     }
-
-
-def _recorded(block: Any, state: State) -> RecordedBlock:
-    from graphopt.recording.recorded import RecordedBlock
-
-    found = state.recorded  # another thread may let go of it
-    if found is None:
-        found = state.recorded = RecordedBlock(block, state.config)
-    return found
-
-
-def why_not_whole(block: Any, config: Config) -> str:
-    """Why a Block is not compiled whole, whatever its graph is; empty if it may be."""
-    reason = why_not_traceable(block)
-    if reason:
-        return reason
-    layer = None if config.strict or config.plans_memory else looks_up_words(block)
-    if layer is None:
-        return ""
-    return f"{describe(layer)} asks for words in use only, which a graph cannot"
 
 
 def views_in(block: Any) -> list[Any]:
@@ -478,25 +331,6 @@ def _tried_in(twin: Any) -> list[Any]:
     """The view that calls of a twin may go to, if it was called."""
     found = tried_of(twin)
     return [] if found is None or not found.graphopt_state.ways else [found]
-
-
-def _has_symbol(args: tuple[Any, ...]) -> bool:
-    mx = import_mxnet()
-    if {*map(type, args)} == {mx.nd.NDArray}:  # as most calls have it
-        return False
-    return any(isinstance(leaf, mx.sym.Symbol) for leaf in _leaves(args))
-
-
-def _leaves(args: Any) -> list[Any]:
-    found: list[Any] = []
-    stack = list(args)
-    while stack:
-        item = stack.pop()
-        if isinstance(item, (list, tuple)):
-            stack.extend(item)
-        else:
-            found.append(item)
-    return found
 
 
 def _title(entry: Entry) -> str:

@@ -16,9 +16,10 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.kernels import bridge
+from graphopt.nn.calls import original
 from graphopt.nn.compiled import Entry
 from graphopt.nn.config import Config
-from graphopt.nn.optimized import Optimized, original, view
+from graphopt.nn.optimized import Optimized, view
 from graphopt.nn.signatures import told_of
 from graphopt.nn.structure import Structure
 from graphopt.optimizers.trainer import OptimizedTrainer, TrainerPlan, trainer_view

@@ -1,0 +1,175 @@
+"""Calls of optimized Blocks: compiled whole, or the way that one goes whose Python has to run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.frontend.gluon import describe, why_not_traceable
+from graphopt.nn.config import Config
+from graphopt.nn.partition import keep_python, looks_up_words, partition
+from graphopt.nn.state import State
+from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
+from graphopt.recording.active import ACTIVE
+
+if TYPE_CHECKING:
+    from graphopt.recording.recorded import RecordedBlock
+
+
+def original(block: Any) -> Any:
+    """The user's own object behind a view (an equal one, of the undecorated class)."""
+    twin: Any = object.__new__(block._graphopt_base)
+    twin.__dict__ = block.__dict__
+    return twin
+
+
+def run(block: Any, args: tuple[Any, ...]) -> Any:
+    """A call of a view.
+
+    Raises:
+        UnsupportedError: it is not compiled whole, where that was asked for.
+    """
+    state = block._graphopt_current()
+    hooked = state.structure.hooked()
+    if state.reason is None:
+        state.reason = why_not_whole(block, state.config)
+    reason = hooked or state.reason
+    if not reason:
+        try:
+            return state.compiled(args)
+        except UnsupportedError as error:
+            if state.config.strict:
+                raise
+            reason = str(error)
+    if not hooked:
+        state.reason = reason
+    elif state.config.strict and not state.reason:
+        raise UnsupportedError(hooked)
+    if state.config.record:
+        return _recorded(block, state)(original(block).forward, args)
+    if state.config.plans_memory:
+        raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
+    forward = original(block).forward
+    if state.config.record is None and not hooked and _may_record(block, state, args):
+        return _measured(block, state, args, forward, lambda: taken_apart(block).forward(*args))
+    return taken_apart(block).forward(*args)
+
+
+def _attempt(block: Any, args: tuple[Any, ...], apart: Callable[[], Any]) -> Any:
+    """A call of a Block within one that is taken apart; ``apart`` calls it taken apart as well."""
+    if not NESTED.are_tried or ACTIVE.tape or has_symbol(args):
+        return apart()
+    state = block._graphopt_current()
+    if state.structure.hooked() or not _may_record(block, state, args):
+        return apart()
+    state.reason = state.reason or why_not_whole(block, state.config)
+    return _measured(block, state, args, original(block), apart)
+
+
+def _may_record(block: Any, state: State, args: tuple[Any, ...]) -> bool:
+    """Whether recording a Block is worth a trial, or already is one."""
+    if state.config.strict or looks_up_words(block) is not None:
+        return False
+    return all(leaf.ctx.device_type == "cpu" for leaf in _leaves(args) if hasattr(leaf, "ctx"))
+
+
+def _measured(
+    block: Any,
+    state: State,
+    args: tuple[Any, ...],
+    plain: Callable[..., Any],
+    apart: Callable[[], Any],
+) -> Any:
+    """A call the way that is the fastest, or one of those that tell."""
+    autograd = import_mxnet().autograd
+    differentiating = autograd.is_recording() or autograd.is_training()
+    mode = state.config.graph_mode(differentiating=differentiating)
+    ways = state.ways.get(mode)
+    if ways is None:
+        ways = state.ways.setdefault(mode, Ways(mode, _recorded(block, state).programs))
+
+    def call(way: str) -> Any:
+        if way == RECORDED:
+            return _recorded(block, state)(plain, args)
+        if way == PLAIN:
+            return plain(*args)
+        with nested(are_tried=bool(ways.why)):  # it was not measured
+            return apart()
+
+    is_tried = ways.chosen is None
+    found = ways.run(args, call)
+    if is_tried and ways.chosen is not None:
+        ways.let_go()
+        _let_go(state)
+    return found
+
+
+def _let_go(state: State) -> None:
+    """Forget what was compiled for ways that are not gone any more."""
+    left = {ways.chosen for ways in state.ways.values()}
+    if None in left:
+        return
+    if RECORDED not in left:
+        state.recorded = None
+    if APART not in left:
+        state.fallback = None
+
+
+def taken_apart(block: Any) -> Any:
+    """A view's Block with optimized children."""
+    from graphopt.nn.optimized import view  # whose calls these are
+
+    state = block._graphopt_current()
+    found = state.fallback  # another thread may let go of it
+    if found is None:
+        optimize = functools.partial(view, config=state.config)
+        attempt = _attempt if state.config.record is None else None
+        state.notes.clear()
+        found = partition(original(block), optimize, state.notes, attempt)
+        if looks_up_words(block) is not None:
+            keep_python(found)
+        state.fallback = found
+    return found
+
+
+def _recorded(block: Any, state: State) -> RecordedBlock:
+    from graphopt.recording.recorded import RecordedBlock
+
+    found = state.recorded  # another thread may let go of it
+    if found is None:
+        found = state.recorded = RecordedBlock(block, state.config)
+    return found
+
+
+def why_not_whole(block: Any, config: Config) -> str:
+    """Why a Block is not compiled whole, whatever its graph is; empty if it may be."""
+    reason = why_not_traceable(block)
+    if reason:
+        return reason
+    layer = None if config.strict or config.plans_memory else looks_up_words(block)
+    if layer is None:
+        return ""
+    return f"{describe(layer)} asks for words in use only, which a graph cannot"
+
+
+def has_symbol(args: tuple[Any, ...]) -> bool:
+    """Whether there is a Symbol among arguments."""
+    mx = import_mxnet()
+    if {*map(type, args)} == {mx.nd.NDArray}:  # as most calls have it
+        return False
+    return any(isinstance(leaf, mx.sym.Symbol) for leaf in _leaves(args))
+
+
+def _leaves(args: Any) -> list[Any]:
+    found: list[Any] = []
+    stack = list(args)
+    while stack:
+        item = stack.pop()
+        if isinstance(item, (list, tuple)):
+            stack.extend(item)
+        else:
+            found.append(item)
+    return found

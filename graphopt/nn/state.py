@@ -1,0 +1,29 @@
+"""What graphopt keeps about one optimized Block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from graphopt.nn.compiled import CompiledBlock
+from graphopt.nn.config import Config
+from graphopt.nn.structure import Structure
+from graphopt.nn.ways import Ways
+from graphopt.pipeline.base import Mode
+
+if TYPE_CHECKING:
+    from graphopt.recording.recorded import RecordedBlock
+
+
+class State:
+    """What graphopt keeps about one view."""
+
+    def __init__(self, view: Any, config: Config) -> None:
+        """Nothing is compiled before the first call."""
+        self.config = config
+        self.compiled = CompiledBlock(view, config)
+        self.fallback: Any = None
+        self.structure = Structure(view)
+        self.reason: str | None = None  # why it is taken child by child; None: not asked yet
+        self.notes: list[str] = []
+        self.recorded: RecordedBlock | None = None
+        self.ways: dict[Mode, Ways] = {}  # where all of them may be gone
