@@ -37,6 +37,8 @@ from graphopt.pipeline.instruments import compare
 _LONG_S: Final = 1.0
 #: How many times as fast as one that is sure to agree another has to be to be looked at closer.
 _LEAST_GAIN: Final = 1.03
+#: Calls of each engine that trying and timing it takes, about.
+_CALLS_OF_A_RACE: Final = 5
 
 
 def choose(
@@ -65,6 +67,7 @@ def choose(
         choice.measured_ms = dict(known["measured_ms"])
         choice.failed = dict(known.get("failed", {}))
         choice.is_remembered = True
+        active().earlier_s += _CALLS_OF_A_RACE * sum(choice.measured_ms.values()) / 1e3
         candidates = {known["engine"]: candidates[known["engine"]]}
     elif (like := _like(form, candidates, arrays, value, choice)) is not None:
         return like

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -22,6 +22,10 @@ _MOST_TIMES: Final = 2.0
 _NEVER: Final = float("inf")
 
 
+def _forget(_findings: Findings) -> None:
+    """Nobody else wants to know."""
+
+
 class Findings:
     """What was measured while one graph was compiled, by where in it.
 
@@ -29,25 +33,53 @@ class Findings:
         shapes: of the graph's data.
         like: those of a graph that it goes by where nothing was measured for itself.
         seconds: that were spent on measuring.
+        earlier_s: about as many as an earlier process spent on what is remembered.
         is_makeshift: whether something was taken from a graph of quite other sizes.
     """
 
-    def __init__(self, shapes: Shapes = (), akin: Iterable[Findings] = ()) -> None:
+    def __init__(
+        self,
+        shapes: Shapes = (),
+        akin: Iterable[Findings] = (),
+        keep: Callable[[Findings], None] = _forget,
+    ) -> None:
         """Nothing is measured yet.
 
         Args:
             shapes: of the graph's data.
             akin: those of graphs that may differ from it in sizes only.
+            keep: called once all is measured.
         """
-        self.shapes = shapes
+        self.shapes, self._keep = shapes, keep
         # One that went by another itself is no measure for a third: sizes would drift away.
         measured = [findings for findings in akin if not findings.goes_by_another]
         times = [_times(shapes, each.shapes) for each in measured]
         self._times = min(times, default=_NEVER)
         is_one = self._times < _NEVER
         self.like: Findings | None = measured[times.index(self._times)] if is_one else None
-        self.seconds, self.is_makeshift = 0.0, False
+        self.seconds, self.earlier_s, self.is_makeshift = 0.0, 0.0, False
         self._found: dict[Place, Any] = {}
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> Findings:
+        """Those that :meth:`as_json` gave in an earlier process."""
+        found = cls([tuple(shape) for shape in kept["shapes"]])
+        found._found = {tuple(place): value for place, value in kept["found"]}
+        found.earlier_s = kept["seconds"]
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """A form for JSON."""
+        return {
+            "shapes": [list(shape) for shape in self.shapes],
+            "found": [[list(place), value] for place, value in self._found.items()],
+            "seconds": self.seconds + self.earlier_s,
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was measured."""
+        return not self._found
 
     @property
     def goes_by_another(self) -> bool:
@@ -61,6 +93,10 @@ class Findings:
     def note(self, place: Place, found: Any) -> None:
         """Keep what was measured there."""
         self._found[place] = found
+
+    def are_complete(self) -> None:
+        """All is measured."""
+        self._keep(self)
 
     def taken(self, place: Place) -> Any:
         """What the other graph's findings say about a place; ``None`` if nothing."""

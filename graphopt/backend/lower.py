@@ -316,6 +316,7 @@ class Lowered:
             chosen = choose(
                 form, made, arrays, lambda n: data.get(n, self._fixed_value(n)), self.choice
             )
+        self._findings.are_complete()
         self._keep_what_is_read(chosen, candidates.keepers)
         chosen = ordered(form, chosen, arrays, self.choice)
         kind = CachedOpEngine | ExecutorEngine

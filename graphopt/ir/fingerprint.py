@@ -6,7 +6,8 @@ from hashlib import blake2b
 
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import Node, NodeId
+from graphopt.ir.node import DATA, Node, NodeId
+from graphopt.ir.types import TensorType
 
 #: How an array is to be filled. A Gluon constant's has an address in it, another each time.
 _INIT = "__init__"
@@ -24,6 +25,16 @@ def fingerprint(graph: Graph) -> str:
     for value in graph.outputs:
         total.update(digests[value.node] + value.index.to_bytes(4, "little"))
     return total.hexdigest()
+
+
+def fingerprint_of_any_size(graph: Graph) -> str:
+    """The same for graphs that differ in the extents of data only, as far as attributes do not."""
+    copy = graph.copy()
+    for node in graph.role(DATA):
+        shape = node.type.shape
+        extents = None if shape is None else (None,) * len(shape)
+        copy.update(node.but(types=(TensorType(node.type.dtype, extents),)))
+    return fingerprint(copy)
 
 
 def node_digests(graph: Graph) -> dict[NodeId, bytes]:

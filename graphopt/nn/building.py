@@ -7,8 +7,10 @@ from typing import Any
 
 from graphopt.api.running import run
 from graphopt.backend.findings import Findings
+from graphopt.backend.known_sizes import recall, record
 from graphopt.backend.lower import lower
 from graphopt.backend.pools import Pools
+from graphopt.ir.fingerprint import fingerprint_of_any_size
 from graphopt.ir.graph import Graph
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
@@ -42,7 +44,15 @@ def build_graph(
         pools: memory that steps share.
     """
     settings = config.settings(mode)
-    findings = Findings([tuple(array.shape) for array in arrays.values()], akin)
+    key = (
+        fingerprint_of_any_size(graph),
+        mode,
+        str(settings),
+        str(config.pipeline(mode)),
+        str(ctx),
+    )
+    shapes = [tuple(array.shape) for array in arrays.values()]
+    findings = Findings(shapes, [*akin, *recall(key)], lambda found: record(key, found))
     feeds = None
     if config.check:
         feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}

@@ -202,8 +202,9 @@ class CompiledBlock:
         findings = entry.built.findings
         self.renting.rule.compiled(key, max(0.0, seconds - findings.seconds))
         if findings.is_makeshift and findings.like is not None and not self._config.plans_memory:
-            ms = min(entry.lowered.choice.measured_ms.values(), default=findings.like.seconds * 1e3)
-            entry.calls_left = _FEWEST_CALLS + int(findings.like.seconds * 1e3 / max(ms, 1e-3))
+            worth_ms = (findings.like.seconds + findings.like.earlier_s) * 1e3
+            ms = min(entry.lowered.choice.measured_ms.values(), default=worth_ms)
+            entry.calls_left = _FEWEST_CALLS + int(worth_ms / max(ms, 1e-3))
 
     def _akin(self, key: Signature) -> Iterator[Findings]:
         """What was measured for signatures that differ in shapes only."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import graphopt
-from graphopt.backend import choosing
+from graphopt.backend import choosing, measured
 from graphopt.compat import import_mxnet
 from graphopt.nn import compiled
 
@@ -128,3 +129,20 @@ def test_recorded_programs(races: list[int]) -> None:
         assert_right(net, plain, images(count))
     assert len(races) == 1
     assert net.explain().count("(as for 8x16x12x12)") == 2
+
+
+def test_sizes_of_earlier_processes(
+    races: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measured, "ENABLED", True)
+    plain = small_cnn()
+    graphopt.optimize(plain)(images(8))
+    assert len(races) == 1
+    net = graphopt.optimize(plain)  # it knows nothing of the other one
+    assert_right(net, plain, images(5))
+    assert len(races) == 1
+    assert "(as for 8x16x12x12)" in net.explain()
+    monkeypatch.setattr(measured, "ENABLED", False)
+    graphopt.optimize(plain)(images(5))
+    assert len(races) == 2
