@@ -42,6 +42,8 @@ class Findings:
         shapes: Shapes = (),
         akin: Iterable[Findings] = (),
         keep: Callable[[Findings], None] = _forget,
+        *,
+        of_any_size: bool = True,
     ) -> None:
         """Nothing is measured yet.
 
@@ -49,14 +51,15 @@ class Findings:
             shapes: of the graph's data.
             akin: those of graphs that may differ from it in sizes only.
             keep: called once all is measured.
+            of_any_size: whether those of quite other sizes will do for a while.
         """
         self.shapes, self._keep = shapes, keep
         # One that went by another itself is no measure for a third: sizes would drift away.
         measured = [findings for findings in akin if not findings.goes_by_another]
         times = [_times(shapes, each.shapes) for each in measured]
         self._times = min(times, default=_NEVER)
-        is_one = self._times < _NEVER
-        self.like: Findings | None = measured[times.index(self._times)] if is_one else None
+        will_do = self._times < _NEVER if of_any_size else self._times <= _MOST_TIMES
+        self.like: Findings | None = measured[times.index(self._times)] if will_do else None
         self.seconds, self.earlier_s, self.is_makeshift = 0.0, 0.0, False
         self._found: dict[Place, Any] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from graphopt.api.running import run
@@ -27,6 +28,7 @@ def build_graph(
     mode: Mode,
     *,
     akin: Iterable[Findings] = (),
+    of_any_size: bool = False,
     numpy: bool = False,
     pools: Pools | None = None,
 ) -> Built | Following:
@@ -40,6 +42,8 @@ def build_graph(
         ctx: where all of them are.
         mode: which pipeline.
         akin: what was measured for graphs that may differ in the shapes of data only.
+        of_any_size: whether that of quite other sizes will do, as it is built again if it is called
+            often.
         numpy: whether it returns arrays of ``mx.np``.
         pools: memory that steps share.
     """
@@ -52,7 +56,8 @@ def build_graph(
         str(ctx),
     )
     shapes = [tuple(array.shape) for array in arrays.values()]
-    findings = Findings(shapes, [*akin, *recall(key)], lambda found: record(key, found))
+    known = [*akin, *recall(key)]
+    findings = Findings(shapes, known, partial(record, key), of_any_size=of_any_size)
     feeds = None
     if config.check:
         feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}

@@ -201,7 +201,7 @@ class CompiledBlock:
         """Note what it took until a first call of it had run."""
         findings = entry.built.findings
         self.renting.rule.compiled(key, max(0.0, seconds - findings.seconds))
-        if findings.is_makeshift and findings.like is not None and not self._config.plans_memory:
+        if findings.is_makeshift and findings.like is not None:
             worth_ms = (findings.like.seconds + findings.like.earlier_s) * 1e3
             ms = min(entry.lowered.choice.measured_ms.values(), default=worth_ms)
             entry.calls_left = _FEWEST_CALLS + int(worth_ms / max(ms, 1e-3))
@@ -217,7 +217,8 @@ class CompiledBlock:
         with self._lock:
             if key in self._entries:
                 return self._entries[key]
-            entry = self._build(key[0], args, given, self._akin(key))
+            will_do = not self._config.plans_memory
+            entry = self._build(key[0], args, given, self._akin(key), of_any_size=will_do)
             self._entries[key] = entry
             if len(self._entries) > MAX_SIGNATURES:
                 _, oldest = self._entries.popitem(last=False)
@@ -230,6 +231,8 @@ class CompiledBlock:
         args: Sequence[Any],
         given: Sequence[Any],
         akin: Iterable[Findings] = (),
+        *,
+        of_any_size: bool = False,
     ) -> Entry:
         sparse = next((a for a in given if a.stype != "default"), None)
         if sparse is not None:
@@ -249,6 +252,7 @@ class CompiledBlock:
             mode,
             traced=traced,
             akin=akin,
+            of_any_size=of_any_size,
             numpy=isinstance(given[0], self._mx.np.ndarray),
             pools=self._memory.pools(ctx) if mode == "training" else None,
         )
@@ -290,6 +294,7 @@ def compile_graph(
     *,
     traced: Traced,
     akin: Iterable[Findings] = (),
+    of_any_size: bool = False,
     numpy: bool = False,
     pools: Pools | None = None,
 ) -> Entry:
@@ -304,6 +309,7 @@ def compile_graph(
         mode: which pipeline.
         traced: what it was captured from.
         akin: what was measured for graphs that may differ in the shapes of data only.
+        of_any_size: whether that of quite other sizes will do for a while.
         numpy: whether it returns arrays of ``mx.np``.
         pools: memory that steps share.
     """
@@ -315,7 +321,16 @@ def compile_graph(
                 raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
     values = {name: p.data(ctx) for name, p in parameters.items()}
     built = build_graph(
-        config, graph, values, arrays, ctx, mode, akin=akin, numpy=numpy, pools=pools
+        config,
+        graph,
+        values,
+        arrays,
+        ctx,
+        mode,
+        akin=akin,
+        of_any_size=of_any_size,
+        numpy=numpy,
+        pools=pools,
     )
     types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.

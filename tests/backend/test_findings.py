@@ -38,6 +38,13 @@ def test_the_nearest_is_gone_by() -> None:
     assert far.is_makeshift
 
 
+def test_quite_other_sizes_may_not_do() -> None:
+    known = Findings([(32, 8)])
+    assert Findings([(16, 8)], [known], of_any_size=False).like is known
+    assert Findings([(15, 8)], [known], of_any_size=False).like is None
+    assert Findings([(15, 8)], [known]).like is known
+
+
 def test_what_went_by_another_is_no_measure() -> None:
     first = Findings([(32, 8)])
     second = Findings([(20, 8)], [first])

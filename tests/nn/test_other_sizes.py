@@ -91,6 +91,8 @@ def test_loaded_models(races: list[int], tmp_path: Any) -> None:
         assert_right(net, plain, images(count))
     assert len(races) == 1
     assert "(as for 8x16x12x12)" in net.explain()
+    assert_right(net, plain, images(1))  # quite another size: nothing would measure it later
+    assert len(races) == 2
 
 
 def test_gradients_of_a_last_batch() -> None:
