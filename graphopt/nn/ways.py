@@ -31,8 +31,10 @@ RECORDED, PLAIN, APART = "recorded", "as it is", "child by child"
 _ROW: Final = 4
 #: How many times as fast as the Block itself recorded calls need to be for no other to be tried.
 _CLEARLY: Final = 1.25
-#: Calls with arguments of other types than the call before before the trial ends.
+#: Calls with arguments of other types than the call before before the trial ends, where there are
+#: more types than a few; and calls of one type in a row before the trial goes on with that one.
 _MOST_OTHERS: Final = 16
+_FEW_TYPES: Final = 2
 #: Recorded calls until programs have to be known: parameters get their shapes in the first.
 _WARMING: Final = 3
 
@@ -79,7 +81,8 @@ class Ways:
         self._turns: Iterator[_Turn] = iter(())
         self._types: Any = None  # of what is timed
         self._last_types: Any = None
-        self._others = 0
+        self._seen: set[Any] = set()  # types, until they are more than a few
+        self._others = self._row = self._made = 0
         self._open: tuple[str, float] | None = None  # a step that ends where the next call begins
 
     def run(self, args: Sequence[Any], call: Callable[[str], Any]) -> Any:
@@ -112,17 +115,26 @@ class Ways:
         if self._open is not None:
             self._note(*self._open)
             self._open = None
-        types, before = _types(args), self._last_types
+        types = _types(args)
+        self._row = self._row + 1 if types == self._last_types else 1
         self._last_types = types
         if types != self._types:
-            self._others += types != before
-            if self._others > _MOST_OTHERS:
-                self._choose(APART, "as it is called with ever other types of arguments")
-            if self._types is not None and types != before:
-                return None  # one call, as the last batch of an epoch
+            self._note_others(types)
+            enough = 2 if self._made <= _WARMING else _MOST_OTHERS
+            if self._types is not None and self._row < enough:
+                return None  # as the last batch of an epoch, or one of two that take turns
             self._types, self._turns = types, self._schedule()
             self.best_ms.clear()
+        self._made += 1
         return next(self._turns, None)
+
+    def _note_others(self, types: Any) -> None:
+        """Count a call of other types than those on trial; too many end it."""
+        if len(self._seen) <= _FEW_TYPES:
+            self._seen.add(types)
+        self._others += self._row == 1 and len(self._seen) > _FEW_TYPES
+        if self._others > _MOST_OTHERS:
+            self._choose(APART, "as it is called with ever other types of arguments")
 
     def _schedule(self) -> Iterator[_Turn]:
         known = -1

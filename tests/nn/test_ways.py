@@ -200,6 +200,30 @@ def test_ever_other_types_are_not_recorded(told: Any) -> None:
     assert "ever other types" in net.explain()
 
 
+@pytest.mark.parametrize("turns", [(3, 5), (3, 3, 5, 5), (3, 5, 5)])
+def test_two_types_may_take_turns(told: Any, turns: tuple[int, ...]) -> None:
+    told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made()
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        for rows in turns:
+            check(net, plain, data(rows))
+    assert chosen(net) == RECORDED
+
+
+def test_the_trial_goes_on_with_what_comes_for_good(told: Any) -> None:
+    timed = told({RECORDED: 1.0, PLAIN: 2.0})
+    plain = made()
+    net = graphopt.optimize(plain)
+    for _ in range(6):
+        check(net, plain, data(3))
+    before = len(timed)
+    for _ in range(2 * ENOUGH):
+        check(net, plain, data(5))
+    assert chosen(net) == RECORDED
+    assert len(timed) > before
+
+
 class Counting(Residual):
     """Another number in each call."""
 
