@@ -73,9 +73,10 @@ class Findings:
 
     def as_json(self) -> dict[str, Any]:
         """A form for JSON."""
+        found = self._found.copy()  # another thread may note something meanwhile
         return {
             "shapes": [list(shape) for shape in self.shapes],
-            "found": [[list(place), value] for place, value in self._found.items()],
+            "found": [[list(place), value] for place, value in found.items()],
             "seconds": self.seconds + self.earlier_s,
         }
 

@@ -49,6 +49,7 @@ class Entry:
     traced: Traced
     watched: list[tuple[Any, list[Any]]]  # parameter and the list of arrays it had
     calls_left: int | None = None  # until it is measured for its own sizes, if it was for others
+    has_run: bool = False
 
     @property
     def result(self) -> Result:
@@ -199,6 +200,10 @@ class CompiledBlock:
 
     def _compiled(self, key: Signature, entry: Entry, seconds: float) -> None:
         """Note what it took until a first call of it had run."""
+        with self._lock:
+            if entry.has_run:  # for another thread, which compiled it
+                return
+            entry.has_run = True
         findings = entry.built.findings
         self.renting.rule.compiled(key, max(0.0, seconds - findings.seconds))
         if findings.is_makeshift and findings.like is not None:
