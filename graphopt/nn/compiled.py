@@ -180,11 +180,14 @@ class CompiledBlock:
         if self._config.strict or self._config.plans_memory:
             return None
         with self._lock:
-            is_first = not any(other[:3] == key[:3] for other in self._entries)
-            is_due = self.renting.rule.is_due(key, is_first=is_first)
+            alike = next((e for other, e in self._entries.items() if other[:3] == key[:3]), None)
+            is_due = self.renting.rule.is_due(key, is_first=alike is None)
             if is_due or any(array.stype != "default" for array in given):
                 return None
-            plain = self.renting.plain(key, lambda: trace(self._block, args))
+            # Blocks are traced without shapes.
+            plain = self.renting.plain(
+                key, lambda: alike.traced if alike else trace(self._block, args)
+            )
         return self.renting.run(key, given, plain)
 
     def _measured(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -26,6 +25,12 @@ def _build() -> dict[str, OpInfo]:
 
 _TABLE = _build()
 _CANONICAL = {alias: entry.name for entry in _TABLE.values() for alias in entry.aliases}
+#: By all names: what is known, and what attributes change of it.
+_FACTS = {
+    name: (entry, RULES.get(entry.name))
+    for entry in _TABLE.values()
+    for name in (entry.name, *entry.aliases)
+}
 
 
 def canonical(op: str) -> str:
@@ -49,14 +54,12 @@ def info(op: str, attrs: Attributes | None = None) -> OpInfo:
     Without ``attrs`` they hold for every setting of the attributes; with them, for this one.
     An unknown operator is opaque and impure.
     """
-    name = canonical(op)
-    known = _TABLE.get(name)
-    if known is None:
-        return _unknown(name)
-    rule = RULES.get(name) if attrs is not None else None
+    known, rule = _FACTS.get(op) or (_unknown(op), None)
     if rule is None or attrs is None:
         return known
-    return _narrowed(name, attrs) if isinstance(attrs, Hashable) else rule(known, attrs)
+    # As isinstance() of Hashable would tell, which takes longer than all the rest.
+    is_hashable = type(attrs).__hash__ is not None
+    return _narrowed(known.name, attrs) if is_hashable else rule(known, attrs)
 
 
 @lru_cache(maxsize=4096)
