@@ -13,12 +13,9 @@ from graphopt.ir.node import DATA, PARAM, PRODUCT, Node, NodeId
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.region import replace_region
-from graphopt.passes.select_gemm import as_dot
+from graphopt.passes.select_gemm import Problem, as_dot, of_fewer_rows, of_so_many
 from graphopt.pipeline.base import Mode, Pass, PassContext, Target
 from graphopt.rewrite.substitute import transplant
-
-#: Rows, inputs, outputs, bias.
-Problem = tuple[int, int, int, bool]
 
 #: What ``dot`` may be faster for than FullyConnected: as in select-gemm.
 _LARGE_MACS: Final = 100_000_000
@@ -99,11 +96,13 @@ class PackProducts(Pass):
         if cx.target is None:
             return None
         node, *activation = members
-        packed, *others = _measured(problem_of(graph, node), node, cx.target)
-        best = min(others)
+        problem = problem_of(graph, node)
+        timed = of_fewer_rows(problem)
+        packed, *others = _measured(timed, node, cx.target)
+        best, some = min(others), of_so_many(timed, problem)
         if best < (1.0 if activation else self.min_gain) * packed:
-            return f"that takes {packed:.3g} ms, MXNet's product {best:.3g} ms"
-        cx.passed(f"over packed weights {packed:.3g} ms, by MXNet {best:.3g} ms", node)
+            return f"that takes {packed:.3g} ms, MXNet's product {best:.3g} ms{some}"
+        cx.passed(f"over packed weights {packed:.3g} ms, by MXNet {best:.3g} ms{some}", node)
         return None
 
 

@@ -10,13 +10,12 @@ from graphopt.analysis.effects import held_nodes
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DENSE, Node, NodeId
 from graphopt.ir.ops import canonical
-from graphopt.passes.pack_products import Problem, alone, not_ours, problem_of
+from graphopt.passes.pack_products import alone, not_ours, problem_of
+from graphopt.passes.select_gemm import Problem, of_fewer_rows, of_so_many
 from graphopt.pipeline.base import Pass, PassContext, Target
 
 #: Rows below which most of a tile would be empty.
 _LEAST_ROWS: Final = 32
-#: Layers are timed of as many rows, in steps of the second number, as have so many multiplications.
-_MOST_TIMED_MACS, _FEWEST_TIMED = 1 << 30, 128
 
 
 @dataclass(frozen=True)
@@ -95,21 +94,14 @@ class ReplaceDense(Pass):
         if cx.target is None:
             return None
         problem = problem_of(graph, node)
-        timed = _of_fewer_rows(problem)
+        timed = of_fewer_rows(problem)
         ours, plain = _measured(timed, node, cx.target)
-        some = "" if timed == problem else f" for {timed[0]} of its {problem[0]} rows"
-        told = f"{cx.target.dense_means()} {ours:.3g} ms, by MXNet {plain:.3g} ms{some}"
+        told = f"{cx.target.dense_means()} {ours:.3g} ms, by MXNet {plain:.3g} ms"
+        told += of_so_many(timed, problem)
         if plain < self.min_gain * ours:
             return told
         cx.passed(told, node)
         return None
-
-
-def _of_fewer_rows(problem: Problem) -> Problem:
-    """The same layer, of as many rows as are worth timing: all take the same time."""
-    rows, depth, units, has_bias = problem
-    most = _MOST_TIMED_MACS // (depth * units) // _FEWEST_TIMED * _FEWEST_TIMED
-    return min(rows, max(most, _FEWEST_TIMED)), depth, units, has_bias
 
 
 def _measured(problem: Problem, node: Node, target: Target) -> Sequence[float]:

@@ -22,6 +22,9 @@ _FUSED_BEHIND: Final = frozenset(
 #: Rows, inputs, outputs, bias.
 Problem = tuple[int, int, int, bool]
 
+#: Layers are timed of as many rows, in steps of the second number, as have so many multiplications.
+_MOST_TIMED_MACS, _FEWEST_TIMED = 1 << 30, 128
+
 #: Measured milliseconds of both products; the machine does not change while a process runs.
 _MEASURED: Final[dict[Problem, tuple[float, float]]] = {}
 
@@ -80,12 +83,15 @@ class SelectGemm(Pass):
             layer = _layer(graph, node, self.min_mega_macs)
             if layer is None or node.id in frozen or node.id in held or _is_fused(graph, node):
                 continue
-            fully_connected, dot = _measure(layer, cx.target)
+            timed = of_fewer_rows(layer.problem)
+            fully_connected, dot = _measure(timed, node, cx.target)
+            some = of_so_many(timed, layer.problem)
             if fully_connected < self.min_gain * dot:
-                cx.note(f"dot is no faster: {dot:.2f} ms for {fully_connected:.2f} ms", node)
+                cx.note(f"dot is no faster: {dot:.2f} ms for {fully_connected:.2f} ms{some}", node)
                 continue
             _replace(edited, layer)
-            cx.passed(f"dot takes {dot:.2f} ms, FullyConnected {fully_connected:.2f} ms", node)
+            told = f"dot takes {dot:.2f} ms, FullyConnected {fully_connected:.2f} ms{some}"
+            cx.passed(told, node)
             cx.count("replaced")
         return edited
 
@@ -162,16 +168,27 @@ def as_dot(graph: Graph) -> Graph:
     return edited
 
 
-def _measure(layer: _Layer, target: Target) -> tuple[float, float]:
+def of_fewer_rows(problem: Problem) -> Problem:
+    """The same layer, of as many rows as are worth timing: all take the same time."""
+    rows, depth, units, has_bias = problem
+    most = _MOST_TIMED_MACS // max(depth * units, 1) // _FEWEST_TIMED * _FEWEST_TIMED
+    return min(rows, max(most, _FEWEST_TIMED)), depth, units, has_bias
+
+
+def of_so_many(timed: Problem, problem: Problem) -> str:
+    """What a message says of how many rows were timed, if not of all."""
+    return "" if timed == problem else f" for {timed[0]} of its {problem[0]} rows"
+
+
+def _measure(problem: Problem, node: Node, target: Target) -> tuple[float, float]:
     """Milliseconds of FullyConnected and of ``dot`` with its bias, timed in turns."""
-    problem = layer.problem
     if problem not in _MEASURED:
         plain = _alone(problem)
         other = as_dot(plain)
         found = target.measured_once(
             ("gemm", *map(str, problem)),
             lambda: target.times_ms([plain, other]),
-            (layer.node.name,),
+            (node.name,),
         )
         _MEASURED[problem] = found[0], found[1]
     return _MEASURED[problem]

@@ -11,7 +11,7 @@ from graphopt.backend.target import MXNetTarget
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
 from graphopt.passes import select_gemm
-from graphopt.passes.select_gemm import SelectGemm
+from graphopt.passes.select_gemm import SelectGemm, of_fewer_rows, of_so_many
 from graphopt.testing import assert_equivalent, run_pass
 
 SMALL = "select-gemm{min_mega_macs=0}"
@@ -49,7 +49,24 @@ def test_example(example):
     result = run_pass(before, "select-gemm", target=Clock(0.5), frozen=True)
     assert result.graph == after
     assert_equivalent(before, result.graph, seeds=(0,))
-    assert [r.message for r in result.remarks] == ["dot takes 0.50 ms, FullyConnected 1.00 ms"]
+    told = "dot takes 0.50 ms, FullyConnected 1.00 ms for 384 of its 1024 rows"
+    assert [r.message for r in result.remarks] == [told]
+
+
+@pytest.mark.parametrize(
+    ("problem", "rows"),
+    [
+        ((1024, 768, 3072, True), 384),
+        ((1024, 1024, 1024, True), 1024),
+        ((200, 8192, 8192, True), 128),
+        ((7, 16, 4, False), 7),
+        ((0, 0, 4, False), 0),
+    ],
+)
+def test_as_many_rows_as_are_worth_timing(problem: select_gemm.Problem, rows: int) -> None:
+    timed = of_fewer_rows(problem)
+    assert timed == (rows, *problem[1:])
+    assert bool(of_so_many(timed, problem)) == (rows < problem[0])
 
 
 @pytest.mark.parametrize("bias", [True, False])
