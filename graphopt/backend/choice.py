@@ -27,8 +27,8 @@ class Choice:
     """Which engine was picked, and what each candidate took (milliseconds a call, best of few).
 
     ``failed`` tells why candidates were not taken, ``tuning`` what measuring changed in the graph,
-    ``is_remembered`` whether an earlier process measured it, ``like`` for which sizes it was
-    measured if not for these, ``memory`` what a training step takes
+    ``is_remembered`` whether an earlier process measured it, ``like`` for which sizes something was
+    measured that was not for these, ``memory`` what a training step takes
     where that was asked for, ``weights`` which of them are packed once and kept.
     """
 

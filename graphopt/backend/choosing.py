@@ -109,7 +109,7 @@ def _like(
     found = trial.tried().get(name)
     if found is None:
         return None
-    choice.engine, choice.like = name, str(active().like)
+    choice.engine, choice.like = name, active().told
     if active().is_makeshift:  # it is to be known how long it may stay
         _, took = run_once(found, {n: value(n) for n in found.inputs})
         choice.measured_ms = {name: took * 1e3}

@@ -35,6 +35,7 @@ class Findings:
         seconds: that were spent on measuring.
         earlier_s: about as many as an earlier process spent on what is remembered.
         is_makeshift: whether something was taken from a graph of quite other sizes.
+        told: the sizes of the graph that something was taken from; empty if nothing was.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Findings:
         will_do = self._times < _NEVER if of_any_size else self._times <= _MOST_TIMES
         self.like: Findings | None = measured[times.index(self._times)] if will_do else None
         self.seconds, self.earlier_s, self.is_makeshift = 0.0, 0.0, False
+        self.told = ""
         self._found: dict[Place, Any] = {}
 
     @classmethod
@@ -105,7 +107,9 @@ class Findings:
     def taken(self, place: Place) -> Any:
         """What the other graph's findings say about a place; ``None`` if nothing."""
         found = None if self.like is None else self.like._found.get(place)
-        self.is_makeshift |= found is not None and self._times > _MOST_TIMES
+        if found is not None:
+            self.told = str(self.like)
+            self.is_makeshift |= self._times > _MOST_TIMES
         return found
 
     @contextmanager

@@ -98,6 +98,7 @@ class Lowered:
         self._engine: Engine | None = None
         self._bound: list[Any] = []
         self._findings = active()
+        self.choice.like = self._findings.told
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:

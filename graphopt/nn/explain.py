@@ -78,9 +78,9 @@ def explain_result(
     if choice.engine:
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
         how = "measured earlier" if choice.is_remembered else "measured"
-        told = f" ({how}: {times})" if times else ""
-        told = f" (as for {choice.like})" if choice.like else told
-        lines.append(f"  runs on: {choice.engine}{told}")
+        lines.append(f"  runs on: {choice.engine}" + (f" ({how}: {times})" if times else ""))
+    if choice.like:
+        lines.append(f"  measured for other sizes: {choice.like}")
     if parameters:
         lines.append(f"  parameters: {parameters}")
     if choice.memory:

@@ -56,7 +56,7 @@ def test_a_last_batch_is_not_measured(races: list[int]) -> None:
     for count in (5, 8, 5):
         assert_right(net, plain, images(count))
     assert len(races) == 1
-    assert "(as for 8x16x12x12)" in net.explain()
+    assert "measured for other sizes: 8x16x12x12" in net.explain()
 
 
 def test_quite_other_sizes_are_measured_once_they_come_often(
@@ -77,7 +77,7 @@ def test_quite_other_sizes_are_measured_once_they_come_often(
     assert_right(net, plain, images(1))
     assert len(races) == 2
     assert_right(net, plain, images(6))
-    assert net.explain().count("(as for 8x16x12x12)") == 1
+    assert net.explain().count("measured for other sizes: 8x16x12x12") == 1
     assert len(net.graphopt_state.compiled.entries) == 3
 
 
@@ -90,7 +90,7 @@ def test_loaded_models(races: list[int], tmp_path: Any) -> None:
     for count in (8, 5):
         assert_right(net, plain, images(count))
     assert len(races) == 1
-    assert "(as for 8x16x12x12)" in net.explain()
+    assert "measured for other sizes: 8x16x12x12" in net.explain()
     assert_right(net, plain, images(1))  # quite another size: nothing would measure it later
     assert len(races) == 2
 
@@ -130,7 +130,7 @@ def test_recorded_programs(races: list[int]) -> None:
     for count in (8, 5, 6):
         assert_right(net, plain, images(count))
     assert len(races) == 1
-    assert net.explain().count("(as for 8x16x12x12)") == 2
+    assert net.explain().count("measured for other sizes: 8x16x12x12") == 2
 
 
 def test_sizes_of_earlier_processes(
@@ -144,7 +144,7 @@ def test_sizes_of_earlier_processes(
     net = graphopt.optimize(plain)  # it knows nothing of the other one
     assert_right(net, plain, images(5))
     assert len(races) == 1
-    assert "(as for 8x16x12x12)" in net.explain()
+    assert "measured for other sizes: 8x16x12x12" in net.explain()
     monkeypatch.setattr(measured, "ENABLED", False)
     graphopt.optimize(plain)(images(5))
     assert len(races) == 2
