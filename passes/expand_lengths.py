@@ -44,7 +44,7 @@ class ExpandLengths(Pass):
         graph g(%x: f32[2,3], %n: i32[2]) {
           %n_stop = BlockGrad(%n) : i32[2]
           %n_cast = Cast(%n_stop) {dtype="float32"} : f32[2]
-          %n_row = Reshape(%n_cast) {shape=(2, 1)} : f32[2,1]
+          %n_row = Reshape(%n_cast) {shape=(0, 1)} : f32[2,1]
           %y_positions = constant() {data="range", dtype="float32", shape=(1, 3)} : f32[1,3]
           %y_keep = broadcast_lesser(%y_positions, %n_row) : f32[2,3]
           %y_fill = _full() {dtype="float32", shape=(1, 1), value=-3e+38} : f32[1,1]

@@ -45,7 +45,7 @@ class ExpandPick(Pass):
           %y_positions = constant() {data="range", dtype="float32", shape=(1, 3)} : f32[1,3]
           %i_stop = BlockGrad(%i) : f32[2]
           %i_whole = fix(%i_stop) : f32[2]
-          %i_row = Reshape(%i_whole) {shape=(2, 1)} : f32[2,1]
+          %i_row = Reshape(%i_whole) {shape=(0, 1)} : f32[2,1]
           %y_index = clip(%i_row) {a_max=2.0, a_min=0.0} : f32[2,1]
           %y_is = broadcast_equal(%y_positions, %y_index) : f32[2,3]
           %y_zero = _zeros() {dtype="float32", shape=(1, 1)} : f32[1,1]

@@ -11,6 +11,7 @@ from graphopt.ir.attrs import AttrValue
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import PARALLEL_BATCH_DOT, Node, NodeId, Value
 from graphopt.ir.ops import canonical
+from graphopt.ir.reshape import codes_for
 from graphopt.passes.fusion.region import origin_of
 from graphopt.passes.layout.heads import Heads, heads_read, heads_written
 from graphopt.pipeline.base import Pass, PassContext
@@ -124,14 +125,16 @@ def _as_batch_dot(graph: Graph, node: Node) -> Node:
     for value in node.inputs:
         *outer, rows, columns = (extent or 0 for extent in graph.type_of(value).shape or ())
         flat = (math.prod(outer), rows, columns)
-        reads.append(value if len(outer) == 1 else add("Reshape", value, flat, {"shape": flat}))
+        codes = codes_for((*outer, rows, columns), flat)
+        reads.append(value if len(outer) == 1 else add("Reshape", value, flat, {"shape": codes}))
     *outer, rows, columns = whole = tuple(extent or 0 for extent in node.type.shape or ())
     stack = node.type.with_shape((math.prod(outer), rows, columns))
     flags = {key: node.attrs.flag(key) for key in ("transpose_a", "transpose_b")}
     product = graph.add("batch_dot", reads, flags, [stack], graph.unique_name(name), origin=origin)
     value = product.out()
     if len(outer) > 1:
-        value = add("Reshape", value, whole, {"shape": whole})
+        codes = codes_for((math.prod(outer), rows, columns), whole)
+        value = add("Reshape", value, whole, {"shape": codes})
     alpha = float(node.attrs.get("alpha", 1.0))
     if alpha != 1:
         value = add("_mul_scalar", value, whole, {"scalar": alpha})

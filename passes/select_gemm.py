@@ -10,6 +10,7 @@ from graphopt.analysis.frozen import frozen_nodes
 from graphopt.ir.attrs import EMPTY
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
+from graphopt.ir.reshape import codes_for
 from graphopt.ir.types import Shape, TensorType
 from graphopt.pipeline.base import Mode, Pass, PassContext, Target
 
@@ -57,7 +58,7 @@ class SelectGemm(Pass):
         graph net(%x: f32[8,128,3072], param %w: f32[768,3072], param %b: f32[768]) {
           %fc_rows = Reshape(%x) {shape=(-1, 3072)} : f32[1024,3072]
           %fc_dot = dot(%fc_rows, %w) {transpose_b=True} : f32[1024,768]
-          %fc_shaped = Reshape(%fc_dot) {shape=(8, 128, 768)} : f32[8,128,768]
+          %fc_shaped = Reshape(%fc_dot) {shape=(-4, -1, 128, -2)} : f32[8,128,768]
           %fc_bias = Reshape(%b) {shape=(1, 1, 768)} : f32[1,1,768]
           %fc = broadcast_add(%fc_shaped, %fc_bias) : f32[8,128,768]
           return %fc
@@ -138,6 +139,7 @@ def _replace(graph: Graph, layer: _Layer) -> None:
     name = node.name or "gemm"
     shape = node.type.shape
     assert shape is not None
+    codes = codes_for((layer.rows, layer.outputs), [extent or 0 for extent in shape])
 
     def add(op: str, inputs: list[Value], made: Shape, what: str, **attrs: object) -> Value:
         label = graph.unique_name(f"{name}_{what}")
@@ -149,11 +151,11 @@ def _replace(graph: Graph, layer: _Layer) -> None:
     flat = (layer.rows, layer.outputs)
     product = add("dot", [rows, layer.weight], flat, "dot", transpose_b=True)
     if layer.bias is None:
-        attrs = type(node.attrs)({"shape": shape})
+        attrs = type(node.attrs)({"shape": codes})
         graph.update(node.but(op="Reshape", inputs=(product,), attrs=attrs))
         return
     # The bias comes last, in the result's shape: what reads the result may be fused with it.
-    shaped = add("Reshape", [product], shape, "shaped", shape=shape)
+    shaped = add("Reshape", [product], shape, "shaped", shape=codes)
     row = (*(1 for _ in shape[1:]), layer.outputs)
     bias = add("Reshape", [layer.bias], row, "bias", shape=row)
     graph.update(node.but(op="broadcast_add", inputs=(shaped, bias), attrs=EMPTY))

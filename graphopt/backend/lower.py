@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphopt.backend.any_size import Bound, engines_of_any_size
 from graphopt.backend.candidates import Candidates, Form, has_packed, is_packed
 from graphopt.backend.choice import Choice
 from graphopt.backend.choosing import choose, ordered
@@ -44,6 +45,7 @@ class Lowered:
 
     Attributes:
         choice: which engine runs, and the measured times.
+        form: what engines are made of.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Lowered:
         self._prepare(forms)
         form = with_stored(per_call, sized=pools is not None) if training else per_call
         self.data = tuple(node.name for node in per_call.role(DATA))
-        self._form = Form(
+        self.form = Form(
             graph=per_call,
             symbol=to_symbol(form),
             with_products=forms[1] if len(forms) > 1 else None,
@@ -91,12 +93,13 @@ class Lowered:
             memory=memory,
             pools=pools,
         )
-        self._inputs: list[str] = self._form.symbol.list_inputs()
+        self._inputs: list[str] = self.form.symbol.list_inputs()
         self._read = set(self._inputs)
         learned = {node.name for node in per_call.inputs if node.op in (PARAM, AUX)}
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
         self._bound: list[Any] = []
+        self._of_any_size: dict[str, Bound] | None = None
         self._findings = active()
         self.choice.like = self._findings.told
         self._lock = threading.Lock()
@@ -127,18 +130,34 @@ class Lowered:
         return self._engine(arrays)
 
     @property
+    def of_any_size(self) -> dict[str, Bound]:
+        """What runs the graph for data of other sizes, by name."""
+        with self._lock:
+            if self._of_any_size is None:
+                value = self._fixed_value
+                self._of_any_size = engines_of_any_size(self.form, self._engine, value)
+            return self._of_any_size
+
+    def run_at_any_size(self, data: Mapping[str, Any], engine: str) -> list[Any]:
+        """Run one of :attr:`of_any_size`, or the first of them, on NDArrays by name."""
+        known = self.of_any_size
+        # There may be others for parameters that were written to.
+        run, bound = known[engine] if engine in known else next(iter(known.values()))
+        return run([data.get(n, fixed) for n, fixed in zip(run.inputs, bound, strict=True)])
+
+    @property
     def symbol(self) -> Any:
         """The MXNet Symbol that runs, before engine-specific rewrites."""
-        return self._form.symbol
+        return self.form.symbol
 
     def exported(self, *, kernels: bool) -> Any:
         """The Symbol to save: with fused nodes, or with the MXNet operators they stand for."""
         if not kernels:
-            return to_symbol(unfuse(self._form.graph))
+            return to_symbol(unfuse(self.form.graph))
         # What is packed is so for one kind of processor, regions for one size of images too.
-        if has_packed(self._form.graph) or self._form.keeps:
-            return to_symbol(forgetting(unfuse(self._form.graph, is_packed)))
-        return self._form.symbol
+        if has_packed(self.form.graph) or self.form.keeps:
+            return to_symbol(forgetting(unfuse(self.form.graph, is_packed)))
+        return self.form.symbol
 
     def parameters(self) -> dict[str, Any]:
         """The arrays the symbol reads besides data: parameters, folded values, constants."""
@@ -168,15 +187,15 @@ class Lowered:
         from graphopt.memory.memory_plan import plan
 
         if isinstance(self._engine, StepEngine):
-            return self._engine.memory_plan(self._form.graph, **options)
+            return self._engine.memory_plan(self.form.graph, **options)
         if not self.training:
             return plan(self.graph, frozen=self._frozen, ctx=self.ctx, **options)
         wanted = {
             name: "write"
-            for name in self._form.symbol.list_arguments()
+            for name in self.form.symbol.list_arguments()
             if name not in self.data and getattr(self._fixed_value(name), "grad", None) is not None
         }
-        return plan(self._form.graph, training=True, grad_req=wanted, ctx=self.ctx, **options)
+        return plan(self.form.graph, training=True, grad_req=wanted, ctx=self.ctx, **options)
 
     def step_plan(self) -> MemoryPlan | None:
         """The memory plan of a step in planned memory; None where that is not how it runs."""
@@ -191,6 +210,7 @@ class Lowered:
         """Go on with other arrays for (some) parameters of a graph that is not frozen."""
         self._params |= params
         self._check_params(self.graph)
+        self._of_any_size = None
         if self._engine is not None:
             self._bound = [self._fixed_value(name) for name in self._engine.inputs]
 
@@ -302,7 +322,7 @@ class Lowered:
         return value
 
     def _choose(self, data: Mapping[str, Any]) -> Engine:
-        form = self._form
+        form = self.form
         names = {*self._inputs}
         if form.with_products is not None:
             names |= {node.name for node in form.with_products if not node.inputs}

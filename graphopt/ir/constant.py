@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.ir.node import CONSTANT, Node
@@ -36,10 +38,22 @@ def constant_array(node: Node) -> np.ndarray[Any, Any]:
 
     data, dtype, shape = (node.attrs[name] for name in ("data", "dtype", "shape"))
     if data == _RANGE:
-        found = np.arange(node.type.size, dtype=dtype)
-        found.flags.writeable = False
-        return found.reshape(shape)
+        return range_of(shape, dtype)
     return np.frombuffer(base64.b64decode(data), dtype=dtype).reshape(shape)
+
+
+def is_range(node: Node) -> bool:
+    """Whether it is a constant that holds 0, 1, 2 ..."""
+    return node.op == CONSTANT and node.attrs["data"] == _RANGE
+
+
+def range_of(shape: Sequence[int], dtype: str) -> np.ndarray[Any, Any]:
+    """The read-only tensor that holds 0, 1, 2 ... in C order."""
+    import numpy as np
+
+    found = np.arange(math.prod(shape), dtype=dtype)
+    found.flags.writeable = False
+    return found.reshape(shape)
 
 
 def _is_range(array: np.ndarray[Any, Any]) -> bool:

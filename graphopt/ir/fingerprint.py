@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Final
 
 from graphopt.ir.attrs import Attrs
+from graphopt.ir.constant import is_range
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA, Node, NodeId
+from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, PARAM, PRODUCT, WITH_SPEC, Node, NodeId
 from graphopt.ir.types import TensorType
 
 #: How an array is to be filled. A Gluon constant's has an address in it, another each time.
 _INIT = "__init__"
+
+
+#: Inputs whose extents do not count: none, those of data, and in nested graphs all.
+_NONE: Final[frozenset[str]] = frozenset()
+_DATA: Final = frozenset((DATA,))
+_ALL: Final = frozenset((DATA, PARAM, AUX))
+#: Whose nested graphs do not run, and may have sizes in them where the attributes have none.
+_BY_ATTRIBUTES: Final = WITH_SPEC - {CONVOLUTIONS, PRODUCT}
 
 
 def fingerprint(graph: Graph) -> str:
@@ -18,7 +28,25 @@ def fingerprint(graph: Graph) -> str:
 
     Ids, the names of operators and the initializers of inputs do not count.
     """
-    digests = node_digests(graph)
+    return _fingerprint(graph, _NONE)
+
+
+def fingerprint_of_any_size(graph: Graph) -> str:
+    """The same for graphs that differ in the extents of data only, as far as attributes do not.
+
+    Positions along an axis may be as many as it has.
+    """
+    return _fingerprint(graph, _DATA)
+
+
+def node_digests(graph: Graph) -> dict[NodeId, bytes]:
+    """Per node, a digest of everything that determines its value. Linear."""
+    return _digests(graph, _NONE)
+
+
+def _fingerprint(graph: Graph, of_any_size: frozenset[str]) -> str:
+    """``of_any_size``: roles of inputs whose extents do not count."""
+    digests = _digests(graph, of_any_size)
     total = blake2b(digest_size=16)
     for node in graph.inputs:
         total.update(digests[node.id])
@@ -27,35 +55,33 @@ def fingerprint(graph: Graph) -> str:
     return total.hexdigest()
 
 
-def fingerprint_of_any_size(graph: Graph) -> str:
-    """The same for graphs that differ in the extents of data only, as far as attributes do not."""
-    copy = graph.copy()
-    for node in graph.role(DATA):
-        shape = node.type.shape
-        extents = None if shape is None else (None,) * len(shape)
-        copy.update(node.but(types=(TensorType(node.type.dtype, extents),)))
-    return fingerprint(copy)
-
-
-def node_digests(graph: Graph) -> dict[NodeId, bytes]:
-    """Per node, a digest of everything that determines its value. Linear."""
+def _digests(graph: Graph, of_any_size: frozenset[str]) -> dict[NodeId, bytes]:
     digests: dict[NodeId, bytes] = {}
     for node in graph.topological():
-        digests[node.id] = _digest(node, digests)
+        digests[node.id] = _digest(node, digests, of_any_size)
     return digests
 
 
-def _digest(node: Node, digests: dict[NodeId, bytes]) -> bytes:
+def _digest(node: Node, digests: dict[NodeId, bytes], of_any_size: frozenset[str]) -> bytes:
     attrs = node.attrs
     if node.is_input and _INIT in attrs:
         attrs = Attrs({key: value for key, value in attrs.items() if key != _INIT})
+    if of_any_size and is_range(node):
+        attrs = attrs.set(shape=(None,) * len(node.type.shape or ()))
     state = blake2b(f"{node.op}\0{attrs.text}\0".encode(), digest_size=16)
     if node.is_input:
-        state.update(f"{node.name}\0{node.type}".encode())
+        told = _of_any_size(node.type) if node.op in of_any_size else node.type
+        state.update(f"{node.name}\0{told}".encode())
     for value in node.inputs:
         state.update(digests[value.node] + value.index.to_bytes(4, "little"))
     for before in node.after:
         state.update(b"after" + digests[before])
+    if of_any_size and node.op in _BY_ATTRIBUTES:
+        return state.digest()
     for nested in node.graphs:
-        state.update(fingerprint(nested).encode())
+        state.update(_fingerprint(nested, _ALL if of_any_size else _NONE).encode())
     return state.digest()
+
+
+def _of_any_size(type_: TensorType) -> TensorType:
+    return TensorType(type_.dtype, None if type_.shape is None else (None,) * len(type_.shape))

@@ -52,6 +52,39 @@ def reshaped(shape: Sequence[int], spec: Sequence[int], reverse: bool = False) -
     return tuple(out)
 
 
+def codes_for(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
+    """Codes that make the wanted shape of a shape, and what corresponds to it of other sizes.
+
+    Axes in front that are equal are copied, and so are those at the end. What is between is one
+    axis that is split into two, two that are joined, or an axis of 1, where it can be; the first
+    part of an axis that is split follows from the second. Otherwise it is the wanted shape itself.
+    """
+    front = _common(shape, wanted)
+    end = _common(shape[front:][::-1], wanted[front:][::-1])
+    before, after = shape[front : len(shape) - end], wanted[front : len(wanted) - end]
+    rest = (-2,) if end else ()
+    found: tuple[int, ...] = ()
+    if len(before) == 1 and len(after) == 2:
+        found = (-4, -1, after[1], *rest)
+    elif len(before) == 2 and len(after) == 1:
+        found = (-3, *rest)
+    elif not before and tuple(after) == (1,):  # a number takes the place of an axis
+        found = (-4, 1, -1, *rest) if end else (1,)
+    elif len(after) == 1 and not end:
+        found = (-1,)
+    elif before or after:
+        return tuple(wanted)
+    else:
+        found = rest
+    return ((0,) * front) + found
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many axes in front are equal."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
 def _split(size: int, first: int, second: int) -> list[int]:
     """The two factors of a dimension, one of which may be -1."""
     if first == -1:

@@ -33,6 +33,10 @@ class Built:
         """Run on arrays by name."""
         return self.lowered.run(data)
 
+    def run_at_any_size(self, data: Mapping[str, Any], engine: str) -> list[Any]:
+        """Run on arrays by name, of other sizes."""
+        return self.lowered.run_at_any_size(data, engine)
+
     def rebind(self, values: Mapping[str, Any]) -> None:
         """Go on with other arrays for parameters."""
         self.lowered.rebind(values)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphopt.backend.findings import Findings
-from graphopt.backend.lower import Lowered
-from graphopt.backend.pools import Pools
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
+from graphopt.errors import GraphoptError, InputError, UnsupportedError
+from graphopt.frontend.gluon import describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
-from graphopt.nn.building import build_graph
-from graphopt.nn.built import Built
+from graphopt.nn.any_size import Match, OtherSizes
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
-from graphopt.nn.following import Following
-from graphopt.nn.renting import Renting
+from graphopt.nn.entry import Entry, compile_graph
+from graphopt.nn.renting import Plain, Renting
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of
+from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.pipeline.base import Mode
-from graphopt.pipeline.manager import Result
 
 #: Signatures kept per Block; the one unused for longest goes first.
 MAX_SIGNATURES = 64
@@ -36,37 +32,6 @@ _FEWEST_CALLS = 8
 
 #: Where DataLoader's workers put batches.
 _OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
-
-
-@dataclass
-class Entry:
-    """A Block compiled for one signature."""
-
-    mode: Mode
-    types: str
-    original: Graph
-    built: Built | Following
-    traced: Traced
-    watched: list[tuple[Any, list[Any]]]  # parameter and the list of arrays it had
-    calls_left: int | None = None  # until it is measured for its own sizes, if it was for others
-    has_run: bool = False
-
-    @property
-    def result(self) -> Result:
-        """Of the passes."""
-        return self.built.result
-
-    @property
-    def lowered(self) -> Lowered:
-        """What a call runs."""
-        return self.built.lowered
-
-    def refresh(self, ctx: Any) -> None:
-        """Follow parameters that got new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
-        stale = [p for p, arrays in self.watched if p._data is not arrays]
-        if stale:
-            self.built.rebind({p.name: p.data(ctx) for p in stale})
-            self.watched = [(p, p._data) for p, _ in self.watched]
 
 
 class CompiledBlock:
@@ -80,6 +45,7 @@ class CompiledBlock:
         self._lock = threading.RLock()
         self._signatures = Signatures()
         self.renting = Renting(block.collect_params)
+        self.other_sizes = OtherSizes()
         self._memory = ContextPools(config.max_shapes)
         mx = self._mx = import_mxnet()
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
@@ -179,16 +145,52 @@ class CompiledBlock:
         """A call as MXNet runs it, of a signature that is not worth compiling yet."""
         if self._config.strict or self._config.plans_memory:
             return None
+        rule = self.renting.rule
         with self._lock:
             alike = next((e for other, e in self._entries.items() if other[:3] == key[:3]), None)
-            is_due = self.renting.rule.is_due(key, is_first=alike is None)
-            if is_due or any(array.stype != "default" for array in given):
+            if any(array.stype != "default" for array in given):
                 return None
-            # Blocks are traced without shapes.
-            plain = self.renting.plain(
-                key, lambda: alike.traced if alike else trace(self._block, args)
+
+            def plain() -> Plain:
+                # Blocks are traced without shapes.
+                return self.renting.plain(
+                    key, lambda: alike.traced if alike else trace(self._block, args)
+                )
+
+            other = self.other_sizes.find(key, self._entries)
+            if other is not None and not other.graph.is_tried:
+                self._try(other, key, given, plain)
+            widens = other is None and self.other_sizes.would_widen(key)
+            if rule.is_due(
+                key,
+                is_first=alike is None,
+                may_wait=other is not None and other.suffices,
+                at_once=2 * AT_ONCE if widens else AT_ONCE,
+            ):
+                return None
+        saved = 1.0 if other is None else other.saved
+        if other is not None and other.graph.runs:
+            try:
+                with rule.timed(key, is_step=key[0] == "training", saved=saved) as done:
+                    outputs, results = other.graph.run(key, given, other.ranges)
+                    done += outputs
+            except (GraphoptError, self._mx.MXNetError) as error:
+                other.graph.failed(error)
+            else:
+                return outputs, results
+        return self.renting.run(key, given, plain(), saved)
+
+    def _try(
+        self, other: Match, key: Signature, given: Sequence[Any], plain: Callable[[], Plain]
+    ) -> None:
+        """Try a graph at another size, unless compiling for that takes about as long."""
+        if other.graph.trial_s > self.renting.rule.average:
+            return
+        run = plain()
+        if self.renting.arrays(key, given, run) is not None:
+            other.graph.settle(
+                given, other.ranges, lambda data: run[0](self.renting.arrays(key, data, run) or [])
             )
-        return self.renting.run(key, given, plain)
 
     def _measured(
         self, key: Signature, entry: Entry, args: Sequence[Any], given: Sequence[Any]
@@ -290,57 +292,3 @@ class CompiledBlock:
             if parameter._stype != "default":
                 raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
         return found
-
-
-def compile_graph(
-    config: Config,
-    graph: Graph,
-    parameters: Mapping[str, Any],
-    arrays: Mapping[str, Any],
-    ctx: Any,
-    mode: Mode,
-    *,
-    traced: Traced,
-    akin: Iterable[Findings] = (),
-    of_any_size: bool = False,
-    numpy: bool = False,
-    pools: Pools | None = None,
-) -> Entry:
-    """Run the passes over a graph and bind it to its parameters.
-
-    Args:
-        config: what the user asked for.
-        graph: as it was captured.
-        parameters: those that it reads, by name.
-        arrays: its data inputs, by name.
-        ctx: where all of them are.
-        mode: which pipeline.
-        traced: what it was captured from.
-        akin: what was measured for graphs that may differ in the shapes of data only.
-        of_any_size: whether that of quite other sizes will do for a while.
-        numpy: whether it returns arrays of ``mx.np``.
-        pools: memory that steps share.
-    """
-    settings = config.settings(mode)
-    if mode == "training" and config.plans_memory:
-        for name, parameter in parameters.items():
-            if parameter._grad_stype != "default":
-                kind = parameter._grad_stype
-                raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
-    values = {name: p.data(ctx) for name, p in parameters.items()}
-    built = build_graph(
-        config,
-        graph,
-        values,
-        arrays,
-        ctx,
-        mode,
-        akin=akin,
-        of_any_size=of_any_size,
-        numpy=numpy,
-        pools=pools,
-    )
-    types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
-    # Frozen graphs keep the values they were made from, whatever happens to the parameters.
-    watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
-    return Entry(mode, types, graph, built, traced, watched)

@@ -42,11 +42,7 @@ def explain(block: Any) -> str:
         told = [text for text in map(Ways.told, each.graphopt_state.ways.values()) if text]
         lines += [f"  {describe(each)}: {text}" for text in told]
     entries = block._graphopt_entries()
-    rented = [
-        _rented(each)
-        for each in views_of(block)
-        if each.graphopt_state.compiled.renting.rule.plain_calls
-    ]
+    rented = [line for each in views_of(block) for line in _rented(each)]
     lines += rented
     if not entries and not rented:
         lines.append("nothing compiled yet: it happens at the first call")
@@ -58,12 +54,19 @@ def explain(block: Any) -> str:
     return "\n".join(lines)
 
 
-def _rented(block: Any) -> str:
-    rule = block.graphopt_state.compiled.renting.rule
-    return (
+def _rented(block: Any) -> list[str]:
+    """Calls that nothing was compiled for."""
+    compiled = block.graphopt_state.compiled
+    rule, graphs = compiled.renting.rule, compiled.other_sizes.graphs
+    if not rule.plain_calls:
+        return []
+    at_any_size = sum(graph.calls for graph in graphs)
+    return [
         f"{describe(block)}: {rule.plain_calls} calls with {rule.not_compiled} more types of inputs"
-        " ran as MXNet runs them, as each came too rarely to be worth compiling"
-    )
+        " were not worth compiling for yet:"
+        f" {at_any_size} ran a graph for any size, {rule.plain_calls - at_any_size} as in MXNet",
+        *(f"  at any size: {graph.told}" for graph in graphs),
+    ]
 
 
 def explain_result(

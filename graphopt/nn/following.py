@@ -115,10 +115,11 @@ class Following:
 
     def run(self, data: Mapping[str, Any]) -> list[Any]:
         """Run on arrays by name, with parameters as they are."""
-        with self._lock:
-            self._follow()
-            built = self._now()
-        return built.run(data)
+        return self._followed().run(data)
+
+    def run_at_any_size(self, data: Mapping[str, Any], engine: str) -> list[Any]:
+        """The same for arrays of other sizes."""
+        return self._followed().run_at_any_size(data, engine)
 
     def rebind(self, values: Mapping[str, Any]) -> None:
         """Go on with other arrays for parameters."""
@@ -146,6 +147,12 @@ class Following:
             if self._living is None:
                 self._living = self._build(False)
             return self._living
+
+    def _followed(self) -> Built:
+        """What runs the next call."""
+        with self._lock:
+            self._follow()
+            return self._now()
 
     def _follow(self) -> None:
         """Look for writes, and see to it that what runs knows of them."""

@@ -18,8 +18,8 @@ from graphopt.errors import InputError
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
 from graphopt.nn.calls import has_symbol, original, run, taken_apart
-from graphopt.nn.compiled import Entry
 from graphopt.nn.config import Config
+from graphopt.nn.entry import Entry
 from graphopt.nn.partition import parts_of, tried_of
 from graphopt.nn.state import State
 from graphopt.pipeline.manager import Receipt

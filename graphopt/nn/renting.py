@@ -38,15 +38,27 @@ class Renting:
             self._plain[kind] = engine, reads, traced
         return self._plain[kind]
 
-    def run(self, key: Key, given: Sequence[Any], plain: Plain) -> tuple[list[Any], Any] | None:
-        """A plain call: its outputs and their layout; ``None`` where parameters are not there."""
-        engine, reads, traced = plain
+    def run(
+        self, key: Key, given: Sequence[Any], plain: Plain, saved: float = 1.0
+    ) -> tuple[list[Any], Any] | None:
+        """A plain call: its outputs and their layout; ``None`` where parameters are not there.
+
+        ``saved``: the share of its time that compiling would save.
+        """
+        arrays = self.arrays(key, given, plain)
+        if arrays is None:
+            return None
+        engine, _, traced = plain
+        with self.rule.timed(key, is_step=key[0] == "training", saved=saved) as done:
+            outputs = engine(arrays)
+            done += outputs
+        return outputs, traced.results
+
+    def arrays(self, key: Key, given: Sequence[Any], plain: Plain) -> list[Any] | None:
+        """What a plain call reads; ``None`` where parameters are not there."""
+        _, reads, traced = plain
         ctx, data = key[2], dict(zip(traced.names, given, strict=True))
         parameters = [each for each in reads if not isinstance(each, str)]
         if any(p._data is None or ctx not in p.list_ctx() for p in parameters):
             return None
-        arrays = [data[each] if isinstance(each, str) else each.data(ctx) for each in reads]
-        with self.rule.timed(key, is_step=key[0] == "training") as done:
-            outputs = engine(arrays)
-            done += outputs
-        return outputs, traced.results
+        return [data[each] if isinstance(each, str) else each.data(ctx) for each in reads]

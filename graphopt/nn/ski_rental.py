@@ -8,11 +8,13 @@ Manasse, Rudolph and Sleator, Competitive snoopy caching, Algorithmica 3, 1988).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 #: So many are compiled when they are first asked for: buckets, a last batch, another batch size.
@@ -21,8 +23,19 @@ AT_ONCE: Final = 8
 _DEAR_S: Final = 3.0
 #: How many are remembered that are not compiled.
 _REMEMBERED: Final = 4096
+#: Calls of each that are waited for, to know what they take; the first one plans memory.
+_TIMED: Final = 3
 #: A backward pass takes about twice as long as what it is the backward of.
 _STEP: Final = 3.0
+
+
+@dataclass
+class _Rented:
+    """Calls of something that is not compiled."""
+
+    calls: int = 0
+    seconds: float = math.inf  # of one
+    spent: float = 0.0
 
 
 class SkiRental:
@@ -34,7 +47,7 @@ class SkiRental:
 
     def __init__(self) -> None:
         """Nothing was compiled yet."""
-        self._spent: OrderedDict[Hashable, float] = OrderedDict()  # seconds of plain calls
+        self._rented: OrderedDict[Hashable, _Rented] = OrderedDict()
         self._lock = threading.Lock()
         self._compiling = 0.0
         self._compiled = 0
@@ -43,42 +56,69 @@ class SkiRental:
     @property
     def not_compiled(self) -> int:
         """How many different things ran plain, as far as remembered."""
-        return len(self._spent)
+        return len(self._rented)
 
     def compiled(self, key: Hashable, seconds: float) -> None:
         """It was compiled, which took so long."""
         with self._lock:
             self._compiled += 1
             self._compiling += seconds
-            self._spent.pop(key, None)
+            self._rented.pop(key, None)
 
-    def is_due(self, key: Hashable, *, is_first: bool = True) -> bool:
-        """Whether it is to be compiled now; ``is_first``: nothing of its kind was so far."""
+    @property
+    def average(self) -> float:
+        """Seconds that compiling takes."""
+        return self._compiling / max(self._compiled, 1)
+
+    def is_due(
+        self,
+        key: Hashable,
+        *,
+        is_first: bool = True,
+        may_wait: bool = False,
+        at_once: int = AT_ONCE,
+    ) -> bool:
+        """Whether it is to be compiled now.
+
+        Args:
+            key: what is asked for.
+            is_first: nothing of its kind was compiled so far.
+            may_wait: what runs it until then is about as fast.
+            at_once: how many are compiled at their first call.
+        """
         is_cheap = self._compiling <= _DEAR_S * self._compiled
-        if self._compiled < AT_ONCE and (is_first or is_cheap):
+        if self._compiled < at_once and (is_first or is_cheap) and not may_wait:
             return True
-        return self._spent.get(key, 0.0) * self._compiled >= self._compiling
+        rented = self._rented.get(key)
+        return (rented.spent if rented else 0.0) >= self.average
 
     @contextmanager
-    def timed(self, key: Hashable, *, is_step: bool) -> Iterator[list[Any]]:
-        """Times a plain call, whose results are to be put into the list and are waited for.
+    def timed(self, key: Hashable, *, is_step: bool, saved: float = 1.0) -> Iterator[list[Any]]:
+        """Counts a plain call, whose results are to be put into the list.
+
+        The first ones are waited for, and what they take is taken for what the others do.
 
         Args:
             key: what runs.
             is_step: whether a backward pass will follow.
+            saved: the share of its time that compiling would save.
         """
         made: list[Any] = []
+        with self._lock:
+            rented = self._rented.pop(key, None) or _Rented()
+            self._rented[key] = rented
+            if len(self._rented) > _REMEMBERED:
+                self._rented.popitem(last=False)
         start = time.perf_counter()
         yield made
-        for array in made:
-            array.wait_to_read()  # calls return before they have run
-        self._spend(key, (time.perf_counter() - start) * (_STEP if is_step else 1.0))
-
-    def _spend(self, key: Hashable, seconds: float) -> None:
+        if rented.calls < _TIMED:
+            for array in made:
+                array.wait_to_read()  # calls return before they have run
+        seconds = time.perf_counter() - start
         with self._lock:
             self.plain_calls += 1
-            # The first call of a shape plans memory, which says little about those after it.
-            before = self._spent.pop(key, None)
-            self._spent[key] = 0.0 if before is None else before + seconds
-            if len(self._spent) > _REMEMBERED:
-                self._spent.popitem(last=False)
+            rented.calls += 1
+            if 1 < rented.calls <= _TIMED:
+                rented.seconds = min(rented.seconds, seconds)
+            if rented.calls > 1:
+                rented.spent += rented.seconds * saved * (_STEP if is_step else 1.0)

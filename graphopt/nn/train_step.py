@@ -17,8 +17,8 @@ from graphopt.errors import GraphoptError, InputError
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.kernels import bridge
 from graphopt.nn.calls import original
-from graphopt.nn.compiled import Entry
 from graphopt.nn.config import Config
+from graphopt.nn.entry import Entry
 from graphopt.nn.optimized import Optimized, view
 from graphopt.nn.signatures import told_of
 from graphopt.nn.structure import Structure

@@ -21,7 +21,7 @@ from graphopt.ir.fingerprint import fingerprint
 from graphopt.pipeline.base import Mode
 
 if TYPE_CHECKING:
-    from graphopt.nn.compiled import Entry
+    from graphopt.nn.entry import Entry
     from graphopt.recording.programs import Programs
 
 RECORDED, PLAIN, APART = "recorded", "as it is", "child by child"

@@ -11,6 +11,7 @@ from graphopt.ir.attrs import Attrs
 from graphopt.ir.constant import add_constant
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Value
+from graphopt.ir.reshape import codes_for
 from graphopt.ir.types import TensorType
 
 #: Positions are a constant of the graph, and have to be whole numbers of float32.
@@ -55,7 +56,8 @@ class Positions:
                 found = self.add("fix", (found,), Attrs(), cast, f"{name}_whole")
             self._whole[value, dtype] = found
         type_ = TensorType(dtype, tuple(shape))
-        return self.add("Reshape", (found,), Attrs(shape=tuple(shape)), type_, f"{name}_row")
+        codes = codes_for([extent or 0 for extent in graph.type_of(value).shape or ()], shape)
+        return self.add("Reshape", (found,), Attrs(shape=codes), type_, f"{name}_row")
 
     def filled(self, value: float, rank: int, dtype: str, name: str) -> Value:
         """One number, of a rank."""

@@ -73,7 +73,7 @@ def test_engines_are_measured_once(kept: Path) -> None:
 def test_an_engine_that_is_gone_is_measured_anew(kept: Path) -> None:
     graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) return %a }"))
     lowered = lower(graph)
-    form = lowered._form
+    form = lowered.form
     names = Candidates(form, {}, lowered.choice).by_name({})
     measured.remember(key_of(form, names), {"engine": "steam", "measured_ms": {}})
     lowered(np.ones((8, 4), "float32"))
@@ -85,10 +85,10 @@ def test_an_engine_that_was_chosen_is_taken_whatever_the_others_took(kept: Path)
     """Others may have been as fast as that, and not sure to compute the same."""
     graph = with_types(parse("graph g(%x: f32[8,4]) { %a = tanh(%x) return %a }"))
     lowered = lower(graph)
-    names = list(Candidates(lowered._form, {}, lowered.choice).by_name({}))
+    names = list(Candidates(lowered.form, {}, lowered.choice).by_name({}))
     times = {name: 1.0 if name == CACHED_OP else 0.99 for name in names}
     measured.remember(
-        key_of(lowered._form, names), {"engine": CACHED_OP, "measured_ms": times, "failed": {}}
+        key_of(lowered.form, names), {"engine": CACHED_OP, "measured_ms": times, "failed": {}}
     )
     lowered(np.ones((8, 4), "float32"))
     assert lowered.choice.is_remembered

@@ -140,7 +140,7 @@ def test_what_comes_after_is_compared_too():
     graph = sorted_net("%o = argsort(%f) %p = sin(%o) return %p")
     feeds = random_feeds(graph, seed=3)
     lowered = run_on_kernels(graph, feeds)
-    form = lowered._form
+    form = lowered.form
     arrays = {n: lowered._array(n, feeds[n]) for n in ("x", "w", "b", "v", "e")}
     apart = sorting.WithoutChoosing(form, arrays)
     apart.compare(CACHED_OP, CACHED_OP)

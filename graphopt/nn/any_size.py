@@ -1,0 +1,269 @@
+"""Calls of sizes that a Block was not compiled for, run by a graph that was compiled for others.
+
+What passes leave may depend on the sizes of the data: an attribute may hold one, an axis of extent
+1 may be taken for one to broadcast along. Two signatures whose graphs came out alike show that it
+does not depend on what they differ in. Such a graph is run on an engine that infers shapes at every
+call, so a new size costs no more than its call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from graphopt.backend.sorting import compare_columns, run_once
+from graphopt.backend.symbol import first_line
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphError, GraphoptError
+from graphopt.nn.entry import Entry
+from graphopt.nn.signatures import Signature
+from graphopt.nn.sized_ranges import SizedRange, sized_ranges
+from graphopt.nn.sizes import Sizes, are_near, covers, distance, sizes_of, types_of
+from graphopt.pipeline.instruments import compare
+
+#: What MXNet makes of the Block is called so.
+PLAIN: Final = "as in MXNet"
+#: Share of a call's time that is worth compiling for, which takes as long as many calls.
+_WORTH_IT: Final = 0.2
+#: What compiling is taken to save at least, of sizes that are near those that are known, and far.
+_LEAST, _LEAST_FAR = 0.05, 0.25
+#: Calls of each engine that are timed, and seconds after which those are enough.
+_FEWEST, _MOST, _ENOUGH_S = 4, 20, 0.03
+#: Calls that a trial takes, about.
+CALLS_OF_A_TRIAL: Final = 5 * _FEWEST
+#: Signatures that are remembered, and sizes of one graph that are looked at for each.
+_REMEMBERED, _LOOKED_AT = 4096, 16
+
+_Run = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass
+class _Way:
+    """An engine by what it runs."""
+
+    name: str
+    inputs: Sequence[str]
+    run: _Run
+
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        """Run on arrays in the order of ``inputs``."""
+        return list(self.run(arrays))
+
+
+class AnySize:
+    """A graph that came out alike for several sizes.
+
+    Attributes:
+        saved: the share of a call's time that compiling for its sizes saves, once it is tried.
+        told: what trying it found, for ``explain()``; empty before.
+        calls: how many it ran.
+    """
+
+    def __init__(self, entry: Entry) -> None:
+        """Of an entry that has it; it is not tried yet."""
+        self._entry = entry
+        self._engine = ""
+        self.saved = 1.0
+        self.told = ""
+        self.calls = 0
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether it is known how fast it is."""
+        return bool(self.told)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is right, and faster than what MXNet makes of the Block."""
+        return bool(self._engine)
+
+    @property
+    def trial_s(self) -> float:
+        """Seconds that trying it takes, about."""
+        times = self._entry.lowered.choice.measured_ms.values()
+        return CALLS_OF_A_TRIAL * min(times, default=0.0) / 1e3
+
+    def settle(self, given: Sequence[Any], ranges: Mapping[str, Any], plain: _Run) -> None:
+        """Find what runs it the fastest, on arrays of another size; nothing is learned from it.
+
+        Args:
+            given: arrays of a call.
+            ranges: constants that are as long as those.
+            plain: runs those as MXNet would.
+        """
+        names = self._entry.traced.names
+        data = dict(zip(names, given, strict=True))
+        ways = {PLAIN: _Way(PLAIN, names, plain)}
+        expected, _ = run_once(ways[PLAIN], data)
+        wrong: list[str] = []
+        for name in self._entry.lowered.of_any_size:
+            way = self._way(name, ranges)
+            try:
+                found, _ = run_once(way, data)
+                _compare(expected, found, name)
+            except (GraphoptError, import_mxnet().MXNetError) as error:
+                wrong.append(f"{name}: {first_line(error)}")
+            else:
+                ways[name] = way
+        times = _in_turns(ways, given)
+        if self._entry.mode == "training" and len(times) > 1:
+            del times[PLAIN]  # gradients are what is faster by kernels
+        best = min(times, key=times.__getitem__)
+        self._engine = "" if best == PLAIN else best
+        known = _Way("compiled", names, _with_data(self._entry.built.run, names))
+        same = ways[best] if best == PLAIN else self._way(best, {})
+        own = _in_turns({best: same, known.name: known}, self._of_own_size(given))
+        self.saved = max(0.0, 1 - own[known.name] / own[best])
+        told = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items()]
+        self.told = "; ".join([", ".join(told) + f", compiled saves {self.saved:.0%}", *wrong])
+
+    def _way(self, engine: str, ranges: Mapping[str, Any]) -> _Way:
+        names, run = self._entry.traced.names, self._entry.built.run_at_any_size
+        return _Way(engine, names, _with_data(lambda data: run({**data, **ranges}, engine), names))
+
+    def run(
+        self, key: Signature, given: Sequence[Any], ranges: Mapping[str, Any]
+    ) -> tuple[list[Any], Any]:
+        """The outputs of a call, and their layout."""
+        entry = self._entry
+        entry.refresh(key[2])
+        self.calls += 1
+        data = dict(zip(entry.traced.names, given, strict=True))
+        found = entry.built.run_at_any_size({**data, **ranges}, self._engine)
+        return found, entry.traced.results
+
+    def failed(self, error: Exception) -> None:
+        """Do not run it any more."""
+        self._engine, self.saved = "", 1.0
+        self.told = f"given up: {first_line(error)}"
+
+    def _of_own_size(self, given: Sequence[Any]) -> list[Any]:
+        """Arrays of the size that the entry was compiled for, of values that occur."""
+        shapes = {node.name: node.type.shape for node in self._entry.original.role("data")}
+        names = self._entry.traced.names
+        return [_resized(a, shapes[n] or ()) for n, a in zip(names, given, strict=True)]
+
+
+@dataclass(frozen=True)
+class Match:
+    """A graph that calls of some sizes may run."""
+
+    graph: AnySize
+    is_near: bool  # to sizes that it was compiled for
+    ranges: Mapping[str, Any]  # constants of such a size
+
+    @property
+    def saved(self) -> float:
+        """The share of a call's time that compiling for its sizes is taken to save."""
+        return max(_LEAST if self.is_near else _LEAST_FAR, self.graph.saved)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether compiling would save little."""
+        return self.saved < _WORTH_IT
+
+
+class OtherSizes:
+    """The graphs of one Block that may be run at any size."""
+
+    def __init__(self) -> None:
+        """None is known."""
+        self._known: dict[tuple[object, ...], AnySize] = {}
+        self._found: dict[Signature, tuple[int, Match | None]] = {}
+        self._alike: set[tuple[object, ...]] = set()
+
+    @property
+    def graphs(self) -> list[AnySize]:
+        """Those that were tried."""
+        return [each for each in self._known.values() if each.is_tried]
+
+    def find(self, key: Signature, entries: Mapping[Signature, Entry]) -> Match | None:
+        """The graph of the nearest sizes of those that a call with such a signature may run."""
+        known = self._found.get(key)
+        if known is None or known[0] != len(entries):
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            known = self._found[key] = len(entries), self._covering(key, entries)
+        return known[1]
+
+    def would_widen(self, key: Signature) -> bool:
+        """Whether graphs of such types came out alike, so one more may do for other sizes, too."""
+        return types_of(key) in self._alike
+
+    def _covering(self, key: Signature, entries: Mapping[Signature, Entry]) -> Match | None:
+        types, new = types_of(key), sizes_of(key)
+        alike: dict[str, list[tuple[Sizes, Entry]]] = {}
+        for other, entry in entries.items():
+            if types_of(other) == types and entry.has_run:
+                alike.setdefault(entry.structure, []).append((sizes_of(other), entry))
+        nearest: tuple[float, Match | None] = math.inf, None
+        for structure, found in alike.items():
+            found.sort(key=lambda each: distance(each[0], new))
+            if len(found) > 1:
+                self._alike.add(types)
+            sizes, entry = found[0]
+            far = distance(sizes, new)
+            ranges = _ranges_for(new, found[:_LOOKED_AT]) if far < nearest[0] else None
+            if ranges is not None:
+                graph = self._known.setdefault((*types, structure), AnySize(entry))
+                arrays = {each.name: each.array(new, key[2]) for each in ranges}
+                nearest = far, Match(graph, are_near(sizes, new), arrays)
+        return nearest[1]
+
+
+def _ranges_for(new: Sizes, alike: Sequence[tuple[Sizes, Entry]]) -> list[SizedRange] | None:
+    """Constants that are as long as an axis; ``None`` if no two of the sizes tell of that one."""
+    for (a, first), (b, second) in itertools.combinations(alike, 2):
+        if covers(a, b, new):
+            found = sized_ranges(first.forms, second.forms, a, b)
+            if found is not None:
+                return found
+    return None
+
+
+def _with_data(run: Callable[[dict[str, Any]], Sequence[Any]], names: Sequence[str]) -> _Run:
+    return lambda arrays: run(dict(zip(names, arrays, strict=True)))
+
+
+def _in_turns(ways: Mapping[str, _Way], arrays: Sequence[Any]) -> dict[str, float]:
+    """Seconds of a call of each, the best of some, in turns."""
+    best = dict.fromkeys(ways, np.inf)
+    start = time.perf_counter()
+    with import_mxnet().autograd.pause(train_mode=False):
+        for rounds in range(1 + _MOST):
+            for name, way in ways.items():
+                begin = time.perf_counter()
+                for output in way(arrays):
+                    output.wait_to_read()
+                if rounds:  # the first one plans
+                    best[name] = min(best[name], time.perf_counter() - begin)
+            if rounds >= _FEWEST and time.perf_counter() - start > _ENOUGH_S * len(ways):
+                break
+    return best
+
+
+def _compare(
+    expected: Mapping[str, np.ndarray[Any, Any]],
+    found: Mapping[str, np.ndarray[Any, Any]],
+    name: str,
+) -> None:
+    try:
+        compare(expected, found, where=name)
+    except GraphError as error:
+        try:  # whether it is rounding of large numbers
+            compare_columns(expected, found, name)
+        except GraphError:
+            raise error from None
+
+
+def _resized(array: Any, shape: Sequence[int | None]) -> Any:
+    mx = import_mxnet()
+    values = np.resize(array.asnumpy(), tuple(extent or 1 for extent in shape))
+    made = mx.nd.array(values, ctx=array.ctx, dtype=array.dtype)
+    return made.as_np_ndarray() if isinstance(array, mx.np.ndarray) else made

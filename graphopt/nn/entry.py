@@ -1,0 +1,117 @@
+"""A Block, or a program of it, compiled for one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from graphopt.backend.findings import Findings
+from graphopt.backend.lower import Lowered
+from graphopt.backend.pools import Pools
+from graphopt.errors import UnsupportedError
+from graphopt.frontend.gluon import Traced
+from graphopt.ir.fingerprint import fingerprint_of_any_size
+from graphopt.ir.graph import Graph
+from graphopt.nn.building import build_graph
+from graphopt.nn.built import Built
+from graphopt.nn.config import Config
+from graphopt.nn.following import Following
+from graphopt.pipeline.base import Mode
+from graphopt.pipeline.manager import Result
+
+
+@dataclass
+class Entry:
+    """A Block compiled for one signature."""
+
+    mode: Mode
+    types: str
+    original: Graph
+    built: Built | Following
+    traced: Traced
+    watched: list[tuple[Any, list[Any]]]  # parameter and the list of arrays it had
+    calls_left: int | None = None  # until it is measured for its own sizes, if it was for others
+    has_run: bool = False
+
+    @property
+    def result(self) -> Result:
+        """Of the passes."""
+        return self.built.result
+
+    @cached_property
+    def structure(self) -> str:
+        """What the passes and measuring left, but for the sizes of data."""
+        return " ".join(map(fingerprint_of_any_size, (self.result.graph, *self.forms)))
+
+    @property
+    def forms(self) -> tuple[Graph, Graph]:
+        """What a call computes, as it is and with packed products if there is such a form."""
+        return self.lowered.form.graph, self.lowered.form.packed
+
+    @property
+    def lowered(self) -> Lowered:
+        """What a call runs."""
+        return self.built.lowered
+
+    def refresh(self, ctx: Any) -> None:
+        """Follow parameters that got new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
+        stale = [p for p, arrays in self.watched if p._data is not arrays]
+        if stale:
+            self.built.rebind({p.name: p.data(ctx) for p in stale})
+            self.watched = [(p, p._data) for p, _ in self.watched]
+
+
+def compile_graph(
+    config: Config,
+    graph: Graph,
+    parameters: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    ctx: Any,
+    mode: Mode,
+    *,
+    traced: Traced,
+    akin: Iterable[Findings] = (),
+    of_any_size: bool = False,
+    numpy: bool = False,
+    pools: Pools | None = None,
+) -> Entry:
+    """Run the passes over a graph and bind it to its parameters.
+
+    Args:
+        config: what the user asked for.
+        graph: as it was captured.
+        parameters: those that it reads, by name.
+        arrays: its data inputs, by name.
+        ctx: where all of them are.
+        mode: which pipeline.
+        traced: what it was captured from.
+        akin: what was measured for graphs that may differ in the shapes of data only.
+        of_any_size: whether that of quite other sizes will do for a while.
+        numpy: whether it returns arrays of ``mx.np``.
+        pools: memory that steps share.
+    """
+    settings = config.settings(mode)
+    if mode == "training" and config.plans_memory:
+        for name, parameter in parameters.items():
+            if parameter._grad_stype != "default":
+                kind = parameter._grad_stype
+                raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
+    values = {name: p.data(ctx) for name, p in parameters.items()}
+    built = build_graph(
+        config,
+        graph,
+        values,
+        arrays,
+        ctx,
+        mode,
+        akin=akin,
+        of_any_size=of_any_size,
+        numpy=numpy,
+        pools=pools,
+    )
+    types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
+    # Frozen graphs keep the values they were made from, whatever happens to the parameters.
+    watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
+    return Entry(mode, types, graph, built, traced, watched)

@@ -1,0 +1,267 @@
+"""Sizes that a net was not compiled for are run by a graph that was compiled for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.demo import models
+from graphopt.nn import any_size
+from graphopt.nn.sizes import covers, distance
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+@pytest.fixture
+def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs for any size are tried at once, and found to be faster than MXNet."""
+
+    def in_turns(ways: Mapping[str, Any], _arrays: Sequence[Any]) -> dict[str, float]:
+        return {name: 1 - at / 10 for at, name in enumerate(ways)}
+
+    monkeypatch.setattr(any_size, "_in_turns", in_turns)
+    monkeypatch.setattr(any_size, "CALLS_OF_A_TRIAL", 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "new", "expected"),
+    [
+        ((4, 8), (4, 6), (4, 7), True),
+        ((4, 8), (4, 6), (3, 7), False),  # the first one never changed
+        ((4, 8), (3, 6), (9, 2), True),
+        ((4, 8), (3, 6), (1, 7), False),  # MXNet broadcasts along axes of 1
+        ((1, 8), (3, 6), (1, 7), True),
+        ((4, 8), (3, 6), (0, 7), False),
+        ((5, 5), (3, 3), (4, 4), True),
+        ((5, 5), (3, 3), (4, 6), False),  # it may matter that they are equal
+        ((5, 7), (3, 3), (4, 6), True),
+    ],
+)
+def test_what_two_sizes_say_of_a_third(
+    first: tuple[int, ...], second: tuple[int, ...], new: tuple[int, ...], expected: bool
+) -> None:
+    assert covers(first, second, new) is covers(second, first, new) is expected
+
+
+def test_distance() -> None:
+    assert distance((4, 8), (2, 8)) == distance((2, 8), (4, 8)) == 2
+    assert distance((4, 0), (4, 8)) == float("inf")
+    assert distance((), ()) == 1
+
+
+class Masked(mx.gluon.HybridBlock):
+    """Attends to as many steps as a length says."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="masked_")
+        with self.name_scope():
+            self.keys = nn.Dense(8, flatten=False, in_units=6)
+
+    def hybrid_forward(self, F: Any, x: Any, lengths: Any) -> Any:
+        keys = self.keys(x)
+        scores = F.batch_dot(keys, keys, transpose_b=True)
+        lengths = F.broadcast_like(
+            F.reshape(lengths, (-1, 1)), scores, lhs_axes=(1,), rhs_axes=(1,)
+        )
+        return F.batch_dot(F.softmax(scores, length=lengths, use_length=True), keys)
+
+
+def masked_call(batch: int, steps: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(100 * batch + steps)
+    lengths = mx.nd.array(rng.integers(1, steps + 1, size=batch), dtype="int32")
+    return mx.nd.array(rng.normal(size=(batch, steps, 6))), lengths
+
+
+def of(shape_of: Callable[[int, int], tuple[int, ...]]) -> Callable[[int, int], tuple[Any, ...]]:
+    def call(batch: int, steps: int) -> tuple[Any, ...]:
+        shape = shape_of(batch, steps)
+        return (mx.nd.array(np.random.default_rng(7 * batch + steps).normal(size=shape)),)
+
+    return call
+
+
+def mlp() -> Any:
+    net = nn.HybridSequential(prefix="mlp_")
+    with net.name_scope():
+        net.add(nn.Dense(16, activation="tanh", in_units=6, flatten=False), nn.LayerNorm())
+        net.add(nn.Dense(3, in_units=16, flatten=False))
+    return net
+
+
+def cnn() -> Any:
+    net = nn.HybridSequential(prefix="cnn_")
+    with net.name_scope():
+        net.add(nn.Conv2D(8, 3, in_channels=3, use_bias=False), nn.BatchNorm(in_channels=8))
+        net.add(nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Dense(4, in_units=8))
+    return net
+
+
+def lstm() -> Any:
+    net = nn.HybridSequential(prefix="lstm_")
+    with net.name_scope():
+        net.add(mx.gluon.rnn.LSTM(8, input_size=6), nn.Dense(4, in_units=8, flatten=False))
+    return net
+
+
+def encoder() -> Any:
+    return models.encoder(2, 5, 16, 2, 32, 2).net
+
+
+NETS: dict[str, tuple[Callable[[], Any], Callable[[int, int], tuple[Any, ...]]]] = {
+    "masked": (Masked, masked_call),
+    "mlp": (mlp, of(lambda batch, steps: (batch, steps, 6))),
+    "cnn": (cnn, of(lambda batch, steps: (batch, 3, 4 + steps, 4 + steps))),
+    "lstm": (lstm, of(lambda batch, steps: (steps, batch, 6))),
+    "encoder": (encoder, of(lambda batch, steps: (4 * batch, steps, 16))),
+}
+SIZES = [(4, 6), (3, 5), (5, 7), (2, 9), (4, 4), (7, 3), (3, 6)]
+
+
+def net_and_plain(name: str, mode: str = "auto") -> tuple[Any, Any]:
+    make, _ = NETS[name]
+    plain = make()
+    plain.initialize(mx.init.Normal(0.4), force_reinit=True)
+    return graphopt.optimize(plain, mode=mode), plain
+
+
+def compiled(net: Any) -> int:
+    return len(net._graphopt_entries())
+
+
+def tried(net: Any) -> list[any_size.AnySize]:
+    return net.graphopt_state.compiled.other_sizes.graphs
+
+
+def calls(net: Any) -> int:
+    return sum(graph.calls for graph in tried(net))
+
+
+def assert_right(net: Any, plain: Any, call: tuple[Any, ...]) -> None:
+    expected, found = plain(*call).asnumpy(), net(*call).asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("preferred")
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+@pytest.mark.parametrize("name", NETS)
+def test_two_sizes_do_for_all(name: str, mode: str) -> None:
+    net, plain = net_and_plain(name, mode)
+    _, call = NETS[name]
+    for _ in range(2):
+        for size in SIZES:
+            assert_right(net, plain, call(*size))
+    assert compiled(net) == 2
+    assert calls(net) == 2 * (len(SIZES) - 2)
+    assert "ran a graph for any size, 0 as in MXNet" in net.explain()
+    assert_right(net, plain, call(1, 6))  # never seen with a batch of one
+    assert_right(net, plain, call(1, 1))
+
+
+@pytest.mark.usefixtures("preferred")
+@pytest.mark.parametrize("name", NETS)
+def test_gradients(name: str) -> None:
+    net, plain = net_and_plain(name)
+    _, call = NETS[name]
+    for size in SIZES:
+        given = call(*size)
+        grads, x = [], given[0]
+        x.attach_grad()
+        for run in (plain, net):
+            with mx.autograd.record():
+                loss = (run(*given) ** 2).mean()
+            loss.backward()
+            learned = [p for p in plain.collect_params().values() if p.grad_req != "null"]
+            grads.append([x.grad.asnumpy(), *(p.grad().asnumpy() for p in learned)])
+        for mine, theirs in zip(grads[1], grads[0], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+    if name not in ("cnn", "mlp"):  # one operation each
+        assert compiled(net) == 2
+        assert calls(net) == len(SIZES) - 2
+
+
+@pytest.mark.usefixtures("preferred")
+def test_parameters_are_followed() -> None:
+    net, plain = net_and_plain("encoder")
+    _, call = NETS["encoder"]
+    for size in SIZES:
+        assert_right(net, plain, call(*size))
+        for parameter in plain.collect_params().values():
+            parameter.set_data(parameter.data() * 1.1)
+    for parameter in plain.collect_params().values():  # other arrays
+        parameter.reset_ctx(mx.cpu(0))
+        parameter.initialize(mx.init.Normal(0.3), force_reinit=True)
+    for size in SIZES:
+        assert_right(net, plain, call(*size))
+    assert calls(net) > 0
+
+
+@pytest.mark.usefixtures("preferred")
+def test_one_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, plain = net_and_plain("encoder")
+    _, call = NETS["encoder"]
+    for size in SIZES[:3]:
+        assert_right(net, plain, call(*size))
+    assert calls(net) == 1
+
+    def fails(*_: Any) -> Any:
+        raise mx.MXNetError("no such size\nand a stack")
+
+    monkeypatch.setattr(any_size.AnySize, "run", fails)
+    for size in SIZES[:5]:
+        assert_right(net, plain, call(*size))
+    assert "at any size: given up: no such size" in net.explain()
+
+
+@pytest.mark.usefixtures("preferred")
+def test_one_that_is_wrong_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_once = any_size.run_once
+
+    def wrong(way: Any, data: Any) -> Any:
+        found, seconds = run_once(way, data)
+        is_plain = way.name == any_size.PLAIN
+        return (found if is_plain else {k: a + 1 for k, a in found.items()}), seconds
+
+    monkeypatch.setattr(any_size, "run_once", wrong)
+    net, plain = net_and_plain("encoder")
+    _, call = NETS["encoder"]
+    for size in SIZES:
+        assert_right(net, plain, call(*size))
+    assert calls(net) == 0
+    assert not any(graph.runs for graph in tried(net))
+    assert "kernels: " in net.explain()
+
+
+def test_one_that_is_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_turns(ways: Mapping[str, Any], _arrays: Sequence[Any]) -> dict[str, float]:
+        return {name: 0.1 if name == "compiled" else 1.0 for name in ways}
+
+    monkeypatch.setattr(any_size, "_in_turns", in_turns)
+    monkeypatch.setattr(any_size, "CALLS_OF_A_TRIAL", 0)
+    net, plain = net_and_plain("encoder")
+    _, call = NETS["encoder"]
+    for size in SIZES:
+        assert_right(net, plain, call(*size))
+    assert compiled(net) == len(SIZES)
+    assert calls(net) == 0
+
+
+@pytest.mark.usefixtures("preferred")
+def test_sizes_that_a_graph_has_in_it_are_no_others() -> None:
+    class Wide(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
+            return F.broadcast_add(x, y) * 2
+
+    plain = Wide()
+    net = graphopt.optimize(plain)
+
+    def call(rows: int, other: int) -> tuple[Any, ...]:
+        return mx.nd.ones((rows, 5)), mx.nd.arange(other * 5).reshape((other, 5))
+
+    for rows, other in [(4, 4), (6, 6), (5, 1), (5, 5), (1, 7), (7, 7), (3, 1)]:
+        assert_right(net, plain, call(rows, other))
