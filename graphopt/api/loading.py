@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.findings import Findings
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
+from graphopt.nn.any_size import OtherSizes
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
+from graphopt.nn.entry import Entry
 from graphopt.nn.following import Following
+from graphopt.nn.signatures import Signature, signature_of
+from graphopt.nn.sizes import types_of
+from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Receipt
 
 if TYPE_CHECKING:
     from graphopt.memory.memory_plan import MemoryPlan
-
-Signature = tuple[Any, ...]
 
 
 class Model:
@@ -67,12 +74,15 @@ class Model:
     def _forget(self) -> None:
         """Nothing is compiled."""
         self._memory = ContextPools(self.config.max_shapes)
-        self._compiled: dict[Signature, tuple[Graph, Built | Following]] = {}
-        self._lock = threading.Lock()
+        self._compiled: dict[Signature, Entry] = {}
+        self._plain: dict[tuple[str, ...], CachedOpEngine] = {}
+        self._rule = SkiRental()
+        self._other_sizes = OtherSizes(self._rule)
+        self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """What was given: copies compile anew."""
-        own = ("_memory", "_compiled", "_lock")
+        own = ("_memory", "_compiled", "_plain", "_rule", "_other_sizes", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -100,7 +110,15 @@ class Model:
         arrays = {name: _array(mx, value) for name, value in given.items()}
         if not arrays:
             raise InputError(f"no input given; the model takes {self._data}")
-        found = self.built(arrays).run(arrays)
+        key = self._key(arrays)
+        found = None if key in self._compiled else self._at_any_size(key, arrays)
+        if found is None:
+            start = time.perf_counter()
+            entry = self._entry(key, arrays)
+            found = entry.built.run(arrays)
+            if not entry.has_run:
+                entry.has_run = True
+                self._rule.compiled(key, time.perf_counter() - start)
         return found[0] if len(found) == 1 else found
 
     def built(self, arrays: Mapping[str, Any]) -> Built | Following:
@@ -109,18 +127,11 @@ class Model:
         Raises:
             InputError: a parameter has no value, or another shape than the inputs call for.
         """
-        autograd = import_mxnet().autograd
-        differentiating = autograd.is_recording() or autograd.is_training()
-        mode = self.config.graph_mode(differentiating=differentiating)
-        key = _key(mode, arrays, next(iter(arrays.values())).ctx)
-        if key not in self._compiled:
-            with self._lock:
-                self._add(key, arrays)
-        return self._compiled[key][1]
+        return self._entry(self._key(arrays), arrays).built
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
         """Per compiled signature (mode and input types), a receipt per pass."""
-        return {_title(key): made.result.receipts for key, (_, made) in self._compiled.items()}
+        return {_title(entry): entry.result.receipts for entry in self._compiled.values()}
 
     def graph(self) -> Graph:
         """The optimized graph compiled last.
@@ -128,7 +139,7 @@ class Model:
         Raises:
             InputError: the model was not called yet.
         """
-        return self._last()[1].result.graph
+        return self._last().result.graph
 
     def memory_plan(self) -> MemoryPlan:
         """The memory plan of what runs of the graph compiled last; nothing is run.
@@ -140,34 +151,31 @@ class Model:
         Raises:
             InputError: nothing was compiled yet, or MXNet cannot bind it for training.
         """
-        return self._last()[1].lowered.memory_plan()
+        return self._last().lowered.memory_plan()
 
     def explain(self) -> str:
         """What was done, on which engine it runs, and why not more was done."""
-        from graphopt.nn.explain import explain_result
+        from graphopt.nn.explain import explain_rented, explain_result
 
-        parts = [
-            "\n".join(
-                explain_result(original, made.result, made.lowered.choice, _title(key), made.told)
-            )
-            for key, (original, made) in self._compiled.items()
-        ]
-        return "\n".join(parts) or "nothing compiled yet: it happens at the first call"
+        lines = explain_rented(self._name or "model", self._rule, self._other_sizes.graphs)
+        for entry in self._compiled.values():
+            result, choice, told = entry.result, entry.lowered.choice, entry.built.told
+            lines += explain_result(entry.original, result, choice, _title(entry), told)
+        return "\n".join(lines) or "nothing compiled yet: it happens at the first call"
 
     def report(self, path: str | Path) -> Path:
         """Write an HTML report about the graph compiled last; returns the path."""
         from graphopt.api.reporting import write_report
 
-        original, made = self._last()
-        mode = next(reversed(self._compiled))[0]
+        entry = self._last()
         return write_report(
-            original,
-            self.config.pipeline(mode),
+            entry.original,
+            self.config.pipeline(entry.mode),
             path,
-            mode=mode,
-            frozen=made.frozen,
-            title=original.name,
-            step=made.lowered.step_plan(),
+            mode=entry.mode,
+            frozen=entry.built.frozen,
+            title=entry.original.name,
+            step=entry.lowered.step_plan(),
         )
 
     def export(self, path: str | Path, epoch: int = 0, *, kernels: bool = False) -> None:
@@ -183,10 +191,10 @@ class Model:
         """
         from graphopt.nn.exporting import write
 
-        lowered = self._last()[1].lowered
+        lowered = self._last().lowered
         write(str(path), epoch, lowered.exported(kernels=kernels), lowered.parameters())
 
-    def _last(self) -> tuple[Graph, Built | Following]:
+    def _last(self) -> Entry:
         if not self._compiled:
             raise InputError("the model has no compiled graph yet: call it once first")
         return list(self._compiled.values())[-1]
@@ -197,32 +205,71 @@ class Model:
             return [n for n in self._inputs if n not in self.params and n not in aux]
         return data_names(self.symbol)
 
-    def _add(self, key: Signature, arrays: Mapping[str, Any]) -> None:
-        """Compile for a signature, once the memory of the largest shapes is taken."""
-        mode, ctx, _ = key
-        if key not in self._compiled and mode == "training" and self.config.plans_memory:
-            self._prepare_memory(arrays, ctx)
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(mode, arrays, ctx)
+    def _key(self, arrays: Mapping[str, Any]) -> Signature:
+        autograd = import_mxnet().autograd
+        differentiating = autograd.is_recording() or autograd.is_training()
+        mode = self.config.graph_mode(differentiating=differentiating)
+        return _signature(mode, arrays)
 
-    def _compile(
-        self, mode: Mode, arrays: Mapping[str, Any], ctx: Any
-    ) -> tuple[Graph, Built | Following]:
+    def _entry(self, key: Signature, arrays: Mapping[str, Any]) -> Entry:
+        """Compiled for a signature, once the memory of the largest shapes is taken."""
+        mode, _, ctx, _ = key
+        with self._lock:
+            if key not in self._compiled and mode == "training" and self.config.plans_memory:
+                self._prepare_memory(arrays, ctx)
+            if key not in self._compiled:
+                self._compiled[key] = self._compile(key, arrays)
+            return self._compiled[key]
+
+    def _at_any_size(self, key: Signature, arrays: Mapping[str, Any]) -> list[Any] | None:
+        """A call by a graph for other sizes, where compiling for these would save little."""
+        if self.config.strict or self.config.plans_memory or len(self._compiled) < 2:
+            return None
+        given = list(arrays.values())
+        if any(array.stype != "default" for array in given):
+            return None
+        with self._lock:
+            other = self._other_sizes.find(key, self._compiled)
+            if other is None:
+                return None
+            self._other_sizes.settle(other, given, lambda: self._as_in_mxnet(arrays))
+            if self._rule.is_due(key, may_wait=other.suffices, at_once=sys.maxsize):
+                return None
+        found = self._other_sizes.run(other, key, given)
+        return None if found is None else found[0]
+
+    def _as_in_mxnet(self, arrays: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """What runs the Symbol as it is, on arrays of any size."""
+        names, ctx = tuple(arrays), next(iter(arrays.values())).ctx
+        if names not in self._plain:
+            self._plain[names] = CachedOpEngine(self.symbol, names, is_static=False)
+        engine = self._plain[names]
+        known = {name: _on(array, ctx) for name, array in self._typed_params().items()}
+
+        def run(data: Sequence[Any]) -> list[Any]:
+            every = known | dict(zip(names, data, strict=True))
+            return engine([every[name] for name in engine.inputs])
+
+        return run
+
+    def _compile(self, key: Signature, arrays: Mapping[str, Any]) -> Entry:
+        mode, _, ctx, _ = key
         params = {name: _on(array, ctx) for name, array in self._typed_params().items()}
         shapes = {n: tuple(a.shape) for n, a in (params | dict(arrays)).items()}
         dtypes = {n: np.dtype(a.dtype).name for n, a in (params | dict(arrays)).items()}
         graph = lift_symbol(self.symbol, shapes, dtypes, data=set(self._data), name=self._name)
         pools = self._memory.pools(ctx) if mode == "training" else None
-        akin = self._akin(_key(mode, arrays, ctx))
+        akin = self._akin(key)
         made = build_graph(self.config, graph, params, arrays, ctx, mode, akin=akin, pools=pools)
-        return graph, made
+        traced = Traced(self.symbol, tuple(arrays), None)
+        return Entry(mode, _told(arrays), graph, made, traced, [])
 
     def _akin(self, key: Signature) -> list[Findings]:
         """What was measured for signatures that differ in shapes only."""
         return [
-            made.findings
-            for other, (_, made) in self._compiled.items()
-            if other[:2] == key[:2] and _kinds(other) == _kinds(key)
+            entry.built.findings
+            for other, entry in self._compiled.items()
+            if types_of(other) == types_of(key)
         ]
 
     def _prepare_memory(self, arrays: Mapping[str, Any], ctx: Any) -> None:
@@ -230,15 +277,16 @@ class Model:
         largest = self._memory.admit(arrays, ctx)
         if largest is None:
             return
+        key = _signature("training", largest)
         try:
-            compiled = self._compile("training", largest, ctx)
-            compiled[1].lowered.reserve(largest)
+            compiled = self._compile(key, largest)
+            compiled.lowered.reserve(largest)
         except Exception as error:
             self._memory.forget(largest, ctx)
             if isinstance(error, InputError):
                 raise self._memory.explained(error, largest) from None
             raise
-        self._compiled[_key("training", largest, ctx)] = compiled
+        self._compiled[key] = compiled
 
     def _typed_params(self) -> dict[str, Any]:
         return {name: array for name, array in self.params.items() if name in self._inputs}
@@ -331,18 +379,15 @@ def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
             raise InputError(f"the model has no input {name!r}{hint}")
 
 
-def _key(mode: str, arrays: Mapping[str, Any], ctx: Any) -> Signature:
-    return (mode, ctx, tuple((n, a.shape, a.dtype) for n, a in arrays.items()))
+def _signature(mode: Mode, arrays: Mapping[str, Any]) -> Signature:
+    given = list(arrays.values())
+    return signature_of(mode, " ".join(arrays), given[0].ctx, given)
 
 
-def _kinds(key: Signature) -> list[tuple[str, Any]]:
-    """What a signature says besides shapes."""
-    return [(name, dtype) for name, _, dtype in key[2]]
+def _told(arrays: Mapping[str, Any]) -> str:
+    types = ((n, np.dtype(a.dtype).name, list(a.shape)) for n, a in arrays.items())
+    return ", ".join(f"{name}: {dtype}{shape}" for name, dtype, shape in types)
 
 
-def _title(key: Signature) -> str:
-    mode, _, types = key
-    inputs = ", ".join(
-        f"{name}: {np.dtype(dtype).name}{list(shape)}" for name, shape, dtype in types
-    )
-    return f"{mode} ({inputs})"
+def _title(entry: Entry) -> str:
+    return f"{entry.mode} ({entry.types})"

@@ -25,6 +25,7 @@ from graphopt.nn.entry import Entry
 from graphopt.nn.signatures import Signature
 from graphopt.nn.sized_ranges import SizedRange, sized_ranges
 from graphopt.nn.sizes import Sizes, are_near, covers, distance, sizes_of, types_of
+from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.instruments import compare
 
 #: What MXNet makes of the Block is called so.
@@ -172,8 +173,9 @@ class Match:
 class OtherSizes:
     """The graphs of one Block that may be run at any size."""
 
-    def __init__(self) -> None:
-        """None is known."""
+    def __init__(self, rule: SkiRental) -> None:
+        """None is known; ``rule`` says what is worth compiling."""
+        self._rule = rule
         self._known: dict[tuple[object, ...], AnySize] = {}
         self._found: dict[Signature, tuple[int, Match | None]] = {}
         self._alike: set[tuple[object, ...]] = set()
@@ -191,6 +193,34 @@ class OtherSizes:
                 self._found.clear()
             known = self._found[key] = len(entries), self._covering(key, entries)
         return known[1]
+
+    def settle(self, match: Match, given: Sequence[Any], plain: Callable[[], _Run | None]) -> None:
+        """Try a graph on a call's arrays, unless compiling takes no longer than that.
+
+        ``plain`` makes what runs arrays as MXNet would, or nothing where that cannot be.
+        """
+        graph = match.graph
+        if graph.is_tried or graph.trial_s > self._rule.average:
+            return
+        run = plain()
+        if run is not None:
+            graph.settle(given, match.ranges, run)
+
+    def run(
+        self, match: Match, key: Signature, given: Sequence[Any]
+    ) -> tuple[list[Any], Any] | None:
+        """The outputs of a call, and their layout; ``None`` if they cannot be had so."""
+        graph, is_step = match.graph, key[0] == "training"
+        if not graph.runs:
+            return None
+        try:
+            with self._rule.timed(key, is_step=is_step, saved=match.saved) as done:
+                outputs, results = graph.run(key, given, match.ranges)
+                done += outputs
+        except (GraphoptError, import_mxnet().MXNetError) as error:
+            graph.failed(error)
+            return None
+        return outputs, results
 
     def would_widen(self, key: Signature) -> bool:
         """Whether graphs of such types came out alike, so one more may do for other sizes, too."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphopt.backend.findings import Findings
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError, InputError, UnsupportedError
+from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
-from graphopt.nn.any_size import Match, OtherSizes
+from graphopt.nn.any_size import OtherSizes
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
@@ -45,7 +45,7 @@ class CompiledBlock:
         self._lock = threading.RLock()
         self._signatures = Signatures()
         self.renting = Renting(block.collect_params)
-        self.other_sizes = OtherSizes()
+        self.other_sizes = OtherSizes(self.renting.rule)
         self._memory = ContextPools(config.max_shapes)
         mx = self._mx = import_mxnet()
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
@@ -158,8 +158,10 @@ class CompiledBlock:
                 )
 
             other = self.other_sizes.find(key, self._entries)
-            if other is not None and not other.graph.is_tried:
-                self._try(other, key, given, plain)
+            if other is not None:
+                self.other_sizes.settle(
+                    other, given, lambda: self.renting.runner(key, given, plain())
+                )
             widens = other is None and self.other_sizes.would_widen(key)
             if rule.is_due(
                 key,
@@ -168,29 +170,10 @@ class CompiledBlock:
                 at_once=2 * AT_ONCE if widens else AT_ONCE,
             ):
                 return None
-        saved = 1.0 if other is None else other.saved
-        if other is not None and other.graph.runs:
-            try:
-                with rule.timed(key, is_step=key[0] == "training", saved=saved) as done:
-                    outputs, results = other.graph.run(key, given, other.ranges)
-                    done += outputs
-            except (GraphoptError, self._mx.MXNetError) as error:
-                other.graph.failed(error)
-            else:
-                return outputs, results
-        return self.renting.run(key, given, plain(), saved)
-
-    def _try(
-        self, other: Match, key: Signature, given: Sequence[Any], plain: Callable[[], Plain]
-    ) -> None:
-        """Try a graph at another size, unless compiling for that takes about as long."""
-        if other.graph.trial_s > self.renting.rule.average:
-            return
-        run = plain()
-        if self.renting.arrays(key, given, run) is not None:
-            other.graph.settle(
-                given, other.ranges, lambda data: run[0](self.renting.arrays(key, data, run) or [])
-            )
+        found = None if other is None else self.other_sizes.run(other, key, given)
+        if found is not None:
+            return found
+        return self.renting.run(key, given, plain(), 1.0 if other is None else other.saved)
 
     def _measured(
         self, key: Signature, entry: Entry, args: Sequence[Any], given: Sequence[Any]

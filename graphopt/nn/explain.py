@@ -10,8 +10,10 @@ from typing import Any
 from graphopt.backend.choice import Choice
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
+from graphopt.nn.any_size import AnySize
 from graphopt.nn.calls import why_not_whole
 from graphopt.nn.optimized import views_of
+from graphopt.nn.ski_rental import SkiRental
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.manager import Result
 from graphopt.pipeline.remarks import RemarkKind
@@ -57,12 +59,16 @@ def explain(block: Any) -> str:
 def _rented(block: Any) -> list[str]:
     """Calls that nothing was compiled for."""
     compiled = block.graphopt_state.compiled
-    rule, graphs = compiled.renting.rule, compiled.other_sizes.graphs
+    return explain_rented(describe(block), compiled.renting.rule, compiled.other_sizes.graphs)
+
+
+def explain_rented(name: str, rule: SkiRental, graphs: Sequence[AnySize]) -> list[str]:
+    """Lines about calls that nothing was compiled for, and the graphs that ran some of them."""
     if not rule.plain_calls:
         return []
     at_any_size = sum(graph.calls for graph in graphs)
     return [
-        f"{describe(block)}: {rule.plain_calls} calls with {rule.not_compiled} more types of inputs"
+        f"{name}: {rule.plain_calls} calls with {rule.not_compiled} more types of inputs"
         " were not worth compiling for yet:"
         f" {at_any_size} ran a graph for any size, {rule.plain_calls - at_any_size} as in MXNet",
         *(f"  at any size: {graph.told}" for graph in graphs),

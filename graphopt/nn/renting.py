@@ -45,7 +45,7 @@ class Renting:
 
         ``saved``: the share of its time that compiling would save.
         """
-        arrays = self.arrays(key, given, plain)
+        arrays = self._arrays(key, given, plain)
         if arrays is None:
             return None
         engine, _, traced = plain
@@ -54,7 +54,15 @@ class Renting:
             done += outputs
         return outputs, traced.results
 
-    def arrays(self, key: Key, given: Sequence[Any], plain: Plain) -> list[Any] | None:
+    def runner(
+        self, key: Key, given: Sequence[Any], plain: Plain
+    ) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """What runs such arrays as MXNet does; ``None`` where parameters are not there."""
+        if self._arrays(key, given, plain) is None:
+            return None
+        return lambda data: plain[0](self._arrays(key, data, plain) or [])
+
+    def _arrays(self, key: Key, given: Sequence[Any], plain: Plain) -> list[Any] | None:
         """What a plain call reads; ``None`` where parameters are not there."""
         _, reads, traced = plain
         ctx, data = key[2], dict(zip(traced.names, given, strict=True))

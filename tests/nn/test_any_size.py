@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -265,3 +268,48 @@ def test_sizes_that_a_graph_has_in_it_are_no_others() -> None:
 
     for rows, other in [(4, 4), (6, 6), (5, 1), (5, 5), (1, 7), (7, 7), (3, 1)]:
         assert_right(net, plain, call(rows, other))
+
+
+@pytest.mark.usefixtures("preferred")
+def test_loaded_models(tmp_path: Path) -> None:
+    _, plain = net_and_plain("encoder")
+    _, call = NETS["encoder"]
+    plain.hybridize()
+    plain(*call(*SIZES[0]))
+    plain.export(str(tmp_path / "net"))
+    model = graphopt.load(tmp_path / "net-symbol.json", tmp_path / "net-0000.params")
+    for _ in range(2):
+        for size in SIZES:
+            assert_right(model, plain, call(*size))
+    assert len(model.receipts()) == 2
+    told = model.explain()
+    more = len(SIZES) - 2
+    assert f"{2 * more} calls with {more} more types of inputs" in told
+    assert f"{2 * more} ran a graph for any size, 0 as in MXNet" in told
+    assert "at any size: as in MXNet" in told
+    for size in SIZES:
+        assert_right(pickle.loads(pickle.dumps(model)), plain, call(*size))
+
+
+@pytest.mark.usefixtures("preferred")
+def test_threads() -> None:
+    net, plain = net_and_plain("lstm")
+    _, call = NETS["lstm"]
+    for size in SIZES[:3]:
+        assert_right(net, plain, call(*size))
+    wrong: list[int] = []
+
+    def run(start: int) -> None:
+        for steps in range(start, start + 20):
+            given = call(3 + steps % 5, steps)
+            found, expected = net(*given).asnumpy(), plain(*given).asnumpy()
+            if not np.allclose(found, expected, rtol=1e-3, atol=1e-4):
+                wrong.append(steps)
+
+    threads = [threading.Thread(target=run, args=(2 + n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert calls(net) > 0
