@@ -58,7 +58,7 @@ class SelectGemm(Pass):
         graph net(%x: f32[8,128,3072], param %w: f32[768,3072], param %b: f32[768]) {
           %fc_rows = Reshape(%x) {shape=(-1, 3072)} : f32[1024,3072]
           %fc_dot = dot(%fc_rows, %w) {transpose_b=True} : f32[1024,768]
-          %fc_shaped = Reshape(%fc_dot) {shape=(-4, -1, 128, -2)} : f32[8,128,768]
+          %fc_shaped = Reshape(%fc_dot) {shape=(-4, -1, 128, 0)} : f32[8,128,768]
           %fc_bias = Reshape(%b) {shape=(1, 1, 768)} : f32[1,1,768]
           %fc = broadcast_add(%fc_shaped, %fc_bias) : f32[8,128,768]
           return %fc

@@ -27,8 +27,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry
 from graphopt.nn.following import Following
-from graphopt.nn.signatures import Signature, signature_of
-from graphopt.nn.sizes import types_of
+from graphopt.nn.signatures import Signature, signature_of, types_of
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Receipt

@@ -1,67 +1,185 @@
-"""Engines of a lowered graph for data of other sizes than it was lowered for."""
+"""A lowered graph run on data of other sizes than it was lowered for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
+
+import numpy as np
 
 from graphopt.backend.candidates import Form, has_packed, is_packed
 from graphopt.backend.choice import PRODUCT_KERNELS
 from graphopt.backend.convolutions import has_convolutions
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
+from graphopt.backend.freeze import freeze
 from graphopt.backend.keeping import forgetting, keeps, runs_keeping
 from graphopt.backend.products import with_packed_products
-from graphopt.backend.symbol import to_symbol
+from graphopt.backend.stored import with_stored
+from graphopt.backend.symbol import constants, to_symbol
 from graphopt.backend.unfuse import unfuse
+from graphopt.compat import import_mxnet
+from graphopt.errors import GraphError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import PARAM
+from graphopt.ir.sizes import FILLS, Sized, Sizes
 
-#: What they are called.
+#: What the engines are called.
 FUSED_KERNELS: Final = "kernels"
 PACKED_PRODUCTS: Final = "kernels and packed products"
+#: Sizes whose constants are kept.
+_KEPT: Final = 256
 
 #: An engine, and the arrays that it reads: ``None`` in place of data.
-Bound = tuple[CachedOpEngine, list[Any]]
+_Bound = tuple[CachedOpEngine, list[Any]]
 
 
-def engines_of_any_size(
-    form: Form, chosen: Engine | None, value: Callable[[str], Any]
-) -> dict[str, Bound]:
-    """CachedOps that infer shapes at every call, of the graph as it is, and with packed products.
+class AtAnySize:
+    """CachedOps that infer shapes at every call, of a graph as it is and with packed products.
 
-    Kernels and packed weights have no sizes in them; what recurrences keep from call to call is
-    for engines that are static, and kernels for GPUs are compiled for extents.
-
-    Args:
-        form: what the graph was lowered to.
-        chosen: what it runs on, once that is known.
-        value: the array of a parameter or a constant.
+    Kernels and packed weights have no sizes in them. What recurrences keep from call to call is for
+    engines that are static, and kernels for GPUs are compiled for extents.
     """
-    if not form.is_on_cpu or form.pools is not None:
-        return {}
-    graph = form.graph
-    if has_packed(graph) or form.keeps:
-        graph = forgetting(unfuse(graph, is_packed))
-    symbol = form.symbol if graph is form.graph else to_symbol(graph)
-    found = {FUSED_KERNELS: _bound(form, form.typed(symbol), FUSED_KERNELS, value)}
-    packed = _packed(form, chosen, value)
-    if packed is not None:
-        found[PACKED_PRODUCTS] = packed
+
+    def __init__(
+        self, graph: Graph, form: Form, chosen: Engine | None, value: Callable[[str], Any]
+    ) -> None:
+        """Make them.
+
+        Args:
+            graph: what was lowered.
+            form: what to.
+            chosen: what it runs on, once that is known.
+            value: the array of a parameter or a constant.
+        """
+        self._graph, self._form, self._value = graph, form, value
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[Sized, Sizes], dict[str, Any]] = OrderedDict()
+        self._engines: dict[str, _Bound] = {}
+        if not form.is_on_cpu or form.pools is not None:
+            return
+        self._engines[FUSED_KERNELS] = self._with_kernels()
+        packed = self._with_packed_products(chosen)
+        if packed is not None:
+            self._engines[PACKED_PRODUCTS] = packed
+
+    @property
+    def names(self) -> list[str]:
+        """Of the engines."""
+        return list(self._engines)
+
+    def run(self, data: Mapping[str, Any], engine: str, sized: Sized, sizes: Sizes) -> list[Any]:
+        """Run on NDArrays by name.
+
+        Args:
+            data: the arrays.
+            engine: one of ``names``; the first of them where there is none of that name.
+            sized: what follows the sizes.
+            sizes: of the data.
+        """
+        known = self._engines
+        # There may be others for parameters that were written to.
+        run, bound = known[engine] if engine in known else next(iter(known.values()))
+        given = {**self._sized(sized, sizes), **data}
+        return run([given.get(n, fixed) for n, fixed in zip(run.inputs, bound, strict=True)])
+
+    def _sized(self, sized: Sized, sizes: Sizes) -> dict[str, Any]:
+        """Constants, and what is computed of them, for a size."""
+        if not sized.constants:
+            return {}
+        with self._lock:
+            found = self._kept.get((sized, sizes))
+            if found is None:
+                found = self._kept[sized, sizes] = self._made(sized, sizes)
+                if len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+            return found
+
+    def _made(self, sized: Sized, sizes: Sizes) -> dict[str, Any]:
+        made = {each.name: self._array(each.array(sizes)) for each in sized.constants}
+        read = {name for engine, _ in self._engines.values() for name in engine.inputs}
+        names = sorted(sized.computed & read)  # none of them where parameters are not computed in
+        if not names:
+            return made
+        engine = self._once(names)
+        arrays = [made[n] if n in made else self._fixed(n) for n in engine.inputs]
+        with import_mxnet().autograd.pause(train_mode=False):
+            computed = engine(arrays)
+        return made | dict(zip(names, computed, strict=True))
+
+    def _once(self, names: Sequence[str]) -> CachedOpEngine:
+        """What computes such values from parameters, without sizes in it."""
+        split = freeze(self._graph, constants(self._graph))
+        outputs = dict(zip(split.names, split.once.outputs if split.once else (), strict=True))
+        if split.once is None or not outputs.keys() >= set(names):
+            raise GraphError(f"{', '.join(names)}: made of others that follow the sizes")
+        once = split.once.copy()
+        once.set_outputs([outputs[name] for name in names])
+        return CachedOpEngine(to_symbol(_with_given_fills(once)), (), is_static=False)
+
+    @cached_property
+    def _constants(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Those of the graph as it was lowered, of which the engines read few."""
+        return constants(self._graph) | _filled(self._graph)
+
+    def _fixed(self, name: str) -> Any:
+        found = self._constants.get(name)
+        return self._value(name) if found is None else self._array(found)
+
+    def _array(self, values: np.ndarray[Any, Any]) -> Any:
+        return import_mxnet().nd.array(values, ctx=self._form.ctx, dtype=values.dtype)
+
+    def _with_kernels(self) -> _Bound:
+        form, graph = self._form, self._form.graph
+        if has_packed(graph) or form.keeps:
+            graph = forgetting(unfuse(graph, is_packed))
+        fills = _filled(graph)
+        symbol = form.symbol
+        if fills or graph is not form.graph:
+            graph = _with_given_fills(graph)
+            symbol = to_symbol(with_stored(graph) if form.training else graph)
+        bound = {name: self._array(array) for name, array in fills.items()}
+        return self._bound(form.typed(symbol), FUSED_KERNELS, bound)
+
+    def _with_packed_products(self, chosen: Engine | None) -> _Bound | None:
+        form = self._form
+        if isinstance(chosen, ExecutorEngine) and chosen.name == PRODUCT_KERNELS:
+            if runs_keeping(chosen.symbol):
+                return None
+            return self._bound(chosen.symbol, PACKED_PRODUCTS, {})
+        graph = form.with_products
+        if chosen is not None or graph is None or has_convolutions(graph) or any(map(keeps, graph)):
+            return None
+        known = {node.name: self._value(node.name) for node in graph.inputs}
+        packed, made, _ = with_packed_products(graph, known, form.ctx)
+        return self._bound(form.typed(to_symbol(packed)), PACKED_PRODUCTS, made)
+
+    def _bound(self, symbol: Any, name: str, known: Mapping[str, Any]) -> _Bound:
+        engine = CachedOpEngine(symbol, self._form.data, name, is_static=False)
+        return engine, [known[n] if n in known else self._value(n) for n in engine.inputs]
+
+
+def _filled(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays that fills of a graph make, by the names of these."""
+    found = {}
+    for node in graph:
+        if node.op in FILLS and not node.inputs:
+            value = FILLS[node.op]
+            number = float(node.attrs["value"]) if value is None else value
+            shape = tuple(extent or 0 for extent in node.type.shape or ())
+            found[node.name] = np.full(shape, number, node.type.dtype)
     return found
 
 
-def _packed(form: Form, chosen: Engine | None, value: Callable[[str], Any]) -> Bound | None:
-    if isinstance(chosen, ExecutorEngine) and chosen.name == PRODUCT_KERNELS:
-        if runs_keeping(chosen.symbol):
-            return None
-        return _bound(form, chosen.symbol, PACKED_PRODUCTS, value)
-    graph = form.with_products
-    if chosen is not None or graph is None or has_convolutions(graph) or any(map(keeps, graph)):
-        return None
-    known = {node.name: value(node.name) for node in graph.inputs}
-    packed, made, _ = with_packed_products(graph, known, form.ctx)
-    symbol = form.typed(to_symbol(packed))
-    return _bound(form, symbol, PACKED_PRODUCTS, lambda n: made[n] if n in made else value(n))
-
-
-def _bound(form: Form, symbol: Any, name: str, value: Callable[[str], Any]) -> Bound:
-    engine = CachedOpEngine(symbol, form.data, name, is_static=False)
-    return engine, [value(each) for each in engine.inputs]
+def _with_given_fills(graph: Graph) -> Graph:
+    """A copy that reads what it filled in, under the same names."""
+    copy = graph.copy()
+    for node in graph:
+        if node.op in FILLS and not node.inputs:
+            given = copy.add_input(copy.unique_name(node.name), PARAM, node.type)
+            copy.replace_uses(node.out(), given.out())
+            copy.erase(node.id)
+            copy.update(copy[given.id].but(name=node.name))
+    return copy

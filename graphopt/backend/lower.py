@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphopt.backend.any_size import Bound, engines_of_any_size
+from graphopt.backend.any_size import AtAnySize
 from graphopt.backend.candidates import Candidates, Form, has_packed, is_packed
 from graphopt.backend.choice import Choice
 from graphopt.backend.choosing import choose, ordered
@@ -99,7 +99,7 @@ class Lowered:
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
         self._bound: list[Any] = []
-        self._of_any_size: dict[str, Bound] | None = None
+        self._at_any_size: AtAnySize | None = None
         self._findings = active()
         self.choice.like = self._findings.told
         self._lock = threading.Lock()
@@ -130,20 +130,13 @@ class Lowered:
         return self._engine(arrays)
 
     @property
-    def of_any_size(self) -> dict[str, Bound]:
-        """What runs the graph for data of other sizes, by name."""
+    def at_any_size(self) -> AtAnySize:
+        """What runs the graph on data of other sizes."""
         with self._lock:
-            if self._of_any_size is None:
-                value = self._fixed_value
-                self._of_any_size = engines_of_any_size(self.form, self._engine, value)
-            return self._of_any_size
-
-    def run_at_any_size(self, data: Mapping[str, Any], engine: str) -> list[Any]:
-        """Run one of :attr:`of_any_size`, or the first of them, on NDArrays by name."""
-        known = self.of_any_size
-        # There may be others for parameters that were written to.
-        run, bound = known[engine] if engine in known else next(iter(known.values()))
-        return run([data.get(n, fixed) for n, fixed in zip(run.inputs, bound, strict=True)])
+            if self._at_any_size is None:
+                graph, value = self.graph, self._fixed_value
+                self._at_any_size = AtAnySize(graph, self.form, self._engine, value)
+            return self._at_any_size
 
     @property
     def symbol(self) -> Any:
@@ -210,7 +203,7 @@ class Lowered:
         """Go on with other arrays for (some) parameters of a graph that is not frozen."""
         self._params |= params
         self._check_params(self.graph)
-        self._of_any_size = None
+        self._at_any_size = None
         if self._engine is not None:
             self._bound = [self._fixed_value(name) for name in self._engine.inputs]
 

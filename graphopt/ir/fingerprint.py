@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from hashlib import blake2b
 from typing import Final
 
 from graphopt.ir.attrs import Attrs
-from graphopt.ir.constant import is_range
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, PARAM, PRODUCT, WITH_SPEC, Node, NodeId
+from graphopt.ir.sizes import is_sized
 from graphopt.ir.types import TensorType
 
 #: How an array is to be filled. A Gluon constant's has an address in it, another each time.
@@ -31,12 +32,12 @@ def fingerprint(graph: Graph) -> str:
     return _fingerprint(graph, _NONE)
 
 
-def fingerprint_of_any_size(graph: Graph) -> str:
+def fingerprint_of_any_size(graph: Graph, names: Container[str] = ()) -> str:
     """The same for graphs that differ in the extents of data only, as far as attributes do not.
 
-    Positions along an axis may be as many as it has.
+    Neither do those of other inputs of such names count, nor of constants that may follow the data.
     """
-    return _fingerprint(graph, _DATA)
+    return _fingerprint(graph, _DATA, names)
 
 
 def node_digests(graph: Graph) -> dict[NodeId, bytes]:
@@ -44,9 +45,9 @@ def node_digests(graph: Graph) -> dict[NodeId, bytes]:
     return _digests(graph, _NONE)
 
 
-def _fingerprint(graph: Graph, of_any_size: frozenset[str]) -> str:
-    """``of_any_size``: roles of inputs whose extents do not count."""
-    digests = _digests(graph, of_any_size)
+def _fingerprint(graph: Graph, of_any_size: frozenset[str], names: Container[str] = ()) -> str:
+    """``of_any_size``: roles of inputs whose extents do not count; ``names``: of some more."""
+    digests = _digests(graph, of_any_size, names)
     total = blake2b(digest_size=16)
     for node in graph.inputs:
         total.update(digests[node.id])
@@ -55,22 +56,30 @@ def _fingerprint(graph: Graph, of_any_size: frozenset[str]) -> str:
     return total.hexdigest()
 
 
-def _digests(graph: Graph, of_any_size: frozenset[str]) -> dict[NodeId, bytes]:
+def _digests(
+    graph: Graph, of_any_size: frozenset[str], names: Container[str] = ()
+) -> dict[NodeId, bytes]:
     digests: dict[NodeId, bytes] = {}
     for node in graph.topological():
-        digests[node.id] = _digest(node, digests, of_any_size)
+        digests[node.id] = _digest(node, digests, of_any_size, names)
     return digests
 
 
-def _digest(node: Node, digests: dict[NodeId, bytes], of_any_size: frozenset[str]) -> bytes:
+def _digest(
+    node: Node,
+    digests: dict[NodeId, bytes],
+    of_any_size: frozenset[str],
+    names: Container[str],
+) -> bytes:
     attrs = node.attrs
     if node.is_input and _INIT in attrs:
         attrs = Attrs({key: value for key, value in attrs.items() if key != _INIT})
-    if of_any_size and is_range(node):
+    if of_any_size and is_sized(node):
         attrs = attrs.set(shape=(None,) * len(node.type.shape or ()))
     state = blake2b(f"{node.op}\0{attrs.text}\0".encode(), digest_size=16)
     if node.is_input:
-        told = _of_any_size(node.type) if node.op in of_any_size else node.type
+        is_free = node.op in of_any_size or node.name in names
+        told = _of_any_size(node.type) if is_free else node.type
         state.update(f"{node.name}\0{told}".encode())
     for value in node.inputs:
         state.update(digests[value.node] + value.index.to_bytes(4, "little"))

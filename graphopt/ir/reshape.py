@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 def reshaped(shape: Sequence[int], spec: Sequence[int], reverse: bool = False) -> tuple[int, ...]:
@@ -55,34 +55,38 @@ def reshaped(shape: Sequence[int], spec: Sequence[int], reverse: bool = False) -
 def codes_for(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
     """Codes that make the wanted shape of a shape, and what corresponds to it of other sizes.
 
-    Axes in front that are equal are copied, and so are those at the end. What is between is one
-    axis that is split into two, two that are joined, or an axis of 1, where it can be; the first
-    part of an axis that is split follows from the second. Otherwise it is the wanted shape itself.
+    Axes are copied, two joined, or one is split, of which the first part follows from the second.
+    Where that does not make it, the first extent is copied or inferred and the others are written
+    out.
     """
-    front = _common(shape, wanted)
-    end = _common(shape[front:][::-1], wanted[front:][::-1])
-    before, after = shape[front : len(shape) - end], wanted[front : len(wanted) - end]
-    rest = (-2,) if end else ()
-    found: tuple[int, ...] = ()
-    if len(before) == 1 and len(after) == 2:
-        found = (-4, -1, after[1], *rest)
-    elif len(before) == 2 and len(after) == 1:
-        found = (-3, *rest)
-    elif not before and tuple(after) == (1,):  # a number takes the place of an axis
-        found = (-4, 1, -1, *rest) if end else (1,)
-    elif len(after) == 1 and not end:
-        found = (-1,)
-    elif before or after:
-        return tuple(wanted)
-    else:
-        found = rest
-    return ((0,) * front) + found
+    found = _codes(tuple(shape), tuple(wanted))
+    if found is not None or not wanted:
+        return found or ()
+    return (0 if tuple(shape[:1]) == tuple(wanted[:1]) else -1, *wanted[1:])
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many axes in front are equal."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+def _codes(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:
+    if not wanted:
+        return None if shape else ()
+    if not shape:
+        return wanted if set(wanted) == {1} else None
+    for code, read, made in _first_codes(shape, wanted):
+        rest = _codes(shape[read:], wanted[made:])
+        if rest is not None:
+            return code + rest
+    return (-1,) if len(wanted) == 1 and math.prod(shape) == wanted[0] else None
+
+
+def _first_codes(
+    shape: tuple[int, ...], wanted: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Codes that may come first, and how many axes they read and make."""
+    if shape[0] == wanted[0]:
+        yield (0,), 1, 1
+    if math.prod(shape[:2]) == wanted[0] and len(shape) > 1:
+        yield (-3,), 2, 1
+    if math.prod(wanted[:2]) == shape[0] and len(wanted) > 1:
+        yield ((-4, 1, -1) if wanted[0] == 1 else (-4, -1, wanted[1])), 1, 2
 
 
 def _split(size: int, first: int, second: int) -> list[int]:

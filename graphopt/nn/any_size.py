@@ -21,10 +21,9 @@ from graphopt.backend.sorting import compare_columns, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, GraphoptError
+from graphopt.ir.sizes import Sized, Sizes, are_near, covers, distance, sized_of
 from graphopt.nn.entry import Entry
-from graphopt.nn.signatures import Signature
-from graphopt.nn.sized_ranges import SizedRange, sized_ranges
-from graphopt.nn.sizes import Sizes, are_near, covers, distance, sizes_of, types_of
+from graphopt.nn.signatures import Signature, sizes_of, types_of
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.instruments import compare
 
@@ -90,12 +89,12 @@ class AnySize:
         times = self._entry.lowered.choice.measured_ms.values()
         return CALLS_OF_A_TRIAL * min(times, default=0.0) / 1e3
 
-    def settle(self, given: Sequence[Any], ranges: Mapping[str, Any], plain: _Run) -> None:
+    def settle(self, given: Sequence[Any], sized: Sized, plain: _Run) -> None:
         """Find what runs it the fastest, on arrays of another size; nothing is learned from it.
 
         Args:
             given: arrays of a call.
-            ranges: constants that are as long as those.
+            sized: what follows their sizes.
             plain: runs those as MXNet would.
         """
         names = self._entry.traced.names
@@ -103,8 +102,8 @@ class AnySize:
         ways = {PLAIN: _Way(PLAIN, names, plain)}
         expected, _ = run_once(ways[PLAIN], data)
         wrong: list[str] = []
-        for name in self._entry.lowered.of_any_size:
-            way = self._way(name, ranges)
+        for name in self._entry.lowered.at_any_size.names:
+            way = self._way(name, sized)
             try:
                 found, _ = run_once(way, data)
                 _compare(expected, found, name)
@@ -118,25 +117,27 @@ class AnySize:
         best = min(times, key=times.__getitem__)
         self._engine = "" if best == PLAIN else best
         known = _Way("compiled", names, _with_data(self._entry.built.run, names))
-        same = ways[best] if best == PLAIN else self._way(best, {})
-        own = _in_turns({best: same, known.name: known}, self._of_own_size(given))
+        own = _in_turns({best: ways[best], known.name: known}, self._of_own_size(given))
         self.saved = max(0.0, 1 - own[known.name] / own[best])
         told = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items()]
         self.told = "; ".join([", ".join(told) + f", compiled saves {self.saved:.0%}", *wrong])
 
-    def _way(self, engine: str, ranges: Mapping[str, Any]) -> _Way:
+    def _way(self, engine: str, sized: Sized) -> _Way:
         names, run = self._entry.traced.names, self._entry.built.run_at_any_size
-        return _Way(engine, names, _with_data(lambda data: run({**data, **ranges}, engine), names))
 
-    def run(
-        self, key: Signature, given: Sequence[Any], ranges: Mapping[str, Any]
-    ) -> tuple[list[Any], Any]:
+        def call(arrays: Sequence[Any]) -> list[Any]:
+            sizes = tuple(extent for array in arrays for extent in array.shape)
+            return run(dict(zip(names, arrays, strict=True)), engine, sized, sizes)
+
+        return _Way(engine, names, call)
+
+    def run(self, key: Signature, given: Sequence[Any], sized: Sized) -> tuple[list[Any], Any]:
         """The outputs of a call, and their layout."""
         entry = self._entry
         entry.refresh(key[2])
         self.calls += 1
         data = dict(zip(entry.traced.names, given, strict=True))
-        found = entry.built.run_at_any_size({**data, **ranges}, self._engine)
+        found = entry.built.run_at_any_size(data, self._engine, sized, sizes_of(key))
         return found, entry.traced.results
 
     def failed(self, error: Exception) -> None:
@@ -157,7 +158,7 @@ class Match:
 
     graph: AnySize
     is_near: bool  # to sizes that it was compiled for
-    ranges: Mapping[str, Any]  # constants of such a size
+    sized: Sized  # what follows the sizes
 
     @property
     def saved(self) -> float:
@@ -204,7 +205,7 @@ class OtherSizes:
             return
         run = plain()
         if run is not None:
-            graph.settle(given, match.ranges, run)
+            graph.settle(given, match.sized, run)
 
     def run(
         self, match: Match, key: Signature, given: Sequence[Any]
@@ -215,7 +216,7 @@ class OtherSizes:
             return None
         try:
             with self._rule.timed(key, is_step=is_step, saved=match.saved) as done:
-                outputs, results = graph.run(key, given, match.ranges)
+                outputs, results = graph.run(key, given, match.sized)
                 done += outputs
         except (GraphoptError, import_mxnet().MXNetError) as error:
             graph.failed(error)
@@ -239,19 +240,18 @@ class OtherSizes:
                 self._alike.add(types)
             sizes, entry = found[0]
             far = distance(sizes, new)
-            ranges = _ranges_for(new, found[:_LOOKED_AT]) if far < nearest[0] else None
-            if ranges is not None:
+            sized = _sized_for(new, found[:_LOOKED_AT]) if far < nearest[0] else None
+            if sized is not None:
                 graph = self._known.setdefault((*types, structure), AnySize(entry))
-                arrays = {each.name: each.array(new, key[2]) for each in ranges}
-                nearest = far, Match(graph, are_near(sizes, new), arrays)
+                nearest = far, Match(graph, are_near(sizes, new), sized)
         return nearest[1]
 
 
-def _ranges_for(new: Sizes, alike: Sequence[tuple[Sizes, Entry]]) -> list[SizedRange] | None:
-    """Constants that are as long as an axis; ``None`` if no two of the sizes tell of that one."""
+def _sized_for(new: Sizes, alike: Sequence[tuple[Sizes, Entry]]) -> Sized | None:
+    """What follows the sizes; ``None`` if no two of them tell of the new one."""
     for (a, first), (b, second) in itertools.combinations(alike, 2):
         if covers(a, b, new):
-            found = sized_ranges(first.forms, second.forms, a, b)
+            found = sized_of(first.forms, second.forms, a, b)
             if found is not None:
                 return found
     return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
+from graphopt.ir.sizes import Sized, Sizes
 from graphopt.pipeline.manager import Result
 
 
@@ -33,9 +34,11 @@ class Built:
         """Run on arrays by name."""
         return self.lowered.run(data)
 
-    def run_at_any_size(self, data: Mapping[str, Any], engine: str) -> list[Any]:
+    def run_at_any_size(
+        self, data: Mapping[str, Any], engine: str, sized: Sized, sizes: Sizes
+    ) -> list[Any]:
         """Run on arrays by name, of other sizes."""
-        return self.lowered.run_at_any_size(data, engine)
+        return self.lowered.at_any_size.run(data, engine, sized, sizes)
 
     def rebind(self, values: Mapping[str, Any]) -> None:
         """Go on with other arrays for parameters."""

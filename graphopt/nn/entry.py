@@ -43,12 +43,15 @@ class Entry:
     @cached_property
     def structure(self) -> str:
         """What the passes and measuring left, but for the sizes of data."""
-        return " ".join(map(fingerprint_of_any_size, (self.result.graph, *self.forms)))
+        known = {node.name for node in self.result.graph.inputs}
+        computed = {n.name for form in self.forms for n in form.inputs} - known
+        return " ".join(fingerprint_of_any_size(form, computed) for form in self.forms)
 
-    @property
-    def forms(self) -> tuple[Graph, Graph]:
-        """What a call computes, as it is and with packed products if there is such a form."""
-        return self.lowered.form.graph, self.lowered.form.packed
+    @cached_property
+    def forms(self) -> tuple[Graph, Graph, Graph]:
+        """What passes left, what a call computes of it, and that with packed products if so."""
+        form = self.lowered.form
+        return self.result.graph, form.graph, form.packed
 
     @property
     def lowered(self) -> Lowered:

@@ -14,6 +14,7 @@ from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.ir.sizes import Sized, Sizes
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.bridge.written import Writes, digest
@@ -117,9 +118,11 @@ class Following:
         """Run on arrays by name, with parameters as they are."""
         return self._followed().run(data)
 
-    def run_at_any_size(self, data: Mapping[str, Any], engine: str) -> list[Any]:
+    def run_at_any_size(
+        self, data: Mapping[str, Any], engine: str, sized: Sized, sizes: Sizes
+    ) -> list[Any]:
         """The same for arrays of other sizes."""
-        return self._followed().run_at_any_size(data, engine)
+        return self._followed().run_at_any_size(data, engine, sized, sizes)
 
     def rebind(self, values: Mapping[str, Any]) -> None:
         """Go on with other arrays for parameters."""

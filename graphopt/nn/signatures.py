@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 from graphopt.compat import import_mxnet
+from graphopt.ir.sizes import Sizes
 from graphopt.kernels import bridge
 from graphopt.pipeline.base import Mode
 
@@ -57,6 +59,16 @@ def told_of(arrays: Sequence[Any]) -> bytes | None:
 def signature_of(mode: Mode, layout: str, ctx: Any, arrays: Sequence[Any]) -> Signature:
     """The signature of a call with those arrays."""
     return mode, layout, ctx, tuple((a.shape, a.dtype, a.stype) for a in arrays)
+
+
+def sizes_of(signature: Signature) -> Sizes:
+    """The extents of all its arrays."""
+    return tuple(chain.from_iterable(array[0] for array in signature[3]))
+
+
+def types_of(signature: Signature) -> tuple[object, ...]:
+    """What a signature is but for its sizes."""
+    return (*signature[:3], *((len(array[0]), *array[1:]) for array in signature[3]))
 
 
 _Numbers = ctypes.c_int64 * _ROOM

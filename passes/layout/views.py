@@ -8,7 +8,7 @@ from typing import cast
 from graphopt.ir.attrs import AttrValue
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
-from graphopt.ir.reshape import reshaped
+from graphopt.ir.reshape import codes_for, reshaped
 from graphopt.ir.types import TensorType
 from graphopt.rewrite import Edit, Rule
 from graphopt.rewrite.rule import Replacement
@@ -33,8 +33,7 @@ def as_ints(value: AttrValue) -> tuple[int, ...]:
 def view(edit: Edit, source: Value, shape: tuple[int, ...], like: Node) -> Value:
     """``source`` in another static shape, by as generic an operator as the shape allows.
 
-    Codes that ``like`` has already are kept if they mean the same on ``source``; else the first
-    extent, which mostly is the batch, is copied or inferred and the others are written out.
+    Codes that ``like`` has already are kept if they mean the same on ``source``.
     """
     before = static_shape(edit.type(source))
     assert before is not None
@@ -46,7 +45,7 @@ def view(edit: Edit, source: Value, shape: tuple[int, ...], like: Node) -> Value
         return edit.add("Flatten", (source,), type=type_, like=like)
     codes = as_ints(like.attrs.get("shape")) if canonical(like.op) == "Reshape" else ()
     if like.attrs.get("reverse") or _meaning(codes, before) != shape:
-        codes = (0 if before[0] == shape[0] else -1, *shape[1:])
+        codes = codes_for(before, shape)
     return edit.add("Reshape", (source,), {"shape": codes}, type_, like=like)
 
 

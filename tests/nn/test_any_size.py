@@ -14,8 +14,8 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
+from graphopt.ir.sizes import covers, distance
 from graphopt.nn import any_size
-from graphopt.nn.sizes import covers, distance
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -75,10 +75,35 @@ class Masked(mx.gluon.HybridBlock):
         return F.batch_dot(F.softmax(scores, length=lengths, use_length=True), keys)
 
 
+class Positions(mx.gluon.HybridBlock):
+    """Adds what it learned about each position, and masks the end of every sequence."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="positions_")
+        with self.name_scope():
+            self.table = self.params.get("table", shape=(16, 6))
+            self.out = nn.Dense(4, flatten=False, in_units=6)
+
+    def hybrid_forward(self, F: Any, x: Any, lengths: Any, table: Any) -> Any:
+        steps = F.contrib.arange_like(x, axis=1)
+        positions = F.Embedding(steps, table * 2, input_dim=16, output_dim=6)
+        x = F.broadcast_add(x, F.expand_dims(positions, axis=0))
+        zeros = F.reshape(F.zeros_like(steps), (1, -1))
+        inside = F.broadcast_lesser(
+            F.broadcast_add(F.reshape(steps, (1, -1)), zeros), F.reshape(lengths, (-1, 1))
+        )
+        return F.broadcast_mul(self.out(x), F.expand_dims(inside, axis=2))
+
+
 def masked_call(batch: int, steps: int) -> tuple[Any, ...]:
     rng = np.random.default_rng(100 * batch + steps)
     lengths = mx.nd.array(rng.integers(1, steps + 1, size=batch), dtype="int32")
     return mx.nd.array(rng.normal(size=(batch, steps, 6))), lengths
+
+
+def float_lengths(batch: int, steps: int) -> tuple[Any, ...]:
+    x, lengths = masked_call(batch, steps)
+    return x, lengths.astype("float32")
 
 
 def of(shape_of: Callable[[int, int], tuple[int, ...]]) -> Callable[[int, int], tuple[Any, ...]]:
@@ -118,6 +143,7 @@ def encoder() -> Any:
 
 NETS: dict[str, tuple[Callable[[], Any], Callable[[int, int], tuple[Any, ...]]]] = {
     "masked": (Masked, masked_call),
+    "positions": (Positions, float_lengths),
     "mlp": (mlp, of(lambda batch, steps: (batch, steps, 6))),
     "cnn": (cnn, of(lambda batch, steps: (batch, 3, 4 + steps, 4 + steps))),
     "lstm": (lstm, of(lambda batch, steps: (steps, batch, 6))),
