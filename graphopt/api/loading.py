@@ -231,7 +231,12 @@ class Model:
             other = self._other_sizes.find(key, self._compiled)
             if other is None:
                 return None
-            self._other_sizes.settle(other, given, lambda: self._as_in_mxnet(arrays))
+            self._other_sizes.settle(
+                other,
+                given,
+                lambda: self._as_in_mxnet(arrays),
+                is_compiled_else=self._rule.compiles_at_once(),
+            )
             if self._rule.is_due(key, may_wait=other.suffices, at_once=sys.maxsize):
                 return None
         found = self._other_sizes.run(other, key, given)

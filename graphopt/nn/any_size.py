@@ -32,11 +32,15 @@ PLAIN: Final = "as in MXNet"
 #: Share of a call's time that is worth compiling for, which takes as long as many calls.
 _WORTH_IT: Final = 0.2
 #: What compiling is taken to save at least, of sizes that are near those that are known, and far.
-_LEAST, _LEAST_FAR = 0.05, 0.25
+_LEAST, _LEAST_FAR = 0.05, 0.15
+#: How much faster one has to be than another that was chosen with more care, or for a gradient.
+_DOUBT: Final = 1.1
 #: Calls of each engine that are timed, and seconds after which those are enough.
-_FEWEST, _MOST, _ENOUGH_S = 4, 20, 0.03
+_FEWEST, _MOST, _ENOUGH_S = 6, 20, 0.03
+#: The same of calls that take so many seconds.
+_LONG_S, _FEWEST_LONG = 0.05, 2
 #: Calls that a trial takes, about.
-CALLS_OF_A_TRIAL: Final = 5 * _FEWEST
+CALLS_OF_A_TRIAL: Final = 15
 #: Signatures that are remembered, and sizes of one graph that are looked at for each.
 _REMEMBERED, _LOOKED_AT = 4096, 16
 
@@ -114,7 +118,7 @@ class AnySize:
         times = _in_turns(ways, given)
         if self._entry.mode == "training" and len(times) > 1:
             del times[PLAIN]  # gradients are what is faster by kernels
-        best = min(times, key=times.__getitem__)
+        best = _best(times)
         self._engine = "" if best == PLAIN else best
         known = _Way("compiled", names, _with_data(self._entry.built.run, names))
         own = _in_turns({best: ways[best], known.name: known}, self._of_own_size(given))
@@ -195,13 +199,24 @@ class OtherSizes:
             known = self._found[key] = len(entries), self._covering(key, entries)
         return known[1]
 
-    def settle(self, match: Match, given: Sequence[Any], plain: Callable[[], _Run | None]) -> None:
-        """Try a graph on a call's arrays, unless compiling takes no longer than that.
+    def settle(
+        self,
+        match: Match,
+        given: Sequence[Any],
+        plain: Callable[[], _Run | None],
+        *,
+        is_compiled_else: bool,
+    ) -> None:
+        """Try a graph, unless that takes longer than all compiling so far.
 
-        ``plain`` makes what runs arrays as MXNet would, or nothing where that cannot be.
+        Args:
+            match: which graph.
+            given: arrays of a call.
+            plain: makes what runs arrays as MXNet would, or nothing where that cannot be.
+            is_compiled_else: whether these sizes are compiled for if it is not tried.
         """
         graph = match.graph
-        if graph.is_tried or graph.trial_s > self._rule.average:
+        if graph.is_tried or (is_compiled_else and graph.trial_s > self._rule.spent):
             return
         run = plain()
         if run is not None:
@@ -257,25 +272,41 @@ def _sized_for(new: Sizes, alike: Sequence[tuple[Sizes, Entry]]) -> Sized | None
     return None
 
 
+def _best(times: Mapping[str, float]) -> str:
+    """The fastest, but a later one if it takes about as long.
+
+    The last one has what was measured to be the fastest at another size.
+    """
+    best, *others = reversed(list(times))
+    for name in others:
+        if times[name] * _DOUBT < times[best]:
+            best = name
+    return best
+
+
 def _with_data(run: Callable[[dict[str, Any]], Sequence[Any]], names: Sequence[str]) -> _Run:
     return lambda arrays: run(dict(zip(names, arrays, strict=True)))
 
 
 def _in_turns(ways: Mapping[str, _Way], arrays: Sequence[Any]) -> dict[str, float]:
     """Seconds of a call of each, the best of some, in turns."""
-    best = dict.fromkeys(ways, np.inf)
-    start = time.perf_counter()
     with import_mxnet().autograd.pause(train_mode=False):
-        for rounds in range(1 + _MOST):
-            for name, way in ways.items():
-                begin = time.perf_counter()
-                for output in way(arrays):
-                    output.wait_to_read()
-                if rounds:  # the first one plans
-                    best[name] = min(best[name], time.perf_counter() - begin)
-            if rounds >= _FEWEST and time.perf_counter() - start > _ENOUGH_S * len(ways):
+        first = {name: _seconds(way, arrays) for name, way in ways.items()}  # these plan
+        best = dict.fromkeys(ways, math.inf)
+        fewest = _FEWEST if min(first.values()) < _LONG_S else _FEWEST_LONG
+        start = time.perf_counter()
+        for rounds in range(1, 1 + _MOST):
+            best = {name: min(best[name], _seconds(way, arrays)) for name, way in ways.items()}
+            if rounds >= fewest and time.perf_counter() - start > _ENOUGH_S * len(ways):
                 break
     return best
+
+
+def _seconds(way: _Way, arrays: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    for output in way(arrays):
+        output.wait_to_read()
+    return time.perf_counter() - start
 
 
 def _compare(

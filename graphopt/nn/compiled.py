@@ -160,7 +160,10 @@ class CompiledBlock:
             other = self.other_sizes.find(key, self._entries)
             if other is not None:
                 self.other_sizes.settle(
-                    other, given, lambda: self.renting.runner(key, given, plain())
+                    other,
+                    given,
+                    lambda: self.renting.runner(key, given, plain()),
+                    is_compiled_else=rule.compiles_at_once(is_first=False),
                 )
             widens = other is None and self.other_sizes.would_widen(key)
             if rule.is_due(

@@ -66,9 +66,19 @@ class SkiRental:
             self._rented.pop(key, None)
 
     @property
+    def spent(self) -> float:
+        """Seconds of all compiling."""
+        return self._compiling
+
+    @property
     def average(self) -> float:
         """Seconds that compiling takes."""
         return self._compiling / max(self._compiled, 1)
+
+    def compiles_at_once(self, *, is_first: bool = True, at_once: int = AT_ONCE) -> bool:
+        """Whether what is asked for the first time is compiled; see :meth:`is_due`."""
+        is_cheap = self._compiling <= _DEAR_S * self._compiled
+        return self._compiled < at_once and (is_first or is_cheap)
 
     def is_due(
         self,
@@ -86,8 +96,7 @@ class SkiRental:
             may_wait: what runs it until then is about as fast.
             at_once: how many are compiled at their first call.
         """
-        is_cheap = self._compiling <= _DEAR_S * self._compiled
-        if self._compiled < at_once and (is_first or is_cheap) and not may_wait:
+        if not may_wait and self.compiles_at_once(is_first=is_first, at_once=at_once):
             return True
         rented = self._rented.get(key)
         return (rented.spent if rented else 0.0) >= self.average
