@@ -53,7 +53,7 @@ class ParallelizeBatchDot(Pass):
 
     name: ClassVar[str] = "parallelize-batch-dot"
 
-    min_batch: int = 8
+    min_batch: int = 2
     max_mega_macs: int = 64
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:

@@ -44,7 +44,7 @@ class ParallelizeInterleaved(Pass):
 
     name: ClassVar[str] = "parallelize-interleaved"
 
-    min_batch: int = 8
+    min_batch: int = 2
     max_mega_macs: int = 64
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:

@@ -1,5 +1,6 @@
 /*
- * graphopt_batch_dot: many small matrix products, a thread each, by the kernels of product.h.
+ * graphopt_batch_dot: many small matrix products, a thread each, by the kernels of product.h; some rows
+ * of one where there are fewer products than threads.
  *
  * MXNet's batch_dot computes one product after the other and has all threads share each of them. For
  * matrices as small as attention's, they wait for each other longer than they compute.
@@ -72,6 +73,13 @@ bool BatchDotType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>
   return true;
 }
 
+/* All rows of a product, or as few as give every thread something to do where products are few. */
+int64_t RowsOfATask(int64_t rows, int64_t products) {
+  constexpr int64_t kFewest = 32;
+  const int64_t pieces = std::min(omp_get_max_threads() / std::max<int64_t>(products, 1), rows / kFewest);
+  return pieces < 2 ? rows : (rows + pieces - 1) / pieces;
+}
+
 void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector<TBlob>& inputs,
               const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs) {
   if (requests[0] == mxnet::kNullOp) return;
@@ -84,9 +92,13 @@ void BatchDot(const NodeAttrs& attrs, const mxnet::OpContext&, const std::vector
   auto z = static_cast<float*>(outputs[0].dptr_);
   if (k == 0 && !adds) std::memset(z, 0, outputs[0].shape_.Size() * sizeof(float));
   if (m == 0 || n == 0 || k == 0) return;
-  EachProduct(0.02 * m * n * k, c.products, [&](int64_t i) {
-    MultiplyOne(m, k, n, {x + product.a.At(i), product.a.stride, product.ta},
-                {y + product.b.At(i), product.b.stride, product.tb}, z + c.At(i), c.stride, adds);
+  const int64_t height = RowsOfATask(m, c.products), pieces = (m + height - 1) / height;
+  EachProduct(0.02 * height * n * k, c.products * pieces, [&](int64_t task) {
+    const int64_t i = task / pieces, row = task % pieces * height, rows = std::min(height, m - row);
+    const float* from = x + product.a.At(i) + (product.ta ? row : row * product.a.stride);
+    MultiplyOne(rows, k, n, {from, product.a.stride, product.ta},
+                {y + product.b.At(i), product.b.stride, product.tb}, z + c.At(i) + row * c.stride, c.stride,
+                adds);
   });
 }
 

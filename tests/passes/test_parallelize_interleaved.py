@@ -149,7 +149,7 @@ def test_the_operator_refuses_other_shapes(
 @pytest.mark.parametrize(
     ("size", "options", "settings", "why"),
     [
-        ((1, 3, 3, 4, 5), "", {}, "4 products are too few"),
+        ((1, 3, 3, 4, 5), "{min_batch=8}", {}, "4 products are too few"),
         ((3, 3, 3, 4, 5), "{max_mega_macs=0}", {}, "large enough for all threads"),
         ((3, 3, 3, 4, 5), "", {"precise": True}, "another order"),
         ((3, 3, 3, 4, 5), "", {"device": "gpu"}, "CPUs only"),
