@@ -105,7 +105,8 @@ def sized_of(first: Iterable[Graph], second: Iterable[Graph], a: Sizes, b: Sizes
         if made is None:
             return None
         found[node.name] = made
-    return Sized(tuple(found.values()), frozenset(_other_inputs(first, second)))
+    computed = frozenset(_other_inputs(first, second))
+    return Sized(tuple(found.values()), computed) if found or not computed else None
 
 
 def _constants(graphs: Iterable[Graph]) -> Iterator[Node]:

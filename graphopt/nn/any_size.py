@@ -100,11 +100,28 @@ class AnySize:
             given: arrays of a call.
             sized: what follows their sizes.
             plain: runs those as MXNet would.
+
+        Raises:
+            MXNetError: MXNet does not run them.
         """
+        self._entry.refresh(given[0].ctx)
         names = self._entry.traced.names
         data = dict(zip(names, given, strict=True))
         ways = {PLAIN: _Way(PLAIN, names, plain)}
         expected, _ = run_once(ways[PLAIN], data)
+        try:
+            self._try(ways, data, expected, sized)
+        except (GraphoptError, import_mxnet().MXNetError) as error:
+            self.failed(error)
+
+    def _try(
+        self,
+        ways: dict[str, _Way],
+        data: Mapping[str, Any],
+        expected: Mapping[str, np.ndarray[Any, Any]],
+        sized: Sized,
+    ) -> None:
+        names, given = self._entry.traced.names, list(data.values())
         wrong: list[str] = []
         for name in self._entry.lowered.at_any_size.names:
             way = self._way(name, sized)
@@ -223,9 +240,23 @@ class OtherSizes:
             graph.settle(given, match.sized, run)
 
     def run(
-        self, match: Match, key: Signature, given: Sequence[Any]
+        self,
+        match: Match,
+        key: Signature,
+        given: Sequence[Any],
+        plain: Callable[[], _Run | None],
     ) -> tuple[list[Any], Any] | None:
-        """The outputs of a call, and their layout; ``None`` if they cannot be had so."""
+        """The outputs of a call, and their layout; ``None`` if they cannot be had so.
+
+        Args:
+            match: which graph.
+            key: the signature of the call.
+            given: its arrays.
+            plain: as for :meth:`settle`.
+
+        Raises:
+            MXNetError: MXNet does not run them either.
+        """
         graph, is_step = match.graph, key[0] == "training"
         if not graph.runs:
             return None
@@ -234,6 +265,9 @@ class OtherSizes:
                 outputs, results = graph.run(key, given, match.sized)
                 done += outputs
         except (GraphoptError, import_mxnet().MXNetError) as error:
+            run = plain()
+            if run is not None:
+                run(given)  # fails where the arguments are to blame
             graph.failed(error)
             return None
         return outputs, results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,12 +157,15 @@ class CompiledBlock:
                     key, lambda: alike.traced if alike else trace(self._block, args)
                 )
 
+            def as_in_mxnet() -> Callable[[Sequence[Any]], list[Any]] | None:
+                return self.renting.runner(key, given, plain())
+
             other = self.other_sizes.find(key, self._entries)
             if other is not None:
                 self.other_sizes.settle(
                     other,
                     given,
-                    lambda: self.renting.runner(key, given, plain()),
+                    as_in_mxnet,
                     is_compiled_else=rule.compiles_at_once(is_first=False),
                 )
             widens = other is None and self.other_sizes.would_widen(key)
@@ -173,7 +176,7 @@ class CompiledBlock:
                 at_once=2 * AT_ONCE if widens else AT_ONCE,
             ):
                 return None
-        found = None if other is None else self.other_sizes.run(other, key, given)
+        found = None if other is None else self.other_sizes.run(other, key, given, as_in_mxnet)
         if found is not None:
             return found
         return self.renting.run(key, given, plain(), 1.0 if other is None else other.saved)

@@ -248,6 +248,41 @@ def test_one_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("preferred")
+def test_wrong_arguments_give_up_nothing() -> None:
+    net, plain = net_and_plain("encoder")
+    _, call = NETS["encoder"]
+    for size in SIZES[:2]:
+        assert_right(net, plain, call(*size))
+    wrong = mx.nd.ones((12, 5, 7))
+    for _ in range(2):  # before it is tried, and after
+        with pytest.raises((mx.MXNetError, graphopt.errors.GraphoptError)):
+            net(wrong).asnumpy()
+        for size in SIZES:
+            assert_right(net, plain, call(*size))
+    assert calls(net) == 2 * (len(SIZES) - 2)
+
+
+@pytest.mark.usefixtures("preferred")
+def test_mistaken_sizes_of_a_pair() -> None:
+    class Sum(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
+            return F.elemwise_add(x * 2, y)
+
+    plain = Sum()
+    net = graphopt.optimize(plain)
+
+    def call(rows: int, others: int) -> tuple[Any, ...]:
+        return mx.nd.ones((rows, 5)), mx.nd.ones((others, 5))
+
+    for rows in (4, 6, 7):
+        assert_right(net, plain, call(rows, rows))
+    with pytest.raises((mx.MXNetError, graphopt.errors.GraphoptError)):
+        net(*call(3, 5)).asnumpy()
+    assert_right(net, plain, call(9, 9))
+    assert calls(net) == 2
+
+
+@pytest.mark.usefixtures("preferred")
 def test_one_that_is_wrong_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     run_once = any_size.run_once
 
