@@ -8,7 +8,7 @@ from typing import Final
 
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONVOLUTIONS, DATA, PARAM, PRODUCT, WITH_SPEC, Node, NodeId
+from graphopt.ir.node import AUX, BY_ATTRIBUTES, DATA, PARAM, Node, NodeId
 from graphopt.ir.sizes import is_sized
 from graphopt.ir.types import TensorType
 
@@ -20,8 +20,6 @@ _INIT = "__init__"
 _NONE: Final[frozenset[str]] = frozenset()
 _DATA: Final = frozenset((DATA,))
 _ALL: Final = frozenset((DATA, PARAM, AUX))
-#: Whose nested graphs do not run, and may have sizes in them where the attributes have none.
-_BY_ATTRIBUTES: Final = WITH_SPEC - {CONVOLUTIONS, PRODUCT}
 
 
 def fingerprint(graph: Graph) -> str:
@@ -85,8 +83,8 @@ def _digest(
         state.update(digests[value.node] + value.index.to_bytes(4, "little"))
     for before in node.after:
         state.update(b"after" + digests[before])
-    if of_any_size and node.op in _BY_ATTRIBUTES:
-        return state.digest()
+    if of_any_size and node.op in BY_ATTRIBUTES:
+        return state.digest()  # sizes in a graph that does not run do not matter
     for nested in node.graphs:
         state.update(_fingerprint(nested, _ALL if of_any_size else _NONE).encode())
     return state.digest()

@@ -95,6 +95,10 @@ WITH_SPEC: Final = frozenset(
 )
 
 
+#: Those whose nested graphs never run: the others are put back where there is no packed form.
+BY_ATTRIBUTES: Final = WITH_SPEC - {CONVOLUTIONS, PRODUCT}
+
+
 class Value(NamedTuple):
     """One output of one node: what flows along an edge."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.ir.constant import is_range, range_of
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import Node
+from graphopt.ir.node import BY_ATTRIBUTES, Node
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +99,7 @@ def sized_of(first: Iterable[Graph], second: Iterable[Graph], a: Sizes, b: Sizes
     found: dict[str, SizedConstant] = {}
     for node in _constants(first):
         other = others.get(node.name)
-        if other is not None and other.type.shape == node.type.shape:
+        if other is not None and _shape(other) == _shape(node):
             continue
         made = None if other is None else _sized(node, other, sources)
         if made is None:
@@ -111,7 +111,8 @@ def sized_of(first: Iterable[Graph], second: Iterable[Graph], a: Sizes, b: Sizes
 
 def _constants(graphs: Iterable[Graph]) -> Iterator[Node]:
     for graph in graphs:
-        for level in (graph, *(nested for node in graph for nested in node.graphs)):
+        nested = [n for node in graph if node.op not in BY_ATTRIBUTES for n in node.graphs]
+        for level in (graph, *nested):
             yield from filter(is_sized, level)
 
 
@@ -123,12 +124,12 @@ def _sized(node: Node, other: Node, sources: Mapping[tuple[int, int], int]) -> S
     if any(x != y and (x, y) not in sources for x, y in pairs):
         return None
     ranges = is_range(node)
-    if ranges and max(mine) != node.type.size:
+    if ranges and max(mine) != math.prod(mine):
         return None  # of several axes, each of which could be the one
     value = None if ranges else FILLS[node.op]
     return SizedConstant(
         node.name,
-        str(node.type.dtype),
+        str(node.attrs.get("dtype") or node.type.dtype or "float32"),
         mine,
         tuple(None if x == y else sources[x, y] for x, y in pairs),
         float(node.attrs["value"]) if value is None and not ranges else value,
@@ -136,7 +137,8 @@ def _sized(node: Node, other: Node, sources: Mapping[tuple[int, int], int]) -> S
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    return tuple(extent or 0 for extent in node.type.shape or ())
+    shape: Any = node.attrs["shape"]
+    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _other_inputs(first: Iterable[Graph], second: Iterable[Graph]) -> Iterator[str]:

@@ -14,7 +14,6 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
-from graphopt.ir.sizes import covers, distance
 from graphopt.nn import any_size
 
 mx = import_mxnet()
@@ -30,32 +29,6 @@ def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(any_size, "_in_turns", in_turns)
     monkeypatch.setattr(any_size, "CALLS_OF_A_TRIAL", 0)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "new", "expected"),
-    [
-        ((4, 8), (4, 6), (4, 7), True),
-        ((4, 8), (4, 6), (3, 7), False),  # the first one never changed
-        ((4, 8), (3, 6), (9, 2), True),
-        ((4, 8), (3, 6), (1, 7), False),  # MXNet broadcasts along axes of 1
-        ((1, 8), (3, 6), (1, 7), True),
-        ((4, 8), (3, 6), (0, 7), False),
-        ((5, 5), (3, 3), (4, 4), True),
-        ((5, 5), (3, 3), (4, 6), False),  # it may matter that they are equal
-        ((5, 7), (3, 3), (4, 6), True),
-    ],
-)
-def test_what_two_sizes_say_of_a_third(
-    first: tuple[int, ...], second: tuple[int, ...], new: tuple[int, ...], expected: bool
-) -> None:
-    assert covers(first, second, new) is covers(second, first, new) is expected
-
-
-def test_distance() -> None:
-    assert distance((4, 8), (2, 8)) == distance((2, 8), (4, 8)) == 2
-    assert distance((4, 0), (4, 8)) == float("inf")
-    assert distance((), ()) == 1
 
 
 class Masked(mx.gluon.HybridBlock):
