@@ -20,6 +20,11 @@ mx = import_mxnet()
 nn = mx.gluon.nn
 
 
+@pytest.fixture(autouse=True)
+def sizes_are_compiled() -> None:
+    """Not here."""
+
+
 @pytest.fixture
 def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs for any size are tried at once, and found to be faster than MXNet."""

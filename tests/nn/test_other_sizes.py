@@ -11,16 +11,10 @@ import pytest
 import graphopt
 from graphopt.backend import choosing, measured
 from graphopt.compat import import_mxnet
-from graphopt.nn import any_size, compiled
+from graphopt.nn import compiled
 
 mx = import_mxnet()
 nn = mx.gluon.nn
-
-
-@pytest.fixture(autouse=True)
-def no_graphs_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests are about is not decided by whether such a graph is as fast."""
-    monkeypatch.setattr(any_size.OtherSizes, "find", lambda *_: None)
 
 
 @pytest.fixture

@@ -10,16 +10,10 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.nn import any_size, ski_rental
+from graphopt.nn import ski_rental
 
 mx = import_mxnet()
 nn = mx.gluon.nn
-
-
-@pytest.fixture(autouse=True)
-def no_graphs_for_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests are about is not decided by whether such a graph is as fast."""
-    monkeypatch.setattr(any_size.OtherSizes, "find", lambda *_: None)
 
 
 def net_and_plain(**settings: Any) -> tuple[Any, Any]:
