@@ -222,7 +222,7 @@ class Model:
 
     def _at_any_size(self, key: Signature, arrays: Mapping[str, Any]) -> list[Any] | None:
         """A call by a graph for other sizes, where compiling for these would save little."""
-        if self.config.strict or self.config.plans_memory or len(self._compiled) < 2:
+        if self.config.strict or self.config.plans_memory:
             return None
         given = list(arrays.values())
         if any(array.stype != "default" for array in given):

@@ -25,13 +25,12 @@ from graphopt.backend.findings import active
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.race import race
-from graphopt.backend.sorting import WithoutChoosing, chooses, compare_columns, run_once
+from graphopt.backend.sorting import WithoutChoosing, chooses, compare_results, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, GraphError, GraphoptError
 from graphopt.ir.fingerprint import fingerprint
-from graphopt.pipeline.instruments import compare
 
 #: Seconds of a first call beyond which fewer candidates are tried.
 _LONG_S: Final = 1.0
@@ -144,14 +143,11 @@ class _Agreement:
             self._first, self._expected = name, found
             return True
         try:
-            compare(self._expected, found, where=name)
-        except GraphError as error:
-            if chooses(self._form.graph):  # the size of an index says nothing
+            compare_results(self._form.graph, self._expected, found, name)
+        except GraphError:
+            if chooses(self._form.graph):
                 return False
-            try:  # whether it is rounding of large numbers
-                compare_columns(self._expected, found, name)
-            except GraphError:
-                raise error from None
+            raise
         return True
 
     def look_closer(self, name: str) -> None:

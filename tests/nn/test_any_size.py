@@ -151,7 +151,7 @@ def calls(net: Any) -> int:
 
 def assert_right(net: Any, plain: Any, call: tuple[Any, ...]) -> None:
     expected, found = plain(*call).asnumpy(), net(*call).asnumpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("preferred")
@@ -342,7 +342,7 @@ def test_threads() -> None:
         for steps in range(start, start + 20):
             given = call(3 + steps % 5, steps)
             found, expected = net(*given).asnumpy(), plain(*given).asnumpy()
-            if not np.allclose(found, expected, rtol=1e-3, atol=1e-4):
+            if not np.allclose(found, expected, rtol=1e-4, atol=1e-4):
                 wrong.append(steps)
 
     threads = [threading.Thread(target=run, args=(2 + n,)) for n in range(4)]
