@@ -382,7 +382,8 @@ def launched(
     """Outputs of ``walked``, which ``spec`` or its gradients are, launched by the bridge."""
     shapes = [tuple(1 if a is None else space[a] for a in r.operand.axes) for r in walked.outputs]
     outs = on_device(*(np.full(shape, np.nan, "float32") for shape in shapes))
-    places = [a.__cuda_array_interface__["data"][0] for a in (*on_device(*arrays), *outs)]
+    held = [*on_device(*arrays), *outs]  # the launch knows addresses alone
+    places = [a.__cuda_array_interface__["data"][0] for a in held]
     device = (ctypes.c_int64 * 3)()
     library.graphopt_cuda_device(0, device)
     numba_cuda.synchronize()
