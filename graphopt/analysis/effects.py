@@ -22,7 +22,9 @@ def is_pure(node: Node, *, training: bool) -> bool:
 
 def held_nodes(graph: Graph) -> frozenset[NodeId]:
     """Nodes that others have to run after. Erasing one would leave a dangling dependency."""
-    return frozenset(before for node in graph for before in node.after)
+    return graph.derived(
+        "held nodes", lambda new: frozenset(before for node in new for before in node.after)
+    )
 
 
 def written_values(graph: Graph, *, training: bool) -> frozenset[Value]:

@@ -15,6 +15,10 @@ def frozen_nodes(graph: Graph) -> frozenset[NodeId]:
 
     Random, mutating and unknown operators are never frozen, nor is what reads them.
     """
+    return graph.derived("frozen nodes", _find)
+
+
+def _find(graph: Graph) -> frozenset[NodeId]:
     frozen: set[NodeId] = set()
     for node in graph.topological():
         if node.is_input:

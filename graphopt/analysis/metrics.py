@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONSTANT, CONVOLUTIONS, DATA, PARAM, Node
+from graphopt.ir.node import AUX, CONSTANT, CONVOLUTIONS, DATA, PARAM, Node, NodeId
 from graphopt.ir.ops import info
 
 
@@ -34,25 +34,45 @@ class Metrics:
 
 def measure(graph: Graph, *, frozen: bool = False) -> Metrics:
     """Count; ``frozen`` tells that parameters are constants. Linear in the graph's size."""
-    once = frozen_nodes(graph) if frozen else frozenset()
-    outputs = set(graph.outputs)
-    nodes = calls = parameters = written = unknown = 0
-    for node in graph.topological():
-        if node.op == DATA:
-            continue
-        if node.op in (PARAM, AUX):
-            parameters += (node.type.size or 0) if graph.node_users(node.id) else 0
-            continue
-        nodes += 1
-        unknown += sum(not type_.is_static for type_ in node.types)
-        if node.id in once or not runs(node):
-            continue
-        calls += 1
-        written += _within(node)
-        for value, type_ in zip(node.values, node.types, strict=True):
-            if value not in outputs:
-                written += type_.nbytes or 0
-    return Metrics(nodes, calls, parameters, written, unknown)
+    return Meter(frozen=frozen).measure(graph)
+
+
+class Meter:
+    """Measures graphs that share most of their nodes, as those before and behind a pass do."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        """``frozen`` tells that parameters are constants."""
+        self._frozen = frozen
+        self._written: dict[NodeId, tuple[Node, int]] = {}
+
+    def measure(self, graph: Graph) -> Metrics:
+        """Count. Linear in the graph's size."""
+        once = frozen_nodes(graph) if self._frozen else frozenset()
+        nodes = calls = parameters = written = unknown = 0
+        for node in graph.topological():
+            if node.op == DATA:
+                continue
+            if node.op in (PARAM, AUX):
+                parameters += (node.type.size or 0) if graph.node_users(node.id) else 0
+                continue
+            nodes += 1
+            unknown += sum(not type_.is_static for type_ in node.types)
+            if node.id not in once and runs(node):
+                calls += 1
+                written += self._written_by(node)
+        for value in set(graph.outputs):
+            node = graph[value.node]
+            if not node.is_input and node.id not in once and runs(node):
+                written -= graph.type_of(value).nbytes or 0
+        return Metrics(nodes, calls, parameters, written, unknown)
+
+    def _written_by(self, node: Node) -> int:
+        """Bytes of the outputs, and of what the node writes for itself."""
+        known = self._written.get(node.id)
+        if known is None or known[0] is not node:
+            size = _within(node) + sum(type_.nbytes or 0 for type_ in node.types)
+            known = self._written[node.id] = node, size
+        return known[1]
 
 
 def _within(node: Node) -> int:

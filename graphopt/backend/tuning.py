@@ -39,18 +39,18 @@ def tune(graph: Graph) -> tuple[Tuned, Tuned | None]:
     packed products run what they would if there were none: where ``dot`` is faster than
     FullyConnected, and activations fused with what is around them.
     """
-    opened = graph
-    passes: tuple[Pass, ...] = (SelectGemm(),)
+    opened, fusing = graph, tuple[Pass, ...]()
     if any(node.op == FUSED for node in graph):
         # Regions grow anew, as a product without its bias leaves that to them.
-        passes += (FuseReduction(), FusePointwise())
+        fusing = (FuseReduction(), FusePointwise())
         opened = unfuse(graph, lambda _graph, node: node.op == FUSED)
-    plain = _run(opened, passes)
-    packed = _run(opened, (PackProducts(),))
-    best = plain if plain.told else Tuned(graph)
+    selected, packed = _run(opened, (SelectGemm(),)), _run(opened, (PackProducts(),))
+    best = Tuned(graph)
+    if selected.told:
+        best = Tuned(_run(selected.graph, fusing).graph, selected.told)
     if not packed.told:
         return best, None
-    rest = _run(packed.graph, passes)
+    rest = _run(packed.graph, (SelectGemm(), *fusing))
     return best, Tuned(rest.graph, (*packed.told, *rest.told))
 
 

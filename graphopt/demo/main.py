@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphopt.analysis.metrics import measure
 from graphopt.cli.console import Table, note, paint, say, say_json
 from graphopt.cli.progress import progress
+from graphopt.ir.attrs import EMPTY
 from graphopt.passes import ALIASES
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _body(graph: Graph) -> str:
     """The operators of a graph in the text form, without attributes."""
     bare = graph.copy()
     for node in graph:
-        bare.update(node.but(attrs={}))
+        bare.update(node.but(attrs=EMPTY))
     width = min(100, shutil.get_terminal_size().columns)
     wrap = TextWrapper(width, initial_indent="  ", subsequent_indent=" " * 6).fill
     return "\n".join(wrap(line.strip()) for line in str(bare).splitlines()[1:-1])

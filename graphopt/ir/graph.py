@@ -7,9 +7,9 @@ write, so a pass that changes nothing costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphopt.errors import GraphError
 from graphopt.ir.attrs import EMPTY, Attrs, AttrValue
@@ -19,6 +19,7 @@ from graphopt.ir.types import UNKNOWN, TensorType
 if TYPE_CHECKING:
     import networkx as nx
 
+T = TypeVar("T")
 _State = tuple[dict[NodeId, Node], list[NodeId], list[Value], NodeId]
 
 
@@ -40,6 +41,7 @@ class Graph:
         self._users: dict[NodeId, dict[Use, int]] | None = None
         self._order: tuple[Node, ...] | None = None
         self._names: dict[str, int] | None = None
+        self._derived: dict[str, Any] | None = None
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -56,6 +58,10 @@ class Graph:
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes
+
+    def holds(self, node: Node) -> bool:
+        """Whether this very node, not another one of its id, is a part of the graph."""
+        return self._nodes.get(node.id) is node
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -133,6 +139,18 @@ class Graph:
         if self._order is None:
             self._order = _depth_first(self)
         return self._order
+
+    def derived(self, name: str, make: Callable[[Graph], T]) -> T:
+        """What ``make`` finds in this graph, kept under ``name`` until the graph is written to.
+
+        Copies share it until then. It has to depend on nothing but the graph.
+        """
+        if self._derived is None:
+            self._derived = {}
+        if name not in self._derived:
+            self._derived[name] = make(self)
+        found: T = self._derived[name]
+        return found
 
     @property
     def nx(self) -> nx.MultiDiGraph:
@@ -291,7 +309,10 @@ class Graph:
         """A copy that shares its nodes until either is written to; ids stay the same."""
         twin = Graph(self.name if name is None else name)
         twin._nodes, twin._inputs, twin._outputs = self._nodes, self._inputs, self._outputs
+        if self._derived is None:
+            self._derived = {}  # for both
         twin._next, twin._order, twin._users = self._next, self._order, self._users
+        twin._derived = self._derived
         twin._shared = self._shared = True
         return twin
 
@@ -305,12 +326,12 @@ class Graph:
         except BaseException:
             self._nodes, self._inputs, self._outputs, self._next = before
             self._shared = True  # with any copy made inside
-            self._users = self._order = self._names = None
+            self._users = self._order = self._names = self._derived = None
             raise
 
     def _own(self) -> None:
         """Stop sharing before a write, and drop what the write makes stale."""
-        self._order = None
+        self._order = self._derived = None
         if self._shared:
             self._nodes = dict(self._nodes)
             self._inputs = list(self._inputs)

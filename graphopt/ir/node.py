@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from graphopt.ir.attrs import EMPTY, Attrs
 from graphopt.ir.types import UNKNOWN, TensorType
@@ -156,6 +156,28 @@ class Node:
         """The value of output ``index``."""
         return Value(self.id, index)
 
-    def but(self, **changes: Any) -> Node:
-        """A copy with ``changes`` applied."""
-        return replace(self, **changes)
+    def but(
+        self,
+        *,
+        id: NodeId | None = None,
+        op: str | None = None,
+        inputs: tuple[Value, ...] | None = None,
+        attrs: Attrs | None = None,
+        types: tuple[TensorType, ...] | None = None,
+        name: str | None = None,
+        graphs: tuple[Graph, ...] | None = None,
+        after: tuple[NodeId, ...] | None = None,
+        origin: tuple[str, ...] | None = None,
+    ) -> Node:
+        """A copy with what is given changed."""
+        return Node(
+            self.id if id is None else id,
+            self.op if op is None else op,
+            self.inputs if inputs is None else inputs,
+            self.attrs if attrs is None else attrs,
+            self.types if types is None else types,
+            self.name if name is None else name,
+            self.graphs if graphs is None else graphs,
+            self.after if after is None else after,
+            self.origin if origin is None else origin,
+        )

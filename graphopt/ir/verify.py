@@ -23,22 +23,30 @@ OWN_OPS: Final = frozenset({CONSTANT})
 _ANY_NUMBER: Final = frozenset({"_npi_bincount", "_npi_ediff1d"})
 
 
-def verify(graph: Graph, stage: Stage = "optimized", where: str = "") -> None:
+def verify(
+    graph: Graph, stage: Stage = "optimized", where: str = "", known: Graph | None = None
+) -> None:
     """Raise unless the graph, and every graph nested in it, is well formed.
 
     Args:
-        graph: what to check; linear in its size.
+        graph: what to check; linear in its size, and at once if it was not written to since.
         stage: which operators are legal.
         where: named in the message, for example the pass that made the graph.
+        known: one that is well formed; of the nodes that it has, too, only the reads are checked.
 
     Raises:
         GraphError: the first violation, with a window of the text around the node.
     """
+    graph.derived(f"verified as {stage}", lambda new: _check(new, stage, where, known))
+
+
+def _check(graph: Graph, stage: Stage, where: str, known: Graph | None) -> None:
     graph.topological()  # finds cycles and reads of missing nodes
     _check_signature(graph, where)
     given = {node.id for node in graph.inputs}
-    for node in graph:
-        problem = _problem(graph, node, stage, given=node.id in given)
+    for node in graph.topological():
+        is_known = known is not None and known.holds(node)
+        problem = _problem(graph, node, stage, given=node.id in given, is_known=is_known)
         if problem:
             raise GraphError(_message(graph, node, problem, where))
         for nested in node.graphs:
@@ -63,23 +71,25 @@ def _check_signature(graph: Graph, where: str) -> None:
             )
 
 
-def _problem(graph: Graph, node: Node, stage: Stage, *, given: bool) -> str:
-    if not node.op:
-        return "it has no operator name"
-    if not node.types:
-        return "it has no outputs"
-    if given and not node.is_input:
-        return f"an input of the graph is a {node.op}"
-    if node.is_input and not given:
-        return "it is no input of the graph"
-    if node.is_input and (node.inputs or len(node.types) != 1):
-        return "an input reads nothing and has one output"
-    if stage == "captured" and node.op in OWN_OPS:
-        return f"operator {node.op!r} is made by passes only"
+def _problem(graph: Graph, node: Node, stage: Stage, *, given: bool, is_known: bool) -> str:
+    if given != node.is_input:
+        return f"an input of the graph is a {node.op}" if given else "it is no input of the graph"
     for position, value in enumerate(node.inputs):
         outputs = len(graph[value.node].types)
         if not 0 <= value.index < outputs:
             return f"its input {position} is output {value.index} of a node with {outputs}"
+    return "" if is_known else _problem_by_itself(node, stage)
+
+
+def _problem_by_itself(node: Node, stage: Stage) -> str:
+    if not node.op:
+        return "it has no operator name"
+    if not node.types:
+        return "it has no outputs"
+    if node.is_input and (node.inputs or len(node.types) != 1):
+        return "an input reads nothing and has one output"
+    if stage == "captured" and node.op in OWN_OPS:
+        return f"operator {node.op!r} is made by passes only"
     return "" if node.is_input else _misfit(node)
 
 

@@ -60,7 +60,7 @@ class Verify(Instrument):
         """Verify a changed graph."""
         if after is before:
             return
-        verify(after, where=pass_.name)
+        verify(after, where=pass_.name, known=before)
         check_signature(before, after, pass_.name)
 
 

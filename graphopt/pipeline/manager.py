@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from graphopt.analysis.metrics import Metrics, measure
+from graphopt.analysis.metrics import Meter, Metrics
 from graphopt.errors import GraphoptError, PassError
 from graphopt.ir.graph import Graph
 from graphopt.pipeline.base import Pass, PassContext, Settings, Target
@@ -109,10 +109,11 @@ def _run_all(
         instrument.before_pipeline(graph, cx)
     receipts: list[Receipt] = []
     remarks: list[Remark] = []
-    size = measure(graph, frozen=settings.frozen)
+    meter = Meter(frozen=settings.frozen)
+    size = meter.measure(graph)
     for number, pass_ in enumerate(passes):
         cx = PassContext(settings, target, pass_.name)
-        new_graph, receipt = _run_one(pass_, graph, size, cx, around)
+        new_graph, receipt = _run_one(pass_, graph, size, cx, around, meter)
         receipts.append(receipt)
         remarks.extend(cx.remarks)
         if receipt.status == "rolled back" and settings.strict:
@@ -122,7 +123,12 @@ def _run_all(
 
 
 def _run_one(
-    pass_: Pass, graph: Graph, size: Metrics, cx: PassContext, around: Sequence[Instrument]
+    pass_: Pass,
+    graph: Graph,
+    size: Metrics,
+    cx: PassContext,
+    around: Sequence[Instrument],
+    meter: Meter,
 ) -> tuple[Graph, Receipt]:
     refusal = pass_.refusal(cx.settings)
     if refusal is not None:
@@ -140,7 +146,7 @@ def _run_one(
             instrument.after_pass(pass_, graph, after, cx)
     except Exception as error:  # noqa: BLE001 - any failure of a pass is rolled back and reported
         return graph, _rolled_back(pass_, graph, size, cx, around, error, start)
-    new_size = size if after is graph else measure(after, frozen=cx.settings.frozen)
+    new_size = size if after is graph else meter.measure(after)
     error_found = [i.max_error for i in around if i.max_error is not None]
     receipt = Receipt(
         str(pass_),

@@ -89,6 +89,12 @@ class Program:
 
 def plan(spec: ConvolutionsSpec) -> Program:
     """The program of a region; linear but for the placing of its images."""
+    return spec.body.derived(
+        f"program of {spec.lanes} lanes, {spec.algorithms}", lambda _: _planned(spec)
+    )
+
+
+def _planned(spec: ConvolutionsSpec) -> Program:
     planner = _Planner(spec)
     planner.walk()
     return planner.program()

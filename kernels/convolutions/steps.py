@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from graphopt.kernels.convolutions.activations import Activation, Function
 from graphopt.kernels.convolutions.transposed import Transposed
@@ -38,8 +38,7 @@ class Combination(IntEnum):
     GATE = 2  # of a number for each channel
 
 
-@dataclass(frozen=True)
-class View:
+class View(NamedTuple):
     """Where images lie in the arena; everything counts floats."""
 
     at: int = 0
@@ -101,7 +100,7 @@ class Step:
         """The fields in the order of the bridge."""
         yield from (int(self.kind), self.images)
         for view in (self.source, self.into, self.other or View()):
-            yield from astuple(view)
+            yield from view
         yield int(self.other is not None)
         yield from (self.array, self.weights, self.bias, self.slopes, int(self.combination))
         yield from (self.channels, self.filters, self.groups, self.bundle)
@@ -112,7 +111,7 @@ class Step:
         yield from (self.tile, self.chunk, self.scratch)
         yield from (int(self.is_average), int(self.counts_padding))
         turned = self.transposed or Transposed((0, 0), (0, 0), (0, 0))
-        for pair in astuple(turned):
+        for pair in (turned.kernel, turned.stride, turned.pad):
             yield from pair
         last = self.activation
         yield from (_ACTIVATIONS.index(last.kind), int(last.gated))

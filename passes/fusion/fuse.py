@@ -70,14 +70,14 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
     found = _grow(graph, candidates)
     position = {node.id: at for at, node in enumerate(graph.topological())}
     regions = {found.groups.find(n) for n in candidates}
-    fused = graph.copy()
+    fused, specs = graph.copy(), _Specs(graph, precise=cx.settings.precise)
     done = 0
     for region in sorted(regions, key=lambda group: position[group]):
         members = sorted(found.groups.members(region), key=position.__getitem__)
         nodes = [graph[n] for n in members]
         if rows and not any(canonical(node.op) in ROWS for node in nodes):
             continue
-        done += _try(graph, fused, nodes, cx)
+        done += _try(graph, fused, nodes, specs, cx)
     if not done:
         return given
     cx.count("kernels", done)
@@ -232,7 +232,45 @@ def _row_shapes(space: Space) -> tuple[Shape, ...]:
     return (ones, space.span.dropped(space.shape))
 
 
-def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> bool:
+class _Specs:
+    """The kernels of regions; those that are alike, as of the layers of a net, are made once."""
+
+    def __init__(self, graph: Graph, *, precise: bool) -> None:
+        self._graph = graph
+        self._precise = precise
+        self._made: dict[tuple[object, ...], tuple[KernelSpec, str]] = {}
+
+    def of(
+        self, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> tuple[KernelSpec, str]:
+        """The kernel of a region, and its text.
+
+        Raises:
+            GraphoptError: it is no kernel; the message names the node and the reason.
+        """
+        key = self._key(nodes, inputs, outputs)
+        if key not in self._made:
+            spec = region_spec(self._graph, nodes, inputs, outputs)
+            spec = replace(spec, precise=self._precise)
+            collapse(spec)
+            _check_extents(spec)
+            self._made[key] = spec, str(spec)
+        return self._made[key]
+
+    def _key(
+        self, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> tuple[object, ...]:
+        """All that the kernel depends on: operators, what each reads, and the types."""
+        number = {value: at for at, value in enumerate(inputs)}
+        number |= {node.out(): len(inputs) + at for at, node in enumerate(nodes)}
+        return (
+            *(self._graph.type_of(value) for value in inputs),
+            *((n.op, n.attrs, n.types, *(number.get(v, v) for v in n.inputs)) for n in nodes),
+            *(number[value] for value in outputs),
+        )
+
+
+def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], specs: _Specs, cx: PassContext) -> bool:
     """Make one region a node of ``fused``, unless that is not possible or not worth it."""
     inputs, outputs = _boundary(graph, nodes)
     if not outputs:
@@ -241,10 +279,7 @@ def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> 
         cx.missed(f"{len(nodes)} operators have {len(inputs)} inputs together", nodes[-1])
         return False
     try:
-        spec = region_spec(graph, nodes, inputs, outputs)
-        spec = replace(spec, precise=cx.settings.precise)
-        collapse(spec)
-        _check_extents(spec)
+        spec, text = specs.of(nodes, inputs, outputs)
     except GraphoptError as error:
         cx.missed(f"{operators(nodes)} are not fused: {error}", nodes[-1])
         return False
@@ -254,7 +289,7 @@ def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], cx: PassContext) -> 
             cx.missed(f"{operators(nodes)} are not fused: {why}", nodes[-1])
         return False
     body = _body(graph, nodes, inputs, outputs)
-    replace_region(fused, nodes, inputs, outputs, FUSED, {"spec": str(spec)}, body, "fused")
+    replace_region(fused, nodes, inputs, outputs, FUSED, {"spec": text}, body, "fused")
     saved = sum(graph.type_of(n.out()).nbytes or 0 for n in nodes if n.out() not in outputs)
     cx.count("operators", len(nodes))
     kernel = "one kernel" + (f", {saved / 1e6:.3g} MB are no longer written" if saved else "")

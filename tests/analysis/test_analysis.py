@@ -4,8 +4,9 @@ import pytest
 
 from graphopt.analysis.effects import held_nodes, is_pure, written_values
 from graphopt.analysis.frozen import frozen_nodes
-from graphopt.analysis.metrics import Metrics, measure
+from graphopt.analysis.metrics import Meter, Metrics, measure
 from graphopt.ir.parser import parse
+from graphopt.ir.types import TensorType
 
 NET = """
 graph g(%x: f32[2,3], param %w: f32[4,3], param %gamma: f32[4], param %beta: f32[4],
@@ -73,6 +74,17 @@ def test_metrics():
         "intermediate_bytes": 112,
         "unknown_types": 0,
     }
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_meter_that_knows_some_nodes_counts_the_others_anew(frozen):
+    graph, meter = parse(NET), Meter(frozen=frozen)
+    assert meter.measure(graph) == measure(graph, frozen=frozen)
+    other = graph.copy()
+    other.update(graph.find("fc").but(types=(TensorType("float64", (2, 5)),)))
+    other.set_outputs(other.outputs[:1])
+    assert meter.measure(other) == measure(other, frozen=frozen)
+    assert meter.measure(other).intermediate_bytes > meter.measure(graph).intermediate_bytes
 
 
 def test_unknown_types_count_as_no_bytes():

@@ -267,6 +267,7 @@ def test_attributes_are_frozen(graph):
     assert node.attrs["axis"] == (0, 1)
     with pytest.raises(AttributeError):
         node.name = "other"
+    assert node.but() == node
 
 
 # -- copies and transactions --------------------------------------------------------------------
@@ -313,6 +314,35 @@ def test_every_write_makes_the_copy_a_graph_of_its_own(graph, write):
     third = graph.copy()
     write(graph)
     assert str(third) == before
+
+
+def test_what_is_derived_is_kept_until_the_next_write(graph):
+    asked = []
+
+    def count(given):
+        asked.append(given)
+        return len(given)
+
+    size = len(graph)
+    twin = graph.copy()
+    assert [g.derived("size", count) for g in (graph, twin, graph)] == [size] * 3
+    assert asked == [graph]
+    twin.add("relu", [twin.find("x")])
+    assert (twin.derived("size", count), graph.derived("size", count)) == (size + 1, size)
+    assert asked == [graph, twin]
+
+
+def test_what_was_derived_inside_a_failed_edit_is_forgotten(graph):
+    def edit():
+        with graph.edit():
+            graph.add("relu", [graph.find("x")])
+            assert graph.derived("size", len) == size + 1
+            raise KeyError("no reason")
+
+    size = graph.derived("size", len)
+    with pytest.raises(KeyError):
+        edit()
+    assert graph.derived("size", len) == size
 
 
 def test_an_edit_that_fails_is_rolled_back(graph):

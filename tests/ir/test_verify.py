@@ -178,3 +178,26 @@ def test_number_of_inputs(node, problem):
         return
     expected = f"node 'y' of graph 'g' is malformed: {problem}"
     assert message(graph).splitlines()[0] == expected
+
+
+@pytest.mark.parametrize("was_checked", [False, True])
+def test_nodes_of_a_known_graph_are_checked_for_what_they_read(graph, was_checked):
+    before = graph.copy()
+    if was_checked:
+        verify(before)
+    a = graph.find("a")
+    graph.update(a.but(types=(a.type, a.type)))
+    graph.update(graph.find("b").but(inputs=(a.out(1),)))
+    verify(graph, known=before)
+    two = graph.copy()
+    two.update(a)
+    assert "its input 0 is output 1 of a node with 1" in message(two, known=graph)
+
+
+def test_a_graph_that_was_checked_is_checked_anew_after_a_write(graph):
+    inner = parse(TEXT.replace("graph g", "graph inner"))
+    graph.update(graph.find("b").but(graphs=(inner,)))
+    verify(graph)
+    inner.set_outputs([])
+    graph.update(graph.find("a"))
+    assert message(graph) == "graph 'inner' returns nothing"
