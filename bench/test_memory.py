@@ -1,9 +1,11 @@
-"""Memory of training steps: what MXNet plans, within budgets, and what it costs in time."""
+"""Memory: of steps what MXNet plans, within budgets and for which time; of inference all."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from bench.inference_memory import CASES
 from bench.report import Record
 from bench.step_memory import Step, buckets, cases
 from bench.timing import race
+from graphopt.kernels.cache import folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -150,6 +154,47 @@ def test_buckets(benchmark: Any, record: Callable[[Record], None], quick: bool) 
     line = "two layers of LSTM, 256 units, batch 32, lengths 10 to 100"
     shown = figures | {"all over longest": ours, "gluon all over longest": theirs}
     record(Record("Memory of ten buckets, MiB", line, shown, {}, {"all over longest": 1.1}))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_inference(
+    name: str,
+    benchmark: Any,
+    record: Callable[[Record], None],
+    quick: bool,
+    tmp_path: Path,
+) -> None:
+    """What four calls leave resident, each time in a process of its own."""
+    if quick and name != "squeezenet1_0":
+        pytest.skip("makes large nets")
+    shutil.copytree(folder() / "bridge", tmp_path / "bridge")
+    plain, first, later = (
+        of_inference(name, who, tmp_path) for who in ("plain", "graphopt", "graphopt")
+    )
+    benchmark.pedantic(lambda: None, rounds=1)
+    figures = {
+        "parameters": plain["parameters"],
+        "plain": plain["kept"],
+        "graphopt": later["kept"],
+        "at most: plain": plain["most"],
+        "graphopt, known": later["most"],
+        "never measured": first["most"],
+    }
+    record(Record("Memory of inference, resident MiB of the process", name, figures))
+
+
+def of_inference(name: str, who: str, cache: Path) -> dict[str, float]:
+    """Some calls in a process of their own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "bench.inference_memory", name, who],
+        cwd=ROOT,
+        env=os.environ | {"GRAPHOPT_CACHE_DIR": str(cache), "GRAPHOPT_REMEMBER": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def apart(name: str, batch: int, how: str) -> dict[str, Any]:

@@ -107,13 +107,16 @@ def packed_size(mxnet: Any, depth: int, units: int, *, tiled: bool = False) -> i
     return int(bridge.load(mxnet).graphopt_packed_product(*sizes))
 
 
-def packed(mxnet: Any, weights: Array, *, tiled: bool = False) -> Array | None:
+def packed(
+    mxnet: Any, weights: Array, *, tiled: bool = False, into: Array | None = None
+) -> Array | None:
     """Weights in the order in which products read them.
 
     Args:
         mxnet: the module.
         weights: float32, (units, depth).
         tiled: for :func:`dense_means`, see :func:`is_tiled`.
+        into: where to put them; default: a new array.
 
     Returns:
         float32, :func:`packed_size` of them; ``None`` if they are ``tiled`` and have numbers that
@@ -124,7 +127,9 @@ def packed(mxnet: Any, weights: Array, *, tiled: bool = False) -> Array | None:
     """
     units, depth = weights.shape
     given = np.ascontiguousarray(weights, np.float32)
-    made = np.empty(packed_size(mxnet, depth, units, tiled=tiled), np.float32)
+    size = packed_size(mxnet, depth, units, tiled=tiled)
+    made = np.empty(size, np.float32) if into is None else into
+    assert made.shape == (size,)
     is_packed = bridge.load(mxnet).graphopt_pack_product(
         ctypes.c_void_p(given.ctypes.data),
         ctypes.c_int64(depth),

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from graphopt.compat import import_mxnet
 
@@ -25,6 +26,26 @@ def array_of(numbers: Any, ctx: Any) -> Any:
     made = mx.nd.empty(numbers.shape, ctx, numbers.dtype)
     made._sync_copyfrom(numbers)
     return made
+
+
+def view_of(array: Any) -> npt.NDArray[Any]:
+    """The numbers of a dense array, not copied where it is on the host.
+
+    They are those of now: to be read while nobody writes to the array, or written where nobody else
+    has it yet. The array lives as long as the view.
+    """
+    if array.ctx.device_type == "gpu":
+        numbers: npt.NDArray[Any] = array.asnumpy()
+        return numbers
+    base, place = import_mxnet().base, ctypes.c_void_p()
+    base.check_call(base._LIB.MXNDArrayWaitToRead(array.handle))
+    base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(place)))
+    dtype, size = np.dtype(array.dtype), bytes_of(array)
+    if not size:
+        return np.empty(array.shape, dtype)
+    memory: Any = (ctypes.c_char * size).from_address(place.value or 0)
+    memory.array = array
+    return np.frombuffer(memory, dtype).reshape(array.shape)
 
 
 class Alike:

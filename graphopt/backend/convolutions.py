@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from graphopt.backend.arrays import view_of
 from graphopt.backend.kept import Kept, kept
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
@@ -49,7 +54,7 @@ def with_packed(
     Raises:
         GraphoptError: a region is for another processor.
     """
-    mx, made = import_mxnet(), dict[str, Any]()
+    made = dict[str, Any]()
     keepers: list[Kept] = []
     copy = graph.copy()
     for node in graph:
@@ -57,18 +62,32 @@ def with_packed(
             continue
         spec = spec_of(node)
         given = [
-            values[graph[value.node].name].asnumpy() if inner.op == PARAM else None
+            view_of(values[graph[value.node].name]) if inner.op == PARAM else None
             for inner, value in zip(spec.body.inputs, node.inputs, strict=True)
         ]
         inputs = list(copy[node.id].inputs)
-        for at, array in enumerate(packed(mx, str(spec), given)):
-            if array is None:
-                continue
+        for at, array in _packed(str(spec), given, ctx):
             name = copy.unique_name(f"{graph[inputs[at].node].name}_packed")
             learned = copy.add_input(name, PARAM, TensorType("float32", array.shape))
-            keepers.append(kept(array, ctx))
+            keepers.append(kept(array))
             made[name] = keepers[-1].array
             inputs[at] = learned.out()
         attrs = node.attrs.set(packed=True)
         copy.update(copy[node.id].but(inputs=tuple(inputs), attrs=attrs))
     return copy, made, keepers
+
+
+def _packed(
+    spec: str, given: Sequence[npt.NDArray[np.float32] | None], ctx: Any
+) -> Iterator[tuple[int, Any]]:
+    """Packed parameters as NDArrays, with their places among the inputs."""
+    mx, arrays = import_mxnet(), deque[Any]()
+
+    def empty(size: int) -> npt.NDArray[np.float32]:
+        arrays.append(mx.nd.empty((size,), ctx))
+        return view_of(arrays[-1])
+
+    packed(mx, spec, given, empty)
+    for at, array in enumerate(given):
+        if array is not None:
+            yield at, arrays.popleft()  # those that are there already are let go of one by one

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from graphopt.backend.arrays import array_of
+from graphopt.backend.arrays import view_of
 from graphopt.compat import import_mxnet
 from graphopt.kernels.bridge.written import digest_of
 
@@ -25,15 +25,15 @@ class Kept:
 _KEPT: Final[WeakValueDictionary[tuple[int, tuple[int, ...], str], Kept]] = WeakValueDictionary()
 
 
-def kept(values: npt.NDArray[np.float32], ctx: Any) -> Kept:
-    """Such an array at ``ctx``, one that is there already if there is one."""
-    key = digest_of(import_mxnet(), values), values.shape, str(ctx)
+def kept(array: Any) -> Kept:
+    """An NDArray of float32 that nobody writes to, or one like it that is there already."""
+    values = view_of(array)
+    key = digest_of(import_mxnet(), values), values.shape, str(array.ctx)
     found = _KEPT.get(key)
     # A digest can be that of other bits, too. As whole numbers, since NaNs do not equal themselves.
-    if found is not None and np.array_equal(_bits(found.array.asnumpy()), _bits(values)):
+    if found is not None and np.array_equal(_bits(view_of(found.array)), _bits(values)):
         return found
-    made = Kept(array_of(values, ctx))
-    _KEPT[key] = made
+    made = _KEPT[key] = Kept(array)
     return made
 
 

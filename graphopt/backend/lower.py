@@ -14,10 +14,10 @@ from graphopt.backend.choice import Choice
 from graphopt.backend.choosing import choose, ordered
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.findings import active
-from graphopt.backend.freeze import freeze
+from graphopt.backend.freeze import Frozen, freeze
 from graphopt.backend.keeping import forgetting, keeping, runs_keeping, told
 from graphopt.backend.kept import Kept
-from graphopt.backend.memory import keep_freed_memory
+from graphopt.backend.memory import give_back_freed_memory, keep_freed_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.pools import Pools
 from graphopt.backend.products import Packed, has_products
@@ -61,6 +61,7 @@ class Lowered:
         tune: bool = True,
         memory: int | None = None,
         pools: Pools | None = None,
+        follows: bool = False,
     ) -> None:
         """Bind; see :func:`lower`."""
         keep_freed_memory()
@@ -68,11 +69,12 @@ class Lowered:
         self.ctx = ctx or import_mxnet().cpu()
         self.training = training
         self.choice = Choice()
-        self._wanted, self._frozen = engine, frozen
+        self._wanted, self._frozen, self._follows = engine, frozen, follows
         self._params = dict(params)
         self._types = {node.name: node.type for node in graph.inputs}
         self._check_params(graph)
         self._fixed = self._as_arrays(constants(graph))
+        self._once: list[Frozen] = []  # what is computed from parameters beforehand
         self._with_products: Tuned | None = None  # what runs with packed products besides
         self._keepers: list[Kept] = []
         per_call = self._settle(graph, is_tuned=tune)
@@ -98,6 +100,7 @@ class Lowered:
         learned = {node.name for node in per_call.inputs if node.op in (PARAM, AUX)}
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
+        self._is_settled = False
         self._bound: list[Any] = []
         self._at_any_size: AtAnySize | None = None
         self._findings = active()
@@ -124,6 +127,9 @@ class Lowered:
         if self._engine is None:
             with self._lock:
                 self._engine = self._engine or self._choose(data)
+        elif not self._is_settled:
+            self._is_settled = True
+            give_back_freed_memory()  # MXNet's engine has let go of the rest meanwhile
         arrays = [
             data.get(n, fixed) for n, fixed in zip(self._engine.inputs, self._bound, strict=True)
         ]
@@ -208,7 +214,8 @@ class Lowered:
             self._bound = [self._fixed_value(name) for name in self._engine.inputs]
 
     def _known(self) -> set[str]:
-        return set(self._params) | set(self._fixed)
+        computed = {name for split in self._once for name in split.names}
+        return {*self._params, *self._fixed} | computed
 
     def _as_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         mx = import_mxnet()
@@ -240,9 +247,10 @@ class Lowered:
 
     def _freeze(self, graph: Graph) -> Graph:
         """The rest of a graph, once what no data reaches is computed."""
-        split = freeze(graph, self._fixed)
+        split = freeze(graph, self._known())
         if split.once is not None:
-            self._fixed |= dict(zip(split.names, self._compute(split.once), strict=True))
+            self._once.append(split)
+            self._fixed |= self._computed(split)
         return split.per_call
 
     def _settle_products(self, graph: Graph, *, is_tuned: bool) -> Graph:
@@ -270,16 +278,24 @@ class Lowered:
             self._with_products = Tuned(keeping(tuned.graph), tuned.told)
         return keeping(graph)
 
-    def _compute(self, once: Graph) -> list[Any]:
-        engine = CachedOpEngine(to_symbol(once), ())
+    def _computed(self, split: Frozen) -> dict[str, Any]:
+        assert split.once is not None
+        engine = CachedOpEngine(to_symbol(split.once), ())
         _require(set(engine.inputs), self._known())
         with import_mxnet().autograd.pause(train_mode=False):
-            return engine([self._fixed_value(name) for name in engine.inputs])
+            found = engine([self._fixed_value(name) for name in engine.inputs])
+        return dict(zip(split.names, found, strict=True))
 
     def _fixed_value(self, name: str) -> Any:
         """The array of a parameter or constant; ``None`` for data."""
-        found = self._fixed.get(name)
-        return self._params.get(name) if found is None else found
+        for known in (self._fixed, self._params):
+            if name in known:
+                return known[name]
+        for split in self._once:
+            if name in split.names:  # it was let go of
+                self._fixed |= self._computed(split)
+                return self._fixed[name]
+        return None
 
     def _check_params(self, graph: Graph) -> None:
         for node in graph.inputs:
@@ -337,11 +353,16 @@ class Lowered:
         if form.keeps and isinstance(chosen, kind) and runs_keeping(chosen.symbol):
             self.choice.weights = told(form.graph)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
+        del candidates, made, arrays
+        give_back_freed_memory()
         return chosen
 
     def _keep_what_is_read(self, chosen: Engine, keepers: Sequence[Kept]) -> None:
-        """Let go of what was packed for engines that are not chosen."""
+        """Let go of what engines that are not chosen read."""
         read = {*self._inputs, *chosen.inputs}
+        if self._follows:
+            computed = {name for split in self._once for name in split.names}
+            read -= computed.difference(chosen.inputs)
         self._fixed = {name: array for name, array in self._fixed.items() if name in read}
         kept = {id(array) for array in self._fixed.values()}
         self._keepers = [keeper for keeper in keepers if id(keeper.array) in kept]
@@ -363,6 +384,7 @@ def lower(
     tune: bool = True,
     memory: int | None = None,
     pools: Pools | None = None,
+    follows: bool = False,
 ) -> Lowered:
     """Make a graph callable.
 
@@ -378,6 +400,8 @@ def lower(
         tune: use the matrix products that are fastest on this machine.
         memory: bytes that a training step may take; with ``pools`` only.
         pools: train on MXNet's executors, in this memory.
+        follows: a graph that is frozen is lowered anew once parameters were written, so that what
+            is computed from them may be let go of, and computed again where it is asked for.
 
     Raises:
         BudgetError: at the first call: no training step takes as little as ``memory``.
@@ -403,6 +427,7 @@ def lower(
         tune=tune,
         memory=memory,
         pools=pools if training else None,
+        follows=follows,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Mapping
@@ -45,6 +46,17 @@ def share_one_heap() -> bool:
         Whether it was done.
     """
     return bool(_megabytes_kept()) and _set({_M_ARENA_MAX: 1})
+
+
+def give_back_freed_memory() -> None:
+    """Have the C library give the kernel what is free now.
+
+    Compiling takes memory that calls do not take again: candidates have copies of weights, in
+    orders of their own. What :func:`keep_freed_memory` has kept is not all of it, since it is free
+    between what is taken.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def _megabytes_kept() -> int:

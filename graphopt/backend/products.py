@@ -10,12 +10,13 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from graphopt.backend.arrays import view_of
 from graphopt.backend.kept import Kept
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import PARAM, PRODUCT, Value
 from graphopt.ir.types import TensorType
-from graphopt.kernels.products import is_tiled, packed
+from graphopt.kernels.products import is_tiled, packed, packed_size
 from graphopt.passes.pack_products import problem_of
 
 
@@ -70,7 +71,7 @@ def with_packed_products(
         data, weights, *bias = node.inputs
         tiled = is_tiled(import_mxnet(), *problem_of(graph, node)[:3])
         if (weights, tiled) not in layers:
-            keeper = _packed(values[graph[weights.node].name].asnumpy(), ctx, tiled=tiled)
+            keeper = _packed(view_of(values[graph[weights.node].name]), ctx, tiled=tiled)
             keepers.append(keeper)
             layers[weights, tiled] = named(weights, keeper.array), keeper.tiled
         for value in bias:
@@ -84,12 +85,14 @@ def with_packed_products(
 
 
 def _packed(weights: npt.NDArray[np.float32], ctx: Any, *, tiled: bool) -> Packed:
-    key = hashlib.blake2b(weights.tobytes()).digest(), weights.shape, str(ctx), tiled
+    key = hashlib.blake2b(weights.data).digest(), weights.shape, str(ctx), tiled
     found = _KEPT.get(key)
     if found is None:
         mx = import_mxnet()
-        made = packed(mx, weights, tiled=True) if tiled else None
-        array = packed(mx, weights) if made is None else made
-        found = Packed(mx.nd.array(array, ctx=ctx, dtype="float32"), tiled=made is not None)
-        found = _KEPT.setdefault(key, found)
+        units, depth = weights.shape
+        for order in (True, False) if tiled else (False,):
+            array = mx.nd.empty((packed_size(mx, depth, units, tiled=order),), ctx)
+            if packed(mx, weights, tiled=order, into=view_of(array)) is not None:
+                break
+        found = _KEPT.setdefault(key, Packed(array, tiled=order))
     return found

@@ -57,6 +57,7 @@ def build_graph(
     )
     shapes = [tuple(array.shape) for array in arrays.values()]
     known = [*akin, *recall(key)]
+    follows = bool(values and config.follows(mode) and can_follow(ctx))
     findings = Findings(shapes, known, partial(record, key), of_any_size=of_any_size)
     feeds = None
     if config.check:
@@ -85,6 +86,7 @@ def build_graph(
             tune=not settings.precise,
             memory=config.memory,
             pools=pools,
+            follows=follows,
         )
         return Built(result, lowered, frozen, findings)
 
@@ -92,5 +94,4 @@ def build_graph(
         with findings.active():
             return build(frozen)
 
-    follows = values and config.follows(mode) and can_follow(ctx)
     return Following(noted, values, strict=config.strict) if follows else noted(settings.frozen)

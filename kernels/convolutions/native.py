@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,13 +38,23 @@ def lanes(mxnet: Any) -> int:
     return int(bridge.load(mxnet).graphopt_lanes())
 
 
-def packed(mxnet: Any, spec: str, inputs: Sequence[Array | None]) -> list[Array | None]:
+def _empty(size: int) -> Array:
+    return np.empty(size, np.float32)
+
+
+def packed(
+    mxnet: Any,
+    spec: str,
+    inputs: Sequence[Array | None],
+    empty: Callable[[int], Array] = _empty,
+) -> list[Array | None]:
     """Parameters in the order in which the region reads them.
 
     Args:
         mxnet: the module.
         spec: the text of a :class:`ConvolutionsSpec`.
         inputs: float32 array per input of the region; ``None`` for images.
+        empty: makes the arrays to write to, of so many numbers, one after the other.
 
     Raises:
         GraphoptError: the text is no region, or it is for another processor.
@@ -57,7 +67,7 @@ def packed(mxnet: Any, spec: str, inputs: Sequence[Array | None]) -> list[Array 
         size = library.graphopt_packed_size(text, ctypes.c_int64(number))
         if size < 0:
             raise GraphoptError(library.graphopt_error().decode())
-        found.append(None if array is None else np.empty(size, np.float32))
+        found.append(None if array is None else empty(size))
     if library.graphopt_pack(text, _addresses(given), _addresses(found)):
         raise GraphoptError(library.graphopt_error().decode())
     return found

@@ -148,6 +148,31 @@ def test_what_was_packed_for_slower_engines_is_freed(monkeypatch):
     assert function._known() == {"w"}
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_what_is_read_packed_only_is_let_go_of_and_computed_again(follows):
+    graph = with_types(
+        parse(
+            """
+            graph g(%x: f32[1,16,8,8], param %w: f32[16,16,3,3]) {
+              %half = _mul_scalar(%w) {scalar=0.5}
+              %w2 = _plus_scalar(%half) {scalar=1.0}
+              %y = Convolution(%x, %w2) {kernel=(3, 3), num_filter=16, no_bias=True}
+              return %y
+            }"""
+        )
+    )
+    data, params = arrays(graph)
+    region = run_pass(graph, "fuse-convolutions", target=MXNetTarget(), frozen=True).graph
+    function = lower(region, params, engine=CONVOLUTION_KERNELS, follows=follows)
+    want = values(lower(graph, params, engine=CACHED_OP)(**data))
+    for _ in range(2):  # the second call gives back memory
+        np.testing.assert_allclose(values(function(**data)), want, rtol=1e-4, atol=1e-4)
+    assert ("w2_frozen" in function._fixed) is not follows
+    assert "w2_frozen" in function._known()
+    found = function.parameters()["w2_frozen"].asnumpy()
+    np.testing.assert_allclose(found, params["w"] * 0.5 + 1, rtol=1e-6)
+
+
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_products_run_where_they_are_faster(monkeypatch, is_fast):
     graph = with_types(

@@ -15,6 +15,7 @@ import pytest
 
 import graphopt
 from graphopt.backend import kept
+from graphopt.backend.arrays import array_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
@@ -259,11 +260,12 @@ def test_packed_parameters_are_let_go() -> None:
 def test_equal_parameters_are_kept_once() -> None:
     values = np.random.default_rng(5).normal(size=70).astype(np.float32)
     values[3] = np.nan
-    one, two = kept.kept(values, mx.cpu()), kept.kept(values.copy(), mx.cpu())
+    one, two = kept.kept(array_of(values, mx.cpu())), kept.kept(array_of(values, mx.cpu()))
     assert one is two
     assert np.array_equal(one.array.asnumpy(), values, equal_nan=True)
-    assert kept.kept(-values, mx.cpu()) is not one
-    assert kept.kept(values.reshape(7, 10), mx.cpu()) is not one
+    assert kept.kept(array_of(-values, mx.cpu())) is not one
+    assert kept.kept(array_of(values.reshape(7, 10), mx.cpu())) is not one
+    assert kept.kept(array_of(values, mx.cpu(1))) is not one
 
 
 def test_it_does_without_where_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
