@@ -239,7 +239,9 @@ class Model:
             )
             if self._rule.is_due(key, may_wait=other.suffices, at_once=sys.maxsize):
                 return None
-        found = self._other_sizes.run(other, key, given, lambda: self._as_in_mxnet(arrays))
+        found = self._other_sizes.run(
+            other, key, given, lambda: self._as_in_mxnet(arrays), is_compiled_else=True
+        )
         return None if found is None else found[0]
 
     def _as_in_mxnet(self, arrays: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[Any]]:

@@ -11,12 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from graphopt.backend.candidates import Form, has_packed, is_packed
-from graphopt.backend.choice import PRODUCT_KERNELS
-from graphopt.backend.convolutions import has_convolutions
+from graphopt.backend.choice import CONVOLUTION_KERNELS, EXACT_CONVOLUTIONS, PRODUCT_KERNELS
+from graphopt.backend.convolutions import as_packed, has_convolutions, with_small_tiles
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.freeze import freeze
 from graphopt.backend.keeping import forgetting, keeps, runs_keeping
-from graphopt.backend.products import with_packed_products
+from graphopt.backend.products import has_products, with_packed_products
+from graphopt.backend.resized import Resized
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, to_symbol
 from graphopt.backend.unfuse import unfuse
@@ -25,12 +26,14 @@ from graphopt.errors import GraphError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import PARAM
 from graphopt.ir.sizes import FILLS, Sized, Sizes
+from graphopt.ir.types import Shape
 
 #: What the engines are called.
 FUSED_KERNELS: Final = "kernels"
+REGIONS: Final = "regions of convolutions"
 PACKED_PRODUCTS: Final = "kernels and packed products"
-#: Sizes whose constants are kept.
-_KEPT: Final = 256
+#: Sizes whose constants are kept, and whose regions of convolutions are.
+_KEPT, _KEPT_REGIONS = 256, 64
 
 #: An engine, and the arrays that it reads: ``None`` in place of data.
 _Bound = tuple[CachedOpEngine, list[Any]]
@@ -58,17 +61,20 @@ class AtAnySize:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[Sized, Sizes], dict[str, Any]] = OrderedDict()
         self._engines: dict[str, _Bound] = {}
+        self._regions: Resized | None = None
+        self._by_size: OrderedDict[tuple[Shape, ...], _Bound] = OrderedDict()
         if not form.is_on_cpu or form.pools is not None:
             return
         self._engines[FUSED_KERNELS] = self._with_kernels()
+        self._regions = self._regions_of(chosen)
         packed = self._with_packed_products(chosen)
         if packed is not None:
             self._engines[PACKED_PRODUCTS] = packed
 
     @property
     def names(self) -> list[str]:
-        """Of the engines."""
-        return list(self._engines)
+        """Of the engines; that of regions is made anew for each size."""
+        return [*self._engines, *([REGIONS] if self._regions else [])]
 
     def run(self, data: Mapping[str, Any], engine: str, sized: Sized, sizes: Sizes) -> list[Any]:
         """Run on NDArrays by name.
@@ -82,6 +88,8 @@ class AtAnySize:
         known = self._engines
         # There may be others for parameters that were written to.
         run, bound = known[engine] if engine in known else next(iter(known.values()))
+        if engine == REGIONS and self._regions is not None:
+            run, bound = self._with_regions(self._regions, data)
         given = {**self._sized(sized, sizes), **data}
         return run([given.get(n, fixed) for n, fixed in zip(run.inputs, bound, strict=True)])
 
@@ -155,6 +163,29 @@ class AtAnySize:
         known = {node.name: self._value(node.name) for node in graph.inputs}
         packed, made, _ = with_packed_products(graph, known, form.ctx)
         return self._bound(form.typed(to_symbol(packed)), PACKED_PRODUCTS, made)
+
+    def _regions_of(self, chosen: Engine | None) -> Resized | None:
+        """What makes the graph with regions as the engine runs them, if it has any."""
+        form = self._form
+        if chosen is None or chosen.name not in (CONVOLUTION_KERNELS, EXACT_CONVOLUTIONS):
+            return None
+        if has_products(form.packed):
+            return None  # whose packed weights go by the number of rows
+        is_exact = chosen.name == EXACT_CONVOLUTIONS
+        return Resized(with_small_tiles(form.packed) if is_exact else form.packed)
+
+    def _with_regions(self, regions: Resized, data: Mapping[str, Any]) -> _Bound:
+        shapes = tuple(tuple(data[name].shape) for name in self._form.data)
+        with self._lock:
+            found = self._by_size.get(shapes)
+            if found is None:
+                sized = regions.graph(dict(zip(self._form.data, shapes, strict=True)))
+                symbol = self._form.typed(to_symbol(as_packed(sized, self._value)))
+                found = self._by_size[shapes] = self._bound(symbol, REGIONS, {})
+                if len(self._by_size) > _KEPT_REGIONS:
+                    self._by_size.popitem(last=False)
+            self._by_size.move_to_end(shapes)
+            return found
 
     def _bound(self, symbol: Any, name: str, known: Mapping[str, Any]) -> _Bound:
         engine = CachedOpEngine(symbol, self._form.data, name, is_static=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from graphopt.backend.arrays import view_of
 from graphopt.backend.kept import Kept, kept
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONVOLUTIONS, PARAM
+from graphopt.ir.node import CONVOLUTIONS, PARAM, Node
 from graphopt.ir.types import TensorType
 from graphopt.kernels.convolutions.native import packed
 from graphopt.kernels.convolutions.spec import LARGE_TILES, spec_of
@@ -54,8 +54,7 @@ def with_packed(
     Raises:
         GraphoptError: a region is for another processor.
     """
-    made = dict[str, Any]()
-    keepers: list[Kept] = []
+    made, keepers = dict[str, Any](), list[Kept]()
     copy = graph.copy()
     for node in graph:
         if node.op != CONVOLUTIONS:
@@ -65,22 +64,44 @@ def with_packed(
             view_of(values[graph[value.node].name]) if inner.op == PARAM else None
             for inner, value in zip(spec.body.inputs, node.inputs, strict=True)
         ]
-        inputs = list(copy[node.id].inputs)
-        for at, array in _packed(str(spec), given, ctx):
-            name = copy.unique_name(f"{graph[inputs[at].node].name}_packed")
-            learned = copy.add_input(name, PARAM, TensorType("float32", array.shape))
-            keepers.append(kept(array))
+        arrays = _packed(str(spec), given, ctx)
+
+        def find(name: str, arrays: Iterator[Any] = arrays) -> Any:
+            keepers.append(kept(next(arrays)))
             made[name] = keepers[-1].array
-            inputs[at] = learned.out()
-        attrs = node.attrs.set(packed=True)
-        copy.update(copy[node.id].but(inputs=tuple(inputs), attrs=attrs))
+            return made[name]
+
+        _read_packed(copy, node, find)
     return copy, made, keepers
 
 
-def _packed(
-    spec: str, given: Sequence[npt.NDArray[np.float32] | None], ctx: Any
-) -> Iterator[tuple[int, Any]]:
-    """Packed parameters as NDArrays, with their places among the inputs."""
+def as_packed(graph: Graph, value: Callable[[str], Any]) -> Graph:
+    """A copy that reads what :func:`with_packed` made of a graph that differs in sizes only.
+
+    Args:
+        graph: its regions read plain parameters.
+        value: the packed NDArray of a name.
+    """
+    copy = graph.copy()
+    for node in graph:
+        if node.op == CONVOLUTIONS:
+            _read_packed(copy, node, value)
+    return copy
+
+
+def _read_packed(copy: Graph, node: Node, find: Callable[[str], Any]) -> None:
+    """Make a region read packed parameters under names of their own."""
+    inputs = list(copy[node.id].inputs)
+    for at, inner in enumerate(node.graphs[0].inputs):
+        if inner.op == PARAM:
+            name = copy.unique_name(f"{copy[inputs[at].node].name}_packed")
+            packed_type = TensorType("float32", find(name).shape)
+            inputs[at] = copy.add_input(name, PARAM, packed_type).out()
+    copy.update(copy[node.id].but(inputs=tuple(inputs), attrs=node.attrs.set(packed=True)))
+
+
+def _packed(spec: str, given: Sequence[npt.NDArray[np.float32] | None], ctx: Any) -> Iterator[Any]:
+    """Packed parameters as NDArrays, one by one: those that are there already are let go of."""
     mx, arrays = import_mxnet(), deque[Any]()
 
     def empty(size: int) -> npt.NDArray[np.float32]:
@@ -88,6 +109,5 @@ def _packed(
         return view_of(arrays[-1])
 
     packed(mx, spec, given, empty)
-    for at, array in enumerate(given):
-        if array is not None:
-            yield at, arrays.popleft()  # those that are there already are let go of one by one
+    while arrays:
+        yield arrays.popleft()

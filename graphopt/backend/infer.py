@@ -41,6 +41,33 @@ def infer_types(graph: Graph) -> Types:
     return known | {node: tuple(types) for node, types in collected.items()}
 
 
+class ShapeInference:
+    """Types of the values of one graph, for inputs of several shapes; dtypes are as they are."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Of a graph with types."""
+        self._graph = graph
+        self._internals = to_symbol(_numbered(graph)).get_internals()
+        self._nodes = [int(name.split("_")[0]) for name in self._internals.list_outputs()]
+
+    def types(self, shapes: Mapping[NodeId, Shape]) -> Types:
+        """With other shapes of some inputs, by their ids.
+
+        Raises:
+            InputError: they do not fit; the message names the node.
+        """
+        given = self._graph.copy()
+        for node_id, shape in shapes.items():
+            node = given[node_id]
+            given.update(node.but(types=(TensorType(node.type.dtype, tuple(shape)),)))
+        found: dict[NodeId, list[TensorType]] = {node.id: [] for node in given}
+        for node_id, extents in zip(self._nodes, _shapes(given, self._internals), strict=True):
+            types, own = found[node_id], given[node_id].types
+            dtype = own[len(types)].dtype if len(types) < len(own) else None
+            types.append(TensorType(dtype, extents))
+        return {n: tuple(types) or given[n].types for n, types in found.items()}
+
+
 def with_types(graph: Graph) -> Graph:
     """A copy in which every node carries the inferred types (and so its number of outputs)."""
     types = infer_types(graph)

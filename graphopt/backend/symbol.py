@@ -21,7 +21,7 @@ from graphopt.ir.node import (
     NodeId,
 )
 from graphopt.kernels import bridge
-from graphopt.kernels.convolutions.spec import spec_of
+from graphopt.kernels.convolutions.spec import spec_of, told
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +116,8 @@ def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[st
         raise GraphError("a variable of the graph has no name, so MXNet cannot be given its value")
     attrs = {} if node.op == CONSTANT else node.attrs
     if node.op == CONVOLUTIONS:
-        attrs = {"spec": str(spec_of(node)), "packed": node.attrs.flag("packed")}
+        other = {"like": node.attrs["like"]} if "like" in node.attrs else {}
+        attrs = {"spec": told(spec_of(node)), "packed": node.attrs.flag("packed"), **other}
     if keeps(node):
         attrs = node.attrs.without("keeps")
     if attrs:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from graphopt.backend.any_size import REGIONS
 from graphopt.backend.sorting import compare_results, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
@@ -36,10 +38,14 @@ _LEAST, _LEAST_FAR = 0.05, 0.15
 _DOUBT: Final = 1.1
 #: Calls of each engine that are timed, and seconds after which those are enough.
 _FEWEST, _MOST, _ENOUGH_S = 6, 20, 0.03
-#: The same of calls that take so many seconds.
-_LONG_S, _FEWEST_LONG = 0.05, 2
+#: The same of calls that take so many seconds; how many times as long as the fastest one may take
+#: to be called again then; and of calls that take very long.
+_LONG_S, _FEWEST_LONG, _HOPELESS = 0.05, 2, 1.5
+_VERY_LONG_S, _FEWEST_VERY_LONG = 0.25, 1
 #: Calls that a trial takes, about.
 CALLS_OF_A_TRIAL: Final = 15
+#: Sizes that are compiled to find two that are alike, where it takes long.
+_ENOUGH_SIZES: Final = 3
 #: Signatures that are remembered, and sizes of one graph that are looked at for each.
 _REMEMBERED, _LOOKED_AT = 4096, 16
 
@@ -59,6 +65,36 @@ class _Way:
         return list(self.run(arrays))
 
 
+@dataclass
+class _BySize:
+    """When a graph that is made for a size is worth that (see graphopt.nn.ski_rental).
+
+    Attributes:
+        saved_s: seconds that it saves of a call.
+        made_s: seconds that making it takes.
+    """
+
+    saved_s: float
+    made_s: float
+    _asked: OrderedDict[Sizes, int] = field(default_factory=OrderedDict)
+
+    @classmethod
+    def of(
+        cls, times: Mapping[str, float], best_s: float, first_s: Mapping[str, float]
+    ) -> _BySize | None:
+        """By what calls took, the first of each and later ones; ``None`` if it saves nothing."""
+        if times.get(REGIONS, math.inf) * _DOUBT >= best_s:
+            return None
+        return cls(best_s - times[REGIONS], max(0.0, first_s[REGIONS] - times[REGIONS]))
+
+    def is_due(self, sizes: Sizes) -> bool:
+        """Whether calls of such sizes, this one too, would have paid for it."""
+        calls = self._asked[sizes] = self._asked.pop(sizes, 0) + 1
+        if len(self._asked) > _REMEMBERED:
+            self._asked.popitem(last=False)
+        return calls * self.saved_s >= self.made_s
+
+
 class AnySize:
     """A graph that came out alike for several sizes.
 
@@ -72,6 +108,7 @@ class AnySize:
         """Of an entry that has it; it is not tried yet."""
         self._entry = entry
         self._engine = ""
+        self._by_size: _BySize | None = None
         self.saved = 1.0
         self.told = ""
         self.calls = 0
@@ -84,7 +121,7 @@ class AnySize:
     @property
     def runs(self) -> bool:
         """Whether it is right, and faster than what MXNet makes of the Block."""
-        return bool(self._engine)
+        return bool(self._engine) or self._by_size is not None
 
     @property
     def trial_s(self) -> float:
@@ -122,10 +159,11 @@ class AnySize:
     ) -> None:
         names, given = self._entry.traced.names, list(data.values())
         wrong: list[str] = []
+        first_s: dict[str, float] = {}
         for name in self._entry.lowered.at_any_size.names:
             way = self._way(name, sized)
             try:
-                found, _ = run_once(way, data)
+                found, first_s[name] = run_once(way, data)
                 compare_results(self._entry.lowered.form.graph, expected, found, name)
             except (GraphoptError, import_mxnet().MXNetError) as error:
                 wrong.append(f"{name}: {first_line(error)}")
@@ -134,8 +172,11 @@ class AnySize:
         times = _in_turns(ways, given)
         if self._entry.mode == "training" and len(times) > 1:
             del times[PLAIN]  # gradients are what is faster by kernels
-        best = _best(times)
+        others = {name: seconds for name, seconds in times.items() if name != REGIONS}
+        best = _best(others)
         self._engine = "" if best == PLAIN else best
+        self._by_size = _BySize.of(times, others[best], first_s)
+        best = best if self._by_size is None else REGIONS
         known = _Way("compiled", names, _with_data(self._entry.built.run, names))
         own = _in_turns({best: ways[best], known.name: known}, self._of_own_size(given))
         self.saved = max(0.0, 1 - own[known.name] / own[best])
@@ -151,18 +192,27 @@ class AnySize:
 
         return _Way(engine, names, call)
 
-    def run(self, key: Signature, given: Sequence[Any], sized: Sized) -> tuple[list[Any], Any]:
+    def engine_for(self, sizes: Sizes, *, is_compiled_else: bool) -> str:
+        """What is to run a call of such sizes; empty if MXNet is."""
+        if self._by_size is None:
+            return self._engine
+        is_due = self._by_size.is_due(sizes)
+        return REGIONS if is_due or (is_compiled_else and not self._engine) else self._engine
+
+    def run(
+        self, key: Signature, given: Sequence[Any], sized: Sized, engine: str
+    ) -> tuple[list[Any], Any]:
         """The outputs of a call, and their layout."""
         entry = self._entry
         entry.refresh(key[2])
         self.calls += 1
         data = dict(zip(entry.traced.names, given, strict=True))
-        found = entry.built.run_at_any_size(data, self._engine, sized, sizes_of(key))
+        found = entry.built.run_at_any_size(data, engine, sized, sizes_of(key))
         return found, entry.traced.results
 
     def failed(self, error: Exception) -> None:
         """Do not run it any more."""
-        self._engine, self.saved = "", 1.0
+        self._engine, self._by_size, self.saved = "", None, 1.0
         self.told = f"given up: {first_line(error)}"
 
     def _of_own_size(self, given: Sequence[Any]) -> list[Any]:
@@ -200,6 +250,7 @@ class OtherSizes:
         self._known: dict[tuple[object, ...], AnySize] = {}
         self._found: dict[Signature, tuple[int, Match | None]] = {}
         self._alike: set[tuple[object, ...]] = set()
+        self._counts: dict[tuple[object, ...], int] = {}  # of sizes that are compiled, by types
 
     @property
     def graphs(self) -> list[AnySize]:
@@ -244,6 +295,8 @@ class OtherSizes:
         key: Signature,
         given: Sequence[Any],
         plain: Callable[[], _Run | None],
+        *,
+        is_compiled_else: bool = False,
     ) -> tuple[list[Any], Any] | None:
         """The outputs of a call, and their layout; ``None`` if they cannot be had so.
 
@@ -252,16 +305,19 @@ class OtherSizes:
             key: the signature of the call.
             given: its arrays.
             plain: as for :meth:`settle`.
+            is_compiled_else: whether these sizes are compiled for if not, which takes longer than
+                to make a graph for them.
 
         Raises:
             MXNetError: MXNet does not run them either.
         """
         graph, is_step = match.graph, key[0] == "training"
-        if not graph.runs:
+        engine = graph.engine_for(sizes_of(key), is_compiled_else=is_compiled_else)
+        if not engine:
             return None
         try:
             with self._rule.timed(key, is_step=is_step, saved=match.saved) as done:
-                outputs, results = graph.run(key, given, match.sized)
+                outputs, results = graph.run(key, given, match.sized, engine)
                 done += outputs
         except (GraphoptError, import_mxnet().MXNetError) as error:
             run = plain()
@@ -275,12 +331,22 @@ class OtherSizes:
         """Whether graphs of such types came out alike, so one more may do for other sizes, too."""
         return types_of(key) in self._alike
 
+    def kind_to_widen(self, key: Signature) -> Hashable:
+        """What one more size is worth compiling for, as two may show that a graph is for all.
+
+        ``None`` if none is compiled yet, or several came out in different ways. Known for what
+        :meth:`find` was asked for.
+        """
+        types = types_of(key)
+        return types if 0 < self._counts.get(types, 0) < _ENOUGH_SIZES else None
+
     def _covering(self, key: Signature, entries: Mapping[Signature, Entry]) -> Match | None:
         types, new = types_of(key), sizes_of(key)
         alike: dict[str, list[tuple[Sizes, Entry]]] = {}
         for other, entry in entries.items():
             if types_of(other) == types and entry.has_run:
                 alike.setdefault(entry.structure, []).append((sizes_of(other), entry))
+        self._counts[types] = sum(map(len, alike.values()))
         nearest: tuple[float, Match | None] = math.inf, None
         for structure, found in alike.items():
             found.sort(key=lambda each: distance(each[0], new))
@@ -324,15 +390,26 @@ def _with_data(run: Callable[[dict[str, Any]], Sequence[Any]], names: Sequence[s
 def _in_turns(ways: Mapping[str, _Way], arrays: Sequence[Any]) -> dict[str, float]:
     """Seconds of a call of each, the best of some, in turns."""
     with import_mxnet().autograd.pause(train_mode=False):
-        first = {name: _seconds(way, arrays) for name, way in ways.items()}  # these plan
-        best = dict.fromkeys(ways, math.inf)
-        fewest = _FEWEST if min(first.values()) < _LONG_S else _FEWEST_LONG
+        best = {name: _seconds(way, arrays) for name, way in ways.items()}  # these plan
+        least = min(best.values())
+        running = dict(ways)
+        if least >= _LONG_S:
+            running = {n: way for n, way in ways.items() if best[n] < least * _HOPELESS}
+        best.update(dict.fromkeys(running, math.inf))
         start = time.perf_counter()
         for rounds in range(1, 1 + _MOST):
-            best = {name: min(best[name], _seconds(way, arrays)) for name, way in ways.items()}
-            if rounds >= fewest and time.perf_counter() - start > _ENOUGH_S * len(ways):
+            best |= {name: min(best[name], _seconds(way, arrays)) for name, way in running.items()}
+            is_enough = time.perf_counter() - start > _ENOUGH_S * len(running)
+            if rounds >= _fewest(least) and is_enough:
                 break
     return best
+
+
+def _fewest(seconds: float) -> int:
+    """Rounds of calls that take so long."""
+    if seconds < _LONG_S:
+        return _FEWEST
+    return _FEWEST_LONG if seconds < _VERY_LONG_S else _FEWEST_VERY_LONG
 
 
 def _seconds(way: _Way, arrays: Sequence[Any]) -> float:

@@ -20,7 +20,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.renting import Plain, Renting
-from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of
+from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.pipeline.base import Mode
 
@@ -169,17 +169,19 @@ class CompiledBlock:
                     is_compiled_else=rule.compiles_at_once(is_first=False),
                 )
             widens = other is None and self.other_sizes.would_widen(key)
+            kind = None if other else self.other_sizes.kind_to_widen(key)
             if rule.is_due(
                 key,
                 is_first=alike is None,
                 may_wait=other is not None and other.suffices,
                 at_once=2 * AT_ONCE if widens else AT_ONCE,
+                kind=kind,
             ):
                 return None
         found = None if other is None else self.other_sizes.run(other, key, given, as_in_mxnet)
         if found is not None:
             return found
-        return self.renting.run(key, given, plain(), 1.0 if other is None else other.saved)
+        return self.renting.run(key, given, plain(), 1.0 if other is None else other.saved, kind)
 
     def _measured(
         self, key: Signature, entry: Entry, args: Sequence[Any], given: Sequence[Any]
@@ -199,7 +201,7 @@ class CompiledBlock:
                 return
             entry.has_run = True
         findings = entry.built.findings
-        self.renting.rule.compiled(key, max(0.0, seconds - findings.seconds))
+        self.renting.rule.compiled(key, max(0.0, seconds - findings.seconds), types_of(key))
         if findings.is_makeshift and findings.like is not None:
             worth_ms = (findings.like.seconds + findings.like.earlier_s) * 1e3
             ms = min(entry.lowered.choice.measured_ms.values(), default=worth_ms)

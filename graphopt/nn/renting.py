@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from graphopt.backend.engines import CachedOpEngine
@@ -39,17 +39,28 @@ class Renting:
         return self._plain[kind]
 
     def run(
-        self, key: Key, given: Sequence[Any], plain: Plain, saved: float = 1.0
+        self,
+        key: Key,
+        given: Sequence[Any],
+        plain: Plain,
+        saved: float = 1.0,
+        kind: Hashable = None,
     ) -> tuple[list[Any], Any] | None:
         """A plain call: its outputs and their layout; ``None`` where parameters are not there.
 
-        ``saved``: the share of its time that compiling would save.
+        Args:
+            key: its signature.
+            given: its arrays.
+            plain: what runs it.
+            saved: the share of its time that compiling would save.
+            kind: see :meth:`graphopt.nn.ski_rental.SkiRental.timed`.
         """
         arrays = self._arrays(key, given, plain)
         if arrays is None:
             return None
         engine, _, traced = plain
-        with self.rule.timed(key, is_step=key[0] == "training", saved=saved) as done:
+        is_step = key[0] == "training"
+        with self.rule.timed(key, is_step=is_step, saved=saved, kind=kind) as done:
             outputs = engine(arrays)
             done += outputs
         return outputs, traced.results

@@ -48,6 +48,7 @@ class SkiRental:
     def __init__(self) -> None:
         """Nothing was compiled yet."""
         self._rented: OrderedDict[Hashable, _Rented] = OrderedDict()
+        self._kinds: dict[Hashable, float] = {}
         self._lock = threading.Lock()
         self._compiling = 0.0
         self._compiled = 0
@@ -58,9 +59,10 @@ class SkiRental:
         """How many different things ran plain, as far as remembered."""
         return len(self._rented)
 
-    def compiled(self, key: Hashable, seconds: float) -> None:
+    def compiled(self, key: Hashable, seconds: float, kind: Hashable = None) -> None:
         """It was compiled, which took so long."""
         with self._lock:
+            self._kinds.pop(kind, None)
             self._compiled += 1
             self._compiling += seconds
             self._rented.pop(key, None)
@@ -87,11 +89,14 @@ class SkiRental:
         is_first: bool = True,
         may_wait: bool = False,
         at_once: int = AT_ONCE,
+        kind: Hashable = None,
     ) -> bool:
         """Whether it is to be compiled now.
 
         Args:
             key: what is asked for.
+            kind: what has to have run for as long as compiling takes, if that alone will do; of all
+                calls that were timed as of this kind.
             is_first: nothing of its kind was compiled so far.
             may_wait: what runs it until then is about as fast.
             at_once: how many are compiled at their first call.
@@ -99,10 +104,13 @@ class SkiRental:
         if not may_wait and self.compiles_at_once(is_first=is_first, at_once=at_once):
             return True
         rented = self._rented.get(key)
-        return (rented.spent if rented else 0.0) >= self.average
+        spent = max(rented.spent if rented else 0.0, self._kinds.get(kind, 0.0))
+        return spent >= self.average
 
     @contextmanager
-    def timed(self, key: Hashable, *, is_step: bool, saved: float = 1.0) -> Iterator[list[Any]]:
+    def timed(
+        self, key: Hashable, *, is_step: bool, saved: float = 1.0, kind: Hashable = None
+    ) -> Iterator[list[Any]]:
         """Counts a plain call, whose results are to be put into the list.
 
         The first ones are waited for, and what they take is taken for what the others do.
@@ -111,6 +119,7 @@ class SkiRental:
             key: what runs.
             is_step: whether a backward pass will follow.
             saved: the share of its time that compiling would save.
+            kind: what it counts for besides, if that is worth compiling for.
         """
         made: list[Any] = []
         with self._lock:
@@ -129,5 +138,9 @@ class SkiRental:
             rented.calls += 1
             if 1 < rented.calls <= _TIMED:
                 rented.seconds = min(rented.seconds, seconds)
+            worth = saved * (_STEP if is_step else 1.0)
             if rented.calls > 1:
-                rented.spent += rented.seconds * saved * (_STEP if is_step else 1.0)
+                rented.spent += rented.seconds * worth
+            if kind is not None:
+                known = min(rented.seconds, seconds) if rented.calls <= _TIMED else rented.seconds
+                self._kinds[kind] = self._kinds.get(kind, 0.0) + known * worth

@@ -3,7 +3,8 @@
  * layout; see blocked.h.
  *
  * Attributes: `spec`, what is computed, which Python turns into a program; `packed`, weights come in the
- * order in which they are read, and biases filled up to whole blocks. Inputs: plain images, then for
+ * order in which they are read, and biases filled up to whole blocks; `like`, if given, the spec whose order
+ * that is, which differs in the sizes of images. Inputs: plain images, then for
  * each convolution its weights and its bias. Outputs: plain images, and the memory it works in. It
  * is for inference: there is no gradient.
  */
@@ -61,8 +62,19 @@ void PackShapes(Convolutions* made) {
   }
 }
 
-/* See Program.numbers in graphopt/kernels/convolutions/plan.py. */
-std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbers) {
+/* Whether the steps are the same but for the sizes of images. */
+bool HasStepsOf(const Convolutions& one, const Convolutions& other) {
+  auto is_same = [](const blocked::Step& a, const blocked::Step& b) {
+    return a.kind == b.kind && a.weights == b.weights && a.bias == b.bias && a.slopes == b.slopes &&
+           a.channels == b.channels && a.filters == b.filters && a.groups == b.groups && a.bundle == b.bundle &&
+           a.tile == b.tile && a.is_planar == b.is_planar && a.is_paired == b.is_paired;
+  };
+  return std::equal(one.steps.begin(), one.steps.end(), other.steps.begin(), other.steps.end(), is_same);
+}
+
+/* See Program.numbers in graphopt/kernels/convolutions/plan.py. `like`, if given, is the same for images of other
+ * sizes: parameters are packed as for that. */
+std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbers, const Convolutions* like = nullptr) {
   auto made = std::make_unique<Convolutions>();
   const int64_t* at = numbers.data();
   if (*at++ != blocked::BlockLanes()) Fail("a program of convolutions is for another processor");
@@ -76,10 +88,11 @@ std::unique_ptr<Convolutions> ReadConvolutions(const std::vector<int64_t>& numbe
   if (numbers.data() + numbers.size() - at != static_cast<ptrdiff_t>(words))
     Fail("a program of convolutions has another length than its steps");
   std::memcpy(made->steps.data(), at, words * sizeof(int64_t));
+  if (like && !HasStepsOf(*made, *like)) Fail("a program of convolutions is not like that for other sizes");
   for (int64_t i = 0; i < n_steps; ++i) {
     blocked::Step& step = made->steps[i];
     if (step.kind == blocked::kDirect || step.kind == blocked::kWinograd)
-      step.group = blocked::BestGroup(step);
+      step.group = like ? like->steps[i].group : blocked::BestGroup(step);
     made->offsets.emplace_back();
     if (step.kind == blocked::kDirect) made->offsets.back() = blocked::DirectOffsets(step);
     for (int64_t phase = 0; phase < blocked::Phases(step); ++phase)
@@ -95,7 +108,15 @@ const Convolutions& ConvolutionsBy(const std::string& spec) {
   return FindOrMake(&all_convolutions, spec, [&] { return ReadConvolutions(Told(spec, 0)); });
 }
 
-const Convolutions& ConvolutionsOf(const NodeAttrs& attrs) { return ConvolutionsBy(SpecOf(attrs)); }
+const Convolutions& ConvolutionsOf(const NodeAttrs& attrs) {
+  const std::string& spec = SpecOf(attrs);
+  const auto like = attrs.dict.find("like");
+  if (like == attrs.dict.end()) return ConvolutionsBy(spec);
+  const Convolutions& other = ConvolutionsBy(like->second);
+  return FindOrMake(&all_convolutions, like->second + '\n' + spec, [&] {
+    return ReadConvolutions(Told(spec, 0), &other);
+  });
+}
 
 uint32_t ConvolutionsInputs(const NodeAttrs& attrs) { return ConvolutionsOf(attrs).inputs.size(); }
 uint32_t ConvolutionsOutputs(const NodeAttrs& attrs) {
@@ -282,8 +303,10 @@ void ConvolutionsForward(const NodeAttrs& attrs, const mxnet::OpContext&,
 /* MXNet derives the backward graph of every graph; this one must not run. */
 std::vector<NodeEntry> ConvolutionsGradient(const ObjectPtr& node,
                                             const std::vector<NodeEntry>& heads) {
-  ObjectPtr made = MakeNode("_backward_graphopt_convolutions", node->attrs.name + "_backward",
-                            {{"spec", SpecOf(node->attrs)}});
+  std::vector<std::pair<std::string, std::string>> own = {{"spec", SpecOf(node->attrs)}};
+  const auto like = node->attrs.dict.find("like");
+  if (like != node->attrs.dict.end()) own.push_back(*like);
+  ObjectPtr made = MakeNode("_backward_graphopt_convolutions", node->attrs.name + "_backward", own);
   View(made).inputs = View(node).inputs;
   std::vector<NodeEntry> gradients;
   for (size_t i = 0; i < View(node).inputs.size(); ++i)

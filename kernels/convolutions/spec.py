@@ -13,6 +13,7 @@ graph.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +39,11 @@ ALGORITHMS: Final = (DIRECT, PAIRED, *WINOGRAD)
 _WORD: Final = "convolutions"
 
 
+#: Specs by their texts, the last few that were told. Their graphs are written to no more.
+_TOLD: Final[OrderedDict[str, ConvolutionsSpec]] = OrderedDict()
+_REMEMBERED: Final = 16
+
+
 def is_paired(algorithm: str) -> bool:
     """Whether products are in pairs."""
     return algorithm.startswith(PAIRED)
@@ -59,7 +65,8 @@ class ConvolutionsSpec:
 
     def __str__(self) -> str:
         """The text that :func:`parse` reads."""
-        return f"{' '.join((_WORD, str(self.lanes), *self.algorithms))}\n{print_graph(self.body)}"
+        body = self.body.derived("text", print_graph)
+        return f"{' '.join((_WORD, str(self.lanes), *self.algorithms))}\n{body}"
 
 
 def spec_of(node: Node) -> ConvolutionsSpec:
@@ -70,12 +77,26 @@ def spec_of(node: Node) -> ConvolutionsSpec:
     return ConvolutionsSpec(node.graphs[0], lanes, tuple(map(str, algorithms)))
 
 
+def told(spec: ConvolutionsSpec) -> str:
+    """Its text, for the bridge, which soon asks what it says."""
+    text = str(spec)
+    _TOLD[text] = spec
+    if len(_TOLD) > _REMEMBERED:
+        _TOLD.popitem(last=False)
+    return text
+
+
 def parse(text: str) -> ConvolutionsSpec:
     """Read what ``str(spec)`` prints.
 
     Raises:
         ParseError: the text is malformed.
     """
+    known = _TOLD.get(text)
+    return _read(text) if known is None else known
+
+
+def _read(text: str) -> ConvolutionsSpec:
     first, _, rest = text.partition("\n")
     word, _, more = first.partition(" ")
     lanes, *algorithms = more.split() or [""]

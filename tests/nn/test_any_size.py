@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 import graphopt
+from graphopt.backend import choosing
+from graphopt.backend.any_size import REGIONS
+from graphopt.backend.choice import CONVOLUTION_KERNELS
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
 from graphopt.nn import any_size
@@ -168,6 +171,104 @@ def test_two_sizes_do_for_all(name: str, mode: str) -> None:
     assert "ran a graph for any size, 0 as in MXNet" in net.explain()
     assert_right(net, plain, call(1, 6))  # never seen with a batch of one
     assert_right(net, plain, call(1, 1))
+
+
+class Regions(mx.gluon.HybridBlock):
+    """Two regions of convolutions, with something between them that has none in it."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="regions_")
+        with self.name_scope():
+            self.first = nn.Conv2D(16, 3, padding=1, in_channels=3)
+            self.second = nn.Conv2D(24, 3, padding=1, strides=2, in_channels=16)
+            self.norm = nn.BatchNorm(in_channels=24)
+            self.side = nn.Conv2D(24, 1, strides=2, in_channels=16)
+            self.last = nn.Conv2D(8, 3, in_channels=24)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        x = F.relu(self.first(x))
+        x = F.relu(self.norm(self.second(x)) + self.side(x))
+        x = F.broadcast_mul(x, F.softmax(F.mean(x, axis=1, keepdims=True), axis=3))
+        return F.Pooling(self.last(x), kernel=(2, 2), stride=(2, 2), pool_type="max")
+
+
+@pytest.fixture
+def in_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions run in blocked layout."""
+    monkeypatch.setattr(
+        choosing, "race", lambda engines, *_: {n: float(n != CONVOLUTION_KERNELS) for n in engines}
+    )
+    monkeypatch.setattr(choosing, "remembered", lambda _key: None)
+    monkeypatch.setattr(choosing, "remember", lambda *_: None)
+
+
+def image(batch: int, height: int, width: int) -> Any:
+    rng = np.random.default_rng(batch + 10 * height + 1000 * width)
+    return mx.nd.array(rng.normal(size=(batch, 3, height, width)))
+
+
+IMAGES = [(1, 20, 24), (2, 23, 31), (1, 40, 25), (3, 17, 60), (2, 64, 64), (1, 21, 22)]
+
+
+@pytest.mark.usefixtures("preferred", "in_regions")
+def test_regions_of_convolutions_are_made_for_each_size() -> None:
+    plain = Regions()
+    plain.initialize(mx.init.Normal(0.3))
+    net = graphopt.optimize(plain)
+    for _ in range(2):
+        for size in IMAGES:
+            assert_right(net, plain, (image(*size),))
+    assert compiled(net) == 2
+    assert calls(net) == 2 * (len(IMAGES) - 2)
+    assert REGIONS in net.explain()
+    (entry,) = (graph._entry for graph in tried(net))
+    made = entry.lowered.at_any_size._by_size
+    assert {shapes[0] for shapes in made} >= {image(*size).shape for size in IMAGES[2:]}
+    with pytest.raises(mx.MXNetError):
+        net(image(1, 2, 2)).asnumpy()
+    assert_right(net, plain, (image(2, 30, 30),))
+
+
+@pytest.mark.usefixtures("preferred", "in_regions")
+def test_regions_of_other_sizes_follow_parameters() -> None:
+    plain = Regions()
+    plain.initialize(mx.init.Normal(0.3))
+    net = graphopt.optimize(plain)
+    for size in IMAGES:
+        assert_right(net, plain, (image(*size),))
+    for parameter in plain.collect_params().values():
+        parameter.set_data(parameter.data() * 1.1)
+    for _ in range(12):
+        for size in IMAGES[2:4]:
+            assert_right(net, plain, (image(*size),))
+
+
+def test_a_second_size_is_worth_what_calls_of_all_others_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where compiling takes long, one of a kind is compiled; two may show a graph for all."""
+    net, plain = net_and_plain("mlp")
+    _, call = NETS["mlp"]
+    assert_right(net, plain, call(*SIZES[0]))
+    rule = net.graphopt_state.compiled.renting.rule
+    monkeypatch.setattr(rule, "_compiling", 100.0)
+    for size in SIZES[1:4]:
+        assert_right(net, plain, call(*size))
+    assert compiled(net) == 1
+    ((kind, seconds),) = rule._kinds.items()
+    assert seconds > 0
+    monkeypatch.setitem(rule._kinds, kind, 100.0)
+    assert_right(net, plain, call(*SIZES[4]))
+    assert compiled(net) == 2
+    assert not rule._kinds
+
+
+def test_what_is_made_for_a_size_has_to_pay() -> None:
+    rule = any_size._BySize.of({REGIONS: 1.0, "kernels": 3.0}, 3.0, {REGIONS: 6.0})
+    assert rule is not None
+    assert [rule.is_due((1, size)) for size in (5, 7, 5, 7, 5, 9)] == [False] * 4 + [True, False]
+    assert any_size._BySize.of({REGIONS: 1.0, "kernels": 1.05}, 1.05, {REGIONS: 6.0}) is None
+    assert any_size._BySize.of({"kernels": 1.0}, 1.0, {}) is None
 
 
 @pytest.mark.usefixtures("preferred")

@@ -1,0 +1,79 @@
+"""Regions of convolutions for images of other sizes than they were compiled for.
+
+A region's program has the sizes of its images in it, so each size has a graph of its own. Nothing
+but shapes is inferred for it: algorithms are chosen and parameters packed as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from graphopt.backend.infer import ShapeInference, Types
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONVOLUTIONS, Node, NodeId, Value
+from graphopt.ir.types import Shape
+from graphopt.kernels.convolutions.spec import spec_of
+from graphopt.rewrite.substitute import transplant
+
+#: For each region where its values are.
+_Places = dict[NodeId, dict[Value, Value]]
+
+
+class Resized:
+    """One graph for inputs of several shapes."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Of a graph with static types, whose regions read plain parameters."""
+        self._graph = graph
+        flat, self._places = _flattened(graph)
+        self._inference = ShapeInference(flat)
+
+    def graph(self, shapes: Mapping[str, Shape]) -> Graph:
+        """A copy for inputs of other shapes; its regions read what is packed for the original's.
+
+        Args:
+            shapes: of the inputs that have others, by name.
+
+        Raises:
+            InputError: they do not fit; the message names the node.
+        """
+        given = {n.id: shapes[n.name] for n in self._graph.inputs if n.name in shapes}
+        types = self._inference.types(given)
+        made = self._graph.copy()
+        for node in self._graph:
+            if node.op != CONVOLUTIONS:
+                made.update(node.but(types=types[node.id]))
+                continue
+            body = _retyped(node, self._places[node.id], types)
+            returned = tuple(body.type_of(value) for value in body.outputs)
+            attrs = node.attrs.set(like=str(spec_of(node)))
+            made.update(node.but(types=returned, graphs=(body,), attrs=attrs))
+        return made
+
+
+def _flattened(graph: Graph) -> tuple[Graph, _Places]:
+    """The graph with regions as the operators they hold, and where the values of these are."""
+    flat, places = graph.copy(), _Places()
+    for node in graph:
+        if node.op != CONVOLUTIONS:
+            continue
+        (body,) = node.graphs
+        reads = flat[node.id].inputs
+        new = {inner.out(): value for inner, value in zip(body.inputs, reads, strict=True)}
+        for inner in body:
+            if not inner.is_input:
+                transplant(flat, inner, new)
+        for index, value in enumerate(body.outputs):
+            flat.replace_uses(node.out(index), new[value])
+        flat.erase(node.id)
+        places[node.id] = new
+    return flat, places
+
+
+def _retyped(node: Node, places: Mapping[Value, Value], types: Types) -> Graph:
+    """The body of a region, with the types that its values have where they lie."""
+    body = node.graphs[0].copy()
+    for inner in node.graphs[0]:
+        lie = [places[value] for value in inner.values]
+        body.update(inner.but(types=tuple(types[place.node][place.index] for place in lie)))
+    return body
