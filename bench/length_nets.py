@@ -53,6 +53,7 @@ class Varied:
     make: Callable[[bool], models.Example]
     arguments: Callable[[bool, int], tuple[Any, ...]]
     lengths: tuple[int, int]
+    learns: bool = True
 
 
 def _encoder_of(quick: bool) -> models.Example:
@@ -83,6 +84,23 @@ def _steps(quick: bool, length: int) -> Any:
     return data.normal((length, 2, 8) if quick else (length, 16, 128))
 
 
+def _images(quick: bool) -> models.Example:
+    net = nn.HybridSequential(prefix="vgg_")
+    if quick:
+        with net.name_scope():
+            net.add(nn.Conv2D(16, 3, in_channels=3, activation="relu"))
+            net.add(nn.Conv2D(16, 3, in_channels=16), nn.GlobalAvgPool2D())
+    else:
+        layers = mx.gluon.model_zoo.vision.vgg16(prefix="vgg_").features
+        for layer in layers[:31]:  # up to the dense ones
+            net.add(layer)
+    return models.example("images", net, (_image(quick, 224),))
+
+
+def _image(quick: bool, height: int) -> Any:
+    return data.normal((1, 3, height, 24 if quick else 192))
+
+
 NETS = {
     "encoder": Varied(
         _encoder_of,
@@ -94,5 +112,11 @@ NETS = {
         _lstm,
         lambda quick, length: (_steps(quick, length),),
         (10, 80),
+    ),
+    "images by VGG-16": Varied(
+        _images,
+        lambda quick, height: (_image(quick, height),),
+        (128, 256),
+        learns=False,
     ),
 }
