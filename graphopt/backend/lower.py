@@ -100,7 +100,7 @@ class Lowered:
         learned = {node.name for node in per_call.inputs if node.op in (PARAM, AUX)}
         _require(learned & self._read, self._known())
         self._engine: Engine | None = None
-        self._is_settled = False
+        self._is_settled = True
         self._bound: list[Any] = []
         self._at_any_size: AtAnySize | None = None
         self._findings = active()
@@ -129,7 +129,7 @@ class Lowered:
                 self._engine = self._engine or self._choose(data)
         elif not self._is_settled:
             self._is_settled = True
-            give_back_freed_memory()  # MXNet's engine has let go of the rest meanwhile
+            give_back_freed_memory(always=True)  # MXNet's engine has let go of the rest meanwhile
         arrays = [
             data.get(n, fixed) for n, fixed in zip(self._engine.inputs, self._bound, strict=True)
         ]
@@ -354,7 +354,7 @@ class Lowered:
             self.choice.weights = told(form.graph)
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         del candidates, made, arrays
-        give_back_freed_memory()
+        self._is_settled = not give_back_freed_memory()
         return chosen
 
     def _keep_what_is_read(self, chosen: Engine, keepers: Sequence[Kept]) -> None:

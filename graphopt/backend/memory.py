@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
+import resource
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -15,6 +16,8 @@ _M_ARENA_MAX = -8
 #: As large as the heaps of threads, which are then not given back when they happen to be empty.
 _PAD = 64 << 20
 _DEFAULT_MB = 1024
+#: Bytes that a process has to have grown by for memory to be given back.
+_LEAST_GROWTH = 16 << 20
 
 
 @cache
@@ -48,15 +51,40 @@ def share_one_heap() -> bool:
     return bool(_megabytes_kept()) and _set({_M_ARENA_MAX: 1})
 
 
-def give_back_freed_memory() -> None:
+def give_back_freed_memory(*, always: bool = False) -> bool:
     """Have the C library give the kernel what is free now.
 
     Compiling takes memory that calls do not take again: candidates have copies of weights, in
     orders of their own. What :func:`keep_freed_memory` has kept is not all of it, since it is free
-    between what is taken.
+    between what is taken. It takes some milliseconds, up to 50 where blocks are many, so it is not
+    done where the process has hardly grown since the last time, unless it is to be done ``always``.
+
+    Returns:
+        Whether it was done.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    if not always and _resident() < _Given.resident + _LEAST_GROWTH:
+        return False
+    try:
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+    except (OSError, AttributeError):
+        return False  # another C library
+    _Given.resident = _resident()
+    return True
+
+
+class _Given:
+    """What was resident when memory was given back last, in bytes."""
+
+    resident = 0
+
+
+def _resident() -> int:
+    """Bytes of the process that are in memory; 0 where nobody tells."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * resource.getpagesize()
 
 
 def _megabytes_kept() -> int:

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <memory>
 
 #include "blocked.h"
@@ -108,23 +109,45 @@ const Convolutions& ConvolutionsBy(const std::string& spec) {
   return FindOrMake(&all_convolutions, spec, [&] { return ReadConvolutions(Told(spec, 0)); });
 }
 
-const Convolutions& ConvolutionsOf(const NodeAttrs& attrs) {
+/* Programs for other sizes of images, of which there may be ever more: the last so many, by their specs. */
+constexpr size_t kMostLike = 256;
+std::unordered_map<std::string, std::shared_ptr<const Convolutions>> convolutions_like;
+std::deque<std::string> kept_like;  // the oldest first
+
+/* A program for other sizes than that of the spec `like`; whoever runs it holds it meanwhile. */
+std::shared_ptr<const Convolutions> ConvolutionsLike(const std::string& spec, const std::string& like) {
+  const std::string key = like + '\n' + spec;
+  {
+    std::lock_guard<std::mutex> lock(recurrences_mutex);
+    const auto found = convolutions_like.find(key);
+    if (found != convolutions_like.end()) return found->second;
+  }
+  const Convolutions& other = ConvolutionsBy(like);
+  std::shared_ptr<const Convolutions> made = ReadConvolutions(Told(spec, 0), &other);  // Python may run other threads
+  std::lock_guard<std::mutex> lock(recurrences_mutex);
+  const auto [place, is_new] = convolutions_like.emplace(key, std::move(made));
+  const std::shared_ptr<const Convolutions> kept = place->second;
+  if (is_new) kept_like.push_back(key);
+  if (kept_like.size() > kMostLike) {
+    convolutions_like.erase(kept_like.front());
+    kept_like.pop_front();
+  }
+  return kept;
+}
+
+std::shared_ptr<const Convolutions> ConvolutionsOf(const NodeAttrs& attrs) {
   const std::string& spec = SpecOf(attrs);
   const auto like = attrs.dict.find("like");
-  if (like == attrs.dict.end()) return ConvolutionsBy(spec);
-  const Convolutions& other = ConvolutionsBy(like->second);
-  return FindOrMake(&all_convolutions, like->second + '\n' + spec, [&] {
-    return ReadConvolutions(Told(spec, 0), &other);
-  });
+  if (like != attrs.dict.end()) return ConvolutionsLike(spec, like->second);
+  return {std::shared_ptr<void>(), &ConvolutionsBy(spec)};  // which stays for good
 }
 
-uint32_t ConvolutionsInputs(const NodeAttrs& attrs) { return ConvolutionsOf(attrs).inputs.size(); }
-uint32_t ConvolutionsOutputs(const NodeAttrs& attrs) {
-  return ConvolutionsOf(attrs).outputs.size() + 1;
-}
+uint32_t ConvolutionsInputs(const NodeAttrs& attrs) { return ConvolutionsOf(attrs)->inputs.size(); }
+uint32_t ConvolutionsOutputs(const NodeAttrs& attrs) { return ConvolutionsOf(attrs)->outputs.size() + 1; }
 
 bool ConvolutionsShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
-  const Convolutions& all = ConvolutionsOf(attrs);
+  const auto held = ConvolutionsOf(attrs);
+  const Convolutions& all = *held;
   const auto& wanted = Flag(attrs, "packed") ? all.packed : all.inputs;
   for (size_t i = 0; i < wanted.size(); ++i) Settle(attrs, i, wanted[i], &(*in)[i]);
   for (size_t i = 0; i < all.outputs.size(); ++i) (*out)[i] = all.outputs[i];
@@ -283,7 +306,8 @@ void TimeConvolutions(const Convolutions& all, const float* const* inputs, float
 void ConvolutionsForward(const NodeAttrs& attrs, const mxnet::OpContext&,
                          const std::vector<TBlob>& inputs, const std::vector<OpReqType>& requests,
                          const std::vector<TBlob>& outputs) {
-  const Convolutions& all = ConvolutionsOf(attrs);
+  const auto held = ConvolutionsOf(attrs);
+  const Convolutions& all = *held;
   std::vector<const float*> from;
   for (const TBlob& blob : inputs) from.push_back(static_cast<const float*>(blob.dptr_));
   Results results;

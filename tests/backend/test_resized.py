@@ -86,6 +86,25 @@ def test_parameters_packed_for_one_size_serve_another():
             np.testing.assert_allclose(mine.asnumpy(), theirs.asnumpy(), rtol=1e-4, atol=1e-4)
 
 
+def test_programs_of_more_sizes_than_are_kept():
+    before = regions()
+    known = {name: mx.nd.array(array) for name, array in arrays(before).items()}
+    _, packed, _ = with_packed(before, known, mx.cpu())
+    resized = Resized(before)
+
+    def symbol_for(height):
+        return to_symbol(as_packed(resized.graph({"x": (1, 3, height, 9)}), packed.__getitem__))
+
+    first, x = symbol_for(10), mx.nd.random.normal(shape=(1, 3, 10, 9))
+    feeds = {name: packed.get(name, x) for name in first.list_inputs()}
+    made = first.bind(mx.cpu(), feeds, grad_req="null")
+    want = made.forward()[0].asnumpy()
+    for height in range(11, 311):  # 256 for each of two regions would do
+        _, shapes, _ = symbol_for(height).infer_shape(x=(1, 3, height, 9))
+        assert shapes[0] == (1, 16, height - 2, 7)
+    np.testing.assert_array_equal(made.forward()[0].asnumpy(), want)
+
+
 def test_other_regions_are_not_like_it():
     graph = regions()
     first, second = (node for node in graph if node.op == CONVOLUTIONS)
