@@ -118,6 +118,8 @@ class Model:
             if not entry.has_run:
                 entry.has_run = True
                 self._rule.compiled(key, time.perf_counter() - start)
+                with self._lock:
+                    self._other_sizes.look_again(key, entry, list(arrays.values()))
         return found[0] if len(found) == 1 else found
 
     def built(self, arrays: Mapping[str, Any]) -> Built | Following:

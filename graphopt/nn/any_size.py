@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -42,6 +43,8 @@ _FEWEST, _MOST, _ENOUGH_S = 6, 20, 0.03
 #: to be called again then; and of calls that take very long.
 _LONG_S, _FEWEST_LONG, _HOPELESS = 0.05, 2, 1.5
 _VERY_LONG_S, _FEWEST_VERY_LONG = 0.25, 1
+#: Sizes at which what compiling saves is measured; the middle of what was found counts.
+_MOST_LOOKS: Final = 5
 #: Calls that a trial takes, about.
 CALLS_OF_A_TRIAL: Final = 15
 #: Sizes that are compiled to find two that are alike, where it takes long.
@@ -87,6 +90,12 @@ class _BySize:
             return None
         return cls(best_s - times[REGIONS], max(0.0, first_s[REGIONS] - times[REGIONS]))
 
+    def told(self) -> str:
+        """What ``explain()`` says of it."""
+        calls = max(1, math.ceil(self.made_s / self.saved_s))
+        which = "first call" if calls == 1 else f"call {calls}"
+        return f"those are made at the {which} of a size, in {self.made_s * 1e3:.0f} ms"
+
     def is_due(self, sizes: Sizes) -> bool:
         """Whether calls of such sizes, this one too, would have paid for it."""
         calls = self._asked[sizes] = self._asked.pop(sizes, 0) + 1
@@ -109,6 +118,8 @@ class AnySize:
         self._entry = entry
         self._engine = ""
         self._by_size: _BySize | None = None
+        self._looks: list[float] = []
+        self._told = ""
         self.saved = 1.0
         self.told = ""
         self.calls = 0
@@ -157,8 +168,7 @@ class AnySize:
         expected: Mapping[str, np.ndarray[Any, Any]],
         sized: Sized,
     ) -> None:
-        names, given = self._entry.traced.names, list(data.values())
-        wrong: list[str] = []
+        given, wrong = list(data.values()), list[str]()
         first_s: dict[str, float] = {}
         for name in self._entry.lowered.at_any_size.names:
             way = self._way(name, sized)
@@ -177,11 +187,36 @@ class AnySize:
         self._engine = "" if best == PLAIN else best
         self._by_size = _BySize.of(times, others[best], first_s)
         best = best if self._by_size is None else REGIONS
-        known = _Way("compiled", names, _with_data(self._entry.built.run, names))
-        own = _in_turns({best: ways[best], known.name: known}, self._of_own_size(given))
-        self.saved = max(0.0, 1 - own[known.name] / own[best])
+        if self._by_size is not None:
+            wrong.insert(0, self._by_size.told())
         told = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in times.items()]
-        self.told = "; ".join([", ".join(told) + f", compiled saves {self.saved:.0%}", *wrong])
+        self._told = "; ".join([", ".join(told), *wrong])
+        self._compare(self._entry, ways[best], self._of_own_size(given))
+
+    def _compare(self, entry: Entry, way: _Way, given: Sequence[Any]) -> None:
+        """Note what a graph that was compiled for the size of these arrays saves."""
+        names = entry.traced.names
+        known = _Way("compiled", names, _with_data(entry.built.run, names))
+        times = _in_turns({way.name: way, known.name: known}, given)
+        self._looks.append(1 - times[known.name] / times[way.name])
+        self.saved = max(0.0, statistics.median_low(self._looks))
+        self.told = f"{self._told}; compiled saves {self.saved:.0%}"
+
+    def look_again(self, entry: Entry, given: Sequence[Any], sized: Sized) -> None:
+        """Compare with what was compiled after all, as a machine that others use misleads.
+
+        Args:
+            entry: what was compiled for another size than the first comparison was of.
+            given: arrays of that size.
+            sized: what follows it.
+        """
+        engine = self._engine if self._by_size is None else REGIONS
+        if not engine or len(self._looks) >= _MOST_LOOKS:
+            return
+        try:
+            self._compare(entry, self._way(engine, sized), given)
+        except (GraphoptError, import_mxnet().MXNetError) as error:
+            self.failed(error)
 
     def _way(self, engine: str, sized: Sized) -> _Way:
         names, run = self._entry.traced.names, self._entry.built.run_at_any_size
@@ -326,6 +361,18 @@ class OtherSizes:
             graph.failed(error)
             return None
         return outputs, results
+
+    def look_again(self, key: Signature, entry: Entry, given: Sequence[Any]) -> None:
+        """Learn from a size that was compiled though a graph would have run it.
+
+        Args:
+            key: the signature, which :meth:`find` was asked for before.
+            entry: what was compiled.
+            given: arrays of a call.
+        """
+        _, match = self._found.get(key, (0, None))
+        if match is not None and match.graph.is_tried:
+            match.graph.look_again(entry, given, match.sized)
 
     def would_widen(self, key: Signature) -> bool:
         """Whether graphs of such types came out alike, so one more may do for other sizes, too."""

@@ -93,7 +93,7 @@ class CompiledBlock:
         entry.refresh(ctx)
         found = entry.built.run(dict(zip(entry.traced.names, given, strict=True)))
         if start:
-            self._compiled(key, entry, time.perf_counter() - start)
+            self._compiled(key, entry, given, time.perf_counter() - start)
         return self._regroup(found, entry.traced.results)
 
     def entry(self, args: Sequence[Any]) -> Entry | None:
@@ -194,7 +194,7 @@ class CompiledBlock:
                 entry = self._entries[key] = self._build(key[0], args, given)
         return entry
 
-    def _compiled(self, key: Signature, entry: Entry, seconds: float) -> None:
+    def _compiled(self, key: Signature, entry: Entry, given: Sequence[Any], seconds: float) -> None:
         """Note what it took until a first call of it had run."""
         with self._lock:
             if entry.has_run:  # for another thread, which compiled it
@@ -202,6 +202,8 @@ class CompiledBlock:
             entry.has_run = True
         findings = entry.built.findings
         self.renting.rule.compiled(key, max(0.0, seconds - findings.seconds), types_of(key))
+        with self._lock:
+            self.other_sizes.look_again(key, entry, given)
         if findings.is_makeshift and findings.like is not None:
             worth_ms = (findings.like.seconds + findings.like.earlier_s) * 1e3
             ms = min(entry.lowered.choice.measured_ms.values(), default=worth_ms)

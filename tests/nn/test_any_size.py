@@ -263,6 +263,29 @@ def test_a_second_size_is_worth_what_calls_of_all_others_take(
     assert not rule._kinds
 
 
+def test_what_compiling_saves_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that others use misleads once; the middle of several looks counts."""
+    told = iter([0.5, 0.6, 0.98, 0.97, 0.99])  # of the time, by what is compiled
+
+    def in_turns(ways: Mapping[str, Any], _arrays: Sequence[Any]) -> dict[str, float]:
+        if "compiled" in ways:
+            return {name: next(told) if name == "compiled" else 1.0 for name in ways}
+        return {name: 1 - at / 10 for at, name in enumerate(ways)}
+
+    monkeypatch.setattr(any_size, "_in_turns", in_turns)
+    monkeypatch.setattr(any_size, "CALLS_OF_A_TRIAL", 0)
+    net, plain = net_and_plain("encoder")
+    _, call = NETS["encoder"]
+    saved = []
+    for batch in range(2, 10):
+        assert_right(net, plain, call(batch, 5))
+        saved += [graph.saved for graph in tried(net)]
+    np.testing.assert_allclose(saved, [0.4, 0.4, *[0.03] * (len(saved) - 2)], atol=1e-9)
+    assert len(saved) >= 5
+    assert compiled(net) < 8
+    assert "compiled saves 3%" in net.explain()
+
+
 def test_what_is_made_for_a_size_has_to_pay() -> None:
     rule = any_size._BySize.of({REGIONS: 1.0, "kernels": 3.0}, 3.0, {REGIONS: 6.0})
     assert rule is not None
