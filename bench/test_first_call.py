@@ -5,7 +5,6 @@ The bridge is there in both, as installing builds it; how long that takes is tol
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -17,24 +16,14 @@ from typing import Any
 
 import pytest
 
+from bench.fresh import ROOT, measured
 from bench.report import Record
 from graphopt.kernels.cache import folder
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def first_call(who: str, mode: str, size: str, cache: Path) -> dict[str, float]:
     """What a fresh process measures."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.first_call", who, mode, size],
-        cwd=ROOT,
-        env=os.environ | {"GRAPHOPT_CACHE_DIR": str(cache), "GRAPHOPT_REMEMBER": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return measured("bench.first_call", who, mode, size, cache=cache)
 
 
 def install(cache: Path, *, quick: bool) -> float:

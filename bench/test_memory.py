@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -14,13 +13,12 @@ from typing import Any
 
 import pytest
 
+from bench.fresh import ROOT, measured
 from bench.inference_memory import CASES
 from bench.report import Record
 from bench.step_memory import Step, buckets, cases
 from bench.timing import race
 from graphopt.kernels.cache import folder
-
-ROOT = Path(__file__).resolve().parents[1]
 
 #: Samples of a step; what --slow asks for, and otherwise.
 BATCH = {"resnet50": (32, 4), "vgg16": (16, 2), "inception-v3": (16, 2)}
@@ -169,7 +167,8 @@ def test_inference(
         pytest.skip("makes large nets")
     shutil.copytree(folder() / "bridge", tmp_path / "bridge")
     plain, first, later = (
-        of_inference(name, who, tmp_path) for who in ("plain", "graphopt", "graphopt")
+        measured("bench.inference_memory", name, who, cache=tmp_path)
+        for who in ("plain", "graphopt", "graphopt")
     )
     benchmark.pedantic(lambda: None, rounds=1)
     figures = {
@@ -181,20 +180,6 @@ def test_inference(
         "never measured": first["most"],
     }
     record(Record("Memory of inference, resident MiB of the process", name, figures))
-
-
-def of_inference(name: str, who: str, cache: Path) -> dict[str, float]:
-    """Some calls in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "bench.inference_memory", name, who],
-        cwd=ROOT,
-        env=os.environ | {"GRAPHOPT_CACHE_DIR": str(cache), "GRAPHOPT_REMEMBER": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def apart(name: str, batch: int, how: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, Node, NodeId, Value
 from graphopt.ir.types import Shape
 from graphopt.kernels.convolutions.spec import spec_of
-from graphopt.rewrite.substitute import transplant
+from graphopt.rewrite.substitute import inline
 
 #: For each region where its values are.
 _Places = dict[NodeId, dict[Value, Value]]
@@ -53,21 +53,9 @@ class Resized:
 
 def _flattened(graph: Graph) -> tuple[Graph, _Places]:
     """The graph with regions as the operators they hold, and where the values of these are."""
-    flat, places = graph.copy(), _Places()
-    for node in graph:
-        if node.op != CONVOLUTIONS:
-            continue
-        (body,) = node.graphs
-        reads = flat[node.id].inputs
-        new = {inner.out(): value for inner, value in zip(body.inputs, reads, strict=True)}
-        for inner in body:
-            if not inner.is_input:
-                transplant(flat, inner, new)
-        for index, value in enumerate(body.outputs):
-            flat.replace_uses(node.out(index), new[value])
-        flat.erase(node.id)
-        places[node.id] = new
-    return flat, places
+    flat = graph.copy()
+    regions = [node for node in graph if node.op == CONVOLUTIONS]
+    return flat, {node.id: inline(flat, flat[node.id], node.graphs[0]) for node in regions}
 
 
 def _retyped(node: Node, places: Mapping[Value, Value], types: Types) -> Graph:

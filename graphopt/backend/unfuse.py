@@ -22,10 +22,9 @@ from graphopt.ir.node import (
     RECURRENCE,
     TREE,
     Node,
-    Value,
 )
 from graphopt.ir.ops import canonical
-from graphopt.rewrite.substitute import transplant
+from graphopt.rewrite.substitute import inline
 
 #: What oneDNN computes an activation with, in one call.
 _ANCHORS = frozenset({"FullyConnected", "Convolution"})
@@ -76,15 +75,7 @@ def unfuse(graph: Graph, which: Callable[[Graph, Node], bool] = lambda _g, _n: T
                     plain.replace_uses(now.out(index), value)
                 plain.erase(node.id)
             continue
-        new: dict[Value, Value] = {
-            inner.out(): value for inner, value in zip(body.inputs, now.inputs, strict=True)
-        }
-        for inner in body:
-            if not inner.is_input:
-                transplant(plain, inner, new)
-        for index, value in enumerate(body.outputs):
-            plain.replace_uses(now.out(index), new[value])
-        plain.erase(node.id)
+        inline(plain, now, body)
     return plain
 
 

@@ -25,6 +25,18 @@ def transplant(target: Graph, node: Node, new: dict[Value, Value]) -> None:
     new |= {node.out(i): copy.out(i) for i in range(len(node.types))}
 
 
+def inline(target: Graph, node: Node, body: Graph) -> dict[Value, Value]:
+    """Put the operators of ``body`` in the place of a node; returns where its values are now."""
+    new = {inner.out(): value for inner, value in zip(body.inputs, node.inputs, strict=True)}
+    for inner in body:
+        if not inner.is_input:
+            transplant(target, inner, new)
+    for index, value in enumerate(body.outputs):
+        target.replace_uses(node.out(index), new[value])
+    target.erase(node.id)
+    return new
+
+
 def substitute_outputs(graph: Graph, new: Mapping[Value, Value]) -> None:
     """Make the graph return ``new[value]`` for every ``value`` in ``new``."""
     outputs = tuple(new.get(value, value) for value in graph.outputs)
