@@ -41,7 +41,7 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast a graph for any size is must not decide what a test sees but where it may."""
-    monkeypatch.setattr("graphopt.nn.any_size.OtherSizes.find", lambda *_: None)
+    monkeypatch.setattr("graphopt.nn.other_sizes.OtherSizes.find", lambda *_: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

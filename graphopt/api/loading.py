@@ -20,13 +20,13 @@ from graphopt.errors import InputError
 from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
-from graphopt.nn.any_size import OtherSizes
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry
 from graphopt.nn.following import Following
+from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.signatures import Signature, signature_of, types_of
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode

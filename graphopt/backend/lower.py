@@ -214,8 +214,10 @@ class Lowered:
             self._bound = [self._fixed_value(name) for name in self._engine.inputs]
 
     def _known(self) -> set[str]:
-        computed = {name for split in self._once for name in split.names}
-        return {*self._params, *self._fixed} | computed
+        return {*self._params, *self._fixed} | self._computed_once()
+
+    def _computed_once(self) -> set[str]:
+        return {name for split in self._once for name in split.names}
 
     def _as_arrays(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         mx = import_mxnet()
@@ -361,8 +363,7 @@ class Lowered:
         """Let go of what engines that are not chosen read."""
         read = {*self._inputs, *chosen.inputs}
         if self._follows:
-            computed = {name for split in self._once for name in split.names}
-            read -= computed.difference(chosen.inputs)
+            read -= self._computed_once().difference(chosen.inputs)
         self._fixed = {name: array for name, array in self._fixed.items() if name in read}
         kept = {id(array) for array in self._fixed.values()}
         self._keepers = [keeper for keeper in keepers if id(keeper.array) in kept]

@@ -15,10 +15,10 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
-from graphopt.nn.any_size import OtherSizes
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
+from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.renting import Plain, Renting
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE

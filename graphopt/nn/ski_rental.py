@@ -95,11 +95,11 @@ class SkiRental:
 
         Args:
             key: what is asked for.
-            kind: what has to have run for as long as compiling takes, if that alone will do; of all
-                calls that were timed as of this kind.
             is_first: nothing of its kind was compiled so far.
             may_wait: what runs it until then is about as fast.
             at_once: how many are compiled at their first call.
+            kind: it is due, too, once all calls that were timed as of this kind have taken as long
+                as compiling does.
         """
         if not may_wait and self.compiles_at_once(is_first=is_first, at_once=at_once):
             return True
