@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -40,13 +41,21 @@ _LEAST_GAIN: Final = 1.03
 _CALLS_OF_A_RACE: Final = 5
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """An engine, with what it computed of the call at hand if it was tried: fresh NDArrays."""
+
+    engine: Engine
+    outputs: list[Any] | None = None
+
+
 def choose(
     form: Form,
     candidates: Mapping[str, Make],
     arrays: Mapping[str, Any],
     value: Callable[[str], Any],
     choice: Choice,
-) -> Engine:
+) -> Chosen:
     """The fastest of the candidates that compute what the first one does.
 
     Args:
@@ -84,7 +93,7 @@ def choose(
     findings.note(place, choice.engine)
     needed = (next(iter(candidates)), choice.engine)
     findings.seconds += sum(s for name, s in trial.tried_s.items() if name not in needed)
-    return engines[choice.engine]
+    return Chosen(engines[choice.engine], trial.outputs.get(choice.engine))
 
 
 def _like(
@@ -93,7 +102,7 @@ def _like(
     arrays: Mapping[str, Any],
     value: Callable[[str], Any],
     choice: Choice,
-) -> Engine | None:
+) -> Chosen | None:
     """The engine that a graph of about these sizes has, if it is right here; it is not timed.
 
     Where only a closer look can tell, that was taken at the other graph.
@@ -110,9 +119,9 @@ def _like(
         return None
     choice.engine, choice.like = name, active().told
     if active().is_makeshift:  # it is to be known how long it may stay
-        _, took = run_once(found, {n: value(n) for n in found.inputs})
-        choice.measured_ms = {name: took * 1e3}
-    return found
+        again = run_once(found, {n: value(n) for n in found.inputs})
+        choice.measured_ms = {name: again.seconds * 1e3}
+    return Chosen(found, trial.outputs[name])
 
 
 def _place(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
@@ -179,6 +188,7 @@ class _Trial:
         self._feeds: dict[str, dict[str, Any]] = {}
         self._first_s: dict[str, float] = {}
         self.tried_s: dict[str, float] = {}
+        self.outputs: dict[str, list[Any]] = {}  # of the first call of each
         self._unsure: set[str] = set()  # those that only a closer look can tell of
 
     def run(self) -> dict[str, Engine]:
@@ -232,8 +242,9 @@ class _Trial:
     def _try(self, name: str, engine: Engine) -> None:
         """Call it once, and compare, as MXNet's oneDNN rewrites get some graphs wrong."""
         known = {n: self._value(n) for n in engine.inputs}
-        found, self._first_s[name] = run_once(engine, known)
-        if not self._agreement.check(name, found):
+        once = run_once(engine, known)
+        self._first_s[name], self.outputs[name] = once.seconds, once.outputs
+        if not self._agreement.check(name, once.values):
             if name == CONVOLUTION_KERNELS and EXACT_CONVOLUTIONS in self._candidates:
                 self._agreement.look_closer(name)
             else:

@@ -125,11 +125,13 @@ class Lowered:
     def run(self, data: Mapping[str, Any]) -> list[Any]:
         """Run on NDArrays that are known to fit, by name."""
         if self._engine is None:
-            with self._lock:
-                self._engine = self._engine or self._choose(data)
+            computed = self._choose_once(data)
+            if computed is not None:
+                return computed
         elif not self._is_settled:
             self._is_settled = True
             give_back_freed_memory(always=True)  # MXNet's engine has let go of the rest meanwhile
+        assert self._engine is not None
         arrays = [
             data.get(n, fixed) for n, fixed in zip(self._engine.inputs, self._bound, strict=True)
         ]
@@ -174,8 +176,7 @@ class Lowered:
         Raises:
             BudgetError: no step takes as little as was asked for.
         """
-        with self._lock:
-            self._engine = self._engine or self._choose(data)
+        self._choose_once(data)
 
     def memory_plan(self, **options: Any) -> MemoryPlan:
         """The memory plan of what runs; nothing is run.
@@ -332,7 +333,16 @@ class Lowered:
             )
         return value
 
-    def _choose(self, data: Mapping[str, Any]) -> Engine:
+    def _choose_once(self, data: Mapping[str, Any]) -> list[Any] | None:
+        """Choose the engine if no thread did; what trying it computed of ``data``, if anything."""
+        with self._lock:
+            if self._engine is not None:
+                return None
+            self._engine, computed = self._choose(data)
+        # It was computed without gradients.
+        return None if import_mxnet().autograd.is_recording() else computed
+
+    def _choose(self, data: Mapping[str, Any]) -> tuple[Engine, list[Any] | None]:
         form = self.form
         names = {*self._inputs}
         if form.with_products is not None:
@@ -345,10 +355,11 @@ class Lowered:
         if self._wanted != "auto":
             made = {self._wanted: made[self._wanted]}
         with self._findings.active():
-            chosen = choose(
+            found = choose(
                 form, made, arrays, lambda n: data.get(n, self._fixed_value(n)), self.choice
             )
         self._findings.are_complete()
+        chosen = found.engine
         self._keep_what_is_read(chosen, candidates.keepers)
         chosen = ordered(form, chosen, arrays, self.choice)
         kind = CachedOpEngine | ExecutorEngine
@@ -357,7 +368,7 @@ class Lowered:
         self._bound = [self._fixed_value(name) for name in chosen.inputs]
         del candidates, made, arrays
         self._is_settled = not give_back_freed_memory()
-        return chosen
+        return chosen, found.outputs
 
     def _keep_what_is_read(self, chosen: Engine, keepers: Sequence[Kept]) -> None:
         """Let go of what engines that are not chosen read."""

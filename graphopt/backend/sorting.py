@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,8 +105,7 @@ class WithoutChoosing:
 
     def _found(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         engine = self._engines[name]()
-        found, _ = run_once(engine, {n: self._values[n] for n in engine.inputs})
-        return found
+        return run_once(engine, {n: self._values[n] for n in engine.inputs}).values
 
 
 def compare_columns(
@@ -151,15 +150,28 @@ def compare_results(
             raise error from None
 
 
-def run_once(
-    engine: Engine, known: Mapping[str, Any]
-) -> tuple[dict[str, np.ndarray[Any, Any]], float]:
-    """What an engine computes of arrays by name, without gradients, and the seconds it takes."""
+@dataclass(frozen=True)
+class Once:
+    """One call of an engine without gradients.
+
+    Attributes:
+        outputs: NDArrays, computed.
+        values: the same as numpy arrays, by names to tell of them.
+        seconds: what it took.
+    """
+
+    outputs: list[Any]
+    values: dict[str, np.ndarray[Any, Any]]
+    seconds: float
+
+
+def run_once(engine: Engine, known: Mapping[str, Any]) -> Once:
+    """Call an engine on arrays by name."""
     start = time.perf_counter()
     with import_mxnet().autograd.pause(train_mode=False):
         outputs = engine([known[name] for name in engine.inputs])
-    found = {f"output {i}": output.asnumpy() for i, output in enumerate(outputs)}
-    return found, time.perf_counter() - start
+    values = {f"output {i}": output.asnumpy() for i, output in enumerate(outputs)}
+    return Once(outputs, values, time.perf_counter() - start)
 
 
 def _scale(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

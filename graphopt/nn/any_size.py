@@ -148,7 +148,7 @@ class AnySize:
         names = self._entry.traced.names
         data = dict(zip(names, given, strict=True))
         ways = {PLAIN: _Way(PLAIN, names, plain)}
-        expected, _ = run_once(ways[PLAIN], data)
+        expected = run_once(ways[PLAIN], data).values
         try:
             self._try(ways, data, expected, sized)
         except (GraphoptError, import_mxnet().MXNetError) as error:
@@ -166,8 +166,9 @@ class AnySize:
         for name in self._entry.lowered.at_any_size.names:
             way = self._way(name, sized)
             try:
-                found, first_s[name] = run_once(way, data)
-                compare_results(self._entry.lowered.form.graph, expected, found, name)
+                once = run_once(way, data)
+                first_s[name] = once.seconds
+                compare_results(self._entry.lowered.form.graph, expected, once.values, name)
             except (GraphoptError, import_mxnet().MXNetError) as error:
                 wrong.append(f"{name}: {first_line(error)}")
             else:
