@@ -21,13 +21,14 @@ from pathlib import Path
 _MAGIC = b"graphopt kernel 1\n"
 _DIGEST = 32
 #: What files are called: entries, and what a process has begun to write.
-_KERNELS, _BRIDGES, _UNFINISHED = "*.o", "bridge-*.so", ".new-*"
+_KERNELS, _BRIDGES, _GRAPHS, _UNFINISHED = "*.o", "bridge-*.so", "*.pickle", ".new-*"
 #: What entries are: folder and ending of their files.
 OBJECTS, MEASUREMENTS = ("kernels", ".o"), ("measurements", ".json")
+RESULTS = ("graphs", ".pickle")
 #: Seconds after which nobody goes on writing a file.
 _ABANDONED = 3600
-#: Bytes of all kernels together, above which those unused for longest go.
-MAX_BYTES = 256 << 20
+#: Bytes of all entries of a kind together, above which those unused for longest go.
+MAX_BYTES = {OBJECTS: 256 << 20, RESULTS: 64 << 20}
 
 
 def folder() -> Path:
@@ -113,8 +114,8 @@ def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
     raw = _MAGIC + hashlib.sha256(data).digest() + data
     with contextlib.suppress(OSError):
         write_atomically(_path(key, kind), raw)
-        if kind == OBJECTS:
-            _trim()
+        if kind in MAX_BYTES:
+            _trim(kind)
 
 
 def key_of(*parts: str) -> str:
@@ -134,6 +135,7 @@ class Info:
     folder: Path
     kernels: int
     bridges: int
+    graphs: int
     nbytes: int
 
 
@@ -141,8 +143,9 @@ def info() -> Info:
     """Count the entries."""
     kernels = list(_files("kernels", _KERNELS))
     bridges = list(_files("bridge", _BRIDGES))
-    total = sum(size for _, size, _ in (*kernels, *bridges))
-    return Info(folder(), len(kernels), len(bridges), total)
+    graphs = list(_files("graphs", _GRAPHS))
+    total = sum(size for _, size, _ in (*kernels, *bridges, *graphs))
+    return Info(folder(), len(kernels), len(bridges), len(graphs), total)
 
 
 def clear() -> Info:
@@ -153,6 +156,7 @@ def clear() -> Info:
     for name, patterns in {
         "kernels": (_KERNELS, _UNFINISHED),
         "measurements": ("*.json", _UNFINISHED),
+        "graphs": (_GRAPHS, _UNFINISHED),
         "bridge": (_BRIDGES, _UNFINISHED),
     }.items():
         for pattern in patterns:
@@ -188,13 +192,14 @@ def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
             yield path, found.st_size, found.st_mtime
 
 
-def _trim() -> None:
-    for path, _, written in list(_files("kernels", _UNFINISHED)):  # by processes that were killed
+def _trim(kind: tuple[str, str]) -> None:
+    name, ending = kind
+    for path, _, written in list(_files(name, _UNFINISHED)):  # by processes that were killed
         if written < time.time() - _ABANDONED:
             with contextlib.suppress(OSError):
                 path.unlink()
-    files = list(_files("kernels", _KERNELS))
-    excess = sum(size for _, size, _ in files) - MAX_BYTES
+    files = list(_files(name, f"*{ending}"))
+    excess = sum(size for _, size, _ in files) - MAX_BYTES[kind]
     for path, size, _ in sorted(files, key=lambda entry: entry[2]):
         if excess <= 0:
             return

@@ -156,10 +156,10 @@ class Candidates:
     def _without_packed(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
         if not is_fused(graph):
             return self._plain(graph, arrays)
-        symbol, name = self._symbol_of(graph), CACHED_OP + KERNELS
+        name = CACHED_OP + KERNELS
         if not has_plain_form(graph):
             # Unrolled it would take longer to plan than it is worth, and lengths have no form.
-            return {name: lambda: self._cached_op(symbol, name)}
+            return {name: lambda: self._cached_op(self._symbol_of(graph), name)}
         # Kernels for all but activations that oneDNN computes with the product before them.
         mixed, plain = unfuse(graph, follows_anchor), unfuse(graph)
         others = self._plain(plain, arrays)
@@ -167,16 +167,15 @@ class Candidates:
             # Then activations are all that oneDNN's subgraphs fuse, and `mixed` has those.
             others = {CACHED_OP: others[CACHED_OP]}
         return others | {
-            name: lambda: self._cached_op(symbol, name),
+            name: lambda: self._cached_op(self._symbol_of(graph), name),
             EXECUTOR_ONEDNN + KERNELS: lambda: self._executor(
                 mixed, arrays, EXECUTOR_ONEDNN + KERNELS
             ),
         }
 
     def _plain(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
-        symbol = self._symbol_of(graph)
         return {
-            CACHED_OP: lambda: self._cached_op(symbol, CACHED_OP),
+            CACHED_OP: lambda: self._cached_op(self._symbol_of(graph), CACHED_OP),
             CACHED_OP_ONEDNN: lambda: self._cached_op(rewritten_symbol(graph), CACHED_OP_ONEDNN),
             EXECUTOR_ONEDNN: lambda: self._executor(graph, arrays, EXECUTOR_ONEDNN),
         }

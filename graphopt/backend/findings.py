@@ -88,6 +88,11 @@ class Findings:
         return not self._found
 
     @property
+    def notes(self) -> list[tuple[Place, Any]]:
+        """What was noted so far."""
+        return list(self._found.items())
+
+    @property
     def goes_by_another(self) -> bool:
         """Whether there is a graph whose findings are of use to this one."""
         return self.like is not None

@@ -37,13 +37,13 @@ def freeze(graph: Graph, taken: Container[str] = ()) -> Frozen:
     once = graph.copy(f"{graph.name}_once")
     once.set_outputs(frontier)
     rest = graph.copy()
-    names = []
+    names, new = list[str](), dict[Value, Value]()
     for value in frontier:
         made = graph[value.node]
         name = _free(f"{made.name or made.op}_frozen{value.index or ''}", rest, taken)
         names.append(name)
-        new = rest.add_input(name, PARAM, graph.type_of(value))
-        rest.replace_uses(value, new.out())
+        new[value] = rest.add_input(name, PARAM, graph.type_of(value)).out()
+    rest.replace_all(new)
     return Frozen(once, tuple(names), rest)
 
 

@@ -20,7 +20,7 @@ from graphopt.backend.kept import Kept
 from graphopt.backend.memory import give_back_freed_memory, keep_freed_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.pools import Pools
-from graphopt.backend.products import Packed, has_products
+from graphopt.backend.products import PANELS, TILES, has_products
 from graphopt.backend.step import StepEngine
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, to_symbol
@@ -264,8 +264,9 @@ class Lowered:
             graph = unfuse(graph, lambda _graph, node: node.op == PRODUCT)
         before, plain = self.choice.tuning, Tuned(graph)
         if is_tuned:
-            plain, packed = tune_products(graph)
-            graph, found = self._freeze(plain.graph), packed or found
+            tuned = tune_products(graph)
+            plain = tuned.plain
+            graph, found = self._freeze(plain.graph), tuned.packed or found
         if found is not None:
             self._with_products = Tuned(self._freeze(found.graph), (*before, *found.told))
         self.choice.tuning = [*before, *plain.told]
@@ -378,7 +379,7 @@ class Lowered:
         self._fixed = {name: array for name, array in self._fixed.items() if name in read}
         kept = {id(array) for array in self._fixed.values()}
         self._keepers = [keeper for keeper in keepers if id(keeper.array) in kept]
-        has_packed_products = any(isinstance(keeper, Packed) for keeper in self._keepers)
+        has_packed_products = any(keeper.order in (PANELS, TILES) for keeper in self._keepers)
         if has_packed_products and self._with_products is not None:
             self.choice.tuning = list(self._with_products.told)
         self._with_products = None

@@ -59,11 +59,12 @@ def once(parts: Sequence[str], measure: Callable[[], Any], place: Place = ()) ->
 
 def _key(parts: Sequence[str]) -> str:
     told = (os.environ.get(name, "") for name in _SETTINGS)
-    return disk.key_of(*_machine(), *told, *parts)
+    return disk.key_of(*machine(), *told, *parts)
 
 
 @cache
-def _machine() -> tuple[str, ...]:
+def machine() -> tuple[str, ...]:
+    """What measurements depend on that does not change while the process runs."""
     from graphopt import __version__
     from graphopt.kernels.bridge.build import sources
     from graphopt.kernels.machine import processor

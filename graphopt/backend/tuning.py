@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from graphopt.backend.kept_results import kept
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
@@ -26,32 +27,57 @@ _FROZEN: Final = Settings("inference", frozen=True)
 
 @dataclass(frozen=True)
 class Tuned:
-    """A graph, and what was measured and changed in it."""
+    """A graph, and what was measured and changed in it; whether no pass failed."""
 
     graph: Graph
     told: tuple[str, ...] = ()
+    is_whole: bool = True
 
 
-def tune(graph: Graph) -> tuple[Tuned, Tuned | None]:
-    """A frozen graph with the fastest of MXNet's products, and with packed ones besides.
+@dataclass(frozen=True)
+class Products:
+    """A frozen graph with the fastest of MXNet's products, and one with packed ones besides.
 
-    The second is ``None`` where packing is nowhere faster. They are two, so that engines without
+    ``packed`` is ``None`` where packing is nowhere faster. They are two, so that engines without
     packed products run what they would if there were none: where ``dot`` is faster than
     FullyConnected, and activations fused with what is around them.
     """
+
+    plain: Tuned
+    packed: Tuned | None
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """Both, or the one."""
+        return tuple(tuned.graph for tuned in (self.plain, self.packed) if tuned is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no pass failed on either."""
+        return self.plain.is_whole and (self.packed is None or self.packed.is_whole)
+
+
+def tune(graph: Graph) -> Products:
+    """A frozen graph with the products that are the fastest here."""
+    return kept(graph, ("products",), lambda: _products(graph))[0]
+
+
+def _products(graph: Graph) -> Products:
     opened, fusing = graph, tuple[Pass, ...]()
     if any(node.op == FUSED for node in graph):
         # Regions grow anew, as a product without its bias leaves that to them.
         fusing = (FuseReduction(), FusePointwise())
         opened = unfuse(graph, lambda _graph, node: node.op == FUSED)
     selected, packed = _run(opened, (SelectGemm(),)), _run(opened, (PackProducts(),))
-    best = Tuned(graph)
+    is_whole = selected.is_whole and packed.is_whole
+    best = Tuned(graph, (), is_whole)
     if selected.told:
-        best = Tuned(_run(selected.graph, fusing).graph, selected.told)
+        fused = _run(selected.graph, fusing)
+        best = Tuned(fused.graph, selected.told, is_whole and fused.is_whole)
     if not packed.told:
-        return best, None
+        return Products(best, None)
     rest = _run(packed.graph, (SelectGemm(), *fusing))
-    return best, Tuned(rest.graph, (*packed.told, *rest.told))
+    return Products(best, Tuned(rest.graph, (*packed.told, *rest.told), rest.is_whole))
 
 
 def tune_learning(graph: Graph) -> Tuned:
@@ -76,4 +102,4 @@ def _run(graph: Graph, passes: Sequence[Pass], settings: Settings = _FROZEN) -> 
         for remark in result.remarks
         if remark.kind is RemarkKind.PASSED and remark.pass_name in telling
     )
-    return Tuned(result.graph, tuple(told))
+    return Tuned(result.graph, tuple(told), result.is_whole)

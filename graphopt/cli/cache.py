@@ -1,4 +1,4 @@
-"""``graphopt cache``: the compiled kernels that are kept on disk."""
+"""``graphopt cache``: compiled kernels and graphs that are kept on disk."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 @verb
 @click.argument("action", type=click.Choice(["info", "clear"]))
 def command(action: str, as_json: bool) -> None:
-    """Show what compiled kernels take on disk, or remove them.
+    """Show what compiled kernels and graphs take on disk, or remove them.
 
-    `info` tells where they are kept, how many there are and how large; `clear` removes them.
-    Programs that run now keep theirs, and what is missing later is compiled again.
+    `info` tells where they are kept, how many there are and how large; `clear` removes them, and
+    what was measured. Programs that run now keep theirs, and what is missing later is compiled
+    again.
 
     The folder is the user's cache folder, or what the environment variable GRAPHOPT_CACHE_DIR
     names.
@@ -39,6 +40,7 @@ def command(action: str, as_json: bool) -> None:
                 "folder": str(cache.wanted()),
                 "kernels": found.kernels,
                 "bridges": found.bridges,
+                "graphs": found.graphs,
                 "bytes": found.nbytes,
             }
         )
@@ -46,19 +48,22 @@ def command(action: str, as_json: bool) -> None:
         say(f"folder   {cache.wanted()}")
         say(f"kernels  {found.kernels}")
         say(f"bridges  {found.bridges}")
+        say(f"graphs   {found.graphs}")
         say(f"size     {_size(found.nbytes)}")
     else:
-        kernels = f"{found.kernels} kernel{'' if found.kernels == 1 else 's'}"
-        bridges = f"{found.bridges} bridge{'' if found.bridges == 1 else 's'}"
-        say(f"removed {kernels} and {bridges}, {_size(found.nbytes)}, from {cache.wanted()}")
+        kernels, bridges = _count(found.kernels, "kernel"), _count(found.bridges, "bridge")
+        told = f"{kernels}, {bridges} and {_count(found.graphs, 'graph')}"
+        say(f"removed {told}, {_size(found.nbytes)}, from {cache.wanted()}")
 
 
 def _check_removed(left: Info) -> None:
-    if left.kernels or left.bridges:
-        raise GraphoptError(
-            f"{left.kernels} kernels and {left.bridges} bridges in {left.folder} could not be"
-            " removed; see who owns the files"
-        )
+    if left.kernels or left.bridges or left.graphs:
+        told = f"{left.kernels} kernels, {left.bridges} bridges and {left.graphs} graphs"
+        raise GraphoptError(f"{told} in {left.folder} could not be removed; see who owns the files")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _size(nbytes: int) -> str:

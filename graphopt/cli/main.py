@@ -27,7 +27,7 @@ VERBS = {
     "bisect": ("bisect", "Find the first pass that changes what a model computes."),
     "view": ("view", "Write an HTML page that steps through the passes."),
     "pack": ("pack", "Place buffers of known lifetime in as small an arena as possible."),
-    "cache": ("cache", "Show what compiled kernels take on disk, or remove them."),
+    "cache": ("cache", "Show what compiled kernels and graphs take on disk, or remove them."),
     "demo": ("demo", "Optimize built-in models; nothing is downloaded."),
 }
 

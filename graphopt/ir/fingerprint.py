@@ -13,7 +13,7 @@ from graphopt.ir.sizes import is_sized
 from graphopt.ir.types import TensorType
 
 #: How an array is to be filled. A Gluon constant's has an address in it, another each time.
-_INIT = "__init__"
+INIT: Final = "__init__"
 
 
 #: Inputs whose extents do not count: none, those of data, and in nested graphs all.
@@ -70,8 +70,8 @@ def _digest(
     names: Container[str],
 ) -> bytes:
     attrs = node.attrs
-    if node.is_input and _INIT in attrs:
-        attrs = Attrs({key: value for key, value in attrs.items() if key != _INIT})
+    if node.is_input and INIT in attrs:
+        attrs = Attrs({key: value for key, value in attrs.items() if key != INIT})
     if of_any_size and is_sized(node):
         attrs = attrs.set(shape=(None,) * len(node.type.shape or ()))
     state = blake2b(f"{node.op}\0{attrs.text}\0".encode(), digest_size=16)

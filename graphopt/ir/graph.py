@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphopt.errors import GraphError
@@ -244,9 +245,7 @@ class Graph:
         self._own()
         self._nodes[node.id] = node
         if self._users is not None and old.inputs != node.inputs:
-            for position, value in enumerate(old.inputs):
-                self._users[value.node].pop(Use(old.id, position), None)
-            self._count_uses(node, self._users)
+            self._change_uses(old, node, self._users)
         if old.name != node.name:
             self._forget_name(old.name)
             if self._names is not None:
@@ -255,18 +254,19 @@ class Graph:
 
     def replace_uses(self, old: Value, new: Value) -> int:
         """Make every reader of ``old`` (outputs too) read ``new``; returns how many changed."""
-        changed = 0
-        for use in self.users(old):
-            user = self._nodes[use.node]
-            inputs = list(user.inputs)
-            inputs[use.position] = new
-            self.update(user.but(inputs=tuple(inputs)))
-            changed += 1
-        if old in self._outputs:
+        return self.replace_all({old: new})
+
+    def replace_all(self, new: Mapping[Value, Value]) -> int:
+        """:meth:`replace_uses` of many values at once: a node that reads some changes once."""
+        uses = [use for old in new for use in self.users(old)]
+        for reader in dict.fromkeys(use.node for use in uses):
+            node = self._nodes[reader]
+            self.update(node.but(inputs=tuple(new.get(value, value) for value in node.inputs)))
+        returned = sum(value in new for value in self._outputs)
+        if returned:
             self._own()
-            changed += self._outputs.count(old)
-            self._outputs = [new if value == old else value for value in self._outputs]
-        return changed
+            self._outputs = [new.get(value, value) for value in self._outputs]
+        return len(uses) + returned
 
     def erase(self, node: NodeId) -> None:
         """Remove a node that nothing reads.
@@ -356,6 +356,25 @@ class Graph:
     def _count_uses(node: Node, users: dict[NodeId, dict[Use, int]]) -> None:
         for position, value in enumerate(node.inputs):
             users.setdefault(value.node, {})[Use(node.id, position)] = value.index
+
+    @staticmethod
+    def _change_uses(old: Node, node: Node, users: dict[NodeId, dict[Use, int]]) -> None:
+        """Count those of a node instead of those that it had; a region may have hundreds."""
+        for position, (was, now) in enumerate(zip_longest(old.inputs, node.inputs)):
+            if was == now:
+                continue
+            if was is not None:
+                users[was.node].pop(Use(node.id, position), None)
+            if now is not None:
+                users.setdefault(now.node, {})[Use(node.id, position)] = now.index
+
+    def __getstate__(self) -> tuple[str, _State]:
+        return self.name, (self._nodes, self._inputs, self._outputs, self._next)
+
+    def __setstate__(self, state: tuple[str, _State]) -> None:
+        name, parts = state
+        self.__init__(name)  # type: ignore[misc]
+        self._nodes, self._inputs, self._outputs, self._next = parts
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         return self.copy()

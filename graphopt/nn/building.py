@@ -8,6 +8,7 @@ from typing import Any
 
 from graphopt.api.running import run
 from graphopt.backend.findings import Findings
+from graphopt.backend.kept_results import kept_result
 from graphopt.backend.known_sizes import recall, record
 from graphopt.backend.lower import lower
 from graphopt.backend.pools import Pools
@@ -64,18 +65,19 @@ def build_graph(
         feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}
 
     def build(frozen: bool) -> Built:
-        result = run(
-            graph,
-            config.pipeline(mode),
-            mode=mode,
-            frozen=frozen,
-            precise=settings.precise,
-            strict=settings.strict,
-            device=ctx.device_type,
-            plans_memory=settings.plans_memory,
-            check=config.check,
-            feeds=feeds,
-        )
+        pipeline = config.pipeline(mode)
+        options: dict[str, Any] = {
+            "mode": mode,
+            "frozen": frozen,
+            "precise": settings.precise,
+            "strict": settings.strict,
+            "device": ctx.device_type,
+            "plans_memory": settings.plans_memory,
+        }
+        if config.check:
+            result = run(graph, pipeline, **options, check=True, feeds=feeds)
+        else:
+            result = kept_result(graph, pipeline, options, lambda: run(graph, pipeline, **options))
         lowered = lower(
             result.graph,
             values,

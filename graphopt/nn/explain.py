@@ -83,7 +83,8 @@ def explain_result(
     lines = [f"{original.name}, {title}"]
     if receipts:
         first, last = receipts[0].before, receipts[-1].after
-        lines.append(f"  operator calls {first.calls} -> {last.calls}")
+        earlier = " (passes run earlier)" if result.is_remembered else ""
+        lines.append(f"  operator calls {first.calls} -> {last.calls}{earlier}")
     if choice.engine:
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in choice.measured_ms.items())
         how = "measured earlier" if choice.is_remembered else "measured"

@@ -56,11 +56,25 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Result:
-    """The graph a pipeline made, with a receipt per pass and all remarks."""
+    """The graph a pipeline made, with a receipt per pass and all remarks.
+
+    ``is_remembered`` tells that an earlier process ran the passes.
+    """
 
     graph: Graph
     receipts: tuple[Receipt, ...]
     remarks: tuple[Remark, ...]
+    is_remembered: bool = False
+
+    @property
+    def graphs(self) -> tuple[Graph]:
+        """The graph alone."""
+        return (self.graph,)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no pass was rolled back."""
+        return all(receipt.status != "rolled back" for receipt in self.receipts)
 
 
 def run_passes(

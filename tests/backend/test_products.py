@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import graphopt
-from graphopt.backend import choosing, products
+from graphopt.backend import choosing, kept
 from graphopt.backend.choice import PRODUCT_KERNELS
 from graphopt.backend.infer import with_types
 from graphopt.backend.lower import lower
@@ -24,10 +24,10 @@ B = np.ones(5, np.float32)
 @pytest.fixture(autouse=True)
 def nothing_else_kept():
     gc.collect()
-    assert len(products._KEPT) == 0
+    assert len(kept._KEPT) == 0
     yield
     gc.collect()
-    assert len(products._KEPT) == 0
+    assert len(kept._KEPT) == 0
 
 
 def packed(rows: int, body: str = "return %c"):
@@ -53,20 +53,20 @@ def test_equal_weights_are_packed_once_whatever_the_shapes_and_arrays() -> None:
     functions = [made(packed(rows)) for rows in (1, 2, 70)]
     for rows, function in zip((1, 2, 70), functions, strict=True):
         check(function, np.ones((rows, 4), np.float32))
-    assert len(products._KEPT) == 1
+    assert len(kept._KEPT) == 1
     other = made(packed(2), W + 1)
     check(other, np.ones((2, 4), np.float32), W + 1)
-    assert len(products._KEPT) == 2
+    assert len(kept._KEPT) == 2
     del other
     gc.collect()
-    assert len(products._KEPT) == 1
+    assert len(kept._KEPT) == 1
 
 
 def test_contexts_have_copies_of_their_own() -> None:
     functions = [made(packed(2), ctx=mx.cpu(at)) for at in (0, 1)]
     for function in functions:
         check(function, np.ones((2, 4), np.float32))
-    assert len(products._KEPT) == 2
+    assert len(kept._KEPT) == 2
 
 
 def test_layers_with_one_weight_and_other_readers_of_it() -> None:
@@ -80,7 +80,7 @@ def test_layers_with_one_weight_and_other_readers_of_it() -> None:
     d = x @ W.T + B
     for got, want in zip(found, (np.maximum(d, 0), d, d @ W), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-    assert len(products._KEPT) == 1
+    assert len(kept._KEPT) == 1
 
 
 def test_layers_are_frozen_with_their_biases() -> None:
@@ -105,7 +105,7 @@ def test_slower_packed_products_are_not_kept(monkeypatch) -> None:
     check(function, np.ones((23, 4), np.float32))
     assert function.choice.engine != PRODUCT_KERNELS
     gc.collect()
-    assert len(products._KEPT) == 0
+    assert len(kept._KEPT) == 0
 
 
 def test_threads_that_call_one_function() -> None:

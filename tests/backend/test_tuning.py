@@ -62,8 +62,10 @@ def tune_by(monkeypatch, target: type, graph: Graph):
 
 
 def test_engines_without_packed_products_lose_nothing_by_them(monkeypatch, large) -> None:
-    plain, packed = tune_by(monkeypatch, Clock, large)
-    alone, none = tune_by(monkeypatch, SlowPacked, large)
+    found = tune_by(monkeypatch, Clock, large)
+    plain, packed = found.plain, found.packed
+    other = tune_by(monkeypatch, SlowPacked, large)
+    alone, none = other.plain, other.packed
     assert none is None
     assert packed is not None
     assert plain == alone

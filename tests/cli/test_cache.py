@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder with two kernels and a bridge."""
+    """A cache folder with two kernels, a bridge and a graph."""
     place = tmp_path / "cache"
     monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(place))
     cache.store("one", bytes(1000))
     cache.store("two", bytes(2000))
+    cache.store("graph", bytes(500), cache.RESULTS)
     cache.write_atomically(place / "bridge" / "bridge-0.so", bytes(100_000))
     return place
 
@@ -28,16 +29,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_info(graphopt, folder):
     ran = graphopt("cache", "info")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == f"folder   {folder}\nkernels  2\nbridges  1\nsize     0.1 MB\n"
+    assert ran.out == f"folder   {folder}\nkernels  2\nbridges  1\ngraphs   1\nsize     0.1 MB\n"
 
 
 def test_clear_tells_what_it_removes(graphopt, folder):
     ran = graphopt("cache", "clear")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == f"removed 2 kernels and 1 bridge, 0.1 MB, from {folder}\n"
+    assert ran.out == f"removed 2 kernels, 1 bridge and 1 graph, 0.1 MB, from {folder}\n"
     assert list(folder.rglob("*")) == []
     assert graphopt("cache", "clear").out == (
-        f"removed 0 kernels and 0 bridges, 0.0 MB, from {folder}\n"
+        f"removed 0 kernels, 0 bridges and 0 graphs, 0.0 MB, from {folder}\n"
     )
 
 
@@ -45,12 +46,13 @@ def test_clear_tells_what_it_removes(graphopt, folder):
 def test_json(graphopt, folder, action):
     ran = graphopt("cache", action, "--json")
     assert (ran.code, ran.err) == (0, "")
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) or 103_100
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) or 103_650
     assert json.loads(ran.out) == {
         "action": action,
         "folder": str(folder),
         "kernels": 2,
         "bridges": 1,
+        "graphs": 1,
         "bytes": size,
     }
 
@@ -90,8 +92,8 @@ def test_files_that_cannot_be_removed(graphopt, folder, monkeypatch):
     ran = graphopt("cache", "clear")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == (
-        f"graphopt: error: 2 kernels and 1 bridges in {folder} could not be removed; see who owns"
-        " the files\n"
+        f"graphopt: error: 2 kernels, 1 bridges and 1 graphs in {folder} could not be removed;"
+        " see who owns the files\n"
     )
 
 

@@ -94,7 +94,7 @@ def test_entries_come_back_as_they_were(folder: Path) -> None:
         assert cache.load("key") == data
     assert cache.load("other") is None
     assert [path.name for path in folder.rglob("*") if path.is_file()] == ["key.o"]
-    assert cache.info() == cache.Info(folder, 1, 0, (folder / "kernels/key.o").stat().st_size)
+    assert cache.info() == cache.Info(folder, 1, 0, 0, (folder / "kernels/key.o").stat().st_size)
 
 
 def test_kernels_are_compiled_once(folder: Path) -> None:
@@ -211,7 +211,7 @@ def test_the_largest_size_holds_and_the_oldest_go(
         cache.store(f"k{number}", bytes(1000))
         os.utime(folder / "kernels" / f"k{number}.o", (now + number, now + number))
     assert cache.load("k0") is not None  # now the youngest
-    monkeypatch.setattr(cache, "MAX_BYTES", 4500)
+    monkeypatch.setitem(cache.MAX_BYTES, cache.OBJECTS, 4500)
     cache.store("new", bytes(1000))
     assert sorted(path.stem for path in entries(folder)) == ["k0", "k4", "k5", "new"]
     assert cache.info().nbytes <= 4500
