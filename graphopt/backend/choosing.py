@@ -34,7 +34,7 @@ from graphopt.errors import BudgetError, GraphError, GraphoptError
 from graphopt.ir.fingerprint import fingerprint
 
 #: Seconds of a first call beyond which fewer candidates are tried.
-_LONG_S: Final = 1.0
+_LONG_S: Final = 0.5
 #: How many times as fast as one that is sure to agree another has to be to be looked at closer.
 _LEAST_GAIN: Final = 1.03
 #: Calls of each engine that trying and timing it takes, about.
@@ -233,9 +233,9 @@ class _Trial:
         """Whether a candidate is not worth its first call."""
         if name == EXACT_CONVOLUTIONS:
             return CONVOLUTION_KERNELS in self._engines  # slower
-        if name not in (CACHED_OP_ONEDNN, EXECUTOR_ONEDNN):
+        if name not in (CACHED_OP_ONEDNN, EXECUTOR_ONEDNN, CACHED_OP + KERNELS):
             return False
-        # Another one has oneDNN's fusions and kernels besides.
+        # Another one has oneDNN's fusions and kernels, and what engines take besides is nothing then.
         has_both = EXECUTOR_ONEDNN + KERNELS in self._candidates
         return has_both and self._first_s.get(CACHED_OP, 0.0) > _LONG_S
 

@@ -18,6 +18,7 @@ from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.following import Following, can_follow
 from graphopt.pipeline.base import Mode
+from graphopt.pipeline.manager import no_collections
 
 
 def build_graph(
@@ -93,7 +94,7 @@ def build_graph(
         return Built(result, lowered, frozen, findings)
 
     def noted(frozen: bool) -> Built:
-        with findings.active():
+        with findings.active(), no_collections():
             return build(frozen)
 
     return Following(noted, values, strict=config.strict) if follows else noted(settings.frozen)

@@ -95,12 +95,12 @@ def run_passes(
         GraphError: the graph given is malformed.
     """
     settings = settings or Settings()
-    with _no_collections():
+    with no_collections():
         return _run_all(graph, passes, settings, target, [Verify(), *instruments])
 
 
 @contextmanager
-def _no_collections() -> Iterator[None]:
+def no_collections() -> Iterator[None]:
     """No search for garbage inside: graphs hold no cycles, and every search walks all of them."""
     was_enabled = gc.isenabled()
     gc.disable()

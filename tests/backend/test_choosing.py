@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 import graphopt
 from graphopt.backend import choosing
-from graphopt.backend.choice import EXECUTOR_ONEDNN, KERNELS
+from graphopt.backend.choice import CACHED_OP, EXECUTOR_ONEDNN, KERNELS
 from graphopt.backend.engines import ExecutorEngine
+from graphopt.backend.sorting import Once
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
 
@@ -50,3 +52,21 @@ def test_what_trying_computed_is_returned(calls: list[str]) -> None:
     second = fast(*arguments)
     assert calls == [EXECUTOR_ONEDNN + KERNELS]
     np.testing.assert_array_equal(first.asnumpy(), second.asnumpy())
+
+
+@pytest.mark.parametrize(("seconds", "is_long"), [(0.4, False), (0.6, True)])
+def test_fewer_engines_are_tried_where_calls_take_long(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, seconds: float, is_long: bool
+) -> None:
+    tried, run_once = list[str](), choosing.run_once
+
+    def slowly(engine: Any, known: Any) -> Once:
+        tried.append(engine.name)
+        return replace(run_once(engine, known), seconds=seconds)
+
+    monkeypatch.setattr(choosing, "run_once", slowly)
+    example = models.encoder(**SIZE)
+    graphopt.optimize(example.net, mode="inference")(*example.calls[0])
+    assert tried[0] == CACHED_OP
+    assert calls.count(EXECUTOR_ONEDNN + KERNELS) == 1
+    assert (CACHED_OP + KERNELS in tried) == (not is_long)
