@@ -235,7 +235,7 @@ class _Trial:
             return CONVOLUTION_KERNELS in self._engines  # slower
         if name not in (CACHED_OP_ONEDNN, EXECUTOR_ONEDNN, CACHED_OP + KERNELS):
             return False
-        # Another one has oneDNN's fusions and kernels, and what engines take besides is nothing then.
+        # Another one has oneDNN's fusions and kernels; what engines take besides is nothing then.
         has_both = EXECUTOR_ONEDNN + KERNELS in self._candidates
         return has_both and self._first_s.get(CACHED_OP, 0.0) > _LONG_S
 
