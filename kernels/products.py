@@ -24,6 +24,8 @@ SETTINGS: Final = ("0", "bf16", "fp16")
 #: multiplication.
 BY_UNIT: Final = "by the matrix unit"
 IN_PAIRS: Final = "in pairs"
+#: Rows of a layer up to which weights are read where they lie (``kFewRows`` in slim.h).
+FEW_ROWS: Final = 4
 #: Rows and weights of a layer from which on means that copy rows are worth it.
 _LEAST_ROWS: Final = 32
 _LEAST_WEIGHTS: Final = 1 << 16

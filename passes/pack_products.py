@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -12,6 +12,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, PRODUCT, Node, NodeId
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
+from graphopt.kernels.products import FEW_ROWS
 from graphopt.passes.fusion.region import replace_region
 from graphopt.passes.select_gemm import Problem, as_dot, of_fewer_rows, of_so_many
 from graphopt.pipeline.base import Mode, Pass, PassContext, Target
@@ -19,6 +20,13 @@ from graphopt.rewrite.substitute import transplant
 
 #: What ``dot`` may be faster for than FullyConnected: as in select-gemm.
 _LARGE_MACS: Final = 100_000_000
+#: How products are computed: by ours, and by MXNet's.
+PACKED: Final = "over packed weights"
+IN_PLACE: Final = "over weights where they lie"
+_MXNETS: Final = ("FullyConnected", "dot")
+#: Packed weights are a copy. They have to be so many times as fast.
+_WORTH_A_COPY: Final = 1.1
+_NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,13 @@ class PackProducts(Pass):
 
     Its weights are packed once, into the order in which the kernel reads them, where MXNet's
     libraries pack them in every call; for the few rows of a small batch that takes as long as the
-    product. The activation (ReLU, or GELU by the error function) is computed while the product is
-    near. Only float32 on the CPU, and only where it was measured to be ``min_gain`` times as fast
-    as MXNet's product, or as fast if there is an activation, which is not measured: it saves the
-    pass over the product that MXNet's takes. Each distinct shape is measured once on a machine.
+    product. For four rows at most they are read where they lie, unless packed ones are 1.1 times as
+    fast: to read them once is all that it takes, and no copy is kept. The activation (ReLU, or GELU
+    by the error function) is computed while the product is near. Only float32 on the CPU, and only
+    where it was measured to be ``min_gain`` times as fast as MXNet's product. It need only be as
+    fast if there is an activation, which is not measured: it saves the pass over the product that
+    MXNet's takes. Where nothing is packed MXNet's has to be that many times as fast. Each distinct
+    shape is measured once on a machine.
 
     In no named pipeline, since its result depends on the machine: lowering runs it on frozen
     graphs, and ``explain()`` tells what it chose.
@@ -83,27 +94,32 @@ class PackProducts(Pass):
             if node.id in frozen:
                 continue
             members = _members(graph, node, held)
-            why = _unfit(graph, node, frozen, held) or self._slower(graph, members, cx)
+            way, why = PACKED, _unfit(graph, node, frozen, held)
+            if why is None and cx.target is not None:
+                way, why = self._fastest(graph, members, cx, cx.target)
             if why is not None:
                 cx.missed(f"its weights are not packed: {why}", node)
                 continue
-            _replace(graph, edited, members)
-            cx.count("packed")
-        return edited if cx.stats["packed"] else graph
+            _replace(graph, edited, members, in_place=way == IN_PLACE)
+            cx.count("in place" if way == IN_PLACE else "packed")
+        return edited if cx.stats else graph
 
-    def _slower(self, graph: Graph, members: list[Node], cx: PassContext) -> str | None:
-        """Why MXNet's product stays; tells what was measured where it does not."""
-        if cx.target is None:
-            return None
+    def _fastest(
+        self, graph: Graph, members: list[Node], cx: PassContext, target: Target
+    ) -> tuple[str, str | None]:
+        """How weights are to be read, and why MXNet's product stays if it does."""
         node, *activation = members
         problem = problem_of(graph, node)
         timed = of_fewer_rows(problem)
-        packed, *others = _measured(timed, node, cx.target)
-        best, some = min(others), of_so_many(timed, problem)
-        if best < (1.0 if activation else self.min_gain) * packed:
-            return f"that takes {packed:.3g} ms, MXNet's product {best:.3g} ms{some}"
-        cx.passed(f"over packed weights {packed:.3g} ms, by MXNet {best:.3g} ms{some}", node)
-        return None
+        ms = _measured(timed, node, target)
+        is_near = problem[0] <= FEW_ROWS and ms.get(IN_PLACE, _NEVER) < _WORTH_A_COPY * ms[PACKED]
+        way = IN_PLACE if is_near else PACKED
+        plain, some = min(ms[name] for name in ms if name in _MXNETS), of_so_many(timed, problem)
+        gain = 1 / self.min_gain if is_near else 1.0 if activation else self.min_gain
+        if plain < gain * ms[way]:
+            return way, f"that takes {ms[way]:.3g} ms, MXNet's product {plain:.3g} ms{some}"
+        cx.passed(f"{way} {ms[way]:.3g} ms, by MXNet {plain:.3g} ms{some}", node)
+        return way, None
 
 
 def activation_of(node: Node) -> str | None:
@@ -151,7 +167,7 @@ def _members(graph: Graph, node: Node, held: frozenset[NodeId]) -> list[Node]:
     return [node, user]
 
 
-def _replace(graph: Graph, edited: Graph, members: list[Node]) -> None:
+def _replace(graph: Graph, edited: Graph, members: list[Node], *, in_place: bool) -> None:
     node = members[0]
     body = Graph("region")
     new = {
@@ -163,6 +179,8 @@ def _replace(graph: Graph, edited: Graph, members: list[Node]) -> None:
     last = members[-1].out()
     body.set_outputs([new[last]])
     attrs = _attrs(graph, node, activation_of(members[-1]) or "none")
+    if in_place:
+        attrs["in_place"] = True
     replace_region(edited, members, node.inputs, [last], PRODUCT, attrs, body, "product")
 
 
@@ -182,26 +200,28 @@ def problem_of(graph: Graph, node: Node) -> Problem:
     return rows, depth, units, len(node.inputs) > 2
 
 
-def _measured(problem: Problem, node: Node, target: Target) -> Sequence[float]:
-    """Milliseconds of the product over packed weights, and of MXNet's; all without activation."""
+def _measured(problem: Problem, node: Node, target: Target) -> Mapping[str, float]:
+    """Milliseconds of the product by each way; all without activation."""
     rows, depth, units, _ = problem
 
-    def measure() -> list[float]:
+    def measure() -> dict[str, float]:
         plain = alone("FullyConnected", problem, (units, depth))
         size, tiled = target.packed_product(rows, depth, units)
-        graphs = [alone(PRODUCT, problem, (size,), tiled=tiled), plain]
-        if rows * depth * units >= _LARGE_MACS:
-            graphs.append(as_dot(plain))
-        return target.times_ms(graphs)
+        graphs = {PACKED: alone(PRODUCT, problem, (size,), tiled=tiled), "FullyConnected": plain}
+        if rows <= FEW_ROWS:
+            graphs[IN_PLACE] = alone(PRODUCT, problem, (units, depth))
+        elif rows * depth * units >= _LARGE_MACS:
+            graphs["dot"] = as_dot(plain)
+        return dict(zip(graphs, target.times_ms([*graphs.values()]), strict=True))
 
-    found: Sequence[float] = target.measured_once(
+    found: Mapping[str, float] = target.measured_once(
         ("product", *map(str, problem)), measure, (node.name,)
     )
     return found
 
 
 def alone(op: str, problem: Problem, weights: tuple[int, ...], *, tiled: bool = False) -> Graph:
-    """A product by itself, to be timed; ``weights`` is their shape, packed for ``PRODUCT``."""
+    """A product by itself, to be timed; ``weights`` is their shape, of one axis if packed."""
     rows, depth, units, has_bias = problem
     graph = Graph("product")
     sources = [
@@ -212,7 +232,8 @@ def alone(op: str, problem: Problem, weights: tuple[int, ...], *, tiled: bool = 
         sources.append(graph.add_input("b", PARAM, TensorType("float32", (units,))))
     attrs: dict[str, str | int | bool] = {"flatten": False, "no_bias": not has_bias}
     if op == PRODUCT:
-        attrs |= {"units": units, "activation": "none", "packed": True, "tiled": tiled}
+        attrs |= {"units": units, "activation": "none", "tiled": tiled}
+        attrs["packed"] = len(weights) == 1
     else:
         attrs["num_hidden"] = units
     made = TensorType("float32", (rows, units))

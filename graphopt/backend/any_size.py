@@ -16,7 +16,7 @@ from graphopt.backend.convolutions import as_packed, has_convolutions, with_smal
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.freeze import freeze
 from graphopt.backend.keeping import forgetting, keeps, runs_keeping
-from graphopt.backend.products import has_products, with_packed_products
+from graphopt.backend.products import packs_products, with_packed_products
 from graphopt.backend.resized import Resized
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, to_symbol
@@ -169,7 +169,7 @@ class AtAnySize:
         form = self._form
         if chosen is None or chosen.name not in (CONVOLUTION_KERNELS, EXACT_CONVOLUTIONS):
             return None
-        if has_products(form.packed):
+        if packs_products(form.packed):
             return None  # whose packed weights go by the number of rows
         is_exact = chosen.name == EXACT_CONVOLUTIONS
         return Resized(with_small_tiles(form.packed) if is_exact else form.packed)

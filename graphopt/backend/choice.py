@@ -20,6 +20,8 @@ CALLER = "calling thread"
 #: What is one operation of MXNet's engine, and its gradients another.
 AT_ONCE = "one operation"
 STEP = "executor for training"
+#: Those that run products of ours where there is a form of the graph with some.
+RUN_PRODUCTS = frozenset({CONVOLUTION_KERNELS, EXACT_CONVOLUTIONS, PRODUCT_KERNELS, CALLER})
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphopt.backend.any_size import AtAnySize
 from graphopt.backend.candidates import Candidates, Form, has_packed, is_packed
-from graphopt.backend.choice import Choice
+from graphopt.backend.choice import RUN_PRODUCTS, Choice
 from graphopt.backend.choosing import choose, ordered
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.findings import active
@@ -20,7 +20,7 @@ from graphopt.backend.kept import Kept
 from graphopt.backend.memory import give_back_freed_memory, keep_freed_memory
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.pools import Pools
-from graphopt.backend.products import PANELS, TILES, has_products
+from graphopt.backend.products import has_products
 from graphopt.backend.step import StepEngine
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, to_symbol
@@ -379,8 +379,7 @@ class Lowered:
         self._fixed = {name: array for name, array in self._fixed.items() if name in read}
         kept = {id(array) for array in self._fixed.values()}
         self._keepers = [keeper for keeper in keepers if id(keeper.array) in kept]
-        has_packed_products = any(keeper.order in (PANELS, TILES) for keeper in self._keepers)
-        if has_packed_products and self._with_products is not None:
+        if chosen.name in RUN_PRODUCTS and self._with_products is not None:
             self.choice.tuning = list(self._with_products.told)
         self._with_products = None
 

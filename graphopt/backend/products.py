@@ -27,13 +27,19 @@ def has_products(graph: Graph) -> bool:
     return any(node.op == PRODUCT for node in graph)
 
 
+def packs_products(graph: Graph) -> bool:
+    """Whether some of them read packed weights."""
+    return any(node.op == PRODUCT and not node.attrs.flag("in_place") for node in graph)
+
+
 def with_packed_products(
     graph: Graph, values: Mapping[str, Any], ctx: Any
 ) -> tuple[Graph, dict[str, Any], list[Kept]]:
     """A copy whose products read packed weights and biases of their own, these, and their keepers.
 
-    Equal weights are packed once for all graphs, as long as somebody has their keeper. Biases are
-    copied, so that a layer is frozen as a whole, not its weights alone.
+    Those that read weights where they lie stay. Equal weights are packed once for all graphs, as
+    long as somebody has their keeper. Biases are copied, so that a layer is frozen as a whole, not
+    its weights alone.
 
     Args:
         graph: its products' weights are inputs or constants.
@@ -51,7 +57,7 @@ def with_packed_products(
         return copy.add_input(name, PARAM, TensorType("float32", array.shape)).out()
 
     for node in graph:
-        if node.op != PRODUCT:
+        if node.op != PRODUCT or node.attrs.flag("in_place"):
             continue
         data, weights, *bias = node.inputs
         tiled = is_tiled(import_mxnet(), *problem_of(graph, node)[:3])

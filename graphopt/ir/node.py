@@ -47,8 +47,8 @@ CONVOLUTIONS: Final = "graphopt_convolutions"
 
 #: A dense layer with constant weights; attrs: ``units``, ``activation``, ``flatten``, ``no_bias``;
 #: ``packed``, whether its weights are in the order in which they are read; ``tiled``, whether that
-#: is the order of kernels/bridge/dense.h. Its nested graph is the layer in MXNet's operators (see
-#: kernels/bridge/product_operator.h).
+#: is the order of kernels/bridge/dense.h; ``in_place``, whether they stay as they are. Its nested
+#: graph is the layer in MXNet's operators (see kernels/bridge/product_operator.h).
 PRODUCT: Final = "graphopt_product"
 
 #: MXNet's FullyConnected, attributes and all, by faster means (see

@@ -5,7 +5,8 @@
  * Attributes: `units`; `activation`, "none", "relu" or "gelu"; `flatten`, all axes but the first are the
  * depth, not the last alone; `no_bias`; `packed`, weights come in the order in which they are read. Inputs:
  * data, weights (units, depth) or packed, the bias. With `tiled` they are packed as products of dense.h
- * read them. It is for inference: there is no gradient.
+ * read them. Weights that are not packed are read where they lie for a few rows, and packed in every call for
+ * more. It is for inference: there is no gradient.
  */
 #pragma once
 
@@ -17,6 +18,7 @@
 #include "convolutions_operator.h"
 #include "dense.h"
 #include "product.h"
+#include "slim.h"
 
 namespace graphopt {
 
@@ -71,6 +73,17 @@ void RunProduct(const product::Plan& plan, const product::Operands& operands, in
   }
 }
 
+/* The same for few rows, whose weights are read where they lie. */
+void RunFewRows(const product::Operands& operands, int64_t rows, int64_t depth, int64_t units, int threads) {
+  constexpr int64_t kBytes = 1 << 18;  // of weights, of a task
+  const int64_t team = std::max<int64_t>(kBytes / sizeof(float) / depth / 4 * 4, 4);
+  const int64_t tasks = (units + team - 1) / team;
+  std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+    slim::RunUnits(operands, rows, depth, units, task * team, std::min(units, (task + 1) * team));
+}
+
 /* On so many threads at most. */
 void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
                     const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs,
@@ -90,15 +103,19 @@ void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
                            std::min(Threads(nanoseconds, 1 << 10), most_threads));
     return results.Finish();
   }
-  std::vector<float> packed;
-  if (!Flag(attrs, "packed")) {
-    packed.resize(product::PackedSize(depth, units));
-    product::Pack(weights, depth, units, packed.data());
-    weights = packed.data();
-  }
   // A row alone costs what it takes to read the weights.
   const double nanoseconds = static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
   const int threads = std::min(Threads(nanoseconds, 1 << 10), most_threads);
+  if (!Flag(attrs, "packed") && rows <= slim::kFewRows) {
+    RunFewRows({data, weights, bias, to, ActivationOf(attrs)}, rows, depth, units, threads);
+    return results.Finish();
+  }
+  if (!Flag(attrs, "packed")) {
+    product::Compute({rows, depth, units, {data, depth, false}, {weights, depth, true}, bias,
+                      ActivationOf(attrs), false, to, units},
+                     threads);
+    return results.Finish();
+  }
   RunProduct(product::MakePlan(rows, depth, units, threads),
              {data, weights, bias, to, ActivationOf(attrs)},
              threads);

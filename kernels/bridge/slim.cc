@@ -1,9 +1,11 @@
 #include "slim.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
 #include "lanes.h"
+#include "lanes_math.h"
 
 namespace graphopt::slim {
 namespace {
@@ -13,8 +15,12 @@ using blocked::Lanes;
 using blocked::LoadLanes;
 using product::Matrix;
 
-constexpr int64_t kFew = 4;  // rows or columns of a product that is better computed here
 constexpr int64_t kQuad = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int64_t kRows = 4;  // at a time, for which there are registers
+#else
+constexpr int64_t kRows = 2;
+#endif
 typedef float Quad __attribute__((vector_size(kQuad * sizeof(float))));
 typedef int Order __attribute__((vector_size(kQuad * sizeof(int))));
 
@@ -41,26 +47,35 @@ inline Quad Sums(const Quad& a, const Quad& b, const Quad& c, const Quad& d) {
   return __builtin_shuffle(low, high, Order{0, 1, 4, 5}) + __builtin_shuffle(low, high, Order{2, 3, 6, 7});
 }
 
-/* A row times four rows of `depth` numbers each. */
-inline Quad Dots(const float* row, const float* with, int64_t stride, int64_t depth) {
-  Quad sums[kQuad]{};
+/* Rows times four rows of `depth` numbers each. */
+template <int64_t R>
+inline void Dots(const float* rows, int64_t rows_stride, const float* with, int64_t stride, int64_t depth,
+                 Quad* found) {
+  Quad sums[R][kQuad]{};
   int64_t at = 0;
   if (depth >= kLanes) {
-    Lanes wide[kQuad]{};
+    Lanes wide[R][kQuad]{};
     for (; at + kLanes <= depth; at += kLanes) {
-      const Lanes a = LoadLanes(row + at);
-      for (int64_t j = 0; j < kQuad; ++j) wide[j] += a * LoadLanes(with + j * stride + at);
+      Lanes with_lanes[kQuad];
+      for (int64_t j = 0; j < kQuad; ++j) with_lanes[j] = LoadLanes(with + j * stride + at);
+      for (int64_t i = 0; i < R; ++i) {
+        const Lanes a = LoadLanes(rows + i * rows_stride + at);
+        for (int64_t j = 0; j < kQuad; ++j) wide[i][j] += a * with_lanes[j];
+      }
     }
-    for (int64_t j = 0; j < kQuad; ++j) sums[j] = Folded(wide[j]);
+    for (int64_t i = 0; i < R; ++i)
+      for (int64_t j = 0; j < kQuad; ++j) sums[i][j] = Folded(wide[i][j]);
   }
-  for (; at + kQuad <= depth; at += kQuad) {
-    const Quad a = LoadQuad(row + at);
-    for (int64_t j = 0; j < kQuad; ++j) sums[j] += a * LoadQuad(with + j * stride + at);
+  for (; at + kQuad <= depth; at += kQuad)
+    for (int64_t i = 0; i < R; ++i) {
+      const Quad a = LoadQuad(rows + i * rows_stride + at);
+      for (int64_t j = 0; j < kQuad; ++j) sums[i][j] += a * LoadQuad(with + j * stride + at);
+    }
+  for (int64_t i = 0; i < R; ++i) found[i] = Sums(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+  for (; at < depth; ++at) {
+    const Quad last{with[at], with[stride + at], with[2 * stride + at], with[3 * stride + at]};
+    for (int64_t i = 0; i < R; ++i) found[i] += rows[i * rows_stride + at] * last;
   }
-  Quad found = Sums(sums[0], sums[1], sums[2], sums[3]);
-  for (; at < depth; ++at)
-    found += row[at] * Quad{with[at], with[stride + at], with[2 * stride + at], with[3 * stride + at]};
-  return found;
 }
 
 /* A row times a matrix whose columns are adjacent numbers. */
@@ -68,12 +83,14 @@ template <bool kAdds>
 void ByColumns(const float* row, const Matrix& right, int64_t depth, int64_t units, float* to) {
   int64_t j = 0;
   for (; j + kQuad <= units; j += kQuad) {
-    Quad found = Dots(row, right.at + j * right.stride, right.stride, depth);
+    Quad found;
+    Dots<1>(row, 0, right.at + j * right.stride, right.stride, depth, &found);
     if (kAdds) found += LoadQuad(to + j);
     __builtin_memcpy(to + j, &found, sizeof(found));
   }
   for (; j < units; ++j) {
-    const Quad found = Dots(row, right.at + j * right.stride, 0, depth);
+    Quad found;
+    Dots<1>(row, 0, right.at + j * right.stride, 0, depth, &found);
     to[j] = kAdds ? to[j] + found[0] : found[0];
   }
 }
@@ -162,16 +179,50 @@ void ByFewColumns(int64_t rows, int64_t depth, int64_t units, const Matrix& left
   }
 }
 
+/* activation(from + bias) of some numbers, in place. */
+void Finish(float* to, const float* bias, int64_t count, int64_t activation) {
+  for (int64_t j = 0; j < count; ++j) {
+    const float x = bias ? to[j] + bias[j] : to[j];
+    to[j] = activation == product::kRelu && x < 0 ? 0.0f : x;  // NaN stays
+  }
+  if (activation != product::kGelu) return;
+  int64_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) blocked::StoreLanes(to + j, blocked::Gelu(LoadLanes(to + j)));
+  if (j == count) return;
+  Lanes rest{};
+  __builtin_memcpy(&rest, to + j, (count - j) * sizeof(float));
+  rest = blocked::Gelu(rest);
+  __builtin_memcpy(to + j, &rest, (count - j) * sizeof(float));
+}
+
 }  // namespace
 
-bool Fits(int64_t rows, int64_t units) { return rows <= kFew || units <= kFew; }
+bool Fits(int64_t rows, int64_t units) { return rows <= kFewRows || units <= kFewRows; }
 
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
               float* to, int64_t to_stride, bool adds) {
-  if (rows > kFew) return ByFewColumns(rows, depth, units, left, right, to, to_stride, adds);
+  if (rows > kFewRows) return ByFewColumns(rows, depth, units, left, right, to, to_stride, adds);
   const ByRow by_row = Pick(right.is_transposed, adds);
   for (int64_t i = 0; i < rows; ++i)
     by_row(RowOf(left, i, depth, Gathered(depth)), right, depth, units, to + i * to_stride);
+}
+
+void RunUnits(const product::Operands& layer, int64_t rows, int64_t depth, int64_t units, int64_t first,
+              int64_t last) {
+  for (int64_t at = first, count; at < last; at += count) {  // what is read stays near for the other rows
+    const bool is_whole = at + kQuad <= last;
+    count = is_whole ? kQuad : 1;
+    for (int64_t i = 0, now; i < rows; i += now) {
+      now = i + kRows <= rows ? kRows : 1;
+      Quad found[kRows];
+      (now == kRows ? Dots<kRows> : Dots<1>)(layer.from + i * depth, depth, layer.packed + at * depth,
+                                             is_whole ? depth : 0, depth, found);
+      for (int64_t k = 0; k < now; ++k)
+        __builtin_memcpy(layer.to + (i + k) * units + at, &found[k], count * sizeof(float));
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i)
+    Finish(layer.to + i * units + first, layer.bias ? layer.bias + first : nullptr, last - first, layer.activation);
 }
 
 }  // namespace graphopt::slim

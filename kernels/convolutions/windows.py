@@ -12,6 +12,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.kernels.convolutions.activations import UNARY, unary
+from graphopt.kernels.products import FEW_ROWS
 
 Pair = tuple[int, int]
 Images = tuple[int, int, int, int]
@@ -24,6 +25,8 @@ _MOST_PADDING: Final = 16
 #: Of deconvolutions: with larger strides, or fewer channels, too many numbers would be zero.
 _MOST_STRIDE: Final = 4
 _FEWEST_CHANNELS: Final = 8
+#: Bytes of a dense layer's weights from which on they are not packed for few images.
+_LARGE_BYTES: Final = 64 << 20
 #: Channels of groups that a block has several of.
 _NARROW: Final = (1, 2, 4, 8)
 
@@ -245,6 +248,9 @@ def _deconvolution(graph: Graph, node: Node) -> str | None:
 def _dense(graph: Graph, node: Node) -> str | None:
     if graph.type_of(node.out()).rank != 2:
         return "it works on the last axis alone"
+    rows, weights = size_of(graph, node.out())[0], graph.type_of(node.inputs[1]).nbytes or 0
+    if rows <= FEW_ROWS and weights >= _LARGE_BYTES:  # to read them once is all that it takes
+        return f"its {weights >> 20} MiB of weights would be packed for {rows} rows"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 
 import mxnet as mx
@@ -138,3 +139,58 @@ def test_reset_reads_new_weights() -> None:
     net.weight.set_data(net.weight.data() + 1)
     fast.reset()
     np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 70])
+@pytest.mark.parametrize(("depth", "units"), [(1, 1), (3, 2), (16, 8), (37, 5), (200, 131)])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_weights_where_they_lie(
+    rows: int, depth: int, units: int, activation: str, has_bias: bool
+) -> None:
+    rng = np.random.default_rng(rows)
+    x, w = (rng.standard_normal((n, depth)).astype(np.float32) for n in (rows, units))
+    b = rng.standard_normal(units).astype(np.float32)
+    bias, read = (", param %b: ?", ", %b") if has_bias else ("", "")
+    attrs = f'activation="{activation}", flatten=True, in_place=True, no_bias={not has_bias}'
+    graph = with_types(
+        parse(
+            f"graph g(%x: f32[{rows},{depth}], param %w: f32[{units},{depth}]{bias}) {{"
+            f"%c = graphopt_product(%x, %w{read}) {{{attrs}, units={units}}} ["
+            f"graph region(%i: f32[{rows},{depth}], param %j: f32[{units},{depth}]{bias}) {{"
+            f"%f = FullyConnected(%i, %j{read}) {{num_hidden={units}, no_bias={not has_bias}}}"
+            "return %f } ] return %c }"
+        )
+    )
+    params = {"w": w, "b": b} if has_bias else {"w": w}
+    weights = mx.nd.array(w)
+    function = lower(graph, {**params, "w": weights}, tune=False, engine=PRODUCT_KERNELS)
+    expected = x.astype(np.float64) @ w.T + (b if has_bias else 0)
+    if activation == "relu":
+        expected = np.maximum(expected, 0)
+    if activation == "gelu":
+        erf = np.vectorize(math.erf)
+        expected = expected * 0.5 * (1 + erf(expected / math.sqrt(2)))
+    found = function(x=x)[0].asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert len(kept._KEPT) == 0
+    _, bound = function.bound
+    assert any(array is weights for array in bound)
+
+
+def test_not_a_number_stays_where_weights_lie() -> None:
+    rows = np.ones((2, 8), np.float32)
+    rows[1, 3] = np.nan
+    graph = with_types(
+        parse(
+            "graph g(%x: f32[2,8], param %w: f32[6,8]) { %c = graphopt_product(%x, %w)"
+            ' {activation="relu", flatten=True, in_place=True, no_bias=True, units=6} ['
+            "graph region(%i: f32[2,8], param %j: f32[6,8]) {"
+            "%f = FullyConnected(%i, %j) {num_hidden=6, no_bias=True} %r = relu(%f) return %r } ]"
+            "return %c }"
+        )
+    )
+    function = lower(graph, {"w": -np.ones((6, 8))}, tune=False, engine=PRODUCT_KERNELS)
+    found = function(x=rows)[0].asnumpy()
+    assert (found[0] == 0).all()
+    assert np.isnan(found[1]).all()

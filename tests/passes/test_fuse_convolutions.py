@@ -797,3 +797,19 @@ def test_statistics_of_batch_norm_are_no_images() -> None:
     y = graph.add("Convolution", [x, w], attrs, [TensorType("float32", (1, 4, 5, 5))], "c")
     graph.set_outputs([y.out()])
     assert_equivalent(graph, fused(graph), **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("images", "units", "is_inside"), [(4, 4096, False), (5, 4096, True), (4, 4095, True)]
+)
+def test_large_weights_are_not_packed_for_few_images(
+    images: int, units: int, is_inside: bool
+) -> None:
+    body = (
+        "%c = Convolution(%x, %w) {kernel=(3, 3), no_bias=True, num_filter=64, pad=(1, 1)}"
+        f"%f = FullyConnected(%c, %v) {{no_bias=True, num_hidden={units}}} return %f"
+    )
+    graph = net(body, f"f32[{images},16,8,8]", "param %w: ?, param %v: ?")
+    result = run_pass(graph, PASS, target=Clock(), frozen=True)
+    (region,) = regions(result.graph)
+    assert any(node.op == "FullyConnected" for node in region.graphs[0]) == is_inside

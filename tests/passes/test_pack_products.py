@@ -149,3 +149,50 @@ def test_weights_that_parameters_make_are_packed_too() -> None:
     after = run_pass(before, PASS, target=Clock(), frozen=True).graph
     assert len(products(after)) == 1
     assert_equivalent(before, after)
+
+
+class FewRows(Clock):
+    """A target on which products take as long as told: packed, in place, MXNet's."""
+
+    def __init__(self, packed: float, in_place: float, plain: float = 1.0) -> None:
+        super().__init__()
+        self.ms = packed, in_place, plain
+
+    def times_ms(self, graphs: Sequence[Graph], *, training: bool = False) -> list[float]:
+        packed, in_place, plain = self.ms
+        found = []
+        for graph in graphs:
+            node = graph[graph.outputs[0].node]
+            ours = packed if node.attrs.get("packed") else in_place
+            found.append(ours if node.op == PRODUCT else plain)
+        self.timed.append([graph[graph.outputs[0].node].op for graph in graphs])
+        return found
+
+
+@pytest.mark.parametrize(
+    ("ms", "way"),
+    [
+        ((0.5, 0.5), "in place"),
+        ((0.5, 0.54), "in place"),  # a copy has to be worth it
+        ((0.5, 0.6), "packed"),
+        ((1.2, 1.0), "in place"),
+        ((1.2, 1.04), "in place"),
+        ((1.2, 1.06), None),
+        ((0.99, 1.2), None),
+    ],
+)
+def test_weights_for_few_rows(ms: tuple[float, float], way: str | None) -> None:
+    clock = FewRows(*ms)
+    before = net(f"{FC} return %c", "f32[4,4]")
+    result = run_pass(before, PASS, target=clock, frozen=True)
+    assert clock.timed == [[PRODUCT, "FullyConnected", PRODUCT]]
+    assert [bool(node.attrs.get("in_place")) for node in products(result.graph)] == (
+        [way == "in place"] if way else []
+    )
+    assert dict(result.receipts[0].stats) == ({way: 1} if way else {})
+    assert_equivalent(before, result.graph)
+
+
+def test_more_rows_have_packed_weights() -> None:
+    result = run_pass(net(f"{FC} return %c"), PASS, target=FewRows(0.5, 0.1), frozen=True)
+    assert [node.attrs.get("in_place") for node in products(result.graph)] == [None]
