@@ -121,7 +121,7 @@ def _like(
     if active().is_makeshift:  # it is to be known how long it may stay
         again = run_once(found, {n: value(n) for n in found.inputs})
         choice.measured_ms = {name: again.seconds * 1e3}
-    return Chosen(found, trial.outputs[name])
+    return Chosen(found, trial.outputs.get(name))
 
 
 def _place(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:

@@ -76,10 +76,7 @@ def with_packed_products(
 
 
 def _packed(weights: npt.NDArray[np.float32], ctx: Any, *, tiled: bool) -> Kept:
-    """Weights as products read them, or those of equal ones.
-
-    Packing takes less time than a digest of what is packed that no other weights can have.
-    """
+    """Weights as products read them, or those of equal ones: packing takes less than a digest."""
     mx = import_mxnet()
     units, depth = weights.shape
     order = TILES if tiled else PANELS

@@ -194,3 +194,16 @@ def test_not_a_number_stays_where_weights_lie() -> None:
     found = function(x=rows)[0].asnumpy()
     assert (found[0] == 0).all()
     assert np.isnan(found[1]).all()
+
+
+def test_arrays_are_shared_if_all_of_their_bits_are_equal() -> None:
+    values = np.linspace(-1, 1, 1000, dtype=np.float32)
+    values[5] = np.nan
+    other = values.copy()
+    other[1] += 1  # which is none of the numbers that they are looked up by
+    first = kept.kept(mx.nd.array(values))
+    assert kept.kept(mx.nd.array(values)) is first
+    second = kept.kept(mx.nd.array(other))
+    assert second is not first
+    assert kept.kept(mx.nd.array(other)) is second
+    assert kept.kept(mx.nd.array(other), "tiles") is not second
