@@ -176,8 +176,8 @@ class FewRows(Clock):
         ((0.5, 0.54), "in place"),  # a copy has to be worth it
         ((0.5, 0.6), "packed"),
         ((1.2, 1.0), "in place"),
-        ((1.2, 1.04), "in place"),
-        ((1.2, 1.06), None),
+        ((1.5, 1.24), "in place"),
+        ((1.5, 1.26), None),
         ((0.99, 1.2), None),
     ],
 )
