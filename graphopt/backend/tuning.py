@@ -59,6 +59,8 @@ class Products:
 
 def tune(graph: Graph) -> Products:
     """A frozen graph with the products that are the fastest here."""
+    if not _has_layers(graph):
+        return Products(Tuned(graph), None)
     return kept(graph, ("products",), lambda: _products(graph))[0]
 
 
@@ -82,7 +84,7 @@ def _products(graph: Graph) -> Products:
 
 def tune_learning(graph: Graph) -> Tuned:
     """A graph that is not frozen, its dense layers by our products where these are faster."""
-    if not any(canonical(node.op) == "FullyConnected" for node in graph):
+    if not _has_layers(graph):
         return Tuned(graph)
     return _run(graph, (ReplaceDense(),), Settings("training"))
 
@@ -92,6 +94,10 @@ def tune_recurrences(graph: Graph, *, training: bool) -> Tuned:
     if not any(node.op == RECURRENCE for node in graph):
         return Tuned(graph)
     return _run(graph, (SelectRecurrence(),), Settings("training" if training else "inference"))
+
+
+def _has_layers(graph: Graph) -> bool:
+    return any(canonical(node.op) == "FullyConnected" for node in graph)
 
 
 def _run(graph: Graph, passes: Sequence[Pass], settings: Settings = _FROZEN) -> Tuned:

@@ -76,7 +76,8 @@ void RunProduct(const product::Plan& plan, const product::Operands& operands, in
 /* The same for few rows, whose weights are read where they lie. */
 void RunFewRows(const product::Operands& operands, int64_t rows, int64_t depth, int64_t units, int threads) {
   constexpr int64_t kBytes = 1 << 18;  // of weights, of a task
-  const int64_t team = std::max<int64_t>(kBytes / sizeof(float) / depth / 4 * 4, 4);
+  const int64_t row = sizeof(float) * std::max<int64_t>(depth, 1);
+  const int64_t team = std::max<int64_t>(kBytes / row / 4 * 4, 4);
   const int64_t tasks = (units + team - 1) / team;
   std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -106,19 +107,16 @@ void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
   // A row alone costs what it takes to read the weights.
   const double nanoseconds = static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
   const int threads = std::min(Threads(nanoseconds, 1 << 10), most_threads);
-  if (!Flag(attrs, "packed") && rows <= slim::kFewRows) {
-    RunFewRows({data, weights, bias, to, ActivationOf(attrs)}, rows, depth, units, threads);
-    return results.Finish();
-  }
-  if (!Flag(attrs, "packed")) {
+  const product::Operands operands{data, weights, bias, to, ActivationOf(attrs)};
+  if (Flag(attrs, "packed")) {
+    RunProduct(product::MakePlan(rows, depth, units, threads), operands, threads);
+  } else if (rows <= slim::kFewRows) {
+    RunFewRows(operands, rows, depth, units, threads);
+  } else {
     product::Compute({rows, depth, units, {data, depth, false}, {weights, depth, true}, bias,
                       ActivationOf(attrs), false, to, units},
                      threads);
-    return results.Finish();
   }
-  RunProduct(product::MakePlan(rows, depth, units, threads),
-             {data, weights, bias, to, ActivationOf(attrs)},
-             threads);
   results.Finish();
 }
 
