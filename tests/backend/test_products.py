@@ -141,10 +141,11 @@ def test_reset_reads_new_weights() -> None:
     np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 70])
-@pytest.mark.parametrize(("depth", "units"), [(1, 1), (3, 2), (16, 8), (37, 5), (200, 131)])
-@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
-@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 70])
+@pytest.mark.parametrize(("depth", "units"), [(1, 1), (3, 2), (37, 5), (200, 131)])
+@pytest.mark.parametrize(
+    ("activation", "has_bias"), [("none", True), ("relu", False), ("relu", True), ("gelu", True)]
+)
 def test_weights_where_they_lie(
     rows: int, depth: int, units: int, activation: str, has_bias: bool
 ) -> None:
