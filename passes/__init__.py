@@ -9,6 +9,7 @@ if __name__ != "graphopt.passes":
 from graphopt.pipeline.spec import Registry
 
 PASSES = {
+    "inline-onednn": "graphopt.passes.inline_onednn:InlineOnednn",
     "infer-types": "graphopt.passes.infer_types:InferTypes",
     "eliminate-dead-code": "graphopt.passes.dce:EliminateDeadCode",
     "eliminate-common-subexpressions": "graphopt.passes.cse:EliminateCommonSubexpressions",
@@ -71,7 +72,7 @@ PIPELINES = {
     ),
     # Dropout does nothing here; a step that has it would not be found to be one.
     "inference": (
-        f"{_CLEAN},remove-identities,{_ROLL},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
+        f"inline-onednn,{_CLEAN},remove-identities,{_ROLL},replace-loss-heads,remove-identities,fold-batch-norm,batch-norm-to-convolution,"
         "merge-parallel-gemm,simplify-algebra,eliminate-common-subexpressions,"
         f"eliminate-dead-code,select-convolution,fuse-convolutions,{_FUSE},fuse-attention"
     ),
