@@ -16,11 +16,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each engine was called; engines are pairs of a name and seconds."""
     found: Counter[str] = Counter()
 
-    def block(engine: Any, _arrays: Any, times: int) -> float:
+    def seconds(engine: Any, _arrays: Any, times: int = 1) -> float:
         found[engine.name] += times
         return engine.seconds
 
-    monkeypatch.setattr(race, "_block", block)
+    monkeypatch.setattr(race, "_seconds", seconds)
     return found
 
 
@@ -40,6 +40,29 @@ def test_short_calls_are_made_many_times(calls: Counter[str]) -> None:
     found = run({"a": 1e-4, "b": 1.1e-4}, {"a": 0.5, "b": 0.1})
     assert found == pytest.approx({"a": 0.1, "b": 0.11})
     assert calls["a"] >= 20
+
+
+def test_short_calls_that_are_slow_once_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' weights are in the caches at first, and neighbours are busy now and then."""
+    times = {"a": iter([1e-3, *[3e-4] * 200]), "b": iter([1.9e-3, *[7e-4] * 20, *[2e-4] * 200])}
+
+    def seconds(engine: Any, _arrays: Any, _times: int = 1) -> float:
+        return next(times[engine.name])
+
+    monkeypatch.setattr(race, "_seconds", seconds)
+    found = run({"a": 0, "b": 0}, {"a": 1.0, "b": 1.0})
+    assert found == pytest.approx({"a": 0.3, "b": 0.2})
+
+
+def test_calls_are_timed_waited_for_and_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that returns before it is done is as fast as the mean of both."""
+
+    def seconds(engine: Any, _arrays: Any, times: int = 1) -> float:
+        return engine.seconds / 2 if times > 1 else engine.seconds
+
+    monkeypatch.setattr(race, "_seconds", seconds)
+    found = run({"a": 4e-4, "b": 3e-4}, {"a": 1.0, "b": 1.0})
+    assert found == pytest.approx({"a": 0.3, "b": 0.225})
 
 
 def test_what_is_far_behind_drops_out(calls: Counter[str]) -> None:
