@@ -13,6 +13,7 @@ from functools import cache
 from graphopt.kernels import cache as disk
 from graphopt.kernels.contract import prepared
 from graphopt.kernels.gradient import differentiate
+from graphopt.kernels.object_file import UnknownFormError, load
 from graphopt.kernels.spec import KernelSpec, parse
 
 #: Part of every key: raise it when emitted code changes its meaning or its arguments.
@@ -35,6 +36,7 @@ class Statistics:
 
     compiled: int = 0
     loaded: int = 0
+    by_llvm: int = 0  # those that only LLVM could load
 
 
 STATISTICS = Statistics()
@@ -109,6 +111,14 @@ def _make(spec: KernelSpec, *, index: bool, piece: bool) -> Kernel:
 
 def _link(code: bytes) -> int:
     """Load an object file; returns the address of its kernel."""
+    try:
+        return load(code, SYMBOL)
+    except UnknownFormError:
+        STATISTICS.by_llvm += 1
+        return _link_by_llvm(code)
+
+
+def _link_by_llvm(code: bytes) -> int:
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
     from graphopt.kernels.machine import target_machine
@@ -131,13 +141,13 @@ def _environment() -> tuple[str, ...]:
     """What compiled code depends on besides the spec."""
     from importlib.metadata import version
 
-    from graphopt.kernels.machine import processor
+    from graphopt.kernels.machine import identity
 
     return (
         str(CODE_VERSION),
         version("numba"),
         version("llvmlite"),
-        *processor(),
+        *identity(),
         _sources(),
     )
 

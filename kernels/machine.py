@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
+_TOLD: Final = Path("/proc/cpuinfo")
+#: What the kernel tells of a processor that does not change from moment to moment: on x86, on ARM.
+_LASTING: Final = frozenset(
+    {
+        *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+        *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
+    }
+)
 
 
 @cache
 def target_machine() -> Any:
     """LLVM's code generator for this processor; it needs nothing of numba."""
+    import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name, features = processor()
@@ -22,4 +32,17 @@ def target_machine() -> Any:
 
 def processor() -> tuple[str, str]:
     """Its name, and its features, as LLVM has them."""
+    import llvmlite.binding as llvm
+
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+@cache
+def identity() -> tuple[str, ...]:
+    """What tells one kind of processor from another, as Linux has it: LLVM is a lot to load."""
+    try:
+        first = _TOLD.read_text().split("\n\n")[0]
+    except OSError:
+        return processor()
+    lines = (line.partition(":") for line in first.splitlines())
+    return tuple(value.strip() for name, _, value in lines if name.strip() in _LASTING)

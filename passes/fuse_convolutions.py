@@ -13,7 +13,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, DATA, PARAM, Node, NodeId, Value
 from graphopt.kernels.convolutions.activations import is_light
 from graphopt.kernels.convolutions.plan import plan
-from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of
+from graphopt.kernels.convolutions.single import Layer, algorithms, layer_of, weight_bytes
 from graphopt.kernels.convolutions.spec import DIRECT, WINOGRAD, ConvolutionsSpec, is_paired
 from graphopt.kernels.convolutions.windows import (
     has_algorithm,
@@ -31,8 +31,9 @@ from graphopt.rewrite.substitute import transplant
 _LANES = 16
 #: The bridge is told of so many numbers at most.
 _MOST_NUMBERS = 60_000
-#: What an algorithm that rounds more has to be faster by.
-_WORTH = 0.9
+#: What an algorithm that rounds more has to be faster by, and one whose weights take so many bytes
+#: more.
+_WORTH, _WORTH_MEMORY, _MANY_BYTES = 0.9, 0.85, 8 << 20
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,15 @@ class FuseConvolutions(Pass):
             times = _measured(layer, node, names, lanes, cx)
             best = DIRECT
             for name in names[1:]:
-                best = name if times[name] < _WORTH * times[best] else best
+                best = name if times[name] < _worth(layer, name, best) * times[best] else best
             found.append(best)
         return found
+
+
+def _worth(layer: Layer, name: str, best: str) -> float:
+    """What share of the best one's time an algorithm may take to be the better one."""
+    many = weight_bytes(layer, name) > weight_bytes(layer, best) + _MANY_BYTES
+    return _WORTH_MEMORY if many else _WORTH
 
 
 def _measured(

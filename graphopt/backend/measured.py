@@ -67,7 +67,7 @@ def machine() -> tuple[str, ...]:
     """What measurements depend on that does not change while the process runs."""
     from graphopt import __version__
     from graphopt.kernels.bridge.build import sources
-    from graphopt.kernels.machine import processor
+    from graphopt.kernels.machine import identity
 
     cores = len(os.sched_getaffinity(0))
-    return (import_mxnet().__version__, __version__, sources(), *processor(), str(cores))
+    return (import_mxnet().__version__, __version__, sources(), *identity(), str(cores))

@@ -99,6 +99,13 @@ def algorithms(layer: Layer) -> tuple[str, ...]:
     return tuple(names)
 
 
+def weight_bytes(layer: Layer, algorithm: str) -> int:
+    """What the weights of a layer take by an algorithm, but for channels that fill up a block."""
+    kernel = layer.window.kernel
+    each = (WINOGRAD[algorithm] + 2) ** 2 if algorithm in WINOGRAD else kernel[0] * kernel[1]
+    return 4 * each * layer.made[1] * layer.shape[1] // layer.groups
+
+
 def single(layer: Layer, lanes: int, algorithm: str) -> ConvolutionsSpec:
     """A region of one convolution with a bias."""
     body = Graph("region")

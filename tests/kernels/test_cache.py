@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from graphopt.errors import MissingDependencyError
-from graphopt.kernels import bridge, cache, library
+from graphopt.kernels import bridge, cache, library, machine
 from graphopt.kernels.bridge import build
 from tests.places import REPOSITORY
 
@@ -242,25 +243,30 @@ def test_keys_depend_on_what_code_depends_on(folder: Path, monkeypatch: pytest.M
     assert len(entries(folder)) == 1 + len(real)
 
 
-def test_the_environment_names_cpu_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_names_cpu_and_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from importlib import metadata
 
     compute = library._environment.__wrapped__
     real = compute()
     assert metadata.version("numba") in real
-    assert llvm.get_host_cpu_name() in real
-    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "i386")
-    assert compute() != real
-    monkeypatch.undo()
     monkeypatch.setattr(metadata, "version", lambda name: "0.0")
     assert compute() != real
     monkeypatch.undo()
-    monkeypatch.setattr(llvm, "get_host_cpu_features", dict_of_none)
-    assert compute() != real
-
-
-def dict_of_none() -> Any:
-    return llvm.FeatureMap()
+    told = machine._TOLD.read_text()
+    monkeypatch.setattr(machine, "_TOLD", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "identity", machine.identity.__wrapped__)
+    machine._TOLD.write_text(told)
+    assert compute() == real
+    machine._TOLD.write_text(re.sub("(cpu MHz|bogomips).*", r"\1: 12.5", told))
+    assert compute() == real
+    for name in ("flags", "model name", "CPU part", "Features"):
+        changed = re.sub(rf"(?m)^({name}\s*:).*", r"\1 other", told)
+        machine._TOLD.write_text(changed)
+        assert (compute() != real) == (changed != told)
+    machine._TOLD.unlink()
+    assert llvm.get_host_cpu_name() in compute()
 
 
 def test_two_processes_at_once_and_one_that_comes_later(with_bridge: Path) -> None:
@@ -269,7 +275,7 @@ def test_two_processes_at_once_and_one_that_comes_later(with_bridge: Path) -> No
         found = told(process)
         assert found["compiled"] + found["loaded"] == 1
     assert [path.suffix for path in (with_bridge / "kernels").iterdir()] == [".o"]
-    assert told(start(with_bridge)) == {"compiled": 0, "loaded": 1, "numba": False}
+    assert told(start(with_bridge)) == {"compiled": 0, "loaded": 1, "by_llvm": 0, "numba": False}
 
 
 KILLED_COMPILING = """

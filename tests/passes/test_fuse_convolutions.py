@@ -63,6 +63,27 @@ def test_example(example):
     assert run_pass(before, PASS, frozen=True).graph == after
 
 
+@pytest.mark.parametrize(
+    ("channels", "ms", "chosen"),
+    [(512, 0.88, "winograd2"), (512, 0.8, "winograd4"), (128, 0.88, "winograd4")],
+)
+def test_memory_has_to_be_worth_it(channels: int, ms: float, chosen: str) -> None:
+    """Of 512 channels and filters Winograd's larger tiles take 20 MiB more."""
+    graph = with_types(
+        parse(
+            f"graph g(%x: f32[1,{channels},14,14], param %w: ?) {{ %c = Convolution(%x, %w)"
+            f" {{kernel=(3, 3), no_bias=True, num_filter={channels}, pad=(1, 1)}} return %c }}"
+        )
+    )
+
+    class Times(Clock):
+        def layer_times_ms(self, layer: Layer, algorithms: Sequence[str]) -> dict[str, float]:
+            return {name: {"winograd2": 1.0, "winograd4": ms}.get(name, 2.0) for name in algorithms}
+
+    (region,) = regions(run_pass(graph, PASS, target=Times(), frozen=True).graph)
+    assert region.attrs["algorithms"] == (chosen,)
+
+
 @pytest.mark.parametrize("favourite", ALGORITHMS)
 @pytest.mark.parametrize(
     "body",
