@@ -109,6 +109,11 @@ def load(key: str, kind: tuple[str, str] = OBJECTS) -> bytes | None:
     return data
 
 
+def has(key: str, kind: tuple[str, str] = OBJECTS) -> bool:
+    """Whether something was stored under ``key``, damaged or not."""
+    return _path(key, kind).exists()
+
+
 def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
     """Keep ``data`` under ``key``; nothing happens where the folder does not allow it."""
     raw = _MAGIC + hashlib.sha256(data).digest() + data

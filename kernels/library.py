@@ -7,10 +7,12 @@ import os
 import struct
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 
 from graphopt.kernels import cache as disk
+from graphopt.kernels.compilers import Compiled, CompilerError, Job, submit
 from graphopt.kernels.contract import prepared
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.object_file import UnknownFormError, load
@@ -35,13 +37,15 @@ class Statistics:
     """How the kernels of this process came to be."""
 
     compiled: int = 0
+    here: int = 0  # of these, by this process itself
     loaded: int = 0
     by_llvm: int = 0  # those that only LLVM could load
 
 
 STATISTICS = Statistics()
 
-_kernels: dict[tuple[str, bool, bool], Kernel] = {}
+_kernels: dict[Job, Kernel] = {}
+_begun: dict[Job, Future[Compiled]] = {}  # compiled meanwhile
 _lock = threading.RLock()
 
 
@@ -49,6 +53,7 @@ def _unlock() -> None:
     """In a forked child: the thread that held the lock is no more."""
     global _lock
     _lock = threading.RLock()
+    _begun.clear()
 
 
 os.register_at_fork(after_in_child=_unlock)
@@ -66,13 +71,13 @@ def kernel(text: str, *, backward: bool, index: bool = False, piece: bool = Fals
     Raises:
         GraphoptError: the text is no spec, or what it says cannot be compiled.
     """
-    spec = parse(text)
-    if backward:
-        gradient = differentiate(spec).spec
-        if gradient is None:
-            raise ValueError("the kernel has no gradient")
-        spec = gradient
-    return _kernel(prepared(spec), index=index, piece=piece)
+    job = _job(text, backward=backward, index=index, piece=piece)
+    if job is None:
+        raise ValueError("the kernel has no gradient")
+    with _lock:
+        if job not in _kernels:
+            _kernels[job] = _make(job)
+        return _kernels[job]
 
 
 def prepare(texts: Iterable[str], *, gradients: bool) -> None:
@@ -80,33 +85,73 @@ def prepare(texts: Iterable[str], *, gradients: bool) -> None:
 
     Else a kernel is made when it first runs.
     """
-    for text in dict.fromkeys(texts):
-        kernel(text, backward=False)
-        if gradients and differentiate(parse(text)).spec is not None:
-            kernel(text, backward=True)
+    wanted = [
+        (text, backward)
+        for text in dict.fromkeys(texts)
+        for backward in ((False, True) if gradients else (False,))
+        if _job(text, backward=backward) is not None
+    ]
+    expect(wanted)
+    for text, backward in wanted:
+        kernel(text, backward=backward)
 
 
-def _kernel(spec: KernelSpec, *, index: bool, piece: bool) -> Kernel:
-    key = str(spec), index, piece
-    with _lock:
-        if key not in _kernels:
-            _kernels[key] = _make(spec, index=index, piece=piece)
-        return _kernels[key]
+def expect(wanted: Iterable[tuple[str, bool]], *, index: bool = False) -> None:
+    """Have kernels that will be asked for soon compiled meanwhile, by other processes.
+
+    Args:
+        wanted: specs, and whether their gradients' kernels are wanted.
+        index: whether rows may have numbers.
+    """
+    for text, backward in wanted:
+        job = _job(text, backward=backward, index=index)
+        if job is None:
+            continue
+        with _lock:
+            is_known = job in _kernels or job in _begun or disk.has(_name(job))
+            begun = None if is_known else submit(job)
+            if begun is not None:
+                _begun[job] = begun
 
 
-def _make(spec: KernelSpec, *, index: bool, piece: bool) -> Kernel:
-    name = disk.key_of(str(spec), str(index), str(piece), *_environment())
+def _job(text: str, *, backward: bool, index: bool = False, piece: bool = False) -> Job | None:
+    """What is to be compiled; ``None`` where there is no gradient."""
+    spec: KernelSpec | None = parse(text)
+    if backward:
+        assert spec is not None
+        spec = differentiate(spec).spec
+    return None if spec is None else Job(prepared(spec), index, piece)
+
+
+def _name(job: Job) -> str:
+    return disk.key_of(str(job.spec), str(job.index), str(job.piece), *_environment())
+
+
+def _make(job: Job) -> Kernel:
+    name = _name(job)
     stored = disk.load(name)
     if stored is None:
-        from graphopt.kernels.cpu import compile_object
-
-        code, scratch = compile_object(spec, index=index, piece=piece)
+        code, scratch = _compiled(job)
         disk.store(name, struct.pack("<q", scratch) + code)
         STATISTICS.compiled += 1
     else:
         (scratch,), code = struct.unpack("<q", stored[:8]), stored[8:]
         STATISTICS.loaded += 1
     return Kernel(_link(code), scratch)
+
+
+def _compiled(job: Job) -> Compiled:
+    """By another process; by this one where there is none, or where it fails there."""
+    begun = _begun.pop(job, None) or submit(job)
+    if begun is not None:
+        try:
+            return begun.result()
+        except CompilerError:
+            pass  # what is wrong with the kernel shows here as well
+    from graphopt.kernels.cpu import compile_object
+
+    STATISTICS.here += 1
+    return Compiled(*compile_object(job.spec, index=job.index, piece=job.piece))
 
 
 def _link(code: bytes) -> int:

@@ -64,7 +64,16 @@ def program(
     has_unit = has_matrix_unit(mxnet) and not by_vectors
     times = usual_factor(mxnet) if has_unit and spec.dtype == "float32" else 1
     found = forward(spec, training=kind == TRAINING, times=times)
+    if kind == TRAINING:
+        expect_kernels(found, backward(spec))
     return numbers(found, pieces=has_unit)
+
+
+def expect_kernels(*programs: Program) -> None:
+    """Have the kernels of programs that will run compiled at once."""
+    from graphopt.kernels.library import expect
+
+    expect(((str(spec), False) for found in programs for spec in found.kernels), index=True)
 
 
 def numbers(found: Program, *, pieces: bool = False) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.recurrence.backward import backward
-from graphopt.kernels.recurrence.encode import BACKWARD, TRAINING, numbers
+from graphopt.kernels.recurrence.encode import BACKWARD, TRAINING, expect_kernels, numbers
 from graphopt.kernels.recurrence.forward import forward
 from graphopt.kernels.recurrence.plan import plan
 from graphopt.kernels.recurrence.program import SEQUENCE
@@ -40,13 +40,11 @@ def program(spec: TreeSpec, kind: int) -> list[int]:
     Raises:
         GraphoptError: a kernel cannot be compiled.
     """
-    return [*_one(spec.message, kind), *_one(spec.update, kind)]
-
-
-def _one(rows: RecurrenceSpec, kind: int) -> list[int]:
-    if kind == BACKWARD:
-        return numbers(backward(rows))
-    return numbers(forward(rows, training=kind == TRAINING))
+    parts = (spec.message, spec.update)
+    forwards = [forward(rows, training=kind == TRAINING) for rows in parts]
+    backwards = [backward(rows) for rows in parts] if kind in (TRAINING, BACKWARD) else []
+    expect_kernels(*(() if kind == BACKWARD else forwards), *backwards)
+    return [n for one in (backwards if kind == BACKWARD else forwards) for n in numbers(one)]
 
 
 def _kept(spec: TreeSpec) -> tuple[int, ...]:
