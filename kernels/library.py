@@ -205,6 +205,8 @@ def _sources() -> str:
     names = (
         "contract.py",
         "cpu.py",
+        "cpu_instructions.py",
+        "cpu_memory.py",
         "expand.py",
         "instructions.py",
         "interleave.py",

@@ -12,21 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from graphopt.errors import GraphoptError
 from graphopt.kernels import compilers, library
-from graphopt.kernels.contract import prepared
+from graphopt.kernels.run import run
 from graphopt.kernels.spec import parse
 from tests.places import REPOSITORY
 
 
 def text(number: float) -> str:
     return f"f32[a] (f32[a]) {{ %1 = mul %0 {number}; %2 = tanh %1; return %2:f32[a] }}"
-
-
-def job(number: float = 2.0) -> compilers.Job:
-    return compilers.Job(prepared(parse(text(number))))
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +48,11 @@ def compile_(number: float) -> tuple[int, int]:
     return library.STATISTICS.compiled, library.STATISTICS.here
 
 
-def test_what_another_process_compiles_is_what_this_one_would() -> None:
-    from graphopt.kernels.cpu import compile_object
-
-    begun = compilers.submit(job())
-    assert begun is not None
-    assert begun.result() == compile_object(job().spec)
+def test_another_process_compiles_what_is_asked_for() -> None:
+    x = np.linspace(-2, 2, 1000, dtype="float32")
+    (y,) = run(parse(text(2.0)), [x])
+    np.testing.assert_allclose(y, np.tanh(2 * x), rtol=1e-5, atol=1e-6)
+    assert (library.STATISTICS.compiled, library.STATISTICS.here) == (1, 0)
 
 
 def test_kernels_that_are_expected_are_compiled_once() -> None:

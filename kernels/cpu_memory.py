@@ -1,0 +1,164 @@
+"""How kernels for CPUs read and write memory: functions that their source calls, in LLVM IR."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+NUMBA = {"float32": types.float32, "float64": types.float64}
+_IR = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
+_HALF = ir.HalfType()
+_INTEGERS = {"int8": 8, "uint8": 8, "bool": 8, "int32": 32, "int64": 64}
+_UNSIGNED = ("uint8", "bool")
+
+
+def _scopes(module: Any, place: int, count: int) -> tuple[Any, Any]:
+    """Alias metadata: scope ``place`` of ``count``, and all others.
+
+    Tells LLVM that an output overlaps with nothing else, so that it vectorises without checking.
+    """
+    domain = module.add_metadata(["graphopt"])
+    scopes = [module.add_metadata([f"graphopt.{i}", domain]) for i in range(count)]
+    others = [scope for i, scope in enumerate(scopes) if i != place]
+    return module.add_metadata([scopes[place]]), module.add_metadata(others)
+
+
+def _stored_type(dtype: str) -> Any:
+    if dtype == "float16":
+        return _HALF
+    return ir.IntType(_INTEGERS[dtype]) if dtype in _INTEGERS else _IR[dtype]
+
+
+def converted(builder: Any, value: Any, source: str, target: str) -> Any:
+    """A float of another size, one step at a time: processors know no other way."""
+    sizes = ("float16", "float32", "float64")
+    kinds = (_HALF, _IR["float32"], _IR["float64"])
+    at, to = sizes.index(source), sizes.index(target)
+    while at < to:
+        at += 1
+        value = builder.fpext(value, kinds[at])
+    while at > to:
+        at -= 1
+        value = builder.fptrunc(value, kinds[at])
+    return value
+
+
+def _access(builder: Any, address: Any, index: Any, dtype: str) -> Any:
+    kind = _stored_type(dtype)
+    return builder.gep(builder.inttoptr(address, kind.as_pointer()), [index])
+
+
+def _mark(instruction: Any, builder: Any, place: int, count: int) -> None:
+    scope, others = _scopes(builder.module, place, count)
+    instruction.set_metadata("alias.scope", scope)
+    instruction.set_metadata("noalias", others)
+
+
+@cache
+def prefetch() -> Any:
+    """A hint that memory will be read; of any address, as it never faults."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        signature = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), signature)
+        address = builder.inttoptr(builder.add(args[0], args[1]), pointer)
+        builder.call(function, [address, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    @intrinsic
+    def hint(_context, address, offset):  # type: ignore[no-untyped-def]
+        return types.void(types.int64, types.int64), generate
+
+    return hint
+
+
+@cache
+def row_of() -> Any:
+    """The number of row ``i``, which an index of address 0 leaves as it is."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        address, row = args
+        found = cgutils.alloca_once_value(builder, row)
+        with builder.if_then(builder.icmp_unsigned("!=", address, address.type(0))):
+            number = builder.load(_access(builder, address, row, "int32"))
+            builder.store(builder.sext(number, row.type), found)
+        return builder.load(found)
+
+    @intrinsic
+    def number_of(_context, address, row):  # type: ignore[no-untyped-def]
+        return types.int64(types.int64, types.int64), generate
+
+    return number_of
+
+
+@cache
+def room(dtype: str, count: int) -> Any:
+    """Memory of a call, zeros at first."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        found = cgutils.alloca_once(builder, ir.ArrayType(_IR[dtype], count), zfill=True)
+        return builder.ptrtoint(found, ir.IntType(64))
+
+    @intrinsic
+    def reserve(_context):  # type: ignore[no-untyped-def]
+        return types.int64(), generate
+
+    return reserve
+
+
+def _widen(function: Any) -> None:
+    """Have LLVM use 512-bit vectors where there are any, which it else does on some of them only.
+
+    Kernels run next to products that do, and half of their time are divisions and polynomials.
+    """
+    # llvmlite knows attributes without a value only.
+    set.add(function.attributes, '"prefer-vector-width"="512"')
+
+
+@cache
+def loader(stored: str, dtype: str, place: int, count: int) -> Any:
+    """Loads an element of operand ``place`` of ``count`` that is stored as ``stored``."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        value = builder.load(_access(builder, args[0], args[1], stored))
+        _mark(value, builder, place, count)
+        target = _IR[dtype]
+        if stored in _INTEGERS:
+            convert = builder.uitofp if stored in _UNSIGNED else builder.sitofp
+            return convert(value, target)
+        return converted(builder, value, stored, dtype)
+
+    @intrinsic
+    def load(_context, address, index):  # type: ignore[no-untyped-def]
+        return NUMBA[dtype](types.int64, types.int64), generate
+
+    return load
+
+
+@cache
+def storer(stored: str, dtype: str, place: int, count: int) -> Any:
+    """Stores one; operands overlap with nothing."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        _widen(builder.function)
+        value = args[2]
+        if stored in _INTEGERS:
+            convert = builder.fptoui if stored in _UNSIGNED else builder.fptosi
+            value = convert(value, _stored_type(stored))
+        else:
+            value = converted(builder, value, dtype, stored)
+        made = builder.store(value, _access(builder, args[0], args[1], stored))
+        _mark(made, builder, place, count)
+        return context.get_dummy_value()
+
+    @intrinsic
+    def store(_context, address, index, value):  # type: ignore[no-untyped-def]
+        return types.void(types.int64, types.int64, NUMBA[dtype]), generate
+
+    return store
