@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from graphopt.kernels import cache as disk
 from graphopt.kernels.compilers import Compiled, CompilerError, Job, submit
@@ -114,6 +114,7 @@ def expect(wanted: Iterable[tuple[str, bool]], *, index: bool = False) -> None:
                 _begun[job] = begun
 
 
+@lru_cache(maxsize=1024)
 def _job(text: str, *, backward: bool, index: bool = False, piece: bool = False) -> Job | None:
     """What is to be compiled; ``None`` where there is no gradient."""
     spec: KernelSpec | None = parse(text)

@@ -45,4 +45,5 @@ def identity() -> tuple[str, ...]:
     except OSError:
         return processor()
     lines = (line.partition(":") for line in first.splitlines())
-    return tuple(value.strip() for name, _, value in lines if name.strip() in _LASTING)
+    told = tuple(value.strip() for name, _, value in lines if name.strip() in _LASTING)
+    return told or processor()

@@ -20,6 +20,9 @@ from tests.places import data_folder
 # without it, what the command prints would depend on the tests before. The command sets it itself,
 # which tests/cli/test_inspect.py sees in a process of its own.
 os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+# The tests compile thousands of kernels, now and then: children would end and begin again all the
+# time. tests/kernels/test_compilers.py has them.
+os.environ.setdefault("GRAPHOPT_COMPILERS", "0")
 
 _COMMON = {
     "deadline": None,  # the first call of an operator in MXNet takes long

@@ -20,8 +20,8 @@ _HOPELESS, _BEHIND = 2.5, 1.25
 _LONG_S, _LONG_HOPELESS = 0.25, 1.75
 #: Rounds that a race takes at most, and at least while more than one engine is left.
 _MOST_ROUNDS, _FEWEST_ROUNDS, _FEWEST_LONG = 20, 4, 2
-#: Of short calls, whose rounds cost nothing and differ much.
-_MOST_SHORT, _FEWEST_SHORT = 10, 6
+#: Of short calls, whose rounds have many.
+_MOST_SHORT = 10
 #: A call that takes so many seconds is waited for seldom: one round, and not of all.
 _VERY_LONG_S, _TIMED_IF_VERY_LONG = 0.5, 2
 #: Seconds for each engine after which the race is over if those rounds are done.
@@ -73,8 +73,6 @@ def race(
 
 def _fewest(best: float) -> int:
     """Rounds that are made however long they take."""
-    if best < _SHORT_S:
-        return _FEWEST_SHORT
     if best == float("inf") or best <= _LONG_S:
         return _FEWEST_ROUNDS
     return _FEWEST_LONG if best <= _VERY_LONG_S else 1

@@ -265,6 +265,8 @@ def test_the_environment_names_cpu_and_versions(
         changed = re.sub(rf"(?m)^({name}\s*:).*", r"\1 other", told)
         machine._TOLD.write_text(changed)
         assert (compute() != real) == (changed != told)
+    machine._TOLD.write_text("processor : 0\n")
+    assert llvm.get_host_cpu_name() in compute()
     machine._TOLD.unlink()
     assert llvm.get_host_cpu_name() in compute()
 
