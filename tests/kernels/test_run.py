@@ -122,7 +122,7 @@ def comes_together(spec: KernelSpec) -> bool:
     return True
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_random_regions(data: st.DataObject) -> None:
     region = RandomRegion(data)
