@@ -19,7 +19,6 @@ _SUBGRAPHS = frozenset(
         "_sg_mkldnn_selfatt_valatt",
     }
 )
-_YES = frozenset({True, "1", "true", "True"})
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class InlineOnednn(Pass):
 
 
 def _why_opaque(node: Node) -> str | None:
-    if node.attrs.get("quantized", False) in _YES:
+    if node.attrs.flag("quantized"):
         return "it computes in 8 bits"
     if node.after:
         return "it has to run after other nodes"
