@@ -1,6 +1,6 @@
 """Processes that compile kernels for this one, which so never loads a compiler.
 
-Numba and LLVM take 110 MB of a process for as long as it lives and one core while they work. A
+LLVM takes 40 to 90 MB of a process for as long as it lives and one core while it works. A
 child of its own for each of a few threads compiles several kernels at once, gives the object files
 back, and ends when there has been nothing to do for some seconds.
 """

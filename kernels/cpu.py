@@ -1,30 +1,22 @@
-"""Compiles specs for CPUs: numba makes LLVM IR of the emitted source, LLVM an object file.
+"""Compiles specs for CPUs: emitted source to LLVM IR, LLVM IR to an object file.
 
-The object file needs nothing of them: it is kept on disk (:mod:`graphopt.kernels.library`).
+The object file needs nothing of LLVM: it is kept on disk (:mod:`graphopt.kernels.library`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
-from numba import types
-from numba.core import compiler, cpu
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.errors import NumbaError
-from numba.core.registry import cpu_target
 
-from graphopt.errors import GraphoptError
 from graphopt.kernels.cpu_instructions import instruction, reducer
-from graphopt.kernels.cpu_memory import NUMBA, loader, prefetch, room, row_of, storer
+from graphopt.kernels.cpu_memory import loader, prefetch, room, row_of, storer
 from graphopt.kernels.emit.columns import emit_columns
 from graphopt.kernels.emit.cpu import ITEM_SIZE, TOGETHER, emit_cpu, emit_piece, storage
 from graphopt.kernels.emit.schedule import schedule
-from graphopt.kernels.interleave import Interleaving, interleaved
 from graphopt.kernels.library import SYMBOL
-from graphopt.kernels.machine import processor, target_machine
+from graphopt.kernels.lowering import Emit, LoopHint, lower
+from graphopt.kernels.machine import optimized, processor, target_machine
 from graphopt.kernels.prefetch import with_prefetches
 from graphopt.kernels.spec import KernelSpec
 
@@ -79,49 +71,21 @@ def _to_ir(
     waiting: Sequence[str] = (),
 ) -> str:
     """Optimised LLVM IR of the emitted function, under the name `SYMBOL`."""
-    scope: dict[str, Any] = _functions(spec, waiting)
-    scope["interleaved"] = interleaved(at_once)
+    functions = _functions(spec, waiting)
+    functions["interleaved"] = LoopHint(at_once)
     for count in groups:
-        scope[f"interleaved{count}"] = interleaved(count // _lanes(spec))
-    scope["by_masks"] = interleaved(1, masks=True)
-    exec(compile(source, "<kernel>", "exec"), scope)  # the source is ours: emit_cpu wrote it
-    flags = compiler.Flags()
-    flags.no_cpython_wrapper = True
-    flags.no_cfunc_wrapper = True
-    flags.error_model = "numpy"
-    flags.nrt = False
-    flags.no_compile = True  # what runs is made of the IR, below
+        functions[f"interleaved{count}"] = LoopHint(count // _lanes(spec))
+    functions["one_by_one"] = LoopHint(1, vectors=_masks_are_cheap())
+    functions["by_masks"] = LoopHint(1, masks=True)
     # Products may be fused into sums; nothing may be assumed about NaN, infinities and zeros.
-    flags.fastmath = cpu.FastMathOptions(False if spec.precise else {"contract"})
-    addresses = types.CPointer(types.int64)
-    arguments = (addresses, addresses, types.int64, types.int64, types.int64)
-    try:
-        compiled = compiler.compile_extra(
-            cpu_target.typing_context,
-            cpu_target.target_context,
-            scope["kernel"],
-            arguments,
-            types.void,
-            flags,
-            {},
-            pipeline_class=Interleaving,
-        )
-    except NumbaError as error:
-        raise GraphoptError(f"numba does not compile the kernel {spec}: {error}") from error
-    with global_compiler_lock:
-        compiled.library.finalize()
-    text: str = compiled.library.get_llvm_str()
-    return text.replace(compiled.fndesc.llvm_func_name, SYMBOL)
+    module = lower(source, SYMBOL, spec.dtype, functions, contract=not spec.precise)
+    return optimized(str(module))
 
 
-def _functions(spec: KernelSpec, waiting: Sequence[str]) -> dict[str, Any]:
+def _functions(spec: KernelSpec, waiting: Sequence[str]) -> dict[str, Emit | LoopHint]:
     """What the source calls; values that wait in memory overlap with nothing."""
     dtype, precise = spec.dtype, spec.precise
-    scope: dict[str, Any] = {
-        "inf": math.inf,
-        "nan": math.nan,
-        "number": NUMBA[dtype],
-    }
+    scope: dict[str, Emit | LoopHint] = {}
     last = len(spec.inputs) + len(spec.outputs)
     count = last + 2 + len(waiting)
     for number, stored in enumerate(storage(spec)):
@@ -133,17 +97,22 @@ def _functions(spec: KernelSpec, waiting: Sequence[str]) -> dict[str, Any]:
         scope[f"load_{name}"] = loader(dtype, dtype, place, count)
         scope[f"store_{name}"] = storer(dtype, dtype, place, count)
     scope["room"] = room(dtype, TOGETHER * last)
-    scope["prefetch"] = prefetch()
-    scope["row_of"] = row_of()
+    scope["prefetch"] = prefetch
+    scope["row_of"] = row_of
     scope["load_kept"] = loader(dtype, dtype, last, count)
     scope["store_kept"] = storer(dtype, dtype, last, count)
-    for step in spec.body:
-        scope.setdefault(f"{step.op}_", instruction(step.op, dtype, precise))
-        if step.op.startswith("reduce_"):
-            scope[step.op] = reducer(step.op, dtype)
-    scope.setdefault("pow_", instruction("pow", dtype, precise))
-    scope["reduce_sum"] = reducer("reduce_sum", dtype)
+    for op in {"pow", *(step.op for step in spec.body)}:
+        if (emit := instruction(op, dtype, precise)) is not None:
+            scope[f"{op}_"] = emit
+        if op.startswith("reduce_"):
+            scope[op] = reducer(op)
+    scope["reduce_sum"] = reducer("reduce_sum")
     return scope
+
+
+def _masks_are_cheap() -> bool:
+    """Whether a vector of some elements is stored about as fast as a whole one."""
+    return "+avx512f" in processor()[1]
 
 
 def _vectors_at_once(spec: KernelSpec) -> int:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from graphopt.kernels.cpu_memory import converted
-from graphopt.kernels.vecmath import float32, float64
-from graphopt.kernels.vecmath import function as vecmath
+from graphopt.kernels.lowering import Emit
+from graphopt.kernels.vecmath import expression, float32, float64
 from graphopt.kernels.vecmath.elementary import Format
 from graphopt.kernels.vecmath.intrinsics import (
     Value,
     copysign,
     fabs,
-    kernel_function,
     select,
     trunc,
 )
+from graphopt.kernels.vecmath.libm import library_call
 
 _VECMATH = {
     "abs": "abs",
@@ -64,37 +63,23 @@ _LIBM = {
 }
 
 
-@cache
-def instruction(op: str, dtype: str, precise: bool) -> Any:
+def instruction(op: str, dtype: str, precise: bool) -> Emit | None:
     """The function that kernels call for an instruction; ``None`` for one that is none."""
     if op in _VECMATH:
-        return vecmath(_VECMATH[op], dtype, precise)
+        return _of_values(expression(_VECMATH[op], dtype, precise))
     if op in _LIBM:
-        return kernel_function(op, dtype, _library_call(_LIBM[op], _ARITY.get(op, 1)))
-    emit = _DIRECT.get(op)
-    return None if emit is None else kernel_function(op, dtype, emit)
+        return _of_values(library_call(_LIBM[op], _ARITY.get(op, 1)))
+    return _of_values(_DIRECT[op]) if op in _DIRECT else None
 
 
 _ARITY = {"hypot": 2}
 
 
-def _library_call(name: str, arity: int) -> Callable[..., Value]:
-    def apply(*args: Value) -> Value:
-        kind = args[0].ir.type
-        symbol = name + ("f" if kind == ir.FloatType() else "")
-        module = args[0].builder.module
-        known = module.globals.get(symbol)
-        function = known or ir.Function(module, ir.FunctionType(kind, [kind] * arity), symbol)
-        function.attributes.add("nounwind")
-        return Value(args[0].builder, args[0].builder.call(function, [a.ir for a in args]))
+def _of_values(emit: Callable[..., Value]) -> Emit:
+    def generate(builder: Any, args: Sequence[Any]) -> Any:
+        return emit(*(Value(builder, value) for value in args)).ir
 
-    def one(x: Value) -> Value:
-        return apply(x)
-
-    def two(x: Value, y: Value) -> Value:
-        return apply(x, y)
-
-    return one if arity == 1 else two
+    return generate
 
 
 def _truth(condition: Value, like: Value) -> Value:
@@ -213,10 +198,9 @@ _DIRECT: dict[str, Callable[..., Value]] = {
 }
 
 
-@cache
-def reducer(op: str, dtype: str) -> Any:
+def reducer(op: str) -> Emit:
     """The function that combines two values of a reduction."""
-    return kernel_function(op, dtype, _REDUCERS[op])
+    return _of_values(_REDUCERS[op])
 
 
 def _any_order(operation: str) -> Callable[[Value, Value], Value]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-NUMBA = {"float32": types.float32, "float64": types.float64}
+from graphopt.kernels.lowering import Emit
+
 _IR = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 _HALF = ir.HalfType()
 _INTEGERS = {"int8": 8, "uint8": 8, "bool": 8, "int32": 32, "int64": 64}
@@ -59,57 +57,42 @@ def _mark(instruction: Any, builder: Any, place: int, count: int) -> None:
     instruction.set_metadata("noalias", others)
 
 
-@cache
-def prefetch() -> Any:
+def prefetch(builder: Any, args: Sequence[Any]) -> None:
     """A hint that memory will be read; of any address, as it never faults."""
-
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        signature = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), signature)
-        address = builder.inttoptr(builder.add(args[0], args[1]), pointer)
-        builder.call(function, [address, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    @intrinsic
-    def hint(_context, address, offset):  # type: ignore[no-untyped-def]
-        return types.void(types.int64, types.int64), generate
-
-    return hint
+    pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    signature = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), signature)
+    address = builder.inttoptr(builder.add(args[0], args[1]), pointer)
+    builder.call(function, [address, number(0), number(3), number(1)])
 
 
-@cache
-def row_of() -> Any:
+def row_of(builder: Any, args: Sequence[Any]) -> Any:
     """The number of row ``i``, which an index of address 0 leaves as it is."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        address, row = args
-        found = cgutils.alloca_once_value(builder, row)
-        with builder.if_then(builder.icmp_unsigned("!=", address, address.type(0))):
-            number = builder.load(_access(builder, address, row, "int32"))
-            builder.store(builder.sext(number, row.type), found)
-        return builder.load(found)
-
-    @intrinsic
-    def number_of(_context, address, row):  # type: ignore[no-untyped-def]
-        return types.int64(types.int64, types.int64), generate
-
-    return number_of
+    address, row = args
+    found = _variable(builder, row.type)
+    builder.store(row, found)
+    with builder.if_then(builder.icmp_unsigned("!=", address, address.type(0))):
+        number = builder.load(_access(builder, address, row, "int32"))
+        builder.store(builder.sext(number, row.type), found)
+    return builder.load(found)
 
 
-@cache
-def room(dtype: str, count: int) -> Any:
+def room(dtype: str, count: int) -> Emit:
     """Memory of a call, zeros at first."""
+    kind = ir.ArrayType(_IR[dtype], count)
 
-    def generate(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-        found = cgutils.alloca_once(builder, ir.ArrayType(_IR[dtype], count), zfill=True)
+    def generate(builder: Any, _args: Sequence[Any]) -> Any:
+        found = _variable(builder, kind)
+        builder.store(kind(None), found)
         return builder.ptrtoint(found, ir.IntType(64))
 
-    @intrinsic
-    def reserve(_context):  # type: ignore[no-untyped-def]
-        return types.int64(), generate
+    return generate
 
-    return reserve
+
+def _variable(builder: Any, kind: Any) -> Any:
+    """Memory that is there once, however often what is appended runs."""
+    with builder.goto_entry_block():
+        return builder.alloca(kind)
 
 
 def _widen(function: Any) -> None:
@@ -121,11 +104,10 @@ def _widen(function: Any) -> None:
     set.add(function.attributes, '"prefer-vector-width"="512"')
 
 
-@cache
-def loader(stored: str, dtype: str, place: int, count: int) -> Any:
+def loader(stored: str, dtype: str, place: int, count: int) -> Emit:
     """Loads an element of operand ``place`` of ``count`` that is stored as ``stored``."""
 
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    def generate(builder: Any, args: Sequence[Any]) -> Any:
         value = builder.load(_access(builder, args[0], args[1], stored))
         _mark(value, builder, place, count)
         target = _IR[dtype]
@@ -134,18 +116,13 @@ def loader(stored: str, dtype: str, place: int, count: int) -> Any:
             return convert(value, target)
         return converted(builder, value, stored, dtype)
 
-    @intrinsic
-    def load(_context, address, index):  # type: ignore[no-untyped-def]
-        return NUMBA[dtype](types.int64, types.int64), generate
-
-    return load
+    return generate
 
 
-@cache
-def storer(stored: str, dtype: str, place: int, count: int) -> Any:
+def storer(stored: str, dtype: str, place: int, count: int) -> Emit:
     """Stores one; operands overlap with nothing."""
 
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+    def generate(builder: Any, args: Sequence[Any]) -> Any:
         _widen(builder.function)
         value = args[2]
         if stored in _INTEGERS:
@@ -155,10 +132,5 @@ def storer(stored: str, dtype: str, place: int, count: int) -> Any:
             value = converted(builder, value, dtype, stored)
         made = builder.store(value, _access(builder, args[0], args[1], stored))
         _mark(made, builder, place, count)
-        return context.get_dummy_value()
 
-    @intrinsic
-    def store(_context, address, index, value):  # type: ignore[no-untyped-def]
-        return types.void(types.int64, types.int64, NUMBA[dtype]), generate
-
-    return store
+    return generate

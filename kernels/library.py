@@ -19,7 +19,7 @@ from graphopt.kernels.object_file import UnknownFormError, load
 from graphopt.kernels.spec import KernelSpec, parse
 
 #: Part of every key: raise it when emitted code changes its meaning or its arguments.
-CODE_VERSION = 1
+CODE_VERSION = 2
 #: The name of the function in every object file.
 SYMBOL = "graphopt_kernel"
 
@@ -191,7 +191,6 @@ def _environment() -> tuple[str, ...]:
 
     return (
         str(CODE_VERSION),
-        version("numba"),
         version("llvmlite"),
         *identity(),
         _sources(),
@@ -210,7 +209,7 @@ def _sources() -> str:
         "cpu_memory.py",
         "expand.py",
         "instructions.py",
-        "interleave.py",
+        "lowering.py",
         "machine.py",
         "prefetch.py",
     )

@@ -30,6 +30,21 @@ def target_machine() -> Any:
     )
 
 
+def optimized(text: str) -> str:
+    """LLVM IR as LLVM makes it fast for this processor."""
+    import llvmlite.binding as llvm
+
+    machine = target_machine()
+    module = llvm.parse_assembly(text)
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return str(module)
+
+
 def processor() -> tuple[str, str]:
     """Its name, and its features, as LLVM has them."""
     import llvmlite.binding as llvm

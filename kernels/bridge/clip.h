@@ -66,10 +66,9 @@ class ClipRun {
   }
 
   static void Call(Function function, std::initializer_list<char*> operands, int64_t count) {
-    int64_t pointers[4], strides[4] = {}, result = 0, *to = pointers;
-    void* exception = nullptr;
+    int64_t pointers[4], strides[4] = {}, *to = pointers;
     for (char* operand : operands) *to++ = reinterpret_cast<int64_t>(operand);
-    function(&result, &exception, pointers, strides, 1, count, 0);
+    function(pointers, strides, 1, count, 0);
   }
 
   const Clip& clip_;

@@ -280,10 +280,7 @@ class Executor {
       else
         pointers_[i] += first * strides_[i] * static_cast<int64_t>(sizeof(T));
     }
-    void* exception = nullptr;
-    char result[16];
-    p_.kernels[step.which].function(result, &exception, pointers_.data(), strides_.data(),
-                                    live_ - first, step.width,
+    p_.kernels[step.which].function(pointers_.data(), strides_.data(), live_ - first, step.width,
                                     reinterpret_cast<int64_t>(kernel_scratch_));
   }
 

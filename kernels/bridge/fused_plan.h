@@ -15,8 +15,8 @@
 
 namespace graphopt {
 
-using Function = int (*)(void* result, void** exception, const int64_t* pointers,
-                         const int64_t* strides, int64_t rows, int64_t length, int64_t scratch);
+using Function = void (*)(const int64_t* pointers, const int64_t* strides, int64_t rows,
+                          int64_t length, int64_t scratch);
 
 /* What is filled in by Python; see graphopt/kernels/plan.py for the order of the numbers. */
 using DescribeCallback = int64_t (*)(const char* spec, int backward, int64_t* out, int64_t capacity);

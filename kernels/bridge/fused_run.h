@@ -55,10 +55,7 @@ void Walk(const Space& space, Function function, const std::vector<Target>& targ
       else
         strides[i] = dummy || groups < 2 ? 0 : step[groups - 2];
     }
-    int64_t result = 0;
-    void* exception = nullptr;
-    function(&result, &exception, pointers, strides, rows, length,
-             reinterpret_cast<int64_t>(scratch));
+    function(pointers, strides, rows, length, reinterpret_cast<int64_t>(scratch));
     row += rows;
   }
 }

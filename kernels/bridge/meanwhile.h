@@ -11,9 +11,8 @@
 
 namespace graphopt {
 
-using KernelFunction = int (*)(void* result, void** exception, const int64_t* pointers,
-                               const int64_t* strides, int64_t rows, int64_t length,
-                               int64_t scratch);
+using KernelFunction = void (*)(const int64_t* pointers, const int64_t* strides, int64_t rows,
+                                int64_t length, int64_t scratch);
 
 /* A part of a kernel for some columns of a row, from `length` on; see graphopt/kernels/stages.py. */
 struct Stage {
@@ -63,10 +62,7 @@ class Meanwhile {
   /* The next stage of a piece, if there is one. */
   void Do() {
     if (next_ == end_) return;
-    char result[16];
-    void* exception = nullptr;
-    next_->function(result, &exception, operands_.data() + next_->operands, nullptr, 1, next_->column,
-                    0);
+    next_->function(operands_.data() + next_->operands, nullptr, 1, next_->column, 0);
     ++next_;
   }
 

@@ -200,9 +200,7 @@ class UpdateRun {
   }
 
   static void Call(Function function, const Operands& operands, int64_t count) {
-    int64_t result = 0;
-    void* exception = nullptr;
-    function(&result, &exception, operands.pointers, operands.strides, 1, count, 0);
+    function(operands.pointers, operands.strides, 1, count, 0);
   }
 
   const Update& update_;

@@ -1,4 +1,4 @@
-"""Spec with columns -> Python source of a CPU kernel, for numba.
+"""Spec with columns -> Python source of a CPU kernel.
 
 Where axes come behind those that are reduced, neighbouring rows lie side by side: element ``i`` of
 row ``j`` is next to that of row ``j + 1``. So a kernel computes ``m`` rows together, and vectors go

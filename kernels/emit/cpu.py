@@ -1,4 +1,4 @@
-"""Spec -> Python source of a CPU kernel, for numba.
+"""Spec -> Python source of a CPU kernel.
 
 The kernel walks ``m`` rows of ``n`` elements::
 
@@ -12,7 +12,8 @@ added to.
 A kernel with an *index* finds behind the addresses, for each operand, that of the numbers of its
 rows, int32, or 0 if they come one after the other.
 
-The source calls functions named after instructions; :mod:`graphopt.kernels.cpu` defines them.
+The source calls functions named after instructions; :mod:`graphopt.kernels.cpu` defines them, and
+:mod:`graphopt.kernels.lowering` makes LLVM IR of it.
 """
 
 from __future__ import annotations
@@ -215,6 +216,7 @@ class _Emitter(Source):
         read = [number for number in loop.values if number < self.first]
         for number in read:
             self._line(3, "for j in range(n - whole):")
+            self._line(4, "one_by_one()")
             value = f"load{number}(at{number}, whole + j)"
             self._line(4, f"store_rest{number}(rest, {number * TOGETHER} + j, {value})")
         self._line(3, f"for j in range({TOGETHER}):")
@@ -232,6 +234,7 @@ class _Emitter(Source):
             adds = bool(self.spec.summed(self.spec.outputs[place]))
             value = f"load_rest{number}(rest, {number * TOGETHER} + j)"
             self._line(3, "for j in range(n - whole):")
+            self._line(4, "one_by_one()")
             self._line(4, self._store(place, "whole + j", value, adds=adds))
 
     def _compute(self, indent: int, number: int, index: str) -> None:

@@ -66,12 +66,18 @@ def function(name: str, dtype: str, precise: bool = False) -> Callable[..., Any]
 
 @cache
 def _function(name: str, dtype: str, precise: bool) -> Callable[..., Any]:
-    # numba and LLVM take a second to import, which whoever compiles no kernel should not wait for.
+    # numba takes a second to import, which whoever compiles no kernel of his own need not wait for.
+    from graphopt.kernels.vecmath.numba_functions import kernel_function
+
+    compiled: Callable[..., Any] = kernel_function(name, dtype, expression(name, dtype, precise))
+    return compiled
+
+
+def expression(name: str, dtype: str, precise: bool = False) -> Callable[..., Any]:
+    """The same of :class:`graphopt.kernels.vecmath.intrinsics.Value`, for whoever emits LLVM IR."""
     from graphopt.kernels.vecmath import float32, float64, intrinsics, libm
 
-    if precise and name in libm.NAMES:
-        return libm.kernel_function(name, dtype)
-    emitters = {"float32": float32, "float64": float64}[dtype].FUNCTIONS
-    emit = emitters.get(name) or intrinsics.INSTRUCTIONS[name]
-    compiled: Callable[..., Any] = intrinsics.kernel_function(name, dtype, emit)
-    return compiled
+    if precise and name in libm.FUNCTIONS:
+        return libm.FUNCTIONS[name]
+    functions = {"float32": float32, "float64": float64}[dtype].FUNCTIONS
+    return functions.get(name) or intrinsics.INSTRUCTIONS[name]

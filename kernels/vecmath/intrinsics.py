@@ -1,18 +1,16 @@
-"""Expressions that become LLVM instructions, and numba intrinsics made of them.
+"""Expressions that become LLVM instructions.
 
-A function of this package is written once with `Value`s. Called from a numba kernel, it appends its
-instructions to the kernel: numba infers the type of one call only, so compiling stays cheap, and
-LLVM sees straight-line code that it vectorises. Nothing here branches, reads memory or calls libm.
+A function of this package is written once with `Value`s. Called from a kernel, it appends its
+instructions to the kernel, and LLVM sees straight-line code that it vectorises. Nothing here
+branches, reads memory or calls libm.
 """
 
-import inspect
-import struct
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]  # it has no types of its own
-from numba import types
-from numba.extending import intrinsic
+
+from graphopt.kernels.lowering import number
 
 _INTEGERS = {ir.FloatType(): ir.IntType(32), ir.DoubleType(): ir.IntType(64)}
 _FLOATS = {integer: real for real, integer in _INTEGERS.items()}
@@ -39,13 +37,7 @@ class Value:
         """`other` as a value of this one's type."""
         if isinstance(other, Value):
             return other
-        if self.ir.type == ir.FloatType():
-            # float32 constants beyond its range are infinities, as numpy has it.
-            try:
-                struct.pack("f", other)
-            except OverflowError:
-                other = float("inf") if other > 0 else float("-inf")
-        return Value(self.builder, ir.Constant(self.ir.type, other))
+        return Value(self.builder, number(self.ir.type, other))
 
     def _binary(self, operation: str, left: "Value | float", right: "Value | float") -> "Value":
         a, b = self.like(left), self.like(right)
@@ -242,34 +234,3 @@ INSTRUCTIONS: dict[str, Callable[..., Value]] = {
     "sqrt": sqrt,
     "trunc": trunc,
 }
-
-_TYPES = {"float32": types.float32, "float64": types.float64}
-
-
-def kernel_function(name: str, dtype: str, emit: Callable[..., Value]) -> Any:
-    """`emit` as a function that numba kernels call with scalars, which are cast to `dtype`."""
-    kind = _TYPES[dtype]
-    arity = len(inspect.signature(emit).parameters)
-
-    def typed(arguments: tuple[Any, ...]) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, values: Any) -> Any:
-            return emit(*(Value(builder, value) for value in values)).ir
-
-        if all(isinstance(argument, types.Number | types.Boolean) for argument in arguments):
-            return kind(*[kind] * arity), generate
-        return None
-
-    # numba reads the number of arguments from the signature, so each arity needs its own.
-    def one(_context, x):  # type: ignore[no-untyped-def]
-        return typed((x,))
-
-    def two(_context, x, y):  # type: ignore[no-untyped-def]
-        return typed((x, y))
-
-    def three(_context, x, y, z):  # type: ignore[no-untyped-def]
-        return typed((x, y, z))
-
-    function = {1: one, 2: two, 3: three}[arity]
-    function.__name__ = function.__qualname__ = f"{name}_{dtype}"
-    function.__doc__ = emit.__doc__
-    return intrinsic(function)

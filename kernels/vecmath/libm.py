@@ -1,76 +1,68 @@
 """The same functions by the C library, for whoever wants its results rather than speed."""
 
-import math
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
-from numba import njit, types
+from llvmlite import ir  # type: ignore[import-untyped]
 
-# A division by zero gives an infinity, as everywhere else here; numba's default is to raise.
-_compile = partial(njit, error_model="numpy")
-_TYPES = {"float32": types.float32, "float64": types.float64}
-_cbrt = types.ExternalFunction("cbrt", types.float64(types.float64))
+from graphopt.kernels.vecmath.intrinsics import Value, fabs, select, sqrt
 
 
-@_compile
-def _sigmoid(x: float) -> float:
-    e = math.exp(-abs(x))
-    return (e if x < 0.0 else 1.0) / (1.0 + e)
+def library_call(name: str, arity: int = 1) -> Callable[..., Value]:
+    """The C library's function of that name, in the precision of what it is called with."""
+
+    def apply(*args: Value) -> Value:
+        kind = args[0].ir.type
+        symbol = name + ("f" if kind == ir.FloatType() else "")
+        module = args[0].builder.module
+        known = module.globals.get(symbol)
+        function = known or ir.Function(module, ir.FunctionType(kind, [kind] * arity), symbol)
+        function.attributes.add("nounwind")
+        return Value(args[0].builder, args[0].builder.call(function, [a.ir for a in args]))
+
+    def one(x: Value) -> Value:
+        return apply(x)
+
+    def two(x: Value, y: Value) -> Value:
+        return apply(x, y)
+
+    return one if arity == 1 else two
 
 
-@_compile
-def _softplus(x: float) -> float:
-    return (x if x > 0.0 else 0.0) + math.log1p(math.exp(-abs(x)))
+_cbrt, _exp, _log1p = map(library_call, ("cbrt", "exp", "log1p"))
 
 
-@_compile
-def _rsqrt(x: float) -> float:
-    return 1.0 / math.sqrt(x)
+def _sigmoid(x: Value) -> Value:
+    e = _exp(-fabs(x))
+    return select(x < 0.0, e, 1.0) / (1.0 + e)
 
 
-@_compile
-def _rcbrt(x: float) -> float:
-    return float(1.0 / _cbrt(x))
+def _softplus(x: Value) -> Value:
+    return select(x > 0.0, x, 0.0) + _log1p(_exp(-fabs(x)))
+
+
+def _rsqrt(x: Value) -> Value:
+    return 1.0 / sqrt(x)
+
+
+def _rcbrt(x: Value) -> Value:
+    return 1.0 / _cbrt(x)
+
+
+def _in_float64(emit: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    def rounded(x: Value) -> Value:
+        return emit(x) if x.ir.type == ir.DoubleType() else emit(x.widened()).narrowed()
+
+    return rounded
 
 
 # What the library has is called in the precision asked for, the rest is composed in float64.
-_LIBRARY = {
-    "cos": math.cos,
-    "erf": math.erf,
-    "exp": math.exp,
-    "expm1": math.expm1,
-    "log": math.log,
-    "log10": math.log10,
-    "log1p": math.log1p,
-    "log2": math.log2,
-    "pow": math.pow,
-    "sin": math.sin,
-    "tanh": math.tanh,
+_LIBRARY = ("cos", "erf", "exp", "expm1", "log", "log10", "log1p", "log2", "sin", "tanh")
+FUNCTIONS: dict[str, Callable[..., Value]] = {
+    **{name: library_call(name) for name in _LIBRARY},
+    "pow": library_call("pow", 2),
+    "cbrt": _in_float64(_cbrt),
+    "rcbrt": _in_float64(_rcbrt),
+    "rsqrt": _in_float64(_rsqrt),
+    "sigmoid": _in_float64(_sigmoid),
+    "softplus": _in_float64(_softplus),
 }
-_COMPOSED = {
-    "cbrt": _cbrt,
-    "rcbrt": _rcbrt,
-    "rsqrt": _rsqrt,
-    "sigmoid": _sigmoid,
-    "softplus": _softplus,
-}
-NAMES = frozenset(_LIBRARY) | frozenset(_COMPOSED)
-
-
-def kernel_function(name: str, dtype: str) -> Callable[..., Any]:
-    """The function `name` of `NAMES` for numba kernels, by the C library."""
-    kind = _TYPES[dtype]
-    inner = _TYPES[dtype if name in _LIBRARY else "float64"]
-    called: Any = _LIBRARY.get(name) or _COMPOSED[name]
-    if name == "pow":
-
-        def function(x, y):  # type: ignore[no-untyped-def]
-            return kind(called(inner(x), inner(y)))
-    else:
-
-        def function(x):  # type: ignore[no-untyped-def, misc]
-            return kind(called(inner(x)))
-
-    compiled: Callable[..., Any] = _compile(function)
-    return compiled

@@ -29,9 +29,7 @@ CELL = parse(
     " return %8:f32[a,b], %9:f32[a,b] }"
 )
 KERNEL = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
+    None,
     ctypes.POINTER(ctypes.c_int64),
     ctypes.POINTER(ctypes.c_int64),
     ctypes.c_int64,
@@ -50,10 +48,7 @@ def call(
         addresses += [0 if index is None else index.ctypes.data for index in indices]
     strides = [array.shape[1] if array.ndim == 2 else 0 for array in arrays]
     scratch = np.empty((max(made.scratch_rows, 1), length), spec.dtype)
-    result, exception = ctypes.create_string_buffer(16), ctypes.c_void_p()
     KERNEL(made.address)(
-        ctypes.addressof(result),
-        ctypes.addressof(exception),
         (ctypes.c_int64 * len(addresses))(*addresses),
         (ctypes.c_int64 * len(strides))(*strides),
         rows,
@@ -66,10 +61,7 @@ def call_piece(spec: KernelSpec, arrays: list[Any], row: int, first: int) -> Non
     """Compute columns of a row of arrays (rows, length) or (length,)."""
     made = kernel(str(spec), backward=False, piece=True)
     parts = [array[row] if array.ndim == 2 else array for array in arrays]
-    result, exception = ctypes.create_string_buffer(16), ctypes.c_void_p()
     KERNEL(made.address)(
-        ctypes.addressof(result),
-        ctypes.addressof(exception),
         (ctypes.c_int64 * len(parts))(*(part.ctypes.data for part in parts)),
         None,
         1,

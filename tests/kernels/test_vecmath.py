@@ -367,7 +367,8 @@ def test_a_kernels_fastmath_changes_nothing():
 
 
 def test_own_functions_of_values():
-    from graphopt.kernels.vecmath.intrinsics import fma, kernel_function, select
+    from graphopt.kernels.vecmath.intrinsics import fma, select
+    from graphopt.kernels.vecmath.numba_functions import kernel_function
 
     rest = kernel_function("rest", "float32", lambda x, y, z: select(x > 0.0, fma(x, y, -z), z))
 
