@@ -162,11 +162,11 @@ def _not(x: Value) -> Value:
 
 
 def _and(x: Value, y: Value) -> Value:
-    return select(_is_true(x), _truth(_is_true(y), x), x.like(0.0))
+    return _truth(_is_true(x) & _is_true(y), x)
 
 
 def _or(x: Value, y: Value) -> Value:
-    return select(_is_true(x), x.like(1.0), _truth(_is_true(y), x))
+    return _truth(_is_true(x) | _is_true(y), x)
 
 
 def _xor(x: Value, y: Value) -> Value:

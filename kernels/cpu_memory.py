@@ -95,13 +95,16 @@ def _variable(builder: Any, kind: Any) -> Any:
         return builder.alloca(kind)
 
 
-def _widen(function: Any) -> None:
-    """Have LLVM use 512-bit vectors where there are any, which it else does on some of them only.
+def _describe(function: Any) -> None:
+    """Have LLVM use 512-bit vectors where there are any, and no function of the C library.
 
-    Kernels run next to products that do, and half of their time are divisions and polynomials.
+    It else uses such vectors on some processors only. Kernels run next to products that do, and
+    half of their time are divisions and polynomials. And it makes a call of a loop that copies a
+    few elements, which takes longer and leaves no register as it was.
     """
-    # llvmlite knows attributes without a value only.
-    set.add(function.attributes, '"prefer-vector-width"="512"')
+    # llvmlite knows attributes of LLVM's own alone, without a value.
+    for told in ('"prefer-vector-width"="512"', '"no-builtins"'):
+        set.add(function.attributes, told)
 
 
 def loader(stored: str, dtype: str, place: int, count: int) -> Emit:
@@ -123,7 +126,7 @@ def storer(stored: str, dtype: str, place: int, count: int) -> Emit:
     """Stores one; operands overlap with nothing."""
 
     def generate(builder: Any, args: Sequence[Any]) -> Any:
-        _widen(builder.function)
+        _describe(builder.function)
         value = args[2]
         if stored in _INTEGERS:
             convert = builder.fptoui if stored in _UNSIGNED else builder.fptosi
