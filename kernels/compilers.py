@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ def submit(job: Job) -> Future[Compiled] | None:
         return None
     with _lock:
         if _pool is None:
-            _pool = ThreadPoolExecutor(_processes(), thread_name_prefix="graphopt-compiler")
+            _pool = ThreadPoolExecutor(most(), thread_name_prefix="graphopt-compiler")
         try:
             return _pool.submit(_compile, job)
         except RuntimeError:  # the interpreter ends
@@ -145,14 +146,15 @@ def submit(job: Job) -> Future[Compiled] | None:
 
 def why_not() -> str | None:
     """Why no other process compiles, or ``None`` if one does."""
-    if not _processes():
+    if not most():
         return "GRAPHOPT_COMPILERS is 0"
     if getattr(sys, "frozen", False) or not _is_python(sys.executable):
         return "Python is a part of another program"
     return _why_not
 
 
-def _processes() -> int:
+def most() -> int:
+    """How many processes compile at once, if any may."""
     told = os.environ.get("GRAPHOPT_COMPILERS", "")
     return int(told) if told.isdigit() else min(_MOST, len(os.sched_getaffinity(0)))
 
@@ -163,7 +165,6 @@ def _is_python(executable: str | None) -> bool:
 
 def _compile(job: Job) -> Compiled:
     """In a thread that has a child to itself."""
-    global _why_not
     child: _Child | None = getattr(_own, "child", None)
     if child is not None:
         with contextlib.suppress(_EndedError):  # there was nothing to do for some seconds
@@ -172,9 +173,18 @@ def _compile(job: Job) -> Compiled:
     try:
         child = _own.child = _Child()
     except CompilerError as error:
-        _why_not = f"no other process compiles: {error}"
+        _give_up(error)
         raise
     return child.compile(job)
+
+
+def _give_up(error: CompilerError) -> None:
+    global _why_not
+    _why_not = f"no other process compiles: {error}"
+    # Where warnings are errors, this one still must not keep a kernel from being compiled.
+    with contextlib.suppress(RuntimeWarning):
+        text = f"{_why_not}; this one compiles its kernels itself, and holds LLVM from then on"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 @atexit.register

@@ -21,12 +21,13 @@ def command(action: str, as_json: bool) -> None:
 
     `info` tells where they are kept, how many there are and how large; `clear` removes them, and
     what was measured. Programs that run now keep theirs, and what is missing later is compiled
-    again.
+    again. It also tells who compiles new ones.
 
     The folder is the user's cache folder, or what the environment variable GRAPHOPT_CACHE_DIR
     names.
     """
     from graphopt.kernels import cache
+    from graphopt.kernels.compilers import most, why_not
 
     if not cache.is_kept():
         note(f"{cache.wanted()} cannot be written to: every process compiles its own kernels")
@@ -42,6 +43,7 @@ def command(action: str, as_json: bool) -> None:
                 "bridges": found.bridges,
                 "graphs": found.graphs,
                 "bytes": found.nbytes,
+                "compilers": 0 if why_not() else most(),
             }
         )
     elif action == "info":
@@ -50,6 +52,7 @@ def command(action: str, as_json: bool) -> None:
         say(f"bridges  {found.bridges}")
         say(f"graphs   {found.graphs}")
         say(f"size     {_size(found.nbytes)}")
+        say(f"made by  {_makers(most(), why_not())}")
     else:
         kernels, bridges = _count(found.kernels, "kernel"), _count(found.bridges, "bridge")
         told = f"{kernels}, {bridges} and {_count(found.graphs, 'graph')}"
@@ -60,6 +63,12 @@ def _check_removed(left: Info) -> None:
     if left.kernels or left.bridges or left.graphs:
         told = f"{left.kernels} kernels, {left.bridges} bridges and {left.graphs} graphs"
         raise GraphoptError(f"{told} in {left.folder} could not be removed; see who owns the files")
+
+
+def _makers(most: int, why_not: str | None) -> str:
+    if why_not is not None:
+        return f"the processes that run them, as {why_not}"
+    return "1 other process" if most == 1 else f"up to {most} other processes"
 
 
 def _count(number: int, what: str) -> str:

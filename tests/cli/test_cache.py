@@ -26,10 +26,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_info(graphopt, folder):
+@pytest.mark.parametrize(
+    ("told", "makers"),
+    [
+        ("0", "the processes that run them, as GRAPHOPT_COMPILERS is 0"),
+        ("1", "1 other process"),
+        ("2", "up to 2 other processes"),
+    ],
+)
+def test_info(graphopt, folder, monkeypatch, told, makers):
+    monkeypatch.setenv("GRAPHOPT_COMPILERS", told)
     ran = graphopt("cache", "info")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == f"folder   {folder}\nkernels  2\nbridges  1\ngraphs   1\nsize     0.1 MB\n"
+    kept = f"folder   {folder}\nkernels  2\nbridges  1\ngraphs   1\nsize     0.1 MB\n"
+    assert ran.out == f"{kept}made by  {makers}\n"
 
 
 def test_clear_tells_what_it_removes(graphopt, folder):
@@ -43,7 +53,8 @@ def test_clear_tells_what_it_removes(graphopt, folder):
 
 
 @pytest.mark.parametrize("action", ["info", "clear"])
-def test_json(graphopt, folder, action):
+def test_json(graphopt, folder, monkeypatch, action):
+    monkeypatch.setenv("GRAPHOPT_COMPILERS", "2")
     ran = graphopt("cache", action, "--json")
     assert (ran.code, ran.err) == (0, "")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) or 103_650
@@ -54,6 +65,7 @@ def test_json(graphopt, folder, action):
         "bridges": 1,
         "graphs": 1,
         "bytes": size,
+        "compilers": 2,
     }
 
 
