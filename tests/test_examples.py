@@ -104,7 +104,7 @@ def test_too_few_samples_are_an_error_that_says_what_to_do() -> None:
 @pytest.mark.parametrize("way", ["vectorised", "recursive", "one by one"])
 def test_trees_are_learned(way: str) -> None:
     option = [] if way == "vectorised" else [f"--{way.replace(' ', '-')}"]
-    said = run("tree_lstm_sick.py", "--limit", "24", "--epochs", "2", *option, "--json")
+    said = run("tree_lstm_sick.py", "--limit", "16", "--epochs", "2", *option, "--json")
     found: dict[str, Any] = json.loads(said)
     assert found["way"] == way
     first, second = found["epochs"]

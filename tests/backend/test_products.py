@@ -141,10 +141,23 @@ def test_reset_reads_new_weights() -> None:
     np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 70])
-@pytest.mark.parametrize(("depth", "units"), [(1, 1), (3, 2), (37, 5), (200, 131)])
+SIZES = [
+    (rows, *layer)
+    for rows in (1, 2, 3, 4, 5, 70)
+    for layer in ((1, 1), (3, 2), (37, 5), (200, 131))
+]
+ENDS = [("none", True), ("relu", False), ("relu", True), ("gelu", True)]
+
+
+# Every size with two of the ends, every pair of a number of rows and an end.
 @pytest.mark.parametrize(
-    ("activation", "has_bias"), [("none", True), ("relu", False), ("relu", True), ("gelu", True)]
+    ("rows", "depth", "units", "activation", "has_bias"),
+    [
+        (*size, *end)
+        for i, size in enumerate(SIZES)
+        for j, end in enumerate(ENDS)
+        if (i + i // 4 + j) % 2
+    ],
 )
 def test_weights_where_they_lie(
     rows: int, depth: int, units: int, activation: str, has_bias: bool

@@ -16,7 +16,6 @@ from graphopt.kernels.products import IN_PAIRS, dense_means
 
 ROOT = Path(graphopt.__file__).parents[1]
 FILES = [
-    "kernels/test_recurrence_sizes.py",
     "kernels/test_recurrence_slots.py",
     "kernels/test_dense.py",
     "kernels/test_products.py",
