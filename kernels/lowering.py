@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 from llvmlite import ir  # type: ignore[import-untyped]  # it has no types of its own
@@ -26,8 +27,15 @@ _INTEGER: Final = ir.IntType(64)
 _ADDRESSES: Final = _INTEGER.as_pointer()
 _SIGNATURE: Final = (_ADDRESSES, _ADDRESSES, _INTEGER, _INTEGER, _INTEGER)
 _NUMBERS: Final = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
-_ARITHMETIC: Final = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
-_BITS: Final = {ast.BitAnd: "and_", ast.Mod: "srem"}  # of what is never negative
+_OF_NUMBERS: Final = {ast.Add: "fadd", ast.Sub: "fsub", ast.Mult: "fmul", ast.Div: "fdiv"}
+#: The remainder is that of numbers that are not negative.
+_OF_INTEGERS: Final = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.BitAnd: "and_",
+    ast.Mod: "srem",
+}
 _SIGNS: Final = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.Gt: ">"}
 _FLOAT_OPERATIONS: Final = frozenset({"fadd", "fsub", "fmul", "fdiv", "frem", "fcmp"})
 
@@ -104,9 +112,8 @@ class _Lowering:
 
     def statements(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
-            if isinstance(statement, ast.Assign):
-                (target,) = statement.targets
-                self.assign(target, self.value(statement.value))
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                self.assign(statement.targets[0], self.value(statement.value))
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
                 self.call(statement.value)
             elif isinstance(statement, ast.For):
@@ -127,7 +134,9 @@ class _Lowering:
 
     def loop(self, loop: ast.For) -> None:
         """``for name in range(...)``, of steps above 0."""
-        if not isinstance(loop.iter, ast.Call) or loop.orelse:
+        if not (isinstance(loop.iter, ast.Call) and _name(loop.iter.func) == "range"):
+            raise _unknown(loop)
+        if loop.orelse or loop.iter.keywords:
             raise _unknown(loop)
         bounds = [self.value(argument) for argument in loop.iter.args]
         start = bounds[0] if len(bounds) > 1 else _INTEGER(0)
@@ -152,56 +161,57 @@ class _Lowering:
     def hint(self, first: ast.stmt) -> LoopHint | None:
         """What the first statement of a loop's body says about it, if that is all it says."""
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Call):
-            function = self.function_of(first.value)
+            function = self.functions.get(_name(first.value.func))
             return function if isinstance(function, LoopHint) else None
         return None
 
     # -- expressions ---------------------------------------------------------------------------
 
     def value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and node.id in self.variables:
             return self.builder.load(self.variables[node.id])
-        if isinstance(node, ast.Constant):
+        if isinstance(node, ast.Constant) and type(node.value) is int:
             return _INTEGER(node.value)
         if isinstance(node, ast.Call):
             return self.call(node)
         if isinstance(node, ast.BinOp):
-            return self.binary(type(node.op), self.value(node.left), self.value(node.right))
+            return self.binary(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             operand = self.value(node.operand)
             return self.builder.neg(operand) if _is_int(operand) else self.builder.fneg(operand)
         if isinstance(node, ast.Compare):
-            sign = _SIGNS[type(node.ops[0])]
-            return self.builder.icmp_signed(
-                sign, self.value(node.left), self.value(node.comparators[0])
-            )
+            return self.comparison(node)
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-            left, right = map(self.value, node.values)
-            return self.builder.and_(left, right)
+            return reduce(self.builder.and_, map(self.value, node.values))
         if isinstance(node, ast.Subscript):
-            return self.builder.load(
-                self.builder.gep(self.value(node.value), [self.value(node.slice)])
-            )
+            place = self.builder.gep(self.value(node.value), [self.value(node.slice)])
+            return self.builder.load(place)
         raise _unknown(node)
 
-    def binary(self, kind: type[ast.operator], left: Any, right: Any) -> Any:
-        if kind in _BITS:
-            return getattr(self.builder, _BITS[kind])(left, right)
-        name = _ARITHMETIC[kind]
-        return getattr(self.builder, name if _is_int(left) else "f" + name)(left, right)
+    def binary(self, node: ast.BinOp) -> Any:
+        """Of two numbers or two int64, which division is not of."""
+        left, right, kind = self.value(node.left), self.value(node.right), type(node.op)
+        of_integers = _is_int(left) and _is_int(right)
+        names: Mapping[type[ast.operator], str] = _OF_INTEGERS if of_integers else _OF_NUMBERS
+        if kind not in names or left.type != right.type:
+            raise _unknown(node)
+        return getattr(self.builder, names[kind])(left, right)
+
+    def comparison(self, node: ast.Compare) -> Any:
+        """Of two int64; numbers are compared by functions."""
+        left, right = self.value(node.left), self.value(node.comparators[0])
+        kind = type(node.ops[0])
+        if len(node.ops) > 1 or kind not in _SIGNS or not (_is_int(left) and _is_int(right)):
+            raise _unknown(node)
+        return self.builder.icmp_signed(_SIGNS[kind], left, right)
 
     def call(self, node: ast.Call) -> Any:
-        function = self.function_of(node)
-        if function is None:
+        if _name(node.func) == "number" and len(node.args) == 1:
             return self.as_number(node.args[0])
-        if isinstance(function, LoopHint):
+        function = self.functions.get(_name(node.func))
+        if function is None or isinstance(function, LoopHint) or node.keywords:
             raise _unknown(node)
         return function(self.builder, [self.value(argument) for argument in node.args])
-
-    def function_of(self, node: ast.Call) -> Emit | LoopHint | None:
-        """What a call names; ``None`` is ``number``."""
-        name = ast.unparse(node.func)
-        return None if name == "number" else self.functions[name]
 
     def as_number(self, node: ast.expr) -> Any:
         try:
@@ -219,6 +229,10 @@ def number(kind: Any, constant: float) -> Any:
         except OverflowError:
             constant = math.copysign(math.inf, constant)
     return ir.Constant(kind, constant)
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_int(value: Any) -> bool:
