@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
 from graphopt.kernels.cpu_instructions import instruction, reducer
-from graphopt.kernels.cpu_memory import loader, prefetch, room, row_of, storer
+from graphopt.kernels.cpu_memory import forget, loader, prefetch, room, row_of, storer
 from graphopt.kernels.emit.columns import emit_columns
 from graphopt.kernels.emit.cpu import ITEM_SIZE, TOGETHER, emit_cpu, emit_piece, storage
 from graphopt.kernels.emit.schedule import schedule
@@ -98,6 +98,7 @@ def _functions(spec: KernelSpec, waiting: Sequence[str]) -> dict[str, Emit | Loo
         scope[f"store_{name}"] = storer(dtype, dtype, place, count)
     scope["room"] = room(dtype, TOGETHER * last)
     scope["prefetch"] = prefetch
+    scope["forget"] = forget
     scope["row_of"] = row_of
     scope["load_kept"] = loader(dtype, dtype, last, count)
     scope["store_kept"] = storer(dtype, dtype, last, count)

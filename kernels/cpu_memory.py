@@ -8,6 +8,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 
 from graphopt.kernels.lowering import Emit
+from graphopt.kernels.machine import processor
 
 _IR = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 _HALF = ir.HalfType()
@@ -75,6 +76,17 @@ def row_of(builder: Any, args: Sequence[Any]) -> Any:
         number = builder.load(_access(builder, address, row, "int32"))
         builder.store(builder.sext(number, row.type), found)
     return builder.load(found)
+
+
+def forget(builder: Any, _args: Sequence[Any]) -> None:
+    """Has LLVM take it that nothing is in a vector register any more; no instruction.
+
+    With 16 of them, constants of two loops of a row are else kept for both, and moved about in the
+    first one, which is the one that takes time.
+    """
+    if "+avx2" in (features := processor()[1]) and "+avx512f" not in features:
+        registers = ",".join(f"~{{xmm{number}}}" for number in range(16))
+        builder.asm(ir.FunctionType(ir.VoidType(), []), "", registers, [], side_effect=True)
 
 
 def room(dtype: str, count: int) -> Emit:

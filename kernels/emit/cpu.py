@@ -213,6 +213,7 @@ class _Emitter(Source):
 
     def _rest(self, loop: Loop) -> None:
         """What is left of a row, computed as one vector in memory of its own."""
+        self._line(3, "forget()")
         read = [number for number in loop.values if number < self.first]
         for number in read:
             self._line(3, "for j in range(n - whole):")
