@@ -12,6 +12,7 @@ import pytest
 from llvmlite import ir
 
 from graphopt.errors import GraphoptError
+from graphopt.kernels import cpu_memory
 from graphopt.kernels.lowering import LoopHint, lower
 from graphopt.kernels.machine import target_machine
 from graphopt.kernels.object_file import load
@@ -182,3 +183,25 @@ def test_hints_are_on_the_loop_they_begin(hint: LoopHint, wanted: list[str]) -> 
     text = str(lower(source, "f", "float32", {"hint": hint}, contract=True))
     assert text.count("!llvm.loop") == 1
     assert all(part in text for part in wanted)
+
+
+@pytest.mark.parametrize(
+    ("features", "numbers", "emptied"),
+    [
+        ("+avx2", 11, None),
+        ("+avx2", 12, "~{xmm15}"),
+        ("+avx2,+avx512f", 23, None),
+        ("+avx2,+avx512f", 24, "~{xmm31}"),
+        ("+neon", 40, None),
+    ],
+)
+def test_registers_are_emptied_of_many_constants(
+    features: str, numbers: int, emptied: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_memory, "processor", lambda: ("", features))
+    written = [f"store({i}, load({i}) * number({i}.5))" for i in range(numbers)]
+    functions = emitted("float32") | {"forget": cpu_memory.forget}
+    source = lines(*written, *written, "forget()")  # each number twice: it counts once
+    text = str(lower(source, "f", "float32", functions, contract=True))
+    assert ("asm" in text) == (emptied is not None)
+    assert (emptied or "") in text
