@@ -14,7 +14,7 @@ from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.kernels.products import FEW_ROWS
 from graphopt.passes.fusion.region import replace_region
-from graphopt.passes.select_gemm import Problem, as_dot, of_fewer_rows, of_so_many
+from graphopt.passes.select_gemm import Problem, as_dot, as_timed, of_so_many
 from graphopt.pipeline.base import Mode, Pass, PassContext, Target
 from graphopt.rewrite.substitute import transplant
 
@@ -112,7 +112,7 @@ class PackProducts(Pass):
         """How weights are to be read, and why MXNet's product stays if it does."""
         node, *activation = members
         problem = problem_of(graph, node)
-        timed = of_fewer_rows(problem)
+        timed = as_timed(problem)
         ms = _measured(timed, node, target)
         is_near = problem[0] <= FEW_ROWS and ms.get(IN_PLACE, _NEVER) < _WORTH_A_COPY * ms[PACKED]
         way = IN_PLACE if is_near else PACKED

@@ -11,7 +11,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DENSE, Node, NodeId
 from graphopt.ir.ops import canonical
 from graphopt.passes.pack_products import alone, not_ours, problem_of
-from graphopt.passes.select_gemm import Problem, of_fewer_rows, of_so_many
+from graphopt.passes.select_gemm import Problem, as_timed, of_so_many
 from graphopt.pipeline.base import Pass, PassContext, Target
 
 #: Rows below which most of a tile would be empty.
@@ -94,7 +94,7 @@ class ReplaceDense(Pass):
         if cx.target is None:
             return None
         problem = problem_of(graph, node)
-        timed = of_fewer_rows(problem)
+        timed = as_timed(problem)
         ours, plain = _measured(timed, node, cx.target)
         told = f"{cx.target.dense_means()} {ours:.3g} ms, by MXNet {plain:.3g} ms"
         told += of_so_many(timed, problem)

@@ -23,8 +23,9 @@ _FUSED_BEHIND: Final = frozenset(
 #: Rows, inputs, outputs, bias.
 Problem = tuple[int, int, int, bool]
 
-#: Layers are timed of as many rows, in steps of the second number, as have so many multiplications.
-_MOST_TIMED_MACS, _FEWEST_TIMED = 1 << 30, 128
+#: Layers are timed of as many rows, in steps of the last number, as have so many multiplications,
+#: and of as many outputs as have so many weights: more than caches hold, and less than matters.
+_MOST_TIMED_MACS, _MOST_TIMED_WEIGHTS, _FEWEST_TIMED = 1 << 30, 1 << 24, 128
 
 #: Measured milliseconds of both products; the machine does not change while a process runs.
 _MEASURED: Final[dict[Problem, tuple[float, float]]] = {}
@@ -84,7 +85,7 @@ class SelectGemm(Pass):
             layer = _layer(graph, node, self.min_mega_macs)
             if layer is None or node.id in frozen or node.id in held or _is_fused(graph, node):
                 continue
-            timed = of_fewer_rows(layer.problem)
+            timed = as_timed(layer.problem)
             fully_connected, dot = _measure(timed, node, cx.target)
             some = of_so_many(timed, layer.problem)
             if fully_connected < self.min_gain * dot:
@@ -170,16 +171,25 @@ def as_dot(graph: Graph) -> Graph:
     return edited
 
 
-def of_fewer_rows(problem: Problem) -> Problem:
-    """The same layer, of as many rows as are worth timing: all take the same time."""
+def as_timed(problem: Problem) -> Problem:
+    """The same layer, of as many rows and outputs as are worth timing: all take the same time."""
     rows, depth, units, has_bias = problem
-    most = _MOST_TIMED_MACS // max(depth * units, 1) // _FEWEST_TIMED * _FEWEST_TIMED
-    return min(rows, max(most, _FEWEST_TIMED)), depth, units, has_bias
+    units = min(units, _in_steps(_MOST_TIMED_WEIGHTS // max(depth, 1)))
+    return min(rows, _in_steps(_MOST_TIMED_MACS // max(depth * units, 1))), depth, units, has_bias
+
+
+def _in_steps(most: int) -> int:
+    return max(most // _FEWEST_TIMED * _FEWEST_TIMED, _FEWEST_TIMED)
 
 
 def of_so_many(timed: Problem, problem: Problem) -> str:
-    """What a message says of how many rows were timed, if not of all."""
-    return "" if timed == problem else f" for {timed[0]} of its {problem[0]} rows"
+    """What a message says of how many rows and outputs were timed, if not of all."""
+    parts = [
+        f"{timed[at]} of its {problem[at]} {what}"
+        for at, what in ((0, "rows"), (2, "outputs"))
+        if timed[at] < problem[at]
+    ]
+    return f" for {' and '.join(parts)}" if parts else ""
 
 
 def _measure(problem: Problem, node: Node, target: Target) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -124,7 +124,16 @@ class Candidates:
     def __init__(self, form: Form, fixed: dict[str, Any], choice: Choice) -> None:
         """``fixed``: arrays that no call gives, by name."""
         self._form, self._fixed, self._choice = form, fixed, choice
+        self._packed_for: dict[str, set[str]] = {}
         self.keepers: list[Kept] = []
+
+    def forget(self, name: str, others: Iterable[Engine]) -> None:
+        """Let go of what was packed for an engine, but for what some others read."""
+        read = {given for engine in others for given in engine.inputs}
+        for packed in self._packed_for.pop(name, set()) - read:
+            self._fixed.pop(packed, None)
+        left = {id(array) for array in self._fixed.values()}
+        self.keepers = [keeper for keeper in self.keepers if id(keeper.array) in left]
 
     def by_name(self, arrays: Mapping[str, Any]) -> dict[str, Make]:
         """All that may run, on arrays as one call has them."""
@@ -220,8 +229,8 @@ class Candidates:
         ctx = self._form.ctx
         packed, params, keepers = with_packed(graph, arrays, ctx)
         self.keepers += keepers
-        packed, every = self._with_products(packed, {**arrays, **params})
-        self._fixed.update(params)
+        self._note(name, params)
+        packed, every = self._with_products(packed, {**arrays, **params}, name)
         return self._executor(packed, every, name)
 
     def _small(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
@@ -248,14 +257,18 @@ class Candidates:
 
     def _by_caller(self, graph: Graph, arrays: Mapping[str, Any]) -> Engine:
         form = self._form
-        packed, every = self._with_products(graph, arrays)
+        packed, every = self._with_products(graph, arrays, CALLER)
         return CallerEngine(packed, every, form.data, form.ctx, CALLER, numpy=form.numpy)
 
     def _with_products(
-        self, graph: Graph, arrays: Mapping[str, Any]
+        self, graph: Graph, arrays: Mapping[str, Any], name: str
     ) -> tuple[Graph, dict[str, Any]]:
         """The graph with packed weights of products, and all arrays that it reads."""
         packed, weights, keepers = with_packed_products(graph, arrays, self._form.ctx)
         self.keepers += keepers
-        self._fixed.update(weights)
+        self._note(name, weights)
         return packed, {**arrays, **weights}
+
+    def _note(self, name: str, packed: Mapping[str, Any]) -> None:
+        self._fixed.update(packed)
+        self._packed_for.setdefault(name, set()).update(packed)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from graphopt.backend.arrays import bytes_of
 from graphopt.backend.candidates import Form, Make, is_packed
 from graphopt.backend.choice import (
     CACHED_OP,
@@ -35,10 +36,15 @@ from graphopt.ir.fingerprint import fingerprint
 
 #: Seconds of a first call beyond which fewer candidates are tried.
 _LONG_S: Final = 0.5
+#: Bytes of parameters from which on no more than two engines are kept: each has copies of them.
+_HEAVY_BYTES: Final = 64 << 20
 #: How many times as fast as one that is sure to agree another has to be to be looked at closer.
 _LEAST_GAIN: Final = 1.03
 #: Calls of each engine that trying and timing it takes, about.
 _CALLS_OF_A_RACE: Final = 5
+
+#: Lets go of what an engine packed, by its name, but for what some others read.
+Forget = Callable[[str, Iterable[Engine]], None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ def choose(
     arrays: Mapping[str, Any],
     value: Callable[[str], Any],
     choice: Choice,
+    forget: Forget,
 ) -> Chosen:
     """The fastest of the candidates that compute what the first one does.
 
@@ -64,6 +71,7 @@ def choose(
         arrays: what the form reads in the call at hand, by name.
         value: the array that an input of theirs has there, by its name.
         choice: what was found is noted there.
+        forget: lets go of what an engine packed, by its name, but for what some others read.
 
     Raises:
         BudgetError: no training step takes as little as was asked for.
@@ -79,7 +87,9 @@ def choose(
         candidates = {known["engine"]: candidates[known["engine"]]}
     elif (like := _like(form, candidates, arrays, value, choice)) is not None:
         return like
-    trial = _Trial(candidates, _Agreement(form, arrays), value, choice)
+    is_heavy = _bytes_kept(form, arrays) >= _HEAVY_BYTES
+    agreement = _Agreement(form, arrays)
+    trial = _Trial(candidates, agreement, value, choice, forget if is_heavy else None)
     engines = trial.run()
     if not engines:
         reasons = "; ".join(f"{name}: {why}" for name, why in choice.failed.items())
@@ -127,6 +137,11 @@ def _like(
 def _place(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
     """Where :mod:`graphopt.backend.findings` has the choice among such candidates."""
     return ("engine", "frozen" if form.frozen else "", *candidates)
+
+
+def _bytes_kept(form: Form, arrays: Mapping[str, Any]) -> int:
+    """Of what the form reads besides data."""
+    return sum(bytes_of(array) for name, array in arrays.items() if name not in form.data)
 
 
 def key_of(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
@@ -181,9 +196,11 @@ class _Trial:
         agreement: _Agreement,
         value: Callable[[str], Any],
         choice: Choice,
+        forget: Forget | None = None,
     ) -> None:
+        """With ``forget`` no more than two engines are kept at once, as far as that is possible."""
         self._candidates, self._agreement = candidates, agreement
-        self._value, self._choice = value, choice
+        self._value, self._choice, self._forget = value, choice, forget
         self._engines: dict[str, Engine] = {}
         self._feeds: dict[str, dict[str, Any]] = {}
         self._first_s: dict[str, float] = {}
@@ -194,9 +211,7 @@ class _Trial:
     def run(self) -> dict[str, Engine]:
         """Those that are left, by name; timed."""
         self.tried()
-        if self._feeds:
-            with active().measuring():
-                self._choice.measured_ms = race(self._engines, self._feeds, self._first_s)
+        self._race()
         return self._engines
 
     def tried(self) -> dict[str, Engine]:
@@ -204,6 +219,8 @@ class _Trial:
         for name, make in self._candidates.items():
             if self._is_needless(name):
                 continue
+            if self._forget is not None and len(self._engines) > 1 and not self._unsure:
+                self._let_go_of_the_slowest(self._forget)
             start = time.perf_counter()
             try:
                 engine = make()
@@ -214,14 +231,17 @@ class _Trial:
                 raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self._choice.failed[name] = first_line(error)
+                self.outputs.pop(name, None)
+                if self._forget is not None:
+                    self._forget(name, self._engines.values())
             self.tried_s[name] = time.perf_counter() - start
         return self._engines
 
     def fastest(self) -> str:
         """The fastest of those left that is sure to agree."""
-        times = self._choice.measured_ms
         if len(self._candidates) == 1:  # maybe the one that was chosen among others earlier
             return next(iter(self._engines))
+        times = {name: self._choice.measured_ms[name] for name in self._engines}
         sure_ms = min(ms for name, ms in times.items() if name not in self._unsure)
         for name in sorted(times, key=times.__getitem__):
             is_worth_it = times[name] * _LEAST_GAIN < sure_ms
@@ -229,15 +249,36 @@ class _Trial:
                 return name
         raise AssertionError("the first one is sure")
 
+    def _race(self) -> None:
+        """Time those that are left."""
+        if self._feeds:
+            with active().measuring():
+                self._choice.measured_ms |= race(self._engines, self._feeds, self._first_s)
+
+    def _let_go_of_the_slowest(self, forget: Forget) -> None:
+        """Of all but the faster ones; calls that take long are not made again for it."""
+        if min(self._first_s[name] for name in self._engines) > _LONG_S:
+            first_ms = {name: self._first_s[name] * 1e3 for name in self._engines}
+            self._choice.measured_ms |= first_ms
+        else:
+            self._race()
+        slowest = max(self._engines, key=self._choice.measured_ms.__getitem__)
+        del self._engines[slowest], self._feeds[slowest], self.outputs[slowest]
+        forget(slowest, self._engines.values())
+
     def _is_needless(self, name: str) -> bool:
         """Whether a candidate is not worth its first call."""
         if name == EXACT_CONVOLUTIONS:
-            return CONVOLUTION_KERNELS in self._engines  # slower
-        if name not in (CACHED_OP_ONEDNN, EXECUTOR_ONEDNN, CACHED_OP + KERNELS):
+            was_tried = CONVOLUTION_KERNELS in self._first_s
+            return was_tried and CONVOLUTION_KERNELS not in self._choice.failed  # slower
+        takes_long = self._first_s.get(CACHED_OP, 0.0) > _LONG_S
+        if not takes_long and self._forget is None:
             return False
-        # Another one has oneDNN's fusions and kernels; what engines take besides is nothing then.
+        # Another one has oneDNN's fusions, and kernels; what engines take besides is nothing then.
+        if name == CACHED_OP_ONEDNN:
+            return bool({EXECUTOR_ONEDNN, EXECUTOR_ONEDNN + KERNELS} & self._candidates.keys())
         has_both = EXECUTOR_ONEDNN + KERNELS in self._candidates
-        return has_both and self._first_s.get(CACHED_OP, 0.0) > _LONG_S
+        return has_both and name in (EXECUTOR_ONEDNN, CACHED_OP + KERNELS)
 
     def _try(self, name: str, engine: Engine) -> None:
         """Call it once, and compare, as MXNet's oneDNN rewrites get some graphs wrong."""

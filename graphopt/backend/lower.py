@@ -357,7 +357,12 @@ class Lowered:
             made = {self._wanted: made[self._wanted]}
         with self._findings.active():
             found = choose(
-                form, made, arrays, lambda n: data.get(n, self._fixed_value(n)), self.choice
+                form,
+                made,
+                arrays,
+                lambda n: data.get(n, self._fixed_value(n)),
+                self.choice,
+                candidates.forget,
             )
         self._findings.are_complete()
         chosen = found.engine

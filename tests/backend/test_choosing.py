@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,22 @@ import pytest
 
 import graphopt
 from graphopt.backend import choosing
-from graphopt.backend.choice import CACHED_OP, EXECUTOR_ONEDNN, KERNELS
+from graphopt.backend.candidates import Candidates
+from graphopt.backend.choice import (
+    CACHED_OP,
+    CONVOLUTION_KERNELS,
+    EXECUTOR_ONEDNN,
+    KERNELS,
+    Choice,
+)
 from graphopt.backend.engines import ExecutorEngine
+from graphopt.backend.kept import Kept
 from graphopt.backend.sorting import Once
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
 
 mx = import_mxnet()
+gluon = mx.gluon
 
 
 SIZE = {"layers": 1, "batch": 2, "length": 8, "width": 16, "heads": 2}
@@ -70,3 +81,55 @@ def test_fewer_engines_are_tried_where_calls_take_long(
     assert tried[0] == CACHED_OP
     assert calls.count(EXECUTOR_ONEDNN + KERNELS) == 1
     assert (CACHED_OP + KERNELS in tried) == (not is_long)
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_no_more_than_two_engines_of_a_heavy_net_are_kept(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """And what those that are let go of have packed goes with them."""
+    fastest = {"first": CACHED_OP, "middle": EXECUTOR_ONEDNN, "last": CONVOLUTION_KERNELS}[place]
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(16, 3, in_channels=16), gluon.nn.Flatten(), gluon.nn.Dense(8))
+    net.initialize()
+    x = mx.nd.random.uniform(shape=(1, 16, 8, 8))
+    want = net(x)
+    engines: list[weakref.ref[Any]] = []
+    kept: list[int] = []
+    run_once = choosing.run_once
+
+    def once(engine: Any, known: Any) -> Once:
+        engines.append(weakref.ref(engine))
+        kept.append(sum(made() is not None for made in engines))
+        return run_once(engine, known)
+
+    def race(raced: Iterable[str], *_: Any) -> dict[str, float]:
+        return {name: 1.0 if name == fastest else 2.0 for name in raced}
+
+    monkeypatch.setattr(choosing, "run_once", once)
+    monkeypatch.setattr(choosing, "race", race)
+    monkeypatch.setattr(choosing, "remembered", lambda _parts: None)
+    monkeypatch.setattr(choosing, "_HEAVY_BYTES", 0)
+    fast = graphopt.optimize(net, mode="inference")
+    np.testing.assert_allclose(fast(x).asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-5)
+    lowered = fast.graphopt_state.compiled.entries[-1].lowered
+    assert lowered.choice.engine == fastest
+    assert set(lowered.choice.measured_ms) == {CACHED_OP, EXECUTOR_ONEDNN, CONVOLUTION_KERNELS}
+    assert kept == [1, 2, 2]
+    assert sum(made() is not None for made in engines) == 1
+    np.testing.assert_allclose(fast(x).asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_candidate_packed_is_let_go_of_unless_another_reads_it() -> None:
+    form = SimpleNamespace(ctx=mx.cpu())
+    fixed: dict[str, Any] = {"weight": mx.nd.zeros(2)}
+    candidates = Candidates(form, fixed, Choice())  # type: ignore[arg-type]
+    arrays = {name: mx.nd.zeros(2) for name in "abc"}
+    candidates._note("one", {name: arrays[name] for name in "ab"})
+    candidates._note("other", {name: arrays[name] for name in "bc"})
+    candidates.keepers = [Kept(array) for array in arrays.values()]
+    candidates.forget("one", [SimpleNamespace(inputs=["b", "c", "data"])])  # type: ignore[list-item]
+    assert fixed.keys() == {"weight", "b", "c"}
+    assert {id(keeper.array) for keeper in candidates.keepers} == {id(fixed["b"]), id(fixed["c"])}
+    candidates.forget("one", [])
+    assert fixed.keys() == {"weight", "b", "c"}

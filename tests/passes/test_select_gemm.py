@@ -11,7 +11,7 @@ from graphopt.backend.target import MXNetTarget
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
 from graphopt.passes import select_gemm
-from graphopt.passes.select_gemm import SelectGemm, of_fewer_rows, of_so_many
+from graphopt.passes.select_gemm import SelectGemm, as_timed, of_so_many
 from graphopt.testing import assert_equivalent, run_pass
 
 SMALL = "select-gemm{min_mega_macs=0}"
@@ -54,19 +54,28 @@ def test_example(example):
 
 
 @pytest.mark.parametrize(
-    ("problem", "rows"),
+    ("problem", "rows", "outputs", "told"),
     [
-        ((1024, 768, 3072, True), 384),
-        ((1024, 1024, 1024, True), 1024),
-        ((200, 8192, 8192, True), 128),
-        ((7, 16, 4, False), 7),
-        ((0, 0, 4, False), 0),
+        ((1024, 768, 3072, True), 384, 3072, " for 384 of its 1024 rows"),
+        ((1024, 1024, 1024, True), 1024, 1024, ""),
+        (
+            (200, 8192, 8192, True),
+            128,
+            2048,
+            " for 128 of its 200 rows and 2048 of its 8192 outputs",
+        ),
+        ((1, 25088, 4096, True), 1, 640, " for 640 of its 4096 outputs"),
+        ((1, 1 << 20, 200, True), 1, 128, " for 128 of its 200 outputs"),
+        ((7, 16, 4, False), 7, 4, ""),
+        ((0, 0, 4, False), 0, 4, ""),
     ],
 )
-def test_as_many_rows_as_are_worth_timing(problem: select_gemm.Problem, rows: int) -> None:
-    timed = of_fewer_rows(problem)
-    assert timed == (rows, *problem[1:])
-    assert bool(of_so_many(timed, problem)) == (rows < problem[0])
+def test_as_much_is_timed_as_is_worth_it(
+    problem: select_gemm.Problem, rows: int, outputs: int, told: str
+) -> None:
+    timed = as_timed(problem)
+    assert timed == (rows, problem[1], outputs, problem[3])
+    assert of_so_many(timed, problem) == told
 
 
 @pytest.mark.parametrize("bias", [True, False])
