@@ -140,8 +140,9 @@ def _place(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
 
 
 def _bytes_kept(form: Form, arrays: Mapping[str, Any]) -> int:
-    """Of what the form reads besides data."""
-    return sum(bytes_of(array) for name, array in arrays.items() if name not in form.data)
+    """Of what the form reads besides data; what it fills in by itself has no array."""
+    kept = (array for name, array in arrays.items() if name not in form.data)
+    return sum(bytes_of(array) for array in kept if array is not None)
 
 
 def key_of(form: Form, candidates: Iterable[str]) -> tuple[str, ...]:
@@ -249,19 +250,23 @@ class _Trial:
                 return name
         raise AssertionError("the first one is sure")
 
-    def _race(self) -> None:
+    def _race(self, **options: float) -> None:
         """Time those that are left."""
         if self._feeds:
             with active().measuring():
-                self._choice.measured_ms |= race(self._engines, self._feeds, self._first_s)
+                times = race(self._engines, self._feeds, self._first_s, **options)
+            self._choice.measured_ms |= times
 
     def _let_go_of_the_slowest(self, forget: Forget) -> None:
-        """Of all but the faster ones; calls that take long are not made again for it."""
+        """Which one that is few calls tell, of long ones the first.
+
+        Of two that are about as fast as each other it may be either.
+        """
         if min(self._first_s[name] for name in self._engines) > _LONG_S:
             first_ms = {name: self._first_s[name] * 1e3 for name in self._engines}
             self._choice.measured_ms |= first_ms
         else:
-            self._race()
+            self._race(patience_s=0)
         slowest = max(self._engines, key=self._choice.measured_ms.__getitem__)
         del self._engines[slowest], self._feeds[slowest], self.outputs[slowest]
         forget(slowest, self._engines.values())

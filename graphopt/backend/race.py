@@ -24,7 +24,7 @@ _MOST_ROUNDS, _FEWEST_ROUNDS, _FEWEST_LONG = 20, 4, 2
 _MOST_SHORT = 10
 #: A call that takes so many seconds is waited for seldom: one round, and not of all.
 _VERY_LONG_S, _TIMED_IF_VERY_LONG = 0.5, 2
-#: Seconds for each engine after which the race is over if those rounds are done.
+#: Seconds for each engine after which the race is over if those rounds are done, by default.
 _PATIENCE_S = 0.4
 
 
@@ -32,6 +32,8 @@ def race(
     engines: Mapping[str, Engine],
     feeds: Mapping[str, Mapping[str, Any]],
     first_s: Mapping[str, float],
+    *,
+    patience_s: float = _PATIENCE_S,
 ) -> dict[str, float]:
     """Milliseconds of a call of each engine, once warm: the best of some, in turns.
 
@@ -47,6 +49,8 @@ def race(
         engines: by name.
         feeds: for each engine, an array per name of its inputs.
         first_s: seconds that the first call of each took.
+        patience_s: for each engine, seconds after which the race is over once the rounds are done
+            that it takes at least.
     """
     mx = import_mxnet()
     arrays = {name: [feeds[name][n] for n in engine.inputs] for name, engine in engines.items()}
@@ -54,7 +58,7 @@ def race(
     running, spent, rounds = sorted(engines, key=first_s.__getitem__), 0.0, 0
     with mx.autograd.pause(train_mode=False):
         while rounds < _fewest(min(best.values())) or (
-            rounds < _rounds(min(best.values())) and spent < _PATIENCE_S * len(engines)
+            rounds < _rounds(min(best.values())) and spent < patience_s * len(engines)
         ):
             for place, name in enumerate(running):
                 if place >= _TIMED_IF_VERY_LONG and min(best.values()) > _VERY_LONG_S:

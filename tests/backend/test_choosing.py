@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append(engine.name)
         return run(engine, arrays)
 
-    def race(engines: Iterable[str], *_: Any) -> dict[str, float]:
+    def race(engines: Iterable[str], *_: Any, **_options: Any) -> dict[str, float]:
         return {name: 1.0 if name == EXECUTOR_ONEDNN + KERNELS else 2.0 for name in engines}
 
     monkeypatch.setattr(ExecutorEngine, "__call__", call)
@@ -103,7 +103,7 @@ def test_no_more_than_two_engines_of_a_heavy_net_are_kept(
         kept.append(sum(made() is not None for made in engines))
         return run_once(engine, known)
 
-    def race(raced: Iterable[str], *_: Any) -> dict[str, float]:
+    def race(raced: Iterable[str], *_: Any, **_options: Any) -> dict[str, float]:
         return {name: 1.0 if name == fastest else 2.0 for name in raced}
 
     monkeypatch.setattr(choosing, "run_once", once)
