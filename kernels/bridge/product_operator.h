@@ -17,6 +17,7 @@
 
 #include "convolutions_operator.h"
 #include "dense.h"
+#include "helpers.h"
 #include "product.h"
 #include "slim.h"
 
@@ -61,34 +62,50 @@ bool ProductShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVe
   return true;
 }
 
+/* Has threads call `work`, this one among them: helpers, or those of OpenMP. */
+template <class Work>
+void ShareAmong(int threads, Helpers* helpers, const Work& work) {
+  if (helpers && threads > 1) return helpers->Share(work);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  work();
+}
+
 /* Threads take tasks as they come, since others may hold one of them up. */
-void RunProduct(const product::Plan& plan, const product::Operands& operands, int threads) {
+void RunProduct(const product::Plan& plan, const product::Operands& operands, int threads, Helpers* helpers) {
   const int64_t tasks = plan.tasks();
   std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  ShareAmong(threads, helpers, [&] {
     product::Copied copied;
     for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
       product::RunTask(plan, operands, task, &copied);
-  }
+  });
 }
 
 /* The same for few rows, whose weights are read where they lie. */
-void RunFewRows(const product::Operands& operands, int64_t rows, int64_t depth, int64_t units, int threads) {
+void RunFewRows(const product::Operands& operands, int64_t rows, int64_t depth, int64_t units, int threads,
+                Helpers* helpers) {
   constexpr int64_t kBytes = 1 << 18;  // of weights, of a task
   const int64_t row = sizeof(float) * std::max<int64_t>(depth, 1);
   const int64_t team = std::max<int64_t>(kBytes / row / 4 * 4, 4);
   const int64_t tasks = (units + team - 1) / team;
   std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
-    slim::RunUnits(operands, rows, depth, units, task * team, std::min(units, (task + 1) * team));
+  ShareAmong(threads, helpers, [&] {
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+      slim::RunUnits(operands, rows, depth, units, task * team, std::min(units, (task + 1) * team));
+  });
 }
 
-/* On so many threads at most. */
+/* Nanoseconds of one thread. A row alone costs what it takes to read the weights. */
+double ProductCost(int64_t rows, int64_t depth, int64_t units) {
+  return static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
+}
+
+constexpr int64_t kMostTasks = 1 << 10;  // of a product, about
+
+/* On so many threads at most; with helpers not on OpenMP's, but for products of dense.h. */
 void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
                     const std::vector<OpReqType>& requests, const std::vector<TBlob>& outputs,
-                    int most_threads) {
+                    int most_threads, Helpers* helpers = nullptr) {
   Results results;
   auto to = static_cast<float*>(results.Add(outputs[0], requests[0]));
   const int64_t depth = DepthOf(attrs, inputs[0].shape_), units = UnitsOf(attrs);
@@ -104,18 +121,17 @@ void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
                            std::min(Threads(nanoseconds, 1 << 10), most_threads));
     return results.Finish();
   }
-  // A row alone costs what it takes to read the weights.
-  const double nanoseconds = static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
-  const int threads = std::min(Threads(nanoseconds, 1 << 10), most_threads);
+  const int useful = Threads(ProductCost(rows, depth, units), kMostTasks);
+  const int threads = helpers ? useful : std::min(useful, most_threads);
   const product::Operands operands{data, weights, bias, to, ActivationOf(attrs)};
   if (Flag(attrs, "packed")) {
-    RunProduct(product::MakePlan(rows, depth, units, threads), operands, threads);
+    RunProduct(product::MakePlan(rows, depth, units, threads), operands, threads, helpers);
   } else if (rows <= slim::kFewRows) {
-    RunFewRows(operands, rows, depth, units, threads);
+    RunFewRows(operands, rows, depth, units, threads, helpers);
   } else {
     product::Compute({rows, depth, units, {data, depth, false}, {weights, depth, true}, bias,
                       ActivationOf(attrs), false, to, units},
-                     threads);
+                     std::min(threads, most_threads));
   }
   results.Finish();
 }

@@ -100,10 +100,10 @@ class SmallGraph {
     return found;
   }
 
-  void Run(const Node& node, const Places& places, bool is_train) const {
+  void Run(const Node& node, const Places& places, bool is_train, Helpers* helpers = nullptr) const {
     const std::vector<TBlob> in = BlobsAt(places, node.in), out = BlobsAt(places, node.out);
     const std::vector<OpReqType> requests(out.size(), mxnet::kWriteTo);
-    if (node.kind == kProduct) return ComputeProduct(node.attrs, in, requests, out, most_threads_);
+    if (node.kind == kProduct) return ComputeProduct(node.attrs, in, requests, out, most_threads_, helpers);
     if (node.kind == kDense) return RunLayer(node, in, out[0]);
     if (node.kind == kJoin) return node.parts.Copy<true>(out[0], in.data(), in.size());
     if (node.kind == kCut) return node.parts.Copy<false>(in[0], out.data(), out.size());
@@ -177,10 +177,24 @@ class SmallInference : public SmallGraph {
     for (const auto& [number, array] : fixed_) Find(number, array, true);
     if (!memory_) memory_.reset(new char[own_bytes_ + kLineBytes]);
     Settle(Aligned<char>(memory_.get()), &places_);
-    for (const Node& node : nodes_) SmallGraph::Run(node, places_, false);
+    if (largest_cost_ < 0) largest_cost_ = LargestCost();
+    const Helpers::Hired helpers(Threads(largest_cost_, kMostTasks) - 1);
+    for (const Node& node : nodes_) SmallGraph::Run(node, places_, false, helpers.get());
   }
 
  private:
+  /* Nanoseconds of one thread, of the largest of the products that helpers share. */
+  double LargestCost() const {
+    double most = 0;
+    for (const Node& node : nodes_) {
+      if (node.kind != kProduct || Flag(node.attrs, "tiled")) continue;
+      const int64_t depth = DepthOf(node.attrs, places_[node.in[0]].blob.shape_), units = UnitsOf(node.attrs);
+      const int64_t rows = places_[node.out[0]].blob.shape_.Size() / std::max<int64_t>(units, 1);
+      most = std::max(most, ProductCost(rows, depth, units));
+    }
+    return most;
+  }
+
   /* Where an array is once it is computed, in plain order, into which MXNet brings what oneDNN has laid out in
    * another. */
   void Find(int64_t number, void* array, bool is_read) {
@@ -192,6 +206,7 @@ class SmallInference : public SmallGraph {
       Fail(MXGetLastError());
   }
 
+  double largest_cost_ = -1;  // not known yet
   std::vector<std::pair<int64_t, void*>> fixed_;
   std::vector<int64_t> given_;
   std::unique_ptr<char[]> memory_;

@@ -1,0 +1,162 @@
+/*
+ * Threads that help the one that runs a small graph.
+ *
+ * OpenMP wakes its threads for every product and waits for all of them. Those of a thread that calls MXNet are more
+ * than there are cores, as MXNet's engine has its own, and then libgomp lets them sleep at once. These are woken once
+ * for a graph, share what they come in time for, and are waited for where they do: a product does not wait for a
+ * thread that is still asleep.
+ */
+#pragma once
+
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace graphopt {
+
+class Helpers {
+ public:
+  /* Those of this process; not for children that it forks, which have none of its threads. */
+  static Helpers& All() {
+    static auto all = new Helpers;  // they outlive what ends with the process
+    return *all;
+  }
+
+  static constexpr int64_t kMost = 7;
+
+  /* Has `count` of them, kMost at most, or null while another thread has them. */
+  class Hired {
+   public:
+    explicit Hired(int64_t count)
+        : helpers_(count > 0 && All().Hire(std::min(count, kMost)) ? &All() : nullptr) {}
+    Hired(const Hired&) = delete;
+    ~Hired() {
+      if (helpers_) helpers_->Dismiss();
+    }
+    Helpers* get() const { return helpers_; }
+
+   private:
+    Helpers* helpers_;
+  };
+
+  /* Calls `work` in this thread and in those that come before that returns; over when all have returned. It may not
+   * throw. */
+  template <class Work>
+  void Share(const Work& work) {
+    call_ = [](const void* shared) { (*static_cast<const Work*>(shared))(); };
+    shared_ = &work;
+    const uint64_t turn = state_.load(std::memory_order_relaxed) / kTurn + 1;
+    state_.store(turn * kTurn + kOpen, std::memory_order_release);
+    work();
+    state_.fetch_and(~kOpen, std::memory_order_acq_rel);
+    for (int64_t spins = 0; state_.load(std::memory_order_acquire) % kOpen != 0; ++spins) Wait(spins);
+  }
+
+ private:
+  // Helpers that are at work; whether more may come; the number of the work.
+  static constexpr uint64_t kOpen = 1 << 16, kTurn = 2 * kOpen;
+  static constexpr int64_t kSpins = 4096;  // before others are let run
+  static constexpr auto kPatience = std::chrono::microseconds(100);
+
+  Helpers() {
+    const char* policy = std::getenv("OMP_WAIT_POLICY");
+    is_patient_ = !policy || (std::strcmp(policy, "passive") != 0 && std::strcmp(policy, "PASSIVE") != 0);
+  }
+
+  bool Hire(int64_t count) {
+    if (is_hired_.exchange(true, std::memory_order_acquire)) return false;
+    try {
+      for (; count_ < count; ++count_) Start();
+    } catch (const std::system_error&) {  // the system has no more threads: there are as many as there are
+    }
+    are_wanted_.store(true);
+    if (asleep_.load() > 0) {
+      { std::lock_guard<std::mutex> lock(mutex_); }  // whoever counted as asleep is by now
+      woken_.notify_all();
+    }
+    return true;
+  }
+
+  void Dismiss() {
+    are_wanted_.store(false);
+    is_hired_.store(false, std::memory_order_release);
+  }
+
+  /* Signals are for threads that Python knows. */
+  void Start() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      std::thread([this] { Help(); }).detach();
+    } catch (...) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void Help() {
+    using Clock = std::chrono::steady_clock;
+    uint64_t done = 0;
+    auto last = Clock::now();
+    for (int64_t spins = 0;; ++spins) {
+      uint64_t state = state_.load(std::memory_order_acquire);
+      if ((state & kOpen) != 0 && state / kTurn != done) {
+        if (!state_.compare_exchange_strong(state, state + 1, std::memory_order_acquire)) continue;
+        done = state / kTurn;
+        call_(shared_);
+        state_.fetch_sub(1, std::memory_order_release);
+        spins = 0;
+      }
+      Wait(spins);
+      if (spins % 64 != 0) continue;
+      const auto now = Clock::now();
+      if (are_wanted_.load(std::memory_order_relaxed)) last = now;
+      if (is_patient_ ? now - last > kPatience : !are_wanted_.load(std::memory_order_relaxed)) {
+        Sleep();
+        last = Clock::now();
+        spins = 0;
+      }
+    }
+  }
+
+  void Sleep() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++asleep_;
+    woken_.wait(lock, [this] { return are_wanted_.load(); });
+    --asleep_;
+  }
+
+  static void Wait(int64_t spins) {
+    if (spins > kSpins) {
+      sched_yield();
+      return;
+    }
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  bool is_patient_;
+  int64_t count_ = 0;
+  std::atomic<bool> is_hired_{false}, are_wanted_{false};
+  std::atomic<int> asleep_{0};
+  std::atomic<uint64_t> state_{0};
+  void (*call_)(const void*) = nullptr;
+  const void* shared_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable woken_;
+};
+
+}  // namespace graphopt
