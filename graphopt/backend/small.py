@@ -109,7 +109,8 @@ def _is_within(graph: Graph, fits: Callable[[Graph, Node, _Limits], bool], limit
     nodes = [node for node in graph if not node.is_input and node.op != CONSTANT]
     if not 0 < len(nodes) <= _MOST_NODES or not all(fits(graph, node, limits) for node in nodes):
         return False
-    written = sum(type_.size or 0 for node in nodes for type_ in node.types)
+    writers = [node for node in nodes if canonical(node.op) not in VIEWS]
+    written = sum(type_.size or 0 for node in writers for type_ in node.types)
     work = sum(_multiplications(graph, node) for node in nodes)
     if written > limits.elements or work > limits.multiplications:
         return False

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fused_space.h"
+#include "shares.h"
 
 namespace graphopt {
 
@@ -234,16 +235,15 @@ void Run(Plan* plan, const std::vector<const TBlob*>& inputs,
   char* own = Arena(asked_bytes + (given ? 0 : tiling.bytes()));
   char* partial = given ? Aligned<char>(given->dptr_) : own + asked_bytes;
   char* scratch_rows = partial + tiling.partial_bytes();
-  std::atomic<int64_t> next{0};
+  Shares slots(tiling.slots, tiling.threads);
 #pragma omp parallel num_threads(tiling.threads) if (tiling.threads > 1)
   {
     const int thread = omp_get_thread_num();
     Worker worker(space, tiling, asked, function, outputs, requests,
                   own + thread * asked.thread_bytes, partial,
                   scratch_rows + thread * tiling.row_bytes);
-    // Whoever is awake takes the next slot: waking a thread can take as long as its share of work.
-    for (int64_t slot; (slot = next.fetch_add(1, std::memory_order_relaxed)) < tiling.slots;)
-      worker.Do(slot);
+    // Waking a thread can take as long as its share of work: whoever is awake takes of it.
+    for (int64_t slot; (slot = slots.Take(thread)) >= 0;) worker.Do(slot);
   }
   for (size_t i = 0; i < outputs.size(); ++i)
     if (tiling.sum_at[i] >= 0 && requests[i] != mxnet::kNullOp)
