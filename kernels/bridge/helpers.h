@@ -49,10 +49,10 @@ class Helpers {
     Helpers* helpers_;
   };
 
-  /* Calls `work` in this thread and in those that come before that returns; over when all have returned. It may not
-   * throw. */
+  /* Calls `work` in this thread and in those that come before that returns; over when all have returned. As in a
+   * region of OpenMP, it may not throw: others may be in it. */
   template <class Work>
-  void Share(const Work& work) {
+  void Share(const Work& work) noexcept {
     call_ = [](const void* shared) { (*static_cast<const Work*>(shared))(); };
     shared_ = &work;
     const uint64_t turn = state_.load(std::memory_order_relaxed) / kTurn + 1;

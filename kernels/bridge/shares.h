@@ -1,9 +1,9 @@
 /*
  * Tasks shared among threads: each has a share of adjacent ones, and takes of others' once it is done.
  *
- * Threads that take whichever task is next have their data from each other's caches: a copy of 10 MB took a fifth longer.
- * Threads with shares of their own wait for one that others hold up. Here each begins where it began in the last call, and
- * in the kernel before that wrote what it reads, and nobody waits for more than a task.
+ * Threads that take whichever task is next have their data from each other's caches: a copy of 10 MB took a tenth
+ * longer. With shares alone all wait for a thread that others hold up. Here each begins where it began in the last
+ * call, and in the kernel that wrote what it reads, and nobody waits for more than a task.
  */
 #pragma once
 
