@@ -49,15 +49,15 @@ class Helpers {
     Helpers* helpers_;
   };
 
-  /* Calls `work` in this thread and in those that come before that returns; over when all have returned. As in a
-   * region of OpenMP, it may not throw: others may be in it. */
+  /* Calls `work` in this thread and in those that come before that returns, with the number of the thread, 0 for this
+   * one; over when all have returned. As in a region of OpenMP, it may not throw: others may be in it. */
   template <class Work>
   void Share(const Work& work) noexcept {
-    call_ = [](const void* shared) { (*static_cast<const Work*>(shared))(); };
+    call_ = [](const void* shared, int64_t thread) { (*static_cast<const Work*>(shared))(thread); };
     shared_ = &work;
     const uint64_t turn = state_.load(std::memory_order_relaxed) / kTurn + 1;
     state_.store(turn * kTurn + kOpen, std::memory_order_release);
-    work();
+    work(0);
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int64_t spins = 0; state_.load(std::memory_order_acquire) % kOpen != 0; ++spins) Wait(spins);
   }
@@ -76,7 +76,7 @@ class Helpers {
   bool Hire(int64_t count) {
     if (is_hired_.exchange(true, std::memory_order_acquire)) return false;
     try {
-      for (; count_ < count; ++count_) Start();
+      for (; count_ < count; ++count_) Start(count_ + 1);
     } catch (const std::system_error&) {  // the system has no more threads: there are as many as there are
     }
     are_wanted_.store(true);
@@ -93,12 +93,12 @@ class Helpers {
   }
 
   /* Signals are for threads that Python knows. */
-  void Start() {
+  void Start(int64_t number) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-      std::thread([this] { Help(); }).detach();
+      std::thread([this, number] { Help(number); }).detach();
     } catch (...) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
       throw;
@@ -106,7 +106,7 @@ class Helpers {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  void Help() {
+  void Help(int64_t number) {
     using Clock = std::chrono::steady_clock;
     uint64_t done = 0;
     auto last = Clock::now();
@@ -115,7 +115,7 @@ class Helpers {
       if ((state & kOpen) != 0 && state / kTurn != done) {
         if (!state_.compare_exchange_strong(state, state + 1, std::memory_order_acquire)) continue;
         done = state / kTurn;
-        call_(shared_);
+        call_(shared_, number);
         state_.fetch_sub(1, std::memory_order_release);
         spins = 0;
       }
@@ -153,7 +153,7 @@ class Helpers {
   std::atomic<bool> is_hired_{false}, are_wanted_{false};
   std::atomic<int> asleep_{0};
   std::atomic<uint64_t> state_{0};
-  void (*call_)(const void*) = nullptr;
+  void (*call_)(const void*, int64_t) = nullptr;
   const void* shared_ = nullptr;
   std::mutex mutex_;
   std::condition_variable woken_;

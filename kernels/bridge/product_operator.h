@@ -11,7 +11,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <memory>
 
@@ -19,6 +18,7 @@
 #include "dense.h"
 #include "helpers.h"
 #include "product.h"
+#include "shares.h"
 #include "slim.h"
 
 namespace graphopt {
@@ -62,22 +62,23 @@ bool ProductShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVe
   return true;
 }
 
-/* Has threads call `work`, this one among them: helpers, or those of OpenMP. */
-template <class Work>
-void ShareAmong(int threads, Helpers* helpers, const Work& work) {
+/* Has threads take tasks, this one among them: helpers, or those of OpenMP. Each calls `begin` and what that gives, task
+ * by task. */
+template <class Begin>
+void ShareTasks(int64_t tasks, int threads, Helpers* helpers, const Begin& begin) {
+  Shares shares(tasks, threads);
+  const auto work = [&](int64_t thread) {
+    auto run = begin();
+    for (int64_t task; (task = shares.Take(thread)) >= 0;) run(task);
+  };
   if (helpers && threads > 1) return helpers->Share(work);
 #pragma omp parallel num_threads(threads) if (threads > 1)
-  work();
+  work(omp_get_thread_num());
 }
 
-/* Threads take tasks as they come, since others may hold one of them up. */
 void RunProduct(const product::Plan& plan, const product::Operands& operands, int threads, Helpers* helpers) {
-  const int64_t tasks = plan.tasks();
-  std::atomic<int64_t> next{0};
-  ShareAmong(threads, helpers, [&] {
-    product::Copied copied;
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
-      product::RunTask(plan, operands, task, &copied);
+  ShareTasks(plan.tasks(), threads, helpers, [&] {
+    return [&, copied = product::Copied()](int64_t task) mutable { product::RunTask(plan, operands, task, &copied); };
   });
 }
 
@@ -87,11 +88,10 @@ void RunFewRows(const product::Operands& operands, int64_t rows, int64_t depth, 
   constexpr int64_t kBytes = 1 << 18;  // of weights, of a task
   const int64_t row = sizeof(float) * std::max<int64_t>(depth, 1);
   const int64_t team = std::max<int64_t>(kBytes / row / 4 * 4, 4);
-  const int64_t tasks = (units + team - 1) / team;
-  std::atomic<int64_t> next{0};
-  ShareAmong(threads, helpers, [&] {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;)
+  ShareTasks((units + team - 1) / team, threads, helpers, [&] {
+    return [&](int64_t task) {
       slim::RunUnits(operands, rows, depth, units, task * team, std::min(units, (task + 1) * team));
+    };
   });
 }
 
