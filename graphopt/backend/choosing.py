@@ -258,10 +258,7 @@ class _Trial:
             self._choice.measured_ms |= times
 
     def _let_go_of_the_slowest(self, forget: Forget) -> None:
-        """Which one that is few calls tell, of long ones the first.
-
-        Of two that are about as fast as each other it may be either.
-        """
+        """As few calls of each tell, or the first where they take long; of equals either may go."""
         if min(self._first_s[name] for name in self._engines) > _LONG_S:
             first_ms = {name: self._first_s[name] * 1e3 for name in self._engines}
             self._choice.measured_ms |= first_ms

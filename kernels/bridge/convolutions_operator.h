@@ -10,7 +10,6 @@
  */
 #pragma once
 
-#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -20,10 +19,10 @@
 
 #include "blocked.h"
 #include "recurrence_operator.h"
+#include "waiting.h"
 
 namespace graphopt {
 
-constexpr int kSpins = 4000;  // some ten microseconds of looking before others may run
 constexpr double kPackedNs = 0.5;  // a packed number
 
 struct Phase {
@@ -230,15 +229,7 @@ double ProcessorTime() {
 
 /* Waits until `done` reaches `all`; lets others run if that takes long. */
 void AwaitTasks(const std::atomic<int64_t>& done, int64_t all) {
-  for (int spins = 0; done.load(std::memory_order_acquire) < all; ++spins) {
-    if (spins > kSpins) {
-      sched_yield();
-      continue;
-    }
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-  }
+  for (int64_t looks = 0; done.load(std::memory_order_acquire) < all; ++looks) WaitALittle(looks);
 }
 
 /*

@@ -8,7 +8,6 @@
  */
 #pragma once
 
-#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -21,6 +20,8 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+
+#include "waiting.h"
 
 namespace graphopt {
 
@@ -59,13 +60,12 @@ class Helpers {
     state_.store(turn * kTurn + kOpen, std::memory_order_release);
     work(0);
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
-    for (int64_t spins = 0; state_.load(std::memory_order_acquire) % kOpen != 0; ++spins) Wait(spins);
+    for (int64_t looks = 0; state_.load(std::memory_order_acquire) % kOpen != 0; ++looks) WaitALittle(looks);
   }
 
  private:
   // Helpers that are at work; whether more may come; the number of the work.
   static constexpr uint64_t kOpen = 1 << 16, kTurn = 2 * kOpen;
-  static constexpr int64_t kSpins = 4096;  // before others are let run
   static constexpr auto kPatience = std::chrono::microseconds(100);
 
   Helpers() {
@@ -79,7 +79,7 @@ class Helpers {
       for (; count_ < count; ++count_) Start(count_ + 1);
     } catch (const std::system_error&) {  // the system has no more threads: there are as many as there are
     }
-    are_wanted_.store(true);
+    wanted_.store(count);
     if (asleep_.load() > 0) {
       { std::lock_guard<std::mutex> lock(mutex_); }  // whoever counted as asleep is by now
       woken_.notify_all();
@@ -88,7 +88,7 @@ class Helpers {
   }
 
   void Dismiss() {
-    are_wanted_.store(false);
+    wanted_.store(0);
     is_hired_.store(false, std::memory_order_release);
   }
 
@@ -110,48 +110,41 @@ class Helpers {
     using Clock = std::chrono::steady_clock;
     uint64_t done = 0;
     auto last = Clock::now();
-    for (int64_t spins = 0;; ++spins) {
+    for (int64_t looks = 0;; ++looks) {
       uint64_t state = state_.load(std::memory_order_acquire);
-      if ((state & kOpen) != 0 && state / kTurn != done) {
+      if ((state & kOpen) != 0 && state / kTurn != done && IsWanted(number)) {
         if (!state_.compare_exchange_strong(state, state + 1, std::memory_order_acquire)) continue;
         done = state / kTurn;
         call_(shared_, number);
         state_.fetch_sub(1, std::memory_order_release);
-        spins = 0;
+        looks = 0;
       }
-      Wait(spins);
-      if (spins % 64 != 0) continue;
+      WaitALittle(looks);
+      if (looks % 64 != 0) continue;
       const auto now = Clock::now();
-      if (are_wanted_.load(std::memory_order_relaxed)) last = now;
-      if (is_patient_ ? now - last > kPatience : !are_wanted_.load(std::memory_order_relaxed)) {
-        Sleep();
+      if (IsWanted(number)) last = now;
+      if (is_patient_ ? now - last > kPatience : !IsWanted(number)) {
+        Sleep(number);
         last = Clock::now();
-        spins = 0;
+        looks = 0;
       }
     }
   }
 
-  void Sleep() {
+  void Sleep(int64_t number) {
     std::unique_lock<std::mutex> lock(mutex_);
     ++asleep_;
-    woken_.wait(lock, [this] { return are_wanted_.load(); });
+    woken_.wait(lock, [&] { return IsWanted(number); });
     --asleep_;
   }
 
-  static void Wait(int64_t spins) {
-    if (spins > kSpins) {
-      sched_yield();
-      return;
-    }
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-  }
+  /* There may be more than a call wants, from one before it. */
+  bool IsWanted(int64_t number) const { return number <= wanted_.load(); }
 
   bool is_patient_;
   int64_t count_ = 0;
-  std::atomic<bool> is_hired_{false}, are_wanted_{false};
-  std::atomic<int> asleep_{0};
+  std::atomic<bool> is_hired_{false};
+  std::atomic<int64_t> wanted_{0}, asleep_{0};
   std::atomic<uint64_t> state_{0};
   void (*call_)(const void*, int64_t) = nullptr;
   const void* shared_ = nullptr;

@@ -76,13 +76,14 @@ void ShareTasks(int64_t tasks, int threads, Helpers* helpers, const Begin& begin
   work(omp_get_thread_num());
 }
 
+/* With packed weights. */
 void RunProduct(const product::Plan& plan, const product::Operands& operands, int threads, Helpers* helpers) {
   ShareTasks(plan.tasks(), threads, helpers, [&] {
     return [&, copied = product::Copied()](int64_t task) mutable { product::RunTask(plan, operands, task, &copied); };
   });
 }
 
-/* The same for few rows, whose weights are read where they lie. */
+/* Of few rows, whose weights are read where they lie. */
 void RunFewRows(const product::Operands& operands, int64_t rows, int64_t depth, int64_t units, int threads,
                 Helpers* helpers) {
   constexpr int64_t kBytes = 1 << 18;  // of weights, of a task
@@ -95,12 +96,18 @@ void RunFewRows(const product::Operands& operands, int64_t rows, int64_t depth, 
   });
 }
 
-/* Nanoseconds of one thread. A row alone costs what it takes to read the weights. */
-double ProductCost(int64_t rows, int64_t depth, int64_t units) {
-  return static_cast<double>(depth) * units * (0.1 + 0.02 * rows);
-}
-
 constexpr int64_t kMostTasks = 1 << 10;  // of a product, about
+
+/* What a product multiplies. */
+struct ProductSizes {
+  ProductSizes(const NodeAttrs& attrs, const TBlob& from, const TBlob& to)
+      : depth(DepthOf(attrs, from.shape_)), units(UnitsOf(attrs)), rows(units ? to.shape_.Size() / units : 0) {}
+
+  /* Nanoseconds of one thread. A row alone costs what it takes to read the weights. */
+  double Cost() const { return static_cast<double>(depth) * units * (0.1 + 0.02 * rows); }
+
+  int64_t depth, units, rows;
+};
 
 /* On so many threads at most; with helpers not on OpenMP's, but for products of dense.h. */
 void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
@@ -108,8 +115,8 @@ void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
                     int most_threads, Helpers* helpers = nullptr) {
   Results results;
   auto to = static_cast<float*>(results.Add(outputs[0], requests[0]));
-  const int64_t depth = DepthOf(attrs, inputs[0].shape_), units = UnitsOf(attrs);
-  const int64_t rows = units ? outputs[0].shape_.Size() / units : 0;
+  const ProductSizes sizes(attrs, inputs[0], outputs[0]);
+  const int64_t depth = sizes.depth, units = sizes.units, rows = sizes.rows;
   if (!to || rows == 0) return;
   const float* data = static_cast<const float*>(inputs[0].dptr_);
   const float* weights = static_cast<const float*>(inputs[1].dptr_);
@@ -118,10 +125,10 @@ void ComputeProduct(const NodeAttrs& attrs, const std::vector<TBlob>& inputs,
     const double nanoseconds = 0.01 * rows * depth * units;
     BestOf(attrs).multiply({rows, depth, units, {data, depth, false}, {}, weights, bias,
                             ActivationOf(attrs), false, to, units},
-                           std::min(Threads(nanoseconds, 1 << 10), most_threads));
+                           std::min(Threads(nanoseconds, kMostTasks), most_threads));
     return results.Finish();
   }
-  const int useful = Threads(ProductCost(rows, depth, units), kMostTasks);
+  const int useful = Threads(sizes.Cost(), kMostTasks);
   const int threads = helpers ? useful : std::min(useful, most_threads);
   const product::Operands operands{data, weights, bias, to, ActivationOf(attrs)};
   if (Flag(attrs, "packed")) {

@@ -188,9 +188,7 @@ class SmallInference : public SmallGraph {
     double most = 0;
     for (const Node& node : nodes_) {
       if (node.kind != kProduct || Flag(node.attrs, "tiled")) continue;
-      const int64_t depth = DepthOf(node.attrs, places_[node.in[0]].blob.shape_), units = UnitsOf(node.attrs);
-      const int64_t rows = places_[node.out[0]].blob.shape_.Size() / std::max<int64_t>(units, 1);
-      most = std::max(most, ProductCost(rows, depth, units));
+      most = std::max(most, ProductSizes(node.attrs, places_[node.in[0]].blob, places_[node.out[0]].blob).Cost());
     }
     return most;
   }

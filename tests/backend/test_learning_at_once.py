@@ -168,6 +168,18 @@ def test_large_graphs_and_exact_ones_are_mxnets() -> None:
     assert not learns_at_once(in_kernels(graph, learns=True))  # one thread would run it
 
 
+def test_views_are_no_work() -> None:
+    """A GroupNorm is a kernel between two reshapes, of which only the kernel writes."""
+    norm = nn.GroupNorm(8)
+    norm.initialize()
+    graph = graphopt.run(graphopt.lift(norm, {"data": (8, 96, 56, 56)}), mode="training").graph
+    views = [node for node in graph if node.op == "Reshape"]
+    written = sum(node.type.size or 0 for node in graph if not node.is_input)
+    assert len(views) == 2
+    assert written > 1 << 22 > written - sum(node.type.size or 0 for node in views)
+    assert learns_at_once(graph)
+
+
 def test_what_fails_before_it_is_told_of() -> None:
     fast = graphopt.optimize(layers(784, 128, 10))
     x = noise(128, 784)
