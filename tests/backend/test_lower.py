@@ -145,7 +145,7 @@ def test_what_was_packed_for_slower_engines_is_freed(monkeypatch):
     function(**data)
     assert function.choice.engine == CACHED_OP
     assert CONVOLUTION_KERNELS in function.choice.measured_ms
-    assert function._known() == {"w"}
+    assert function._fixed.names == {"w"}
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -167,8 +167,8 @@ def test_what_is_read_packed_only_is_let_go_of_and_computed_again(follows):
     want = values(lower(graph, params, engine=CACHED_OP)(**data))
     for _ in range(2):  # the second call gives back memory
         np.testing.assert_allclose(values(function(**data)), want, rtol=1e-4, atol=1e-4)
-    assert ("w2_frozen" in function._fixed) is not follows
-    assert "w2_frozen" in function._known()
+    assert ("w2_frozen" in function._fixed.made) is not follows
+    assert "w2_frozen" in function._fixed.names
     found = function.parameters()["w2_frozen"].asnumpy()
     np.testing.assert_allclose(found, params["w"] * 0.5 + 1, rtol=1e-6)
 
@@ -190,7 +190,7 @@ def test_products_run_where_they_are_faster(monkeypatch, is_fast):
     function = lower(packed, params, tune=False)
     (found,) = function(**data)
     assert function.choice.engine == (PRODUCT_KERNELS if is_fast else CACHED_OP)
-    assert function._known() == {"w", "b"} | ({"w_packed", "b_packed"} if is_fast else set())
+    assert function._fixed.names == {"w", "b"} | ({"w_packed", "b_packed"} if is_fast else set())
     expected = np.maximum(data["x"] @ params["w"].T + params["b"], 0)
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-5, atol=1e-5)
     for kernels in (True, False):

@@ -1,0 +1,68 @@
+"""Whether the arrays that a graph is given are those it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import DATA
+from graphopt.ir.types import TensorType
+
+
+def check_parameters(graph: Graph, params: Mapping[str, Any]) -> None:
+    """Raises InputError, naming the parameter, where one has another shape or dtype."""
+    for node in graph.inputs:
+        array = params.get(node.name)
+        if array is None or node.op == DATA or not graph.node_users(node.id):
+            continue
+        _check(array, node.type, f"parameter {node.name!r}", "the graph needs")
+
+
+def require(needed: set[str], known: set[str]) -> None:
+    """Raises InputError, naming some, where parameters have no value."""
+    missing = sorted(needed - known)
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise InputError(f"no value for parameter {', '.join(missing[:3])}{more}")
+
+
+def as_input(name: str, value: Any, want: TensorType, ctx: Any) -> Any:
+    """A data input as an NDArray; raises InputError where it does not fit."""
+    mx = import_mxnet()
+    if not isinstance(value, mx.nd.NDArray):
+        value = mx.nd.array(value, ctx=ctx, dtype=want.dtype or np.asarray(value).dtype)
+    _check(value, want, f"input {name!r}", "the graph was lowered for")
+    return value
+
+
+def check_names(
+    data: Sequence[str], read: set[str], given: Mapping[str, Any], positional: int
+) -> None:
+    """Raises InputError where data inputs that are read are missing, or others given."""
+    if positional > len(data):
+        raise InputError(f"{positional} inputs given, the graph has {len(data)}: {list(data)}")
+    for name in given:
+        if name not in data:
+            raise InputError(f"the graph has no data input {name!r}; it has {list(data)}")
+    for name in data:
+        if name not in given and name in read:
+            raise InputError(f"data input {name!r} is missing")
+
+
+def _check(array: Any, want: TensorType, what: str, needs: str) -> None:
+    shape, dtype = tuple(array.shape), np.dtype(array.dtype).name
+    if want.shape is not None and not _fits(shape, want.shape):
+        raise InputError(f"{what} has shape {shape}, {needs} {want.shape}")
+    if want.dtype is not None and dtype != want.dtype:
+        raise InputError(f"{what} is {dtype}, {needs} {want.dtype}")
+
+
+def _fits(shape: tuple[int, ...], want: Sequence[int | None]) -> bool:
+    return len(shape) == len(want) and all(
+        w is None or s == w for s, w in zip(shape, want, strict=True)
+    )
