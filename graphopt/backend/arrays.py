@@ -28,6 +28,13 @@ def array_of(numbers: Any, ctx: Any) -> Any:
     return made
 
 
+def address_of(array: Any) -> int:
+    """Where the numbers of a dense array lie, on the host."""
+    base, place = import_mxnet().base, ctypes.c_void_p()
+    base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(place)))
+    return place.value or 0
+
+
 def view_of(array: Any) -> npt.NDArray[Any]:
     """The numbers of a dense array, not copied where it is on the host.
 
@@ -37,13 +44,13 @@ def view_of(array: Any) -> npt.NDArray[Any]:
     if array.ctx.device_type == "gpu":
         numbers: npt.NDArray[Any] = array.asnumpy()
         return numbers
-    base, place = import_mxnet().base, ctypes.c_void_p()
+    base = import_mxnet().base
     base.check_call(base._LIB.MXNDArrayWaitToRead(array.handle))
-    base.check_call(base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(place)))
+    address = address_of(array)
     dtype, size = np.dtype(array.dtype), bytes_of(array)
     if not size:
         return np.empty(array.shape, dtype)
-    memory: Any = (ctypes.c_char * size).from_address(place.value or 0)
+    memory: Any = (ctypes.c_char * size).from_address(address)
     memory.array = array
     return np.frombuffer(memory, dtype).reshape(array.shape)
 

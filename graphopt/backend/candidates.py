@@ -201,6 +201,7 @@ class Candidates:
             name,
             is_static=is_static,
             counts_writes=form.keeps,
+            writes_states=form.training,
         )
 
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:

@@ -141,6 +141,7 @@ class Bound:
     gradients: Sequence[Any]
     is_users: Sequence[bool]
     outputs: Sequence[Any]
+    states: Sequence[Any]
     megabytes: int
 
 
@@ -165,6 +166,8 @@ def _hand_over(library: Any, pool: int, bound: Bound) -> int:
             (ctypes.c_int * len(bound.is_users))(*bound.is_users),
             len(bound.outputs),
             handles(bound.outputs),
+            len(bound.states),
+            handles(bound.states),
         )
     )
 
@@ -190,6 +193,8 @@ def executors() -> Any:
         pointers,
         pointers,
         ctypes.POINTER(ctypes.c_int),
+        ctypes.c_int,
+        pointers,
         ctypes.c_int,
         pointers,
     ]

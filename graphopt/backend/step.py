@@ -238,19 +238,20 @@ class StepEngine:
             (array.grad if is_own else self._like(array)) if is_wanted else None
             for array, is_own, is_wanted in zip(given, is_users, wanted, strict=True)
         ]
+        states = [arrays[at] for at in self._states.values()]
         executor = bind(
             symbol,
             self._ctx,
             dict(zip(names, own, strict=True)),
             {n: g for n, g in zip(names, gradients, strict=True) if g is not None},
-            {name: arrays[at] for name, at in self._states.items()},
+            dict(zip(self._states, states, strict=True)),
             pool.last,
             match,
         )
         outputs, megabytes = list(executor.outputs), allocated(executor.debug_str())
         # From here on the bridge frees it, when the last tape is gone.
         handle, executor.handle = executor.handle, self._mx.base.ExecutorHandle()
-        return Bound(handle, own, gradients, is_users, outputs, megabytes)
+        return Bound(handle, own, gradients, is_users, outputs, states, megabytes)
 
     def _like(self, array: Any) -> Any:
         return self._mx.nd.zeros(array.shape, self._ctx, array.dtype)

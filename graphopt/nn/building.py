@@ -14,6 +14,7 @@ from graphopt.backend.lower import lower
 from graphopt.backend.pools import Pools
 from graphopt.ir.fingerprint import fingerprint_of_any_size
 from graphopt.ir.graph import Graph
+from graphopt.ir.node import AUX
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.following import Following, can_follow
@@ -97,4 +98,7 @@ def build_graph(
         with findings.active(), no_collections():
             return build(frozen)
 
-    return Following(noted, values, strict=config.strict) if follows else noted(settings.frozen)
+    if not follows:
+        return noted(settings.frozen)
+    states = [node.name for node in graph.role(AUX)]
+    return Following(noted, values, states=states, strict=config.strict)

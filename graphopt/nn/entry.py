@@ -31,7 +31,7 @@ class Entry:
     original: Graph
     built: Built | Following
     traced: Traced
-    watched: list[tuple[Any, list[Any]]]  # parameter and the list of arrays it had
+    watched: list[tuple[Any, Any, Any]]  # parameter, and its lists of arrays and gradients
     calls_left: int | None = None  # until it is measured for its own sizes, if it was for others
     has_run: bool = False
 
@@ -59,11 +59,19 @@ class Entry:
         return self.built.lowered
 
     def refresh(self, ctx: Any) -> None:
-        """Follow parameters that got new arrays (``cast``, ``initialize``, ``reset_ctx``)."""
-        stale = [p for p, arrays in self.watched if p._data is not arrays]
+        """Follow parameters that got new arrays or gradients.
+
+        They do by ``cast``, ``initialize``, ``reset_ctx``, and when ``grad_req`` changes.
+        """
+        stale = [p for p, arrays, _ in self.watched if p._data is not arrays]
+        learns = self.mode == "training"
+        others = learns and any(p._grad is not gradients for p, _, gradients in self.watched)
         if stale:
             self.built.rebind({p.name: p.data(ctx) for p in stale})
-            self.watched = [(p, p._data) for p, _ in self.watched]
+        if others:
+            self.built.renew_gradients()
+        if stale or others:
+            self.watched = [(p, p._data, p._grad) for p, _, _ in self.watched]
 
 
 def compile_graph(
@@ -116,5 +124,6 @@ def compile_graph(
     )
     types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.
-    watched = [] if settings.frozen else [(p, p._data) for p in parameters.values()]
+    followed = [] if settings.frozen else parameters.values()
+    watched = [(p, p._data, p._grad) for p in followed]
     return Entry(mode, types, graph, built, traced, watched)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
 
+from graphopt.backend.arrays import address_of
 from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
@@ -64,7 +65,12 @@ class Following:
     """
 
     def __init__(
-        self, build: Callable[[bool], Built], values: dict[str, Any], *, strict: bool = False
+        self,
+        build: Callable[[bool], Built],
+        values: dict[str, Any],
+        *,
+        states: Collection[str] = (),
+        strict: bool = False,
     ) -> None:
         """Build it with parameters computed in.
 
@@ -72,9 +78,11 @@ class Following:
             build: builds it, with parameters computed in or not, of the arrays in ``values`` at
                 that time.
             values: the arrays of its parameters by name, at least one.
+            states: names of those that are auxiliary states, as running statistics are.
             strict: raise where they cannot be computed in, instead of doing without.
         """
         self._build, self._values, self._strict = build, values, strict
+        self._states = frozenset(states)
         self._lock = threading.RLock()
         self._living: Built | None = None
         self._frozen: Built | None = None
@@ -125,13 +133,21 @@ class Following:
         return self._followed().run_at_any_size(data, engine, sized, sizes)
 
     def rebind(self, values: Mapping[str, Any]) -> None:
-        """Go on with other arrays for parameters."""
+        """Go on with other arrays for parameters.
+
+        They may be the same memory, as where ``grad_req`` becomes "null" or is so no more.
+        """
         with self._lock:
+            is_same = all(_share(self._values[name], array) for name, array in values.items())
             self._values |= values
             if self._living is not None:
                 self._living.rebind(values)
-            self._frozen = None
-            self._freeze()
+            if not is_same:  # else what is watched is kept, so it stays that memory
+                self._frozen = None
+                self._freeze()
+
+    def renew_gradients(self) -> None:
+        """Inference has no gradients."""
 
     def release(self) -> None:
         """Inference has no shared memory."""
@@ -203,13 +219,23 @@ class Following:
         try:
             arrays = list(self._values.values())
             # In this order: what is written while it is built shows in the next call.
-            self._writes = Writes(mx, arrays)
+            states = [array for name, array in self._values.items() if name in self._states]
+            self._writes = Writes(mx, arrays, states)
             self._digests = {id(array): digest(mx, array) for array in arrays}
             self._frozen = self._build(True)
         except (GraphoptError, mx.MXNetError) as error:
             if self._strict:
                 raise
             self._why_not = str(error).strip().partition("\n")[0]
+
+
+def _share(one: Any, other: Any) -> bool:
+    """Whether two living arrays are one memory."""
+    if one is other:
+        return True
+    if (one.shape, one.dtype, one.ctx) != (other.shape, other.dtype, other.ctx):
+        return False
+    return address_of(one) == address_of(other)
 
 
 def _bytes(array: Any) -> int:

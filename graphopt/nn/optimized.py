@@ -140,7 +140,11 @@ class Optimized:
         self._graphopt_state = State(self, self._graphopt_config)
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
-        """Nothing: the Block is compiled already, and the user's own stays as it is."""
+        """As :meth:`reset`: what Blocks within were told since is compiled in at the next call.
+
+        The user's own Block stays as it is.
+        """
+        self.reset()
 
     def summary(self, *inputs: Any) -> None:
         """As Block.summary, of the user's Block as MXNet runs it."""

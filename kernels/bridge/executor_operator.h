@@ -22,6 +22,8 @@
 #include <unordered_set>
 
 #include "legacy.h"
+#include "pushing.h"
+#include "versions.h"
 
 namespace graphopt {
 
@@ -40,6 +42,7 @@ struct Binding {
   std::vector<NDArray> gradients;     // none where nobody asked for one
   std::vector<bool> is_users;         // whether a gradient's array is the user's
   std::vector<NDArray> outputs;
+  std::vector<NDArray> states;        // the user's, such as running statistics
   std::shared_ptr<Pool> pool;
 
   ~Binding() { MXExecutorFree(executor); }
@@ -154,6 +157,21 @@ void CheckCall(int result) {
   if (result != 0) Fail(MXGetLastError());
 }
 
+/* Has the engine count a write to states behind all that was started: an executor's operators count as readers of
+ * the states that they write. */
+void NoteStatesWritten(const std::vector<NDArray>& states) {
+  std::vector<Variable*> once;
+  for (const NDArray& state : states) once.push_back(VariableOf(const_cast<NDArray*>(&state)));
+  std::sort(once.begin(), once.end());
+  once.erase(std::unique(once.begin(), once.end()), once.end());
+  if (once.empty()) return;
+  mxnet::Context context = states[0].ctx();
+  mxnet::FnProperty property = mxnet::FnProperty::kNormal;
+  const Pushing pushing(true);
+  CheckCall(MXEnginePushSync([](void*, void*) {}, nullptr, nullptr, &context, nullptr, 0, once.data(), once.size(),
+                             &property, 0, "graphopt_states_written"));
+}
+
 uint32_t ExecutorInputs(const NodeAttrs& attrs) { return BindingOf(attrs)->arguments.size(); }
 uint32_t ExecutorOutputs(const NodeAttrs& attrs) { return BindingOf(attrs)->outputs.size(); }
 
@@ -228,6 +246,7 @@ void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
   for (const NDArray& head : heads) handles.push_back(const_cast<NDArray*>(&head));
   CheckCall(
       MXExecutorBackwardEx(binding.executor, handles.size(), handles.data(), context.is_train));
+  NoteStatesWritten(binding.states);
   for (size_t i = 0; i < outputs.size(); ++i) {
     NDArray& own = binding.gradients[i];
     if (own.is_none()) continue;
@@ -285,7 +304,7 @@ void RegisterExecutor() {
 /* Takes over an executor; arrays are handles of MXNet, a gradient may be null. */
 int64_t AddBinding(int64_t pool, ExecutorHandle executor, int arguments, NDArrayHandle* argument,
                    NDArrayHandle* gradient, const int* is_users, int outputs,
-                   NDArrayHandle* output) {
+                   NDArrayHandle* output, int states, NDArrayHandle* state) {
   auto made = std::make_shared<Binding>();
   made->executor = executor;
   made->pool = pools.Find(pool);
@@ -295,6 +314,7 @@ int64_t AddBinding(int64_t pool, ExecutorHandle executor, int arguments, NDArray
     made->is_users.push_back(is_users[i]);
   }
   for (int i = 0; i < outputs; ++i) made->outputs.push_back(*static_cast<NDArray*>(output[i]));
+  for (int i = 0; i < states; ++i) made->states.push_back(*static_cast<NDArray*>(state[i]));
   return bindings.Add(std::move(made));
 }
 

@@ -9,6 +9,7 @@
 #include "attention_operator.h"
 #include "batch_dot.h"
 #include "batch_norm_operator.h"
+#include "carry_operator.h"
 #include "clip.h"
 #include "convolutions_operator.h"
 #include "dense_operator.h"
@@ -109,6 +110,7 @@ void Register() {
   RegisterKeeping();
   RegisterSmall();
   RegisterExecutor();
+  RegisterCarry();
   MendOperators();
 }
 
@@ -162,6 +164,17 @@ int graphopt_is_written(void** arrays, int64_t count, const uint64_t* counts) {
 }
 
 uint64_t graphopt_digest(const void* data, int64_t bytes) { return graphopt::Digest(data, bytes); }
+
+/* Puts a number for what all arrays hold into `digest`, waiting for what is being written; -1 if that failed. */
+int graphopt_digest_arrays(void** arrays, int64_t count, uint64_t* digest) {
+  try {
+    *digest = graphopt::DigestOf(arrays, count);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return -1;
+  }
+}
 
 /* Whether `symbol`, the sum of the variable x with itself, looks as this file expects. */
 int graphopt_layout_fits(void* symbol) {
@@ -474,9 +487,10 @@ int graphopt_pool_is_taken(int64_t pool) {
 }
 
 int64_t graphopt_binding_add(int64_t pool, void* executor, int arguments, void** argument,
-                             void** gradient, const int* is_users, int outputs, void** output) {
+                             void** gradient, const int* is_users, int outputs, void** output, int states,
+                             void** state) {
   return graphopt::AddBinding(pool, executor, arguments, argument, gradient, is_users, outputs,
-                              output);
+                              output, states, state);
 }
 
 void graphopt_binding_remove(int64_t binding) { graphopt::bindings.Remove(binding); }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "versions.h"
 
@@ -28,6 +29,20 @@ bool IsWritten(void** arrays, int64_t count, const uint64_t* counts) {
     if (now != counts[i]) return true;
   }
   return false;
+}
+
+uint64_t Digest(const void* data, int64_t bytes);
+
+/* A number for what some arrays hold, in this order, once all is written that MXNet's engine knows of. */
+uint64_t DigestOf(void** arrays, int64_t count) {
+  std::vector<uint64_t> found(count);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& array = *static_cast<mxnet::NDArray*>(arrays[i]);
+    void* data = nullptr;
+    if (MXNDArrayWaitToRead(arrays[i]) != 0 || MXNDArrayGetData(arrays[i], &data) != 0) Fail(MXGetLastError());
+    found[i] = Digest(data, array.shape().Size() * mshadow::mshadow_sizeof(array.dtype()));
+  }
+  return Digest(found.data(), count * sizeof(uint64_t));
 }
 
 /* A number for what is in memory, about as fast as it is read: eight chains of multiplications whose upper

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphopt.backend.arrays import view_of
 from graphopt.compat import import_mxnet
 from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.bridge.written import Writes, digest, digest_of
@@ -29,6 +30,19 @@ def test_writes_are_counted_by_array() -> None:
     arrays[2] += 1
     assert [id(array) for array in writes.touched()] == [id(arrays[0]), id(arrays[2])]
     assert Writes(mx, []).are_none()
+
+
+def test_states_are_written_where_they_hold_something_else() -> None:
+    arrays = [mx.nd.zeros((3,)), mx.nd.ones((5,)), mx.nd.ones((2, 2))]
+    states = arrays[:2]
+    writes = Writes(mx, arrays, states)
+    assert writes.are_none()
+    view_of(states[1])[2] = 7  # past MXNet's engine
+    assert not writes.are_none()
+    assert [id(array) for array in writes.touched()] == [id(state) for state in states]
+    assert writes.are_none()
+    view_of(arrays[2])[0] = 7
+    assert writes.are_none()
 
 
 def test_reading_is_no_write() -> None:

@@ -221,6 +221,18 @@ def test_equal_values_are_no_writes(builds: list[bool]) -> None:
     assert builds == [True]
 
 
+def test_the_same_memory_in_other_arrays_is_no_write(builds: list[bool]) -> None:
+    net, x = small_cnn(), image()
+    fast = graphopt.optimize(net)
+    for kind in ("null", "write") * 3:
+        for parameter in net.collect_params(".*weight|.*bias").values():
+            parameter.grad_req = kind
+        assert_follows(fast, net, x)
+    assert builds == [True]
+    net[4].weight.set_data(net[4].weight.data() * 2)
+    assert_follows(fast, net, x)
+
+
 def test_values_are_not_compared_for_ever(builds: list[bool]) -> None:
     net, x = nn.Dense(512, in_units=512, use_bias=False), mx.nd.ones((1, 512))
     net.initialize()

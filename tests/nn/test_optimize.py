@@ -194,6 +194,19 @@ def test_casting_recompiles() -> None:
     assert fast(x.astype("float64")).dtype == np.float64
 
 
+def test_hybridize_compiles_in_what_blocks_within_were_told() -> None:
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dropout(0.9))
+    net.initialize()
+    fast, x = graphopt.optimize(net), mx.nd.ones((2, 4))
+    with mx.autograd.record():
+        assert (fast(x) == 0).sum().asscalar()
+    net[1]._rate = 0
+    fast.hybridize()
+    with mx.autograd.record():
+        assert not (fast(x) == 0).sum().asscalar()
+
+
 def test_decorator_on_a_class_keeps_names_and_type() -> None:
     class Net(mx.gluon.HybridBlock):
         def __init__(self, units: int, **kwargs: object) -> None:
