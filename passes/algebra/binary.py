@@ -30,10 +30,13 @@ def _elementwise(edit: Edit, node: Node) -> Replacement:
 def _of_itself(edit: Edit, node: Node) -> Replacement:
     """``x + x`` is ``2 x`` and ``x * x`` is the square: one read instead of two."""
     left, right = node.inputs
-    if left != right or not (is_float(node.type) or are_integers(node.type.dtype, 2)):
+    if left != right:
         return None
     if canonical(node.op) == "elemwise_mul":
-        return edit.add("square", (left,), like=node)
+        # Of integers MXNet computes the square in float32.
+        return edit.add("square", (left,), like=node) if is_float(node.type) else None
+    if not is_float(node.type) and not are_integers(node.type.dtype, 2):
+        return None
     return edit.add("_mul_scalar", (left,), {"scalar": 2.0}, like=node)
 
 

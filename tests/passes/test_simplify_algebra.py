@@ -292,6 +292,9 @@ def test_refusal_tells_why(lines, reason):
         ("%a = _plus_scalar(%x) {scalar=0.5}\n%r = _plus_scalar(%a) {scalar=0.5}", "i32"),
         ("%r = _power_scalar(%x) {scalar=2}", "i32"),
         ("%r = _maximum_scalar(%x) {scalar=0}", "i32"),
+        # MXNet's square of integers is rounded to float32, their product is not.
+        ("%r = elemwise_mul(%x, %x)", "i32"),
+        ("%r = elemwise_mul(%x, %x)", "i64"),
         ("%a = _mul_scalar(%x) {scalar=64}\n%r = _mul_scalar(%a) {scalar=0.02}", "f16"),
         ('%a = Cast(%x) {dtype="float16"} : f16[4,6]\n%r = Cast(%a) {dtype="float32"}', "f32"),
         ("%r = broadcast_add(%x, %y) : ?", "f32"),
@@ -303,6 +306,7 @@ def test_kept_without_proof(lines, dtype):
 
 
 def test_integers_merge_where_it_is_exact():
+    assert ops(simplify("%r = elemwise_add(%x, %x)", "i32")[1].graph) == ["_mul_scalar{scalar=2.0}"]
     lines = "%a = _plus_scalar(%x) {scalar=20}\n%r = _minus_scalar(%a) {scalar=50}"
     assert ops(simplify(lines, "i32")[1].graph) == ["_minus_scalar{scalar=30.0}"]
     lines = "%a = _mul_scalar(%x) {scalar=5}\n%r = _mul_scalar(%a) {scalar=7}"
