@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphopt.ir.node import Node
 from graphopt.ir.ops import canonical
+from graphopt.passes.algebra.numbers import is_float
 from graphopt.passes.layout.transposes import REDUCTIONS, reduced_axes
 from graphopt.passes.layout.views import static_shape, view
 from graphopt.rewrite import Edit, Mismatch, Rule
@@ -31,6 +32,8 @@ def _of_reduction(edit: Edit, node: Node) -> Replacement:
     types = {edit.type(inner.inputs[0]).dtype, inner.type.dtype, node.type.dtype}
     if keeps != bool(inner.attrs.get("keepdims")) or len(types) > 1:
         return None
+    if canonical(node.op) == "mean" and not is_float(node.type):
+        raise Mismatch("a mean of integers is rounded")
     if edit.precise and canonical(node.op) in ("sum", "mean"):
         raise Mismatch("the sum would be taken in another order")
     first = reduced_axes(inner, rank)
