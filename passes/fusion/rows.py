@@ -36,6 +36,11 @@ def _axes_attr(attrs: Attrs, rank: int) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
+def _numpy_axes(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    """``mx.np`` reduces nothing where it is given no axes."""
+    return () if attrs.get("axis") == () else _axes_attr(attrs, rank)
+
+
 def _one_axis(default: int) -> Callable[[Attrs, int], tuple[int, ...]]:
     return lambda attrs, rank: (int(number(attrs, "axis", default)) % max(rank, 1),)
 
@@ -153,9 +158,10 @@ def _l2_normalization(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     return emit("mul", args[0], emit("rsqrt", emit("add", squares, single(attrs, "eps", 1e-10))))
 
 
-def _reduction(build: Build, *more: Check) -> Row:
-    check = _check_row(_axes_attr, _is_given("dtype", "out_dtype", "initial"), *more)
-    return Row(build, check, _axes_attr, reduces=True)
+def _reduction(name: str, build: Build, *more: Check) -> Row:
+    axes = _numpy_axes if name.startswith("_np") else _axes_attr
+    check = _check_row(axes, _is_given("dtype", "out_dtype", "initial"), *more)
+    return Row(build, check, axes, reduces=True)
 
 
 def _softmax_row(build: Build) -> Row:
@@ -165,12 +171,12 @@ def _softmax_row(build: Build) -> Row:
 
 
 ROWS: Final[dict[str, Row]] = {
-    **{name: _reduction(instruction("reduce_sum")) for name in ("sum", "_np_sum")},
-    **{name: _reduction(_mean) for name in ("mean", "_npi_mean")},
-    **{name: _reduction(instruction("reduce_max")) for name in ("max", "_np_max")},
-    **{name: _reduction(instruction("reduce_min")) for name in ("min", "_np_min")},
-    **{name: _reduction(instruction("reduce_prod")) for name in ("prod", "_np_prod")},
-    "norm": _reduction(_norm, _check_norm),
+    **{name: _reduction(name, instruction("reduce_sum")) for name in ("sum", "_np_sum")},
+    **{name: _reduction(name, _mean) for name in ("mean", "_npi_mean")},
+    **{name: _reduction(name, instruction("reduce_max")) for name in ("max", "_np_max")},
+    **{name: _reduction(name, instruction("reduce_min")) for name in ("min", "_np_min")},
+    **{name: _reduction(name, instruction("reduce_prod")) for name in ("prod", "_np_prod")},
+    "norm": _reduction("norm", _norm, _check_norm),
     "softmax": _softmax_row(_softmax("softmax")),
     "log_softmax": _softmax_row(_softmax("log_softmax")),
     "softmin": _softmax_row(_softmax("softmax", negate=True)),

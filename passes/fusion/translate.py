@@ -31,12 +31,10 @@ def output_axes(node: Node, shape: tuple[int, ...], span: Span = NO_SPAN) -> Axe
     if row is not None and row.reduces:
         reduced = row.axes(node.attrs, rank)
         kept = tuple(axis for axis in range(rank) if axis not in reduced)
-        if out is not None and len(out) == rank:
-            return tuple(None if axis in reduced else axis for axis in range(rank))
-        if out is not None and len(out) == len(kept):
-            return kept
-        if out == (1,) and not kept:
-            return (None,)
+        with_ones = tuple(None if axis in reduced else axis for axis in range(rank))
+        for axes in (with_ones, kept or (None,), kept):
+            if out == tuple(1 if axis is None else shape[axis] for axis in axes):
+                return axes
     elif out == shape:
         return tuple(range(rank))
     elif out is not None and len(out) == rank and _stretches(out, shape):

@@ -435,6 +435,7 @@ REFUSED = [
     ("smooth_l1", [_f32(2, 3)], _f32(2, 3), {"scalar": 0.0}, "scalar"),
     ("sum", [_f32(2, 3, 4)], _f32(3), {"axis": (0, 2)}, "reduces axes"),
     ("sum", [_f32(2, 3, 4)], _f32(3), {"axis": 1, "exclude": True}, "reduces axes"),
+    ("sum", [_f32(2, 3)], _f32(2, 3), {"axis": ()}, "does not lie"),
     ("softmax", [_f32(2, 3)], _f32(2, 3), {"temperature": 0.0}, "temperature"),
     ("softmax", [_f32(2, 3)], _f32(2, 3), {"dtype": "float64"}, "dtype"),
     ("norm", [_f32(2, 3)], _f32(1), {"ord": 3}, "order 3"),

@@ -201,6 +201,11 @@ def test_numbers_that_several_read_are_operands() -> None:
     [
         ("%s = sum(%x) {axis=(0, 2)} return %s", "reduces axes (0, 2), which are no neighbours"),
         ("%s = softmax(%x) {axis=1} return %s", "6 lie side by side, too few for a vector"),
+        # To mx.nd no axes are all of them.
+        *(
+            (f"%s = {op}(%x) {{axis=()}} return %s", "it reduces no axes")
+            for op in ("_np_sum", "_npi_mean", "_np_max", "_np_min", "_np_prod")
+        ),
     ],
 )
 def test_refusals(body: str, why: str) -> None:
