@@ -129,6 +129,8 @@ def test_attributes_narrow() -> None:
     assert info("FullyConnected", {"no_bias": "True"}).arguments == ("data", "weight")
     assert info("FullyConnected", {"no_bias": False}).arguments == ("data", "weight", "bias")
     assert info("Deconvolution", {}).arguments == ("data", "weight")
+    assert info("_npi_percentile", {"q_scalar": "None"}).arguments == ("a", "q")
+    assert info("_npi_percentile", {"q_scalar": 50.0}).arguments == ("a",)
     assert not info("LeakyReLU").pure
     assert info("LeakyReLU", {}).pure
     assert info("LeakyReLU", {}).kind is Kind.ELEMENTWISE

@@ -106,6 +106,10 @@ def _average(info: OpInfo, attrs: Attributes) -> OpInfo:
     return info if _flag(attrs, "weighted", default=True) else _without(info, "weights")
 
 
+def _percentile(info: OpInfo, attrs: Attributes) -> OpInfo:
+    return info if attrs.get("q_scalar") in (None, "None") else _without(info, "q")
+
+
 RULES: dict[str, Callable[[OpInfo, Attributes], OpInfo]] = {
     "Activation": _activation,
     "BatchNorm": _batch_norm,
@@ -130,6 +134,7 @@ RULES: dict[str, Callable[[OpInfo, Attributes], OpInfo]] = {
     "_contrib_ModulatedDeformableConvolution": _bias,
     "_contrib_SyncBatchNorm": _batch_norm,
     "_npi_average": _average,
+    "_npi_percentile": _percentile,
     "graphopt_batch_norm": _fused_norm,
     "softmax": _softmax,
 }
