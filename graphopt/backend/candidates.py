@@ -28,6 +28,7 @@ from graphopt.backend.convolutions import (
     with_small_tiles,
 )
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
+from graphopt.backend.infer import spoils_shapes
 from graphopt.backend.keeping import keeps
 from graphopt.backend.kept import Kept
 from graphopt.backend.onednn import guard, rewritten_symbol
@@ -194,12 +195,12 @@ class Candidates:
 
     def _cached_op(self, symbol: Any, name: str) -> Engine:
         form = self._form
-        is_static = form.frozen or not hands_on_gradients(form.graph)
+        shares_memory = not form.frozen and hands_on_gradients(form.graph)
         return CachedOpEngine(
             form.typed(symbol),
             form.data,
             name,
-            is_static=is_static,
+            is_static=not shares_memory and not spoils_shapes(form.graph),
             counts_writes=form.keeps,
             writes_states=form.training,
         )

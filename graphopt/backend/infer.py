@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from graphopt.backend.symbol import first_line, to_symbol
 from graphopt.compat import import_mxnet
@@ -12,10 +12,14 @@ from graphopt.errors import InputError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, DATA, Node, NodeId
-from graphopt.ir.ops import info
+from graphopt.ir.ops import canonical, info
 from graphopt.ir.types import Shape, TensorType
 
 Types = dict[NodeId, tuple[TensorType, ...]]
+
+
+#: Operators that write wrong shapes, or shapes with gaps, where their inputs' stood.
+_SHAPE_SPOILERS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
 
 
 def infer_types(graph: Graph) -> Types:
@@ -26,6 +30,7 @@ def infer_types(graph: Graph) -> Types:
     Raises:
         InputError: the input types contradict each other; the message names the node.
     """
+    graph = _shielded(graph)
     internals = to_symbol(_numbered(graph)).get_internals()
     outputs = internals.list_outputs()
     shapes = _shapes(graph, internals)
@@ -46,8 +51,8 @@ class ShapeInference:
 
     def __init__(self, graph: Graph) -> None:
         """Of a graph with types."""
-        self._graph = graph
-        self._internals = to_symbol(_numbered(graph)).get_internals()
+        self._graph = _shielded(graph)
+        self._internals = to_symbol(_numbered(self._graph)).get_internals()
         self._nodes = [int(name.split("_")[0]) for name in self._internals.list_outputs()]
 
     def types(self, shapes: Mapping[NodeId, Shape]) -> Types:
@@ -106,6 +111,23 @@ def _resolved(node: Node, types: tuple[TensorType, ...]) -> Attrs:
     if not types[0].is_static or types[0].shape == stated:
         return node.attrs
     return Attrs({**node.attrs, "shape": types[0].shape})
+
+
+def spoils_shapes(graph: Graph) -> bool:
+    """Whether MXNet learns shapes as it runs only, too late for a static CachedOp."""
+    return any(canonical(node.op) in _SHAPE_SPOILERS for node in graph)
+
+
+def _shielded(graph: Graph) -> Graph:
+    """The graph with copies of what operators read that spoil its shape; the copies get spoiled."""
+    readers = [node for node in graph if canonical(node.op) in _SHAPE_SPOILERS]
+    if not readers:
+        return graph
+    twin = graph.copy()
+    for node in readers:
+        copies = [twin.add("_copy", (v,), types=(graph.type_of(v),)).out() for v in node.inputs]
+        twin.update(node.but(inputs=tuple(copies)))
+    return twin
 
 
 def _numbered(graph: Graph) -> Graph:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
-from graphopt.ir.node import Node
+from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.reshape import reshaped
 from graphopt.passes.classic.types import are_classic
@@ -74,9 +74,7 @@ def _squeeze(edit: Edit, node: Node) -> Replacement:
 def _joined(edit: Edit, node: Node) -> Replacement:
     """``Concat`` and ``stack``; promoted dtypes and arrays laid flat first are np's alone."""
     axis = node.attrs.get("axis", 0)
-    if not are_classic(edit, node) or not isinstance(axis, int):
-        return None
-    if any(edit.type(value).dtype != node.type.dtype for value in node.inputs):
+    if not _are_alike(edit, node) or not isinstance(axis, int):
         return None
     op, key = _JOINS[canonical(node.op)]
     attrs = {key: axis % len(node.type.shape or ()), "num_args": len(node.inputs)}
@@ -84,6 +82,44 @@ def _joined(edit: Edit, node: Node) -> Replacement:
 
 
 _JOINS: Final = {"_npi_concatenate": ("Concat", "dim"), "_npi_stack": ("stack", "axis")}
+
+
+def _stacked(edit: Edit, node: Node) -> Replacement:
+    """Arrays beside or behind each other; those of too few axes get an axis to be joined along.
+
+    MXNet infers wrong shapes of what these operators read, which a static CachedOp cannot run.
+    """
+    if not _are_alike(edit, node):
+        return None
+    last, codes = _STACKS[canonical(node.op)]
+    values = [_with_axis(edit, value, codes) for value in node.inputs]
+    axis = min(last, len(node.type.shape or ()) - 1)
+    return edit.add("Concat", values, {"dim": axis, "num_args": len(values)}, like=node)
+
+
+#: The axis that is joined, if there is one, and by the number of axes what is reshaped to get it.
+_STACKS: Final[dict[str, tuple[int, dict[int, tuple[int, ...]]]]] = {
+    "_npi_hstack": (1, {}),
+    "_npi_column_stack": (1, {1: (-1, 1)}),
+    "_npi_dstack": (2, {1: (1, -1, 1), 2: (0, 0, 1)}),
+}
+
+
+def _with_axis(edit: Edit, value: Value, by_rank: Mapping[int, tuple[int, ...]]) -> Value:
+    type_ = edit.type(value)
+    before = cast("tuple[int, ...]", type_.shape)
+    codes = by_rank.get(len(before))
+    if codes is None:
+        return value
+    type_ = type_.with_shape(reshaped(before, codes))
+    return edit.add("Reshape", (value,), {"shape": codes}, type_, like=edit.node(value))
+
+
+def _are_alike(edit: Edit, node: Node) -> bool:
+    """Whether arrays that ``mx.nd`` has are joined, all of the dtype of the result."""
+    return are_classic(edit, node) and all(
+        edit.type(value).dtype == node.type.dtype for value in node.inputs
+    )
 
 
 def _broadcast_to(edit: Edit, node: Node) -> Replacement:
@@ -100,5 +136,6 @@ RULES = (
     Rule("shape", ("_np_moveaxis",), _moveaxis),
     Rule("shape", ("_np_squeeze",), _squeeze),
     Rule("shape", tuple(_JOINS), _joined),
+    Rule("shape", tuple(_STACKS), _stacked),
     Rule("shape", ("_npi_broadcast_to",), _broadcast_to),
 )

@@ -40,6 +40,34 @@ def test_hidden_outputs_go_and_visible_ones_come(mx):
     assert found["m"] == found["g"] == "f32[4]"
 
 
+@pytest.mark.parametrize("np_shape", [False, True])
+@pytest.mark.parametrize(
+    ("op", "shape", "stacked"),
+    [
+        ("hstack", "3", "6"),
+        ("hstack", "2,3", "2,6"),
+        ("dstack", "3", "1,3,2"),
+        ("dstack", "2,3", "2,3,2"),
+        ("column_stack", "3", "3,2"),
+        ("column_stack", "2,3", "2,6"),
+    ],
+)
+def test_what_is_stacked_keeps_its_shape(mx, op, shape, stacked, np_shape):
+    """MXNet writes gaps, other shapes, even other numbers of axes into what they read."""
+    with mx.util.np_shape(np_shape):
+        found = types(
+            f"""
+            graph g(%x: f32[{shape}], %y: f32[{shape}]) {{
+              %h = tanh(%x)
+              %s = _npi_{op}(%h, %y) {{num_args=2}}
+              %a = exp(%h)
+              return %s, %a
+            }}"""
+        )
+    before = f"f32[{shape}]"
+    assert found == dict.fromkeys("xyha", before) | {"s": f"f32[{stacked}]"}
+
+
 @pytest.mark.parametrize("dtype", ["f16", "f64", "f32"])
 def test_dtypes_of_floats(mx, dtype):
     found = types(f"graph g(%x: {dtype}[2,4], param %w: ?) {{ %y = dot(%x, %w) return %y }}")

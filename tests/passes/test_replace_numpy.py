@@ -167,6 +167,35 @@ def test_replaced(name: str) -> None:
     assert_equivalent(before, after, training=True)
 
 
+STACKS = {
+    "hstack of vectors": (
+        "%x = _npi_tanh(%row)\n%r = _npi_hstack(%x, %row) {num_args=2}",
+        ["tanh", "Concat{dim=0, num_args=2}"],
+    ),
+    "hstack": ("%r = _npi_hstack(%a, %b) {num_args=2}", ["Concat{dim=1, num_args=2}"]),
+    "dstack of vectors": (
+        "%r = _npi_dstack(%row, %row) {num_args=2}",
+        ["Reshape{shape=(1, -1, 1)}", "Reshape{shape=(1, -1, 1)}", "Concat{dim=2, num_args=2}"],
+    ),
+    "dstack of matrices": (
+        "%r = _npi_dstack(%m, %m) {num_args=2}",
+        ["Reshape{shape=(0, 0, 1)}", "Reshape{shape=(0, 0, 1)}", "Concat{dim=2, num_args=2}"],
+    ),
+    "dstack": ("%r = _npi_dstack(%a, %b) {num_args=2}", ["Concat{dim=2, num_args=2}"]),
+    "columns": (
+        "%r = _npi_column_stack(%row, %m) {num_args=2}",
+        ["Reshape{shape=(-1, 1)}", "Concat{dim=1, num_args=2}"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_stacks_are_joins(name: str) -> None:
+    """Which MXNet's executor cannot run as they were; what they compute is looked at below."""
+    body, left = STACKS[name]
+    assert ops(run_pass(typed(body), PASS).graph) == left
+
+
 def test_matmul_of_deeper_stacks() -> None:
     before = typed("%r = _npi_matmul(%a, %b)", DEEP)
     after = run_pass(before, PASS).graph
@@ -339,6 +368,24 @@ def test_optimized_nets_of_the_numpy_interface(name: str, numpy_interface: None)
         found = graphopt.optimize(net, mode=mode)(x)
         assert isinstance(found, mx.np.ndarray)
         np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 4), (2, 0, 4)])
+@pytest.mark.parametrize("op", ["hstack", "dstack", "column_stack", "vstack"])
+def test_stacks_of_what_is_computed(op: str, shape: tuple[int, ...], numpy_interface: None) -> None:
+    """Also of arrays that mx.nd does not have, for which the operator stays."""
+    mx = import_mxnet()
+
+    class Stack(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, y):
+            return getattr(F.np, op)([x * 2, y]) + 1
+
+    x, y = mx.np.random.uniform(size=shape), mx.np.random.uniform(size=shape)
+    wanted = getattr(np, op)([x.asnumpy() * 2, y.asnumpy()]) + 1
+    for mode in ("inference", "auto"):
+        found = graphopt.optimize(Stack(), mode=mode)(x, y).asnumpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert found.shape == wanted.shape
 
 
 def test_gradients_of_the_numpy_interface(numpy_interface: None) -> None:
