@@ -94,6 +94,8 @@ def _idle(edit: Edit, node: Node) -> Replacement:
         return source if _is_relu_layer(node) and _is_relu_layer(edit.node(source)) else None
     if _is_relu_layer(edit.node(source)):
         return source
+    if not is_float(node.type):
+        return None  # integers wrap: of -128 in int8 even abs is negative
     inner = edit.producer(source, _NON_NEGATIVE, only_user=False)
     return None if inner is None else source
 

@@ -295,6 +295,9 @@ def test_refusal_tells_why(lines, reason):
         # MXNet's square of integers is rounded to float32, their product is not.
         ("%r = elemwise_mul(%x, %x)", "i32"),
         ("%r = elemwise_mul(%x, %x)", "i64"),
+        # The least int8 has no absolute value, and squares wrap.
+        ("%a = abs(%x)\n%r = relu(%a)", "i8"),
+        ("%a = square(%x)\n%r = abs(%a)", "i32"),
         ("%a = mean(%x) {axis=1} : i64[4]\n%r = mean(%a) {axis=0} : i64[1]", "i64"),
         ("%a = _mul_scalar(%x) {scalar=64}\n%r = _mul_scalar(%a) {scalar=0.02}", "f16"),
         ('%a = Cast(%x) {dtype="float16"} : f16[4,6]\n%r = Cast(%a) {dtype="float32"}', "f32"),
