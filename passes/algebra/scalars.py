@@ -44,6 +44,8 @@ def _neutral(edit: Edit, node: Node) -> Replacement:
         return None
     if edit.precise and op == "_plus_scalar" and is_float(source):
         raise Mismatch("x + 0 turns -0 into 0")
+    if edit.training and op in ("_maximum_scalar", "_minimum_scalar"):
+        raise Mismatch("where x is undefined the gradient of a limit is 0")
     return node.inputs[0]
 
 

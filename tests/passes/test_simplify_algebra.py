@@ -49,7 +49,6 @@ ALWAYS = {
     "x/1": ("%r = _div_scalar(%x) {scalar=1}", []),
     "x-0": ("%r = _minus_scalar(%x) {scalar=0.0}", []),
     "x**1": ("%r = _power_scalar(%x) {scalar=1}", []),
-    "max(x, -inf)": ("%r = _maximum_scalar(%x) {scalar=-inf}", []),
     "--x": ("%a = negative(%x)\n%r = negative(%a)", []),
     "-(x*3)": ("%a = _mul_scalar(%x) {scalar=3}\n%r = negative(%a)", ["_mul_scalar{scalar=-3.0}"]),
     "-x*3": ("%a = negative(%x)\n%r = _mul_scalar(%a) {scalar=3}", ["_mul_scalar{scalar=-3.0}"]),
@@ -168,6 +167,8 @@ ROUNDING = {
 
 #: As above; gradients forbid these.
 INFERENCE = {
+    "max(x, -inf)": ("%r = _maximum_scalar(%x) {scalar=-inf}", []),
+    "min(x, inf)": ("%r = _minimum_scalar(%x) {scalar=inf}", []),
     "max(x, 0)": ("%r = _maximum_scalar(%x) {scalar=0}", ["relu"]),
     "relu6": (
         "%a = relu(%x)\n%r = clip(%a) {a_max=0.6, a_min=0}",
