@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from graphopt.ir.node import Node
+from graphopt.ir.node import Node, Value
 from graphopt.passes.algebra.numbers import is_float, scalar
+from graphopt.passes.algebra.windows import NON_NEGATIVE
 from graphopt.rewrite import Edit, Mismatch, Rule
 from graphopt.rewrite.rule import Replacement
 
@@ -24,11 +25,20 @@ def _power(edit: Edit, node: Node) -> Replacement:
     if edit.precise:
         raise Mismatch("anything but pow rounds differently")
     if exponent in _BY_EXPONENT:
-        return edit.add(_BY_EXPONENT[exponent], node.inputs, like=node)
+        source = _without_minus_zero(edit, node) if abs(exponent) == 0.5 else node.inputs[0]
+        return edit.add(_BY_EXPONENT[exponent], (source,), like=node)
     square = edit.add("square", node.inputs, like=node)
     if exponent == 4:
         return edit.add("square", (square,), like=node)
     return edit.add("elemwise_mul", (square, node.inputs[0]), like=node)
+
+
+def _without_minus_zero(edit: Edit, node: Node) -> Value:
+    """What a power reads, for a root: of -0 that is -0, or -inf, and no power is."""
+    source = node.inputs[0]
+    if edit.producer(source, NON_NEGATIVE, only_user=False) is not None:
+        return source
+    return edit.add("_plus_scalar", (source,), {"scalar": 0.0}, like=node)
 
 
 RULES = (Rule("plain-power", ("_power_scalar",), _power),)

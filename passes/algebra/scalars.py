@@ -44,9 +44,23 @@ def _neutral(edit: Edit, node: Node) -> Replacement:
         return None
     if edit.precise and op == "_plus_scalar" and is_float(source):
         raise Mismatch("x + 0 turns -0 into 0")
+    if _is_for_root(edit, node):
+        return None
     if edit.training and op in ("_maximum_scalar", "_minimum_scalar"):
         raise Mismatch("where x is undefined the gradient of a limit is 0")
     return node.inputs[0]
+
+
+def _is_for_root(edit: Edit, node: Node) -> bool:
+    """Whether it is an ``x + 0`` that a root reads, which tells -0 from 0 and powers do not."""
+    return (
+        canonical(node.op) == "_plus_scalar"
+        and scalar(node) == 0
+        and any(
+            canonical(edit.graph[use.node].op) in ("sqrt", "rsqrt")
+            for use in edit.graph.users(node.out())
+        )
+    )
 
 
 class _Sum(NamedTuple):
@@ -76,6 +90,8 @@ def _chain_of_sums(edit: Edit, node: Node) -> Replacement:
     inner_node = edit.producer(node.inputs[0], SUMS, only_user=False)
     inner = None if inner_node is None else _as_sum(inner_node)
     if outer is None or inner_node is None or inner is None or inner_node.type != node.type:
+        return None
+    if inner.offset == 0 and _is_for_root(edit, node):
         return None
     terms = (outer.sign * inner.offset, outer.offset)
     both = _Sum(outer.sign * inner.sign, sum(terms))

@@ -83,7 +83,8 @@ def _leaky(edit: Edit, node: Node) -> Replacement:
     return edit.add("Activation", node.inputs[:1], {"act_type": "relu"}, like=node)
 
 
-_NON_NEGATIVE = ("abs", "exp", "relu", "sigmoid", "softmax", "square")
+#: Operators that return no negative floats, and no -0.
+NON_NEGATIVE = ("abs", "exp", "relu", "sigmoid", "softmax", "square")
 
 
 def _idle(edit: Edit, node: Node) -> Replacement:
@@ -96,7 +97,7 @@ def _idle(edit: Edit, node: Node) -> Replacement:
         return source
     if not is_float(node.type):
         return None  # integers wrap: of -128 in int8 even abs is negative
-    inner = edit.producer(source, _NON_NEGATIVE, only_user=False)
+    inner = edit.producer(source, NON_NEGATIVE, only_user=False)
     return None if inner is None else source
 
 

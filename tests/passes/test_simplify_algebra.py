@@ -143,6 +143,15 @@ ROUNDING = {
     "x**4": ("%r = _power_scalar(%x) {scalar=4.0}", ["square", "square"]),
     "y**.5": ("%r = _power_scalar(%y) {scalar=0.5}", ["sqrt"]),
     "y**-.5": ("%r = _power_scalar(%y) {scalar=-0.5}", ["rsqrt"]),
+    "x**-.5": ("%r = _power_scalar(%x) {scalar=-0.5}", ["_plus_scalar{scalar=0.0}", "rsqrt"]),
+    "(x+1)**.5": (
+        "%a = _plus_scalar(%x) {scalar=1.0}\n%r = _power_scalar(%a) {scalar=0.5}",
+        ["_plus_scalar{scalar=1.0}", "sqrt"],
+    ),
+    "(-x)**.5": (
+        "%a = negative(%x)\n%r = _power_scalar(%a) {scalar=0.5}",
+        ["negative", "_plus_scalar{scalar=0.0}", "sqrt"],
+    ),
     "y**-1": ("%r = _power_scalar(%y) {scalar=-1}", ["reciprocal"]),
     "window": (
         "%a = _maximum_scalar(%x) {scalar=-0.2}\n%r = _minimum_scalar(%a) {scalar=0.3}",
@@ -352,6 +361,24 @@ def test_undefined_and_infinite_values_stay():
         after = run_pass(graph, NAME).graph
         assert after is not graph
         assert_equivalent(graph, after, seeds=(0,), feeds={"x": values})
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("exponent", [0.5, -0.5])
+@pytest.mark.parametrize("negative", [False, True])
+def test_powers_of_minus_zero(exponent, negative, mode):
+    import numpy as np
+
+    body = "%a = negative(%x) : f32[3]\n" * negative
+    graph = parse(
+        f"graph g(%x: f32[3]) {{\n{body}%p = _power_scalar(%{'a' if negative else 'x'})"
+        f" {{scalar={exponent}}} : f32[3]\nreturn %p\n}}"
+    )
+    after = run_pass(graph, NAME, mode=mode).graph
+    assert after is not graph
+    zeros = np.array([-0.0, 0.0, 4.0 * (-1) ** negative], np.float32)
+    training = mode == "training"
+    assert_equivalent(graph, after, training=training, seeds=(0,), feeds={"x": zeros})
 
 
 def test_relu6_of_a_mobile_net():
