@@ -17,7 +17,7 @@ from graphopt.batching.rules import NotRowwiseError, roles
 from graphopt.batching.signature import Run, Signature, broadcasting
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, UnsupportedError
-from graphopt.frontend.gluon import descendants, describe
+from graphopt.frontend.gluon import descendants, describe, typed_of
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.graph import Graph
@@ -178,8 +178,9 @@ def _check(
     for rows in _PROBES:
         shapes = {n: (rows, *tail) for n, (tail, _) in data.items()}
         dtypes = {n: dtype for n, (_, dtype) in data.items()}
-        for name, p in params.items():
-            shapes[name], dtypes[name] = tuple(p.shape), np.dtype(p.dtype).name
+        for name, parameter in params.items():
+            typed = typed_of(parameter)
+            shapes[name], dtypes[name] = tuple(typed.shape), np.dtype(typed.dtype).name
         try:
             graph = lift_symbol(symbol, shapes, dtypes, data=set(data), name=block.name)
             graphs.append(with_types(graph))

@@ -101,12 +101,21 @@ def lift_traced(
     given_shapes = {n: s for n, s in shapes.items() if n in known}
     given_dtypes = {n: d for n, d in dtypes.items() if n in known}
     for name, parameter in params.items():
-        if name in known and parameter.shape is not None and all(e > 0 for e in parameter.shape):
-            given_shapes[name] = tuple(parameter.shape)
-            given_dtypes[name] = _dtype_name(parameter.dtype)
+        typed = typed_of(parameter)
+        if name in known and typed.shape is not None and all(e > 0 for e in typed.shape):
+            given_shapes[name] = tuple(typed.shape)
+            given_dtypes[name] = _dtype_name(typed.dtype)
     return lift_symbol(
         traced.symbol, given_shapes, given_dtypes, data=set(traced.names), name=block.name
     )
+
+
+def typed_of(parameter: Any) -> Any:
+    """What has the shape and dtype of a parameter: its array, or itself where there is none yet.
+
+    ``SymbolBlock.imports`` loads arrays and leaves what the parameters know of their shapes open.
+    """
+    return parameter if parameter._data is None else parameter._data[0]
 
 
 def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]) -> Graph:

@@ -466,6 +466,18 @@ def test_results_that_are_arguments_or_constants() -> None:
     check(net, [(rand(1, 2),) for _ in range(3)])
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+def test_an_imported_block(tmp_path: Any) -> None:
+    """Its parameters have arrays, and do not know their shapes."""
+    net = initialized(nn.Dense(2, in_units=3))
+    net.hybridize()
+    net(rand(1, 3))
+    net.export(str(tmp_path / "m"))
+    files = str(tmp_path / "m-symbol.json"), ["data"], str(tmp_path / "m-0000.params")
+    imported = mx.gluon.SymbolBlock.imports(*files)
+    check(Fn(lambda net, x: net.g(mx.nd.square(x)), g=imported), [(rand(1, 3),), (rand(1, 3),)])
+
+
 def test_a_hybrid_block_itself() -> None:
     net = nn.HybridSequential()
     net.add(nn.Dense(4, activation="relu", in_units=3), nn.LayerNorm(in_channels=4), nn.Dense(2))

@@ -121,6 +121,27 @@ def test_symbol_block():
     assert {node.name for node in graph.inputs} == {"data", "fc_weight", "fc_bias"}
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+def test_imported_parameters_have_the_types_of_their_arrays(tmp_path):
+    """They know no shape, or a part of it, until MXNet infers it in a call that needs it."""
+    x = mx.sym.var("data")
+    hidden = mx.sym.broadcast_add(x, mx.sym.var("table"))
+    net = mx.sym.FullyConnected(hidden, mx.sym.var("w", shape=(3, 0)), num_hidden=3, no_bias=True)
+    net.save(str(tmp_path / "net.json"))
+    values = {
+        "table": mx.nd.ones((1, 4), dtype="float64"),
+        "w": mx.nd.ones((3, 4), dtype="float64"),
+    }
+    mx.nd.save(str(tmp_path / "net.params"), values)
+    files = str(tmp_path / "net.json"), ["data"], str(tmp_path / "net.params")
+    block = mx.gluon.SymbolBlock.imports(*files)
+    graph = lift(block, {"data": (2, 4)}, {"data": "float64"})
+    assert [str(node.type) for node in graph.role("param")] == ["f64[1,4]", "f64[3,4]"]
+    assert str(graph.type_of(graph.outputs[0])) == "f64[2,3]"
+    batch = mx.nd.ones((2, 4), dtype="float64")
+    np.testing.assert_allclose(graphopt.optimize(block)(batch).asnumpy(), block(batch).asnumpy())
+
+
 def test_dtypes():
     net = nn.Dense(3, in_units=4)
     net.cast("float64")
