@@ -358,7 +358,7 @@ def read_params(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise InputError(f"cannot read {str(path)!r}: no such file")
     try:
-        found = mx.nd.load(str(path))
+        found = mx.nd.load(str(path)) or {}  # a list, of no arrays
     except mx.MXNetError as error:
         raise InputError(f"{str(path)!r} is no MXNet params file: {first_line(error)}") from None
     except UnicodeDecodeError:

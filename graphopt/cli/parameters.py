@@ -26,7 +26,7 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
         usage(f"cannot read {path!r}: there is no such file")
     mx = import_mxnet()
     try:
-        found = mx.nd.load(path)
+        found = mx.nd.load(path) or {}  # a list, of no arrays
     except (mx.MXNetError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} is no file of parameters that MXNet can read") from error
     if not isinstance(found, dict):

@@ -71,6 +71,16 @@ def test_export_round_trip(saved: Path) -> None:
     np.testing.assert_allclose(again(x).asnumpy(), want, rtol=1e-6)
 
 
+def test_an_exported_block_without_parameters(tmp_path: Path) -> None:
+    net = mx.gluon.nn.LeakyReLU(0.5)
+    net.hybridize()
+    x = mx.nd.array([[0.5, -1.0]])
+    want = net(x).asnumpy()
+    net.export(str(tmp_path / "m"))
+    model = graphopt.load(tmp_path / "m-symbol.json", tmp_path / "m-0000.params")
+    np.testing.assert_array_equal(model(x).asnumpy(), want)
+
+
 def test_bad_files_and_arguments(saved: Path) -> None:
     symbol, params = saved / "m-symbol.json", saved / "m-0000.params"
     with pytest.raises(ParseError, match=r"cannot read .*none.json.*No such file"):

@@ -180,6 +180,15 @@ def test_params_that_miss_one(graphopt, net, params):
     assert ran == (1, "", f"graphopt: error: {path} has no parameter 'bias'\n")
 
 
+def test_params_of_a_net_without_any(graphopt, tmp_path, params):
+    net = tmp_path / "net.gir"
+    net.write_text("graph net(%x: f32[2]) {\n  %y = relu(%x) : f32[2]\n  return %y\n}\n")
+    path = params()
+    ran = graphopt("bisect", net, "-p", "dce", "--params", path)
+    assert ran.code == 0
+    assert ran.err == f"parameters are those of {path}, data is random (--seed 0)\n"
+
+
 def test_params_of_another_shape(graphopt, net, params):
     path = params(arg__weight=np.ones((3, 5)), bias=np.ones(3))
     ran = graphopt("bisect", net, "-p", "dce", "--params", path)
