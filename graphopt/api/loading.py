@@ -17,7 +17,7 @@ from graphopt.backend.findings import Findings
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
-from graphopt.frontend.gluon import Traced
+from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.nn.building import build_graph
@@ -40,8 +40,10 @@ class Model:
     """A Symbol with parameters that compiles itself per input signature.
 
     ``model(x)`` or ``model(data=x)`` takes NDArrays or numpy arrays and returns an NDArray, or a
-    list of them when the Symbol has several outputs. Under ``mx.autograd.record()`` the training
-    graph runs, and gradients reach the arrays in ``params`` that have ``attach_grad()``.
+    list of them when the Symbol has several outputs. ``model(x, y)`` gives ``data0`` and ``data1``,
+    as the Block that was exported takes them, whichever the Symbol reads first. Under
+    ``mx.autograd.record()`` the training graph runs, and gradients reach the arrays in ``params``
+    that have ``attach_grad()``.
     """
 
     def __init__(
@@ -203,8 +205,10 @@ class Model:
     def _guess_data(self) -> list[str]:
         aux = set(self.symbol.list_auxiliary_states())
         if self.params:
-            return [n for n in self._inputs if n not in self.params and n not in aux]
-        return data_names(self.symbol)
+            found = [n for n in self._inputs if n not in self.params and n not in aux]
+        else:
+            found = data_names(self.symbol)
+        return in_call_order(found)
 
     def _key(self, arrays: Mapping[str, Any]) -> Signature:
         autograd = import_mxnet().autograd
@@ -316,8 +320,10 @@ def load(
         symbol_json: path of a ``*-symbol.json`` file of any MXNet version.
         params: path of a ``.params`` file, or value (NDArray or numpy) per name; names may carry
             MXNet's ``arg:`` and ``aux:`` prefixes.
-        shapes: names (and shapes) of the data inputs; default: inputs that ``params`` has no value
-            for. When given, the model is compiled now rather than at the first call.
+        shapes: names (and shapes) of the data inputs, in the order of positional arguments;
+            default: inputs that ``params`` has no value for, in the Symbol's order, but ``data0``,
+            ``data1`` ... of an exported Block by number. When given, the model is compiled now
+            rather than at the first call.
         passes: pipeline, as for :func:`graphopt.optimize`.
         check: compare every pass's result with the original.
         precise: no pass may round differently.

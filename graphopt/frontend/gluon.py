@@ -6,6 +6,7 @@ can be, and so can a ``Sequential`` of such, whose code is Gluon's.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from graphopt.ir.graph import Graph
 
 #: How nested arguments and results are laid out: 0 is one array, -1 is None, a list nests.
 Format = Any
+
+_NUMBERED = re.compile(r"data[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,16 @@ def why_not_traceable(block: Any) -> str:
 def input_names(count: int) -> tuple[str, ...]:
     """What a Block's inputs are called in graphs, as Gluon calls them."""
     return ("data",) if count == 1 else tuple(f"data{i}" for i in range(count))
+
+
+def in_call_order(names: Sequence[str]) -> list[str]:
+    """Names of data inputs, those that are called as :func:`input_names` does by their numbers.
+
+    A Symbol lists its inputs in the order in which it reads them.
+    """
+    numbered = sorted(filter(_NUMBERED.fullmatch, names), key=lambda name: int(name[4:]))
+    following = iter(numbered)
+    return [next(following) if name in numbered else name for name in names]
 
 
 def lift_traced(

@@ -81,6 +81,36 @@ def test_an_exported_block_without_parameters(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model(x).asnumpy(), want)
 
 
+@pytest.mark.parametrize("mode", ["plain", "auto", "inference"])
+def test_positional_inputs_are_those_of_the_block(tmp_path: Path, mode: str) -> None:
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, a, b, c):
+            return F.exp(c) - F.square(b) * a
+
+    net = Net()
+    inputs = [mx.nd.array([float(n)]) for n in (2, 3, 5)]
+    want = net(*inputs).asnumpy()
+    if mode == "plain":
+        net.hybridize()
+    else:
+        net = graphopt.optimize(net, mode=mode)
+    net(*inputs)
+    net.export(str(tmp_path / "m"))
+    listed = mx.sym.load(str(tmp_path / "m-symbol.json")).list_inputs()
+    assert listed != ["data0", "data1", "data2"]
+    model = graphopt.load(tmp_path / "m-symbol.json", tmp_path / "m-0000.params")
+    assert model.data == ("data0", "data1", "data2")
+    np.testing.assert_allclose(model(*inputs).asnumpy(), want, rtol=1e-6)
+    reverse = dict.fromkeys(reversed(model.data), (1,))
+    model = graphopt.load(tmp_path / "m-symbol.json", tmp_path / "m-0000.params", reverse)
+    np.testing.assert_allclose(model(*reversed(inputs)).asnumpy(), want, rtol=1e-6)
+
+
+def test_inputs_of_a_symbol_keep_their_order() -> None:
+    x, y, ten, two = (mx.sym.var(name) for name in ("x", "data", "data10", "data2"))
+    assert graphopt.optimize((y - ten) * (x - two)).data == ("data", "data2", "x", "data10")
+
+
 def test_bad_files_and_arguments(saved: Path) -> None:
     symbol, params = saved / "m-symbol.json", saved / "m-0000.params"
     with pytest.raises(ParseError, match=r"cannot read .*none.json.*No such file"):
