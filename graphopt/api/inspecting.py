@@ -210,7 +210,10 @@ class Race:
 
 
 class _Runner:
-    """A lowered graph with its inputs; a call runs it once and waits for the results."""
+    """A lowered graph with its inputs; a call runs it once and waits for the results.
+
+    In training a call is forward and backward, but forward alone where all inputs are integers.
+    """
 
     def __init__(self, graph: Graph, arrays: Mapping[str, Any], *, training: bool) -> None:
         from graphopt.api.lowering import lower
@@ -218,11 +221,11 @@ class _Runner:
         roles = {node.name: node.op for node in graph.inputs if node.name in arrays}
         params = {name: arrays[name] for name, role in roles.items() if role != DATA}
         self._data = {name: arrays[name] for name, role in roles.items() if role == DATA}
+        # Of a graph without parameters, the gradients of data are what training may compute.
+        self._learned = (_of_floats(params) or _of_floats(self._data)) if training else []
+        for array in self._learned:
+            array.attach_grad()
         self._training = training
-        if training:
-            for array in params.values():
-                if array.dtype.__name__.startswith("float"):
-                    array.attach_grad()
         self._call = lower(graph, params, training=training)
         self()
         self.engine = self._call.choice.engine
@@ -234,13 +237,18 @@ class _Runner:
         if self._training:
             with mx.autograd.record():
                 outputs = self._call(**self._data)
-            mx.autograd.backward(outputs)
+            if self._learned:
+                mx.autograd.backward(outputs)
         else:
             outputs = self._call(**self._data)
         for output in outputs:
             output.wait_to_read()
         if self._training:
             mx.nd.waitall()
+
+
+def _of_floats(arrays: Mapping[str, Any]) -> list[Any]:
+    return [array for array in arrays.values() if array.dtype.__name__.startswith("float")]
 
 
 def _medians(runners: list[_Runner], seconds: float) -> list[float]:

@@ -60,6 +60,19 @@ def test_json_of_a_run(graphopt, net, mode):
     ]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "i32"])
+def test_training_without_parameters(graphopt, tmp_path, dtype):
+    """Gradients are those of data, or there are none."""
+    net = tmp_path / "net.gir"
+    net.write_text(
+        f"graph net(%x: {dtype}[2], %y: {dtype}[2]) {{\n"
+        f"  %z = elemwise_mul(%x, %y) : {dtype}[2]\n  return %z\n}}\n"
+    )
+    ran = graphopt("inspect", net, "-p", "dce", "--mode", "training", "--seconds", "0", "--json")
+    assert ran.code == 0
+    assert json.loads(ran.out)["rows"][0]["run_ms"] > 0
+
+
 def test_a_process_prints_json_and_no_word_of_mxnet(net):
     """As users run it: here MXNet may have read its settings in a test before."""
     settings = {name: it for name, it in os.environ.items() if name != "MXNET_SUBGRAPH_VERBOSE"}
