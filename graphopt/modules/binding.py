@@ -62,9 +62,9 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
             UnsupportedError: MXNet's is to share the arrays of an optimized one.
         """
         reason = self._why_plain(stype_dict, group2ctx)
-        types = None if reason else self._types(kwargs, type_dict or {})
+        types = None if reason else self._types(kwargs, type_dict)
         if types is None:
-            reason = reason or "its shapes do not follow from those that were given"
+            reason = reason or "its shapes or dtypes do not follow from those that were given"
             if isinstance(shared_exec, OptimizedExecutor):
                 raise UnsupportedError(f"MXNet has to run this one, as {reason}: it shares nothing")
             made = super().simple_bind(
@@ -105,19 +105,22 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
         return f"argument {next(iter(kinds))!r} is sparse" if kinds else ""
 
     def _types(
-        self, shapes: Mapping[str, Any], dtypes: Mapping[str, Any]
+        self, shapes: Mapping[str, Any], dtypes: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Shape and dtype of each argument and each state; ``None`` if they do not follow."""
         names, states = self.list_arguments(), self.list_auxiliary_states()
         known = {*names, *states}
         shapes = {n: s for n, s in shapes.items() if n in known and isinstance(s, tuple)}
+        if dtypes is None:  # as in MXNet; where some are given, all others have to follow
+            own = self.attr_dict()
+            dtypes = {n: np.float32 for n in names if "__dtype__" not in own.get(n, {})}
         dtypes = {n: d for n, d in dtypes.items() if n in known}
         try:
             found, _, kept = self.infer_shape(**shapes)
-            kinds, _, kept_kinds = self.infer_type(**dtypes)
+            kinds, outputs, kept_kinds = self.infer_type_partial(**dtypes)
         except mx.MXNetError:
             return None  # MXNet's simple_bind says what is wrong
-        if found is None or len({*names}) < len(names):
+        if found is None or None in (*kinds, *outputs, *kept_kinds) or len({*names}) < len(names):
             return None
         return _typed(names, found, kinds), _typed(states, kept, kept_kinds)
 
@@ -151,11 +154,7 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
 
 
 def _typed(names: Sequence[str], shapes: Any, dtypes: Any) -> dict[str, Any]:
-    dtypes = dtypes or [None] * len(names)
-    return {
-        name: (shape, dtype or np.float32)
-        for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
-    }
+    return dict(zip(names, zip(shapes, dtypes, strict=True), strict=True))
 
 
 def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:

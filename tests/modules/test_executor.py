@@ -226,6 +226,24 @@ def test_custom_operators() -> None:
     assert_same(fast, plain)
 
 
+@pytest.mark.parametrize("dtypes", [None, {}, {"w": "float64"}, {"data": "float64"}])
+def test_dtypes_of_a_simple_bind(dtypes: Any) -> None:
+    """MXNet takes float32 for what says nothing, unless the caller gives dtypes."""
+    rows = sym.take(sym.var("w"), sym.var("data", dtype="int32"))
+    symbol = sym.Group([rows, sym.tanh(sym.var("y", dtype="float64"))])
+    view = graphopt.optimize(mx.mod.Module(symbol, ["data", "y"], None)).symbol
+    shapes = {"data": (2, 3), "w": (5, 4), "y": (2, 3)}
+    if dtypes is not None and "w" not in dtypes:
+        for each in (symbol, view):
+            with pytest.raises(RuntimeError, match="w: -1"):
+                each.simple_bind(mx.cpu(), type_dict=dtypes, **shapes)
+        return
+    plain, fast = (e.simple_bind(mx.cpu(), type_dict=dtypes, **shapes) for e in (symbol, view))
+    assert isinstance(fast, OptimizedExecutor)
+    for found, want in ((fast.arg_dict, plain.arg_dict), (fast.grad_dict, plain.grad_dict)):
+        assert {n: a.dtype for n, a in found.items()} == {n: a.dtype for n, a in want.items()}
+
+
 def test_bad_input() -> None:
     fast, _ = pair(chain(), data=(6, 5), w=(6, 5))
     with pytest.raises(InputError, match="backward before forward"):
