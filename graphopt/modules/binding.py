@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphopt.compat import import_mxnet
-from graphopt.errors import UnsupportedError
+from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.symbol import data_names
 from graphopt.modules.executor import OptimizedExecutor, executor_of
 from graphopt.nn.config import Config
@@ -16,6 +16,7 @@ from graphopt.nn.config import Config
 mx = import_mxnet()
 
 _DEFAULT_STORAGE = ("0", "-1", "default", "undefined")
+_REQUESTS = "write", "add", "null"
 
 
 class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
@@ -58,7 +59,8 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
             spread over contexts.
 
         Raises:
-            RuntimeError: shapes are missing or contradict each other.
+            RuntimeError: shapes or dtypes are missing or contradict each other.
+            InputError: ``grad_req`` has other words than MXNet's, or not as many as arguments.
             UnsupportedError: MXNet's is to share the arrays of an optimized one.
         """
         reason = self._why_plain(stype_dict, group2ctx)
@@ -158,12 +160,27 @@ def _typed(names: Sequence[str], shapes: Any, dtypes: Any) -> dict[str, Any]:
 
 
 def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
-    """What is to become of each argument's gradient."""
-    if isinstance(grad_req, str):
-        return dict.fromkeys(names, grad_req)
-    if isinstance(grad_req, Mapping):
-        return {name: grad_req.get(name, "null") for name in names}
-    return dict(zip(names, grad_req, strict=True))
+    """What is to become of each argument's gradient.
+
+    Raises:
+        InputError: one is not "write", "add" or "null", or a list is not one for each argument.
+    """
+    if grad_req is None or isinstance(grad_req, str):
+        found = dict.fromkeys(names, "null" if grad_req is None else grad_req)
+    elif isinstance(grad_req, Mapping):
+        found = {name: grad_req.get(name, "null") for name in names}
+    elif isinstance(grad_req, Sequence) and len(grad_req) == len(names):
+        found = dict(zip(names, grad_req, strict=True))
+    else:
+        raise InputError(
+            f"grad_req is {grad_req!r}: give one for all arguments, a dictionary by name, or a list"
+            f" of {len(names)}"
+        )
+    for name, request in found.items():
+        if request not in _REQUESTS:
+            allowed = ", ".join(map(repr, _REQUESTS))
+            raise InputError(f"grad_req of {name!r} is {request!r}: give one of {allowed}")
+    return found
 
 
 def _shared(executor: Any, name: str, shape: tuple[int, ...]) -> tuple[Any, Any]:

@@ -244,6 +244,22 @@ def test_dtypes_of_a_simple_bind(dtypes: Any) -> None:
         assert {n: a.dtype for n, a in found.items()} == {n: a.dtype for n, a in want.items()}
 
 
+def test_requests_for_gradients() -> None:
+    view = graphopt.optimize(mx.mod.Module(chain(), ["data"], None)).symbol
+    for request, message in (
+        ("foo", "grad_req of 'data' is 'foo': give one of 'write', 'add', 'null'"),
+        (["add", None], "grad_req of 'w' is None: give"),
+        ({"w": "inplace"}, "grad_req of 'w' is 'inplace': give"),
+        (["write"], r"is \['write'\]: give one for all .*, or a list of 2"),
+        (1, "is 1: give one for all arguments, a dictionary by name"),
+    ):
+        with pytest.raises(InputError, match=message):
+            view.simple_bind(mx.cpu(), grad_req=request, data=(6, 5), w=(6, 5))
+    executors = [e.simple_bind(mx.cpu(), None, data=(6, 5), w=(6, 5)) for e in (view, chain())]
+    for executor in (executors[0], graphopt.optimize(executors[1])):
+        assert [*executor.grad_dict.values()] == [None, None]
+
+
 def test_bad_input() -> None:
     fast, _ = pair(chain(), data=(6, 5), w=(6, 5))
     with pytest.raises(InputError, match="backward before forward"):
