@@ -38,7 +38,9 @@ class _Shown:
         told = dict.fromkeys(_told(executor) for executor in self.executors())
         lines = [*told] or ["nothing is bound yet: call .bind() or .fit()"]
         updates = dict.fromkeys(module._graphopt_updates.explain() for module in self._graphopt())
-        return "\n".join([*lines, *updates])
+        kept = dict.fromkeys(type(module).__name__ for module in self._graphopt_kept())
+        left = [f"{name} is left as it is: nothing is known of its class" for name in kept]
+        return "\n".join([*lines, *updates, *left])
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
         """Per compiled signature (mode and input types), a receipt per pass."""
@@ -66,6 +68,10 @@ class _Shown:
     def _graphopt(self) -> list[Any]:
         """The modules in it."""
         raise NotImplementedError
+
+    def _graphopt_kept(self) -> list[Any]:
+        """Modules in it that are no views."""
+        return []
 
     def _graphopt_models(self) -> list[Model]:
         found = [e.model for e in self.executors() if isinstance(e, OptimizedExecutor)]
@@ -140,11 +146,18 @@ class OptimizedSequence(_Shown):
     _modules: list[Any]
 
     def executors(self) -> list[Any]:
-        """Those of all modules, in their order."""
+        """Those of all modules that have views, in their order."""
         return [executor for module in self._graphopt() for executor in module.executors()]
 
     def _graphopt(self) -> list[Any]:
-        return [each for module in self._modules for each in module._graphopt()]
+        return [each for view in self._graphopt_views() for each in view._graphopt()]
+
+    def _graphopt_kept(self) -> list[Any]:
+        own = [module for module in self._modules if not isinstance(module, _Shown)]
+        return [*own, *(each for view in self._graphopt_views() for each in view._graphopt_kept())]
+
+    def _graphopt_views(self) -> list[_Shown]:
+        return [module for module in self._modules if isinstance(module, _Shown)]
 
 
 def module_view(module: Any, config: Config) -> Any:
@@ -175,10 +188,19 @@ def buckets_view(module: Any, config: Config) -> Any:
 
 
 def sequence_view(module: Any, config: Config) -> Any:
-    """An optimized view of a ``SequentialModule`` of other modules."""
+    """An optimized view of a ``SequentialModule``; modules without views stay as they are.
+
+    Raises:
+        InputError: there are such modules, and ``strict`` asked for it.
+    """
     twin = _twin(module, OptimizedSequence)
-    twin._modules = [view_of(each, config) for each in module._modules]
+    twin._modules = [_part(each, config) for each in module._modules]
     return twin
+
+
+def _part(module: Any, config: Config) -> Any:
+    is_known = isinstance(module, tuple(_VIEWS))
+    return view_of(module, config) if is_known or config.strict else copy.copy(module)
 
 
 def view_of(module: Any, config: Config) -> Any:

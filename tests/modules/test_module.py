@@ -258,6 +258,29 @@ def test_sequences() -> None:
     assert_alike(*found)
 
 
+def test_losses_in_python_stay_as_they_are() -> None:
+    def gradient(scores: Any, labels: Any) -> Any:
+        return scores - mx.nd.one_hot(labels, 4)
+
+    def make() -> Any:
+        inner, outer = mx.mod.SequentialModule(), mx.mod.SequentialModule()
+        scores = sym.FullyConnected(sym.var("data"), num_hidden=4, name="fc")
+        inner.add(mx.mod.Module(sym.softmax(scores, name="scores"), label_names=None))
+        inner.add(mx.mod.PythonLossModule(grad_func=gradient), take_labels=True, auto_wiring=True)
+        return outer.add(inner, take_labels=True)
+
+    given = make()
+    fast = graphopt.optimize(given)
+    assert_alike(trained(fast, samples(24)), trained(make(), samples(24)))
+    assert "kernel" in fast.explain()
+    assert "PythonLossModule is left as it is" in fast.explain()
+    assert fast.graph().name
+    assert not given.binded
+    assert not any(module.binded for module in given._modules[0]._modules)
+    with pytest.raises(InputError, match="cannot optimize a PythonLossModule"):
+        graphopt.optimize(make(), strict=True)
+
+
 def test_limits_and_budgets() -> None:
     fast = graphopt.optimize(
         mx.mod.Module(mlp()), memory="4MB", max_shapes={"data": (16, 7), "softmax_label": (16,)}
