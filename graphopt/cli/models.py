@@ -79,6 +79,8 @@ def read(path: str) -> str:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ParseError(f"{path} is no UTF-8 text") from None
+    except IsADirectoryError:
+        usage(f"cannot read {path!r}: it is a folder")
     except OSError as error:
         folder = Path(path).parent
         names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
