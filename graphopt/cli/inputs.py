@@ -56,9 +56,9 @@ def _mapping(texts: Sequence[str], read: Callable[[str, str], _T], example: str)
 
 def _shape(name: str, text: str) -> Shape:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
         raise click.BadParameter(
-            f"{text!r} is no shape; extents are positive whole numbers,"
+            f"{text!r} is no shape; extents are positive whole numbers below 2^31,"
             f" for example {name}:1,3,224,224"
         )
     return tuple(map(int, parts))

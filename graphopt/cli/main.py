@@ -103,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(state, "interrupted", INTERRUPTED)
     except (GraphoptError, OSError) as error:
         return _fail(state, str(error), PROBLEM)
+    except MemoryError as error:
+        return _fail(state, f"not enough memory: {error}".rstrip(": "), PROBLEM)
     except Exception as error:  # noqa: BLE001 - a bug must not end in a traceback unasked
         what = f"{type(error).__name__}: {error}".rstrip(": ")
         return _fail(state, f"internal error, {what}; --debug shows where", PROBLEM)

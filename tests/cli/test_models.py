@@ -42,6 +42,14 @@ def test_text_with_other_shapes(graphopt, net):
     assert "%sum = elemwise_add(%left, %right) : f32[7,3]" in out
 
 
+def test_inputs_that_no_memory_holds(graphopt, tmp_path):
+    net = tmp_path / "net.gir"
+    net.write_text("graph net(%x: f32[2,2]) {\n  %y = relu(%x) : f32[2,2]\n  return %y\n}\n")
+    ran = graphopt("inspect", net, "-p", "dce", "--shape", f"x:{10**8},{10**8}")
+    assert ran.code == 1
+    assert "graphopt: error: not enough memory: Unable to allocate 71.1 PiB" in ran.err
+
+
 def test_types_that_contradict(graphopt, net):
     ran = graphopt("opt", net, *NONE, "--shape", "data:7,5")
     assert (ran.code, ran.out) == (1, "")
@@ -139,6 +147,7 @@ def test_operator_mxnet_does_not_know(graphopt, net_json):
         (["--shape", "data:2x4"], "'2x4' is no shape; extents are positive whole numbers"),
         (["--shape", "data:2,-4"], "'2,-4' is no shape"),
         (["--shape", "data:2,0"], "'2,0' is no shape"),
+        (["--shape", "data:2147483648,4"], "'2147483648,4' is no shape"),
         (["--shape", "dta:2,4"], "unknown input 'dta'; did you mean 'data'?"),
         (["--shape", "data:2,4", "--shape", "data:3,4"], "input 'data' is given twice"),
         (["--dtype", "float16"], "'float16' names no input; write for example data:float16"),
