@@ -20,6 +20,16 @@ def is_pure(node: Node, *, training: bool) -> bool:
     return info(node.op, node.attrs).is_pure(training=training)
 
 
+def may_draw(graph: Graph, *, training: bool) -> bool:
+    """Whether a call may take numbers from the generator, as an unknown operator might."""
+    for node in graph:
+        if not is_pure(node, training=training):
+            facts = info(node.op, node.attrs)
+            if facts.random or not facts.mutates:
+                return True
+    return False
+
+
 def held_nodes(graph: Graph) -> frozenset[NodeId]:
     """Nodes that others have to run after. Erasing one would leave a dangling dependency."""
     return graph.derived(

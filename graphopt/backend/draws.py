@@ -1,13 +1,34 @@
-"""Random numbers that a graph reads, drawn by MXNet's generator in front of a call."""
+"""MXNet's random numbers, in front of a call and around what is run to compare it."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
 from graphopt.compat import import_mxnet
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.node import Node
+
+#: Seeds are below.
+_MOST_SEED: Final = 1 << 31
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Inside the block the CPUs' generator is seeded alike; behind it, as the user's seed has it.
+
+    MXNet does not tell where its stream is. So a number is taken from it, which seeds the rest.
+    """
+    mx = import_mxnet()
+    with mx.autograd.pause():
+        after = int(mx.nd.random.randint(0, _MOST_SEED - 1, ctx=mx.cpu()).asscalar())
+    mx.random.seed(0, ctx=mx.cpu())
+    try:
+        yield
+    finally:
+        mx.random.seed(after, ctx=mx.cpu())
 
 
 class Draws:

@@ -1,0 +1,84 @@
+"""Running graphs to compare them: what it leaves of the user's random stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.backend.infer import with_types
+from graphopt.backend.random_feeds import random_feeds
+from graphopt.backend.target import MXNetTarget
+from graphopt.compat import import_mxnet
+from graphopt.ir.graph import Graph
+from graphopt.ir.parser import parse
+
+mx = import_mxnet()
+
+STEADY = "graph g(%x: f32[2,4]) { %y = Dropout(%x) return %y }"
+DRAWING = """graph g(%x: f32[2,4]) {
+  %n = _random_normal() {shape=(2, 4)}
+  %y = elemwise_add(%x, %n)
+  return %y
+}"""
+
+
+class Shifted(mx.gluon.HybridBlock):
+    """A layer and a constant to fold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(4, in_units=5)
+
+    def hybrid_forward(self, F, x):
+        return F.broadcast_add(self.dense(x), F.arange(0, 4).reshape((1, -1)))
+
+
+def drawn() -> np.ndarray:
+    return mx.nd.random.uniform(shape=(3,)).asnumpy()
+
+
+def graph_of(text: str) -> Graph:
+    return with_types(parse(text))
+
+
+@pytest.mark.parametrize("options", [{}, {"check": True}, {"mode": "inference"}])
+@pytest.mark.parametrize("learns", [False, True])
+def test_compiling_leaves_the_random_stream_as_it_was(options: dict, learns: bool) -> None:
+    net = Shifted()
+    net.initialize()
+    fast = graphopt.optimize(net, **options)
+    mx.random.seed(3)
+    with mx.autograd.record() if learns else mx.autograd.pause():
+        fast(mx.nd.ones((3, 5)))
+    found = drawn()
+    mx.random.seed(3)
+    np.testing.assert_array_equal(found, drawn())
+
+
+@pytest.mark.parametrize("run", ["evaluate", "times_ms"])
+def test_a_graph_that_draws_nothing_reads_no_stream(run: str) -> None:
+    graph = graph_of(STEADY)
+    mx.random.seed(3)
+    if run == "evaluate":
+        MXNetTarget().evaluate(graph, random_feeds(graph))
+    else:
+        MXNetTarget().times_ms([graph])
+    found = drawn()
+    mx.random.seed(3)
+    np.testing.assert_array_equal(found, drawn())
+
+
+@pytest.mark.parametrize(("text", "training"), [(STEADY, True), (DRAWING, False)])
+def test_what_draws_does_so_alike_and_the_stream_goes_on_by_its_seed(text, training) -> None:
+    graph, streams, outputs = graph_of(text), [], []
+    for seed in (3, 3, 4):
+        mx.random.seed(seed)
+        found = MXNetTarget().evaluate(graph, random_feeds(graph), training=training)
+        MXNetTarget().times_ms([graph], training=training)
+        outputs.append(found["output0"])
+        streams.append(drawn())
+    np.testing.assert_array_equal(outputs[0], outputs[2])
+    np.testing.assert_array_equal(streams[0], streams[1])
+    assert not np.array_equal(streams[0], streams[2])
