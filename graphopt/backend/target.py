@@ -23,6 +23,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA
+from graphopt.ir.ops import Gradient, canonical, info
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.marked import Times, Ways, direction_times_ms
@@ -33,6 +34,8 @@ from graphopt.kernels.products import dense_means, is_tiled, packed_size
 _MOST_ROUNDS, _FEWEST_ROUNDS = 5, 3
 _PATIENCE_MS = 400.0
 _GRADIENT_DTYPES = ("float16", "float32", "float64")
+#: MXNet refuses to differentiate by their first inputs.
+_LOOK_UP = frozenset({"Embedding", "_contrib_SparseEmbedding"})
 
 
 class MXNetTarget:
@@ -60,8 +63,9 @@ class MXNetTarget:
             gradients: also backward, with fixed pseudo-random head gradients.
 
         Returns:
-            ``output0`` ..., and with gradients ``grad:<input>`` for every float input (and, in
-            training, ``aux:<input>`` for the auxiliary states afterwards).
+            ``output0`` ..., and with gradients ``grad:<input>`` for every float input, but for
+            those that become indices of an Embedding (and, in training, ``aux:<input>`` for the
+            auxiliary states afterwards).
 
         Raises:
             GraphoptError: MXNet raised; the message is its first line.
@@ -150,8 +154,10 @@ def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
     feeds = quick_feeds(graph)
     arrays = [mx.nd.array(feeds[name], dtype=feeds[name].dtype) for name in symbol.list_inputs()]
     engine = CachedOpEngine(symbol, {node.name for node in graph.role(DATA)})
-    for array in arrays if training else ():
-        array.attach_grad()
+    indices = _become_indices(graph)
+    for name, array in zip(engine.inputs, arrays, strict=True) if training else ():
+        if name not in indices:
+            array.attach_grad()
 
     def call() -> None:
         with mx.autograd.record() if training else mx.autograd.pause(train_mode=False):
@@ -190,7 +196,8 @@ def _run(
     with _same_draws(graph, training=training):
         if gradients:
             unread = {name: value for name, value in feeds.items() if name not in arrays}
-            return _backward(mx, symbol, arrays, set(fixed)) | _of_unread(graph, unread)
+            plain = {*fixed, *_become_indices(graph)}
+            return _backward(mx, symbol, arrays, plain) | _of_unread(graph, unread)
         # Not the executor: its oneDNN subgraphs get some graphs wrong.
         with mx.autograd.pause(train_mode=training):
             outputs = CachedOpEngine(symbol, symbol.list_inputs())(list(arrays.values()))
@@ -198,11 +205,12 @@ def _run(
 
 
 def _backward(
-    mx: Any, symbol: Any, arrays: Mapping[str, Any], fixed: set[str]
+    mx: Any, symbol: Any, arrays: Mapping[str, Any], plain: set[str]
 ) -> dict[str, np.ndarray[Any, Any]]:
+    """Forward and backward, by all inputs of float types but the plain ones."""
     args = {name: arrays[name] for name in symbol.list_arguments()}
     aux = {name: arrays[name] for name in symbol.list_auxiliary_states()}
-    wanted = [n for n in args if n not in fixed and args[n].dtype.__name__ in _GRADIENT_DTYPES]
+    wanted = [n for n in args if n not in plain and args[n].dtype.__name__ in _GRADIENT_DTYPES]
     with quiet_binding():
         executor = symbol.bind(
             mx.cpu(),
@@ -216,6 +224,19 @@ def _backward(
     executor.backward([_head_gradient(mx, output, i) for i, output in enumerate(outputs)])
     found |= {f"grad:{name}": executor.grad_dict[name].asnumpy() for name in wanted}
     return found | {f"aux:{name}": array.asnumpy() for name, array in aux.items()}
+
+
+def _become_indices(graph: Graph) -> set[str]:
+    """Inputs that MXNet does not differentiate by, as an Embedding looks up what they become."""
+    pending = [node.inputs[0].node for node in graph if canonical(node.op) in _LOOK_UP]
+    found = set(pending)
+    while pending:
+        node = graph[pending.pop()]
+        if info(node.op, node.attrs).gradient is not Gradient.NONE:
+            fresh = {value.node for value in node.inputs} - found
+            found |= fresh
+            pending += fresh
+    return {graph[number].name for number in found if graph[number].is_input}
 
 
 def _of_unread(

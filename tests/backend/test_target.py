@@ -1,4 +1,4 @@
-"""Running graphs to compare them: what it leaves of the user's random stream."""
+"""Running graphs to compare them: gradients, and what is left of the user's random stream."""
 
 from __future__ import annotations
 
@@ -82,3 +82,47 @@ def test_what_draws_does_so_alike_and_the_stream_goes_on_by_its_seed(text, train
     np.testing.assert_array_equal(outputs[0], outputs[2])
     np.testing.assert_array_equal(streams[0], streams[1])
     assert not np.array_equal(streams[0], streams[2])
+
+
+class Tokens(mx.gluon.HybridBlock):
+    """Words, by numbers of a float type, and a gain that has nothing to do with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.embedding = mx.gluon.nn.Embedding(10, 4)
+            self.dense = mx.gluon.nn.Dense(3, flatten=False, in_units=4)
+
+    def hybrid_forward(self, F, ids, gain):
+        return F.broadcast_mul(self.dense(self.embedding(ids + 1)), gain)
+
+
+def test_training_an_embedding_of_floats_is_checked() -> None:
+    net, ids, gain = Tokens(), mx.nd.array([[0, 3], [1, 1]]), mx.nd.ones((1,))
+    net.initialize()
+    gain.attach_grad()
+    found = []
+    for called in (net, graphopt.optimize(net, check=True)):
+        with mx.autograd.record():
+            loss = (called(ids, gain) ** 2).sum()
+        loss.backward()
+        learned = [parameter.grad().asnumpy() for parameter in net.collect_params().values()]
+        found.append([loss.asnumpy(), gain.grad.asnumpy(), *learned])
+    for plain, fast in zip(*found, strict=True):
+        np.testing.assert_allclose(fast, plain, rtol=1e-4)
+
+
+def test_gradients_stop_where_mxnet_has_none() -> None:
+    graph = graph_of("""graph g(%x: f32[2,3], %z: f32[2,3], param %w: f32[9,4]) {
+      %i = _plus_scalar(%x) {scalar=1.0}
+      %j = floor(%z)
+      %a = Embedding(%i, %w) {input_dim=9, output_dim=4}
+      %b = Embedding(%j, %w) {input_dim=9, output_dim=4}
+      %y = elemwise_add(%a, %b)
+      return %y
+    }""")
+    target, feeds = MXNetTarget(), random_feeds(graph)
+    found = target.evaluate(graph, feeds, gradients=True)
+    assert {name for name in found if name.startswith("grad:")} >= {"grad:w"}
+    assert "grad:x" not in found
+    assert target.times_ms([graph], training=True)[0] > 0
