@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, CONSTANT, WITH_SPEC, Node, NodeId, Value
-from graphopt.ir.ops import info
+from graphopt.ir.ops import canonical, info, is_known
+
+#: Operators that run code of users, or of libraries that they loaded.
+_FOREIGN: Final = frozenset(
+    {"Custom", "_CachedOp", "_CachedOpThreadSafe", "_CustomFunction", "_NDArray", "_Native"}
+)
 
 
 def is_pure(node: Node, *, training: bool) -> bool:
@@ -18,6 +25,29 @@ def is_pure(node: Node, *, training: bool) -> bool:
     if node.after or (node.graphs and node.op not in WITH_SPEC):
         return False
     return info(node.op, node.attrs).is_pure(training=training)
+
+
+def may_repeat(graph: Graph, *, training: bool) -> bool:
+    """Whether one more call of the graph does no harm but for random numbers that it takes.
+
+    It may where an operator writes to a state, or is the user's own: that may count its calls, and
+    need not compute the same again. What a graph in it draws cannot be told from such.
+    """
+    return not any(_leaves_traces(node, training=training) for node in graph)
+
+
+def _leaves_traces(node: Node, *, training: bool) -> bool:
+    if node.is_input or is_pure(node, training=training):
+        return False
+    if not is_known(node.op) or canonical(node.op) in _FOREIGN:
+        return True
+    facts = info(node.op, node.attrs)
+    if facts.mutates and (training or not facts.mode_dependent):
+        return True
+    return not all(
+        may_repeat(graph, training=training) and not may_draw(graph, training=training)
+        for graph in node.graphs
+    )
 
 
 def may_draw(graph: Graph, *, training: bool) -> bool:

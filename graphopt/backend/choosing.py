@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from graphopt.analysis.effects import may_repeat
 from graphopt.backend.arrays import bytes_of
 from graphopt.backend.candidates import Form, Make, is_packed
 from graphopt.backend.choice import (
@@ -65,6 +66,8 @@ def choose(
 ) -> Chosen:
     """The fastest of the candidates that compute what the first one does.
 
+    It is the first one where more calls of the graph than the caller's own would leave traces.
+
     Args:
         form: what they run.
         candidates: what makes them, by name.
@@ -77,6 +80,8 @@ def choose(
         BudgetError: no training step takes as little as was asked for.
         GraphoptError: none of them runs; the message says why not.
     """
+    if not may_repeat(form.graph, training=False):
+        candidates = dict([next(iter(candidates.items()))])
     key, place = key_of(form, candidates), _place(form, candidates)
     known = remembered(key) if len(candidates) > 1 else None
     if known is not None and known["engine"] in candidates:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from graphopt.analysis.effects import may_repeat
 from graphopt.backend.any_size import REGIONS
 from graphopt.backend.sorting import compare_results, run_once
 from graphopt.backend.symbol import first_line
@@ -136,6 +137,8 @@ class AnySize:
     def settle(self, given: Sequence[Any], sized: Sized, plain: Run) -> None:
         """Find what runs it the fastest, on arrays of another size; nothing is learned from it.
 
+        It is MXNet where more calls than the caller's own would leave traces.
+
         Args:
             given: arrays of a call.
             sized: what follows their sizes.
@@ -144,6 +147,9 @@ class AnySize:
         Raises:
             MXNetError: MXNet does not run them.
         """
+        if not may_repeat(self._entry.original, training=False):
+            self._give_up("its operators may not be called for a trial")
+            return
         self._entry.refresh(given[0].ctx)
         names = self._entry.traced.names
         data = dict(zip(names, given, strict=True))
@@ -241,8 +247,11 @@ class AnySize:
 
     def failed(self, error: Exception) -> None:
         """Do not run it any more."""
+        self._give_up(first_line(error))
+
+    def _give_up(self, why: str) -> None:
         self._engine, self._by_size, self.saved = "", None, 1.0
-        self.told = f"given up: {first_line(error)}"
+        self.told = f"given up: {why}"
 
     def _of_own_size(self, given: Sequence[Any]) -> list[Any]:
         """Arrays of the size that the entry was compiled for, of values that occur."""

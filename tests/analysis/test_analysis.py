@@ -2,7 +2,7 @@
 
 import pytest
 
-from graphopt.analysis.effects import held_nodes, is_pure, written_values
+from graphopt.analysis.effects import held_nodes, is_pure, may_draw, may_repeat, written_values
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.analysis.metrics import Meter, Metrics, measure
 from graphopt.ir.parser import parse
@@ -126,3 +126,27 @@ def test_written_values():
     assert names >= {"mean", "var"}
     assert not names & {"x", "w", "fc", "beta"}
     assert not written_values(graph, training=False) & {graph.find("mean").out()}
+
+
+NORMED = "%y = BatchNorm(%x, %g, %b, %m, %v)"
+
+
+@pytest.mark.parametrize(
+    ("node", "repeats", "draws"),
+    [
+        ("%y = tanh(%x)", "both", "never"),
+        ("%y = mystery(%x)", "never", "both"),
+        ('%y = Custom(%x) {op_type="mine"}', "never", "both"),
+        ("%y = sgd_mom_update(%x, %g, %m)", "never", "never"),
+        ("%y = _random_normal() {shape=(2,)}", "both", "both"),
+        ("%y = Dropout(%x)", "both", "training"),
+        (NORMED, "inference", "never"),
+    ],
+)
+def test_what_another_call_changes(node, repeats, draws):
+    inputs = "%x: f32[2,3], param %g: f32[3], param %b: f32[3], aux %m: f32[3], aux %v: f32[3]"
+    graph = parse(f"graph g({inputs}) {{ {node} return %y }}")
+    for mode in ("training", "inference"):
+        is_training = mode == "training"
+        assert may_repeat(graph, training=is_training) == (repeats in (mode, "both"))
+        assert may_draw(graph, training=is_training) == (draws in (mode, "both"))
