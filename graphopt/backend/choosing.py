@@ -12,7 +12,7 @@ import numpy as np
 
 from graphopt.analysis.effects import may_repeat
 from graphopt.backend.arrays import bytes_of
-from graphopt.backend.candidates import Form, Make, is_packed
+from graphopt.backend.candidates import Candidates, Form, Make, is_packed
 from graphopt.backend.choice import (
     CACHED_OP,
     CACHED_OP_ONEDNN,
@@ -28,7 +28,14 @@ from graphopt.backend.findings import active
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.race import race
-from graphopt.backend.sorting import WithoutChoosing, chooses, compare_results, run_once
+from graphopt.backend.sorting import (
+    WithoutChoosing,
+    chooses,
+    compare_results,
+    draws,
+    run_once,
+    without_draws,
+)
 from graphopt.backend.symbol import first_line
 from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
@@ -67,6 +74,8 @@ def choose(
     """The fastest of the candidates that compute what the first one does.
 
     It is the first one where more calls of the graph than the caller's own would leave traces.
+    Where the graph draws random numbers, it is chosen without, so that a seed gives the same as in
+    MXNet.
 
     Args:
         form: what they run.
@@ -82,6 +91,9 @@ def choose(
     """
     if not may_repeat(form.graph, training=False):
         candidates = dict([next(iter(candidates.items()))])
+    elif len(candidates) > 1 and draws(form.graph):
+        name = _without_drawing(form, candidates, arrays, choice)
+        candidates = {name: candidates[name]}
     key, place = key_of(form, candidates), _place(form, candidates)
     known = remembered(key) if len(candidates) > 1 else None
     if known is not None and known["engine"] in candidates:
@@ -109,6 +121,26 @@ def choose(
     needed = (next(iter(candidates)), choice.engine)
     findings.seconds += sum(s for name, s in trial.tried_s.items() if name not in needed)
     return Chosen(engines[choice.engine], trial.outputs.get(choice.engine))
+
+
+def _without_drawing(
+    form: Form, candidates: Iterable[str], arrays: Mapping[str, Any], choice: Choice
+) -> str:
+    """Which of them is the fastest if others draw the random numbers."""
+    first, *_ = candidates
+    apart = without_draws(form, arrays)
+    if apart is None:
+        return first
+    cut, values = apart
+    made = Candidates(cut, values, choice)
+    engines = {n: make for n, make in made.by_name(values).items() if n in candidates}
+    if first not in engines:
+        return first
+    try:
+        choose(cut, engines, values, values.__getitem__, choice, made.forget)
+    except GraphoptError:
+        return first
+    return choice.engine
 
 
 def _like(

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
+from graphopt.analysis.effects import may_draw
 from graphopt.compat import import_mxnet
 from graphopt.ir.attrs import to_mxnet
+from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node
 
 #: Seeds are below.
 _MOST_SEED: Final = 1 << 31
 
 
+def same_draws(*graphs: Graph, training: bool) -> AbstractContextManager[None]:
+    """Inside the block graphs draw the same numbers; a stream that none reads stays as it is."""
+    return _seeded() if any(may_draw(g, training=training) for g in graphs) else nullcontext()
+
+
 @contextmanager
-def seeded() -> Iterator[None]:
+def _seeded() -> Iterator[None]:
     """Inside the block the CPUs' generator is seeded alike; behind it, as the user's seed has it.
 
     MXNet does not tell where its stream is. So a number is taken from it, which seeds the rest.

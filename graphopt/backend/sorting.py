@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -47,14 +47,20 @@ def chooses(graph: Graph) -> bool:
     return any(_chooses(node) for node in graph)
 
 
-def without_choosing(graph: Graph) -> Graph:
-    """The graph with such operators cut out.
+def draws(graph: Graph) -> bool:
+    """Whether the graph has operators that draw random numbers in inference."""
+    return any(map(_draws, graph))
+
+
+def without_choosing(graph: Graph, *, drawing_only: bool = False) -> Graph:
+    """The graph with such operators cut out, or only with those that draw random numbers.
 
     After the outputs of the graph come what these operators read; what they gave are data inputs
     after its inputs, named by :func:`given`. Nothing else changes.
     """
     cut = graph.copy()
-    nodes = [node for node in graph if _chooses(node)]
+    is_cut = _draws if drawing_only else _chooses
+    nodes = [node for node in graph if is_cut(node)]
     for node in nodes:
         for index, value in enumerate(node.values):
             new = cut.add_input(given(node, index), DATA, graph.type_of(value))
@@ -79,18 +85,8 @@ class WithoutChoosing:
     def __init__(self, form: Form, arrays: Mapping[str, Any]) -> None:
         """``arrays``: all that the form reads, as one call has it."""
         self._values = {**arrays, **_chosen(form, arrays)}
-        cut = without_choosing(form.graph)
-        products = form.with_products and without_choosing(form.with_products)
-        apart = replace(
-            form,
-            graph=cut,
-            symbol=to_symbol(cut),
-            with_products=products,
-            data=tuple(node.name for node in cut.role(DATA)),
-        )
-        self._engines: Mapping[str, Make] = Candidates(apart, self._values, Choice()).by_name(
-            self._values
-        )
+        candidates = Candidates(_cut(form), self._values, Choice())
+        self._engines: Mapping[str, Make] = candidates.by_name(self._values)
         self._expected: dict[str, np.ndarray[Any, Any]] = {}
 
     def compare(self, first: str, name: str) -> None:
@@ -106,6 +102,34 @@ class WithoutChoosing:
     def _found(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
         engine = self._engines[name]()
         return run_once(engine, {n: self._values[n] for n in engine.inputs}).values
+
+
+def without_draws(form: Form, arrays: Mapping[str, Any]) -> tuple[Form, dict[str, Any]] | None:
+    """The form with operators that draw cut out, and all that it reads.
+
+    In their place are the same numbers every time, between 0 and 1. ``None`` if nothing is left,
+    or some of their types are not known.
+    """
+    if not without_choosing(form.graph, drawing_only=True).outputs:
+        return None
+    apart = _cut(form, drawing_only=True)
+    mx, rng, values = import_mxnet(), np.random.default_rng(0), dict(arrays)
+    for node in apart.graph.role(DATA):
+        if node.name not in values:
+            if not node.type.is_static:
+                return None
+            numbers = rng.random(cast("tuple[int, ...]", node.type.shape))
+            values[node.name] = mx.nd.array(numbers, form.ctx, node.type.dtype)
+    return apart, values
+
+
+def _cut(form: Form, *, drawing_only: bool = False) -> Form:
+    cut = without_choosing(form.graph, drawing_only=drawing_only)
+    products = form.with_products
+    if products is not None:
+        products = without_choosing(products, drawing_only=drawing_only)
+    data = tuple(node.name for node in cut.role(DATA))
+    return replace(form, graph=cut, symbol=to_symbol(cut), with_products=products, data=data)
 
 
 def compare_columns(
@@ -188,12 +212,12 @@ def _scale(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _chooses(node: Node) -> bool:
-    return canonical(node.op) in CHOOSING or (info(node.op, node.attrs).random and _draws(node))
+    return canonical(node.op) in CHOOSING or _draws(node)
 
 
 def _draws(node: Node) -> bool:
-    """Whether a random operator draws in inference."""
-    return not is_pure(node, training=False)
+    """Whether it is a random operator that draws in inference."""
+    return info(node.op, node.attrs).random and not is_pure(node, training=False)
 
 
 def _chosen(form: Form, arrays: Mapping[str, Any]) -> dict[str, Any]:

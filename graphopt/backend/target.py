@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from graphopt.analysis.effects import may_draw
-from graphopt.backend.draws import seeded
+from graphopt.backend.draws import same_draws
 from graphopt.backend.engines import CachedOpEngine, quiet_binding
 from graphopt.backend.findings import Place
 from graphopt.backend.infer import Types, infer_types
@@ -124,7 +122,7 @@ class MXNetTarget:
         With ``training`` forward and backward, by all inputs.
         """
         calls = [_caller(graph, training=training) for graph in graphs]
-        with _same_draws(*graphs, training=training):
+        with same_draws(*graphs, training=training):
             return _best_times(calls)
 
 
@@ -140,11 +138,6 @@ def _best_times(calls: Sequence[Callable[[], None]]) -> list[float]:
         if done >= _FEWEST_ROUNDS and spent > _PATIENCE_MS:
             break
     return best
-
-
-def _same_draws(*graphs: Graph, training: bool) -> AbstractContextManager[None]:
-    """Inside the block graphs draw the same numbers; a stream that none reads stays as it is."""
-    return seeded() if any(may_draw(g, training=training) for g in graphs) else nullcontext()
 
 
 def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
@@ -193,7 +186,7 @@ def _run(
         if value is None:
             raise InputError(f"input {name!r} of graph {graph.name!r} has no value")
         arrays[name] = mx.nd.array(value, dtype=value.dtype)
-    with _same_draws(graph, training=training):
+    with same_draws(graph, training=training):
         if gradients:
             unread = {name: value for name, value in feeds.items() if name not in arrays}
             plain = {*fixed, *_become_indices(graph)}

@@ -13,6 +13,7 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ import numpy as np
 
 from graphopt.analysis.effects import may_repeat
 from graphopt.backend.any_size import REGIONS
-from graphopt.backend.sorting import compare_results, run_once
+from graphopt.backend.draws import same_draws
+from graphopt.backend.sorting import compare_results, draws, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
@@ -137,7 +139,8 @@ class AnySize:
     def settle(self, given: Sequence[Any], sized: Sized, plain: Run) -> None:
         """Find what runs it the fastest, on arrays of another size; nothing is learned from it.
 
-        It is MXNet where more calls than the caller's own would leave traces.
+        It is MXNet where more calls than the caller's own would leave traces, or draw numbers that
+        differ from call to call.
 
         Args:
             given: arrays of a call.
@@ -147,7 +150,8 @@ class AnySize:
         Raises:
             MXNetError: MXNet does not run them.
         """
-        if not may_repeat(self._entry.original, training=False):
+        graph = self._entry.original
+        if not may_repeat(graph, training=False) or draws(graph):
             self._give_up("its operators may not be called for a trial")
             return
         self._entry.refresh(given[0].ctx)
@@ -156,7 +160,8 @@ class AnySize:
         ways = {PLAIN: _Way(PLAIN, names, plain)}
         expected = run_once(ways[PLAIN], data).values
         try:
-            self._try(ways, data, expected, sized)
+            with self._same_draws():
+                self._try(ways, data, expected, sized)
         except (GraphoptError, import_mxnet().MXNetError) as error:
             self.failed(error)
 
@@ -214,9 +219,14 @@ class AnySize:
         if not engine or len(self._looks) >= _MOST_LOOKS:
             return
         try:
-            self._compare(entry, self._way(engine, sized), given)
+            with self._same_draws():
+                self._compare(entry, self._way(engine, sized), given)
         except (GraphoptError, import_mxnet().MXNetError) as error:
             self.failed(error)
+
+    def _same_draws(self) -> AbstractContextManager[None]:
+        """A graph for training draws seeds of Dropout's masks even where it does not need them."""
+        return same_draws(self._entry.lowered.form.graph, training=False)
 
     def _way(self, engine: str, sized: Sized) -> _Way:
         names, run = self._entry.traced.names, self._entry.built.run_at_any_size

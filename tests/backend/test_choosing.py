@@ -133,3 +133,32 @@ def test_what_a_candidate_packed_is_let_go_of_unless_another_reads_it() -> None:
     assert {id(keeper.array) for keeper in candidates.keepers} == {id(fixed["b"]), id(fixed["c"])}
     candidates.forget("one", [])
     assert fixed.keys() == {"weight", "b", "c"}
+
+
+class Noisy(gluon.HybridBlock):
+    """A net that draws random numbers in inference, or nothing else."""
+
+    def __init__(self, *, is_all: bool) -> None:
+        super().__init__()
+        self.is_all = is_all
+        with self.name_scope():
+            self.dense = gluon.nn.Dense(16, in_units=8)
+
+    def hybrid_forward(self, F, x):
+        noise = F.random.normal(shape=(4, 16))
+        return noise if self.is_all else F.tanh(self.dense(x) * noise) + 1
+
+
+@pytest.mark.parametrize("is_all", [False, True])
+def test_a_seed_gives_the_same_where_engines_are_measured(is_all: bool) -> None:
+    net, x = Noisy(is_all=is_all), mx.nd.ones((4, 8))
+    net.initialize()
+    fast = graphopt.optimize(net, mode="inference")
+    found = []
+    for called in (net, fast, fast):
+        mx.random.seed(5)
+        outputs = [called(x).asnumpy() for _ in range(2)]
+        found.append([*outputs, mx.nd.random.uniform(shape=(3,)).asnumpy()])
+    for others in found[1:]:
+        for plain, other in zip(found[0], others, strict=True):
+            np.testing.assert_allclose(other, plain, rtol=1e-4, atol=1e-6)

@@ -478,3 +478,19 @@ def test_threads() -> None:
         thread.join()
     assert not wrong
     assert calls(net) > 0
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_random_numbers_are_those_of_the_seed(mode: str) -> None:
+    class Noisy(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x + F.random.normal_like(x)) * 2 + F.tanh(x)
+
+    plain = Noisy()
+    net = graphopt.optimize(plain, mode=mode)
+    found = []
+    for called in (plain, net):
+        mx.random.seed(7)
+        outputs = [called(mx.nd.ones((rows, 5))).asnumpy() for rows in (4, 4, *range(5, 20), 4)]
+        found.append(np.concatenate(outputs))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
