@@ -16,12 +16,12 @@ def environment(**values: str) -> Iterator[None]:
     """The process's environment with other values, for one thread at a time."""
     with _lock:
         before = {key: os.environ.get(key) for key in values}
-        os.environ.update(values)
         try:
+            os.environ.update(values)
             yield
         finally:
             for key, value in before.items():
                 if value is None:
-                    del os.environ[key]
+                    os.environ.pop(key, None)
                 else:
                     os.environ[key] = value

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from graphopt.batching import outputs
 from graphopt.batching.agenda import by_agenda, by_depth
-from graphopt.batching.execute import not_recording, run_plan
-from graphopt.batching.hooks import autograd_state, recording
+from graphopt.batching.execute import NotRecording, run_plan
+from graphopt.batching.hooks import autograd_state, recorded
 from graphopt.batching.library import Library
 from graphopt.batching.plan import make_plan, structure_key
 from graphopt.batching.recorder import ACTIVE, Recorder
@@ -128,14 +128,17 @@ class Batched:
         self._library.refresh()
         recorder = Recorder(self._library, autograd_state(), runner.pause)
         began = time.perf_counter()
-        with recording(recorder):
+
+        def run() -> Outcome:
             wrapped = [_wrap(recorder, sample) for sample in samples]
-            outcome = runner.run(
+            return runner.run(
                 recorder,
                 self.net,
                 wrapped,
                 lambda: self._flush(recorder, statistics, runner.finished),
             )
+
+        outcome = recorded(recorder, run)
         spent = time.perf_counter() - began
         statistics.calls = recorder.calls
         statistics.seconds_recording = (
@@ -159,7 +162,7 @@ class Batched:
         key = (structure_key(recorder, groups), wanted, recorder.outside)
         plan = self._library.plans.get(key)
         if plan is None:
-            with not_recording(0):
+            with NotRecording(0):
                 order = by_agenda if self.scheduler == "agenda" else by_depth
                 plan = make_plan(recorder, order(groups), wanted)
             if len(self._library.plans) >= MAX_PLANS:

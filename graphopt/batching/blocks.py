@@ -16,7 +16,7 @@ from graphopt.batching.entries import Unary
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN
 from graphopt.batching.operators import handle
-from graphopt.batching.recorder import Recorder, unrecorded
+from graphopt.batching.recorder import Recorder, Unrecorded
 from graphopt.batching.rules import NotRowwiseError
 from graphopt.batching.signature import Signature
 from graphopt.batching.unit import Layout, Unit, layout_of, make_unit, regroup
@@ -186,7 +186,7 @@ def _made(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout
     library = recorder.library
     if type(block) is _EMBEDDING and values[0].kind.tail:
         return _Lookup(block)
-    with library.lock, unrecorded():
+    with library.lock, Unrecorded():
         try:
             return make_unit(library, block, values, layout, recorder.state)
         except NotRowwiseError as error:

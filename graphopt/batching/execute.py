@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,19 +21,32 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 
 
-@contextmanager
-def not_recording(state: int) -> Iterator[None]:
-    """Calls of MXNet inside are made at once, under these flags of autograd."""
-    from graphopt.batching.hooks import autograd_state, set_autograd_state
+class NotRecording:
+    """Inside the block calls of MXNet are made at once, under these flags of autograd."""
 
-    recorder, ACTIVE.recorder = ACTIVE.recorder, None
-    before = autograd_state()
-    set_autograd_state(state)
-    try:
-        yield
-    finally:
-        set_autograd_state(before)
-        ACTIVE.recorder = recorder
+    __slots__ = ("_before", "_recorder", "_state")
+
+    def __init__(self, state: int) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        """Set the recorder and the flags aside."""
+        from graphopt.batching.hooks import autograd_state, set_autograd_state
+
+        self._before = autograd_state()
+        self._recorder, ACTIVE.recorder = ACTIVE.recorder, None
+        try:
+            set_autograd_state(self._state)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: Any) -> None:
+        """Go on with them."""
+        from graphopt.batching.hooks import set_autograd_state
+
+        ACTIVE.recorder = self._recorder
+        set_autograd_state(self._before)
 
 
 def run_plan(recorder: Recorder, plan: Plan) -> None:
@@ -51,7 +63,7 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
         if isinstance(step, Step):  # what is in blocks was recorded under the flags outside
             state |= step.signature.state & RECORDING
     recorder.tape |= state & RECORDING
-    with not_recording(state):
+    with NotRecording(state):
         for store, _ in plan.leaves:
             given = arrays[store]
             stores[store] = given[0] if len(given) == 1 else nd.concat(*given, dim=0)
@@ -95,7 +107,7 @@ def run_again(recorder: Recorder, store: int) -> None:
         seen.check(recorder.stores)
     planner = Planner(recorder.totals, recorder.homes)
     join = Joiner(recorder.stores)
-    with not_recording(recorder.outside):
+    with NotRecording(recorder.outside):
         for call in block.calls:
             if recorder.stores[call.store] is None:
                 group = (call.signature, call.store, call.rows, call.arguments, call.lengths)
@@ -219,7 +231,7 @@ def materialize(value: Lazy) -> Any:
     recorder = value.recorder
     if type(value) is PendingSum:
         if value.total is None and ACTIVE.recorder is not recorder:  # kept after the call
-            with not_recording(value.state):
+            with NotRecording(value.state):
                 return import_mxnet().nd.add_n(*[real(term) for term in value.terms])
         return real(value.settle())
     runs = (value.run,) if value.runs is None else value.runs
@@ -227,7 +239,7 @@ def materialize(value: Lazy) -> Any:
     parts = []
     # Whatever is asked here, the array may take part in the gradient later.
     state = recorder.outside | recorder.tape
-    with not_recording(state):
+    with NotRecording(state):
         for run in runs:
             array, start, count = recorder.locate(run)
             if array is None:

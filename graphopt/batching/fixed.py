@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.operators import infer, text
-from graphopt.batching.recorder import Real, Recorder, unrecorded
+from graphopt.batching.recorder import Real, Recorder, Unrecorded
 from graphopt.batching.signature import Slot
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import OpInfo
@@ -53,7 +53,7 @@ def make_fixed(
     def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
         found = recorder.fixed.get(slot)
         if found is None:
-            with unrecorded():
+            with Unrecorded():
                 found = invoke(operator, args, names, texts, None, False, False)
             met = recorder.real(found)
             recorder.fixed[slot] = slot.array = found

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from graphopt.backend.turns import TURNS
+from graphopt.backend.turns import TURNS, Turn
 from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - they complete Lazy
 from graphopt.batching.blocks import call_block
 from graphopt.batching.lazy import Lazy, real, refused
 from graphopt.batching.operators import handle
-from graphopt.batching.recorder import ACTIVE, RECORDING, TRAINING, Recorder, unrecorded
+from graphopt.batching.recorder import ACTIVE, RECORDING, TRAINING, Recorder, Unrecorded
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
@@ -45,23 +43,22 @@ _block_call = mx.gluon.Block.__call__
 #: Functions of MXNet that fill an array they have just made.
 _FRESH = (mx.ndarray.ndarray.array.__code__, mx.ndarray.ndarray.full.__code__)
 
-_lock = threading.Lock()
-_users = 0
 _collects = False
 
+_T = TypeVar("_T")
 
-@contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Inside the block this thread's calls of MXNet are recorded."""
-    TURNS.enter("samples")
-    _install()
-    outer, ACTIVE.recorder = ACTIVE.recorder, recorder
+
+def recorded(recorder: Recorder, run: Callable[[], _T]) -> _T:
+    """What ``run`` returns; this thread's calls of MXNet are recorded meanwhile."""
+    turn, outer = Turn(), ACTIVE.recorder
     try:
-        yield
+        TURNS.enter("samples", turn, _install)
+        ACTIVE.recorder = recorder
+        return run()
     finally:
         ACTIVE.recorder = outer
-        _remove()
-        TURNS.leave("samples")
+        turn.is_over = True
+        TURNS.leave(_remove)
 
 
 def autograd_state() -> int:
@@ -76,50 +73,43 @@ def set_autograd_state(state: int) -> None:
 
 
 def _install() -> None:
-    global _users, _collects
-    with _lock:
-        _users += 1
-        if _users > 1:
-            return
-        _register._imperative_invoke = _imperative_invoke
-        _register._verify_all_legacy_ndarrays = _verify
-        _autograd.set_recording, _autograd.set_training = _note_recording, _note_training
-        _autograd.backward = _checked(_backward, "backward")
-        _autograd.grad = _checked(_grad, "grad")
-        _autograd.Function.__call__ = _call_unrecorded
-        _NDArray.__setitem__ = _checked_setitem
-        _Parameter._finish_deferred_init = _finish_unrecorded
-        mx.nd.zeros, mx.nd.ones = _constant_zeros, _constant_ones
-        mx.nd.add_n = _fast_sum
-        mx.gluon.HybridBlock.__call__ = _hybrid
-        Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
-        # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
-        # everything that lives in the process took a third of the time of recording.
-        _collects = gc.isenabled()
-        gc.disable()
+    global _collects
+    _register._imperative_invoke = _imperative_invoke
+    _register._verify_all_legacy_ndarrays = _verify
+    _autograd.set_recording, _autograd.set_training = _note_recording, _note_training
+    _autograd.backward = _checked(_backward, "backward")
+    _autograd.grad = _checked(_grad, "grad")
+    _autograd.Function.__call__ = _call_unrecorded
+    _NDArray.__setitem__ = _checked_setitem
+    _Parameter._finish_deferred_init = _finish_unrecorded
+    mx.nd.zeros, mx.nd.ones = _constant_zeros, _constant_ones
+    mx.nd.add_n = _fast_sum
+    mx.gluon.HybridBlock.__call__ = _hybrid
+    Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
+    # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
+    # everything that lives in the process took a third of the time of recording.
+    _collects = _collects or gc.isenabled()
+    gc.disable()
 
 
 def _remove() -> None:
-    global _users
-    with _lock:
-        _users -= 1
-        if _users:
-            return
-        _register._imperative_invoke = _invoke
-        _register._verify_all_legacy_ndarrays = _verify_slowly
-        _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
-        _autograd.backward, _autograd.grad = _backward, _grad
-        _autograd.Function.__call__ = _call_function
-        _NDArray.__setitem__ = _setitem
-        _Parameter._finish_deferred_init = _finish_deferred_init
-        mx.nd.zeros, mx.nd.ones, mx.nd.add_n = _zeros, _ones, _add_n
-        if _hybrid_call is None:
-            del mx.gluon.HybridBlock.__call__
-        else:
-            mx.gluon.HybridBlock.__call__ = _hybrid_call
-        Optimized.__call__ = _optimized_call  # type: ignore[method-assign]
-        if _collects:
-            gc.enable()
+    global _collects
+    _register._imperative_invoke = _invoke
+    _register._verify_all_legacy_ndarrays = _verify_slowly
+    _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
+    _autograd.backward, _autograd.grad = _backward, _grad
+    _autograd.Function.__call__ = _call_function
+    _NDArray.__setitem__ = _setitem
+    _Parameter._finish_deferred_init = _finish_deferred_init
+    mx.nd.zeros, mx.nd.ones, mx.nd.add_n = _zeros, _ones, _add_n
+    if _hybrid_call is not None:
+        mx.gluon.HybridBlock.__call__ = _hybrid_call
+    elif "__call__" in vars(mx.gluon.HybridBlock):
+        del mx.gluon.HybridBlock.__call__
+    Optimized.__call__ = _optimized_call  # type: ignore[method-assign]
+    if _collects:
+        gc.enable()
+    _collects = False
 
 
 def _imperative_invoke(
@@ -213,12 +203,12 @@ def _checked_setitem(self: Any, key: Any, value: Any) -> None:
         recorder.before_write()
     if isinstance(value, Lazy):
         value = real(value)
-    with unrecorded():
+    with Unrecorded():
         _setitem(self, key, value)
 
 
 def _finish_unrecorded(self: Any) -> None:
-    with unrecorded():
+    with Unrecorded():
         _finish_deferred_init(self)
 
 
@@ -262,7 +252,7 @@ def _call_unrecorded(self: Any, *inputs: Any) -> Any:
         return _call_function(self, *inputs)
     recorder.library.note(f"{type(self).__name__}: it is an autograd.Function")
     given = [real(x) if isinstance(x, Lazy) else x for x in inputs]
-    with unrecorded():
+    with Unrecorded():
         return _call_function(self, *given)
 
 

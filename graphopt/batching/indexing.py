@@ -9,7 +9,7 @@ import numpy as np
 
 from graphopt.batching import special
 from graphopt.batching.lazy import Lazy, real
-from graphopt.batching.recorder import ACTIVE, unrecorded
+from graphopt.batching.recorder import ACTIVE, Unrecorded
 from graphopt.batching.runs import COUNT_BITS, COUNT_MASK
 from graphopt.batching.sums import settled
 from graphopt.compat import import_mxnet
@@ -152,7 +152,7 @@ def _advanced(x: Lazy, key: Any) -> Any:
     mx = import_mxnet()
     parts = key if isinstance(key, tuple) else (key,)
     parts = tuple(real(k) if isinstance(k, Lazy) else k for k in parts)
-    with unrecorded():
+    with Unrecorded():
         expanded, _ = mx.ndarray.ndarray.indexing_key_expand_implicit_axes(parts, x.shape)
         indices, new_axes = mx.nd.NDArray._get_index_nd(x, expanded)
     found = mx.nd.gather_nd(x, indices)

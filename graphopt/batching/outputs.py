@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphopt.batching.execute import not_recording, owned
+from graphopt.batching.execute import NotRecording, owned
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.lazy import real as array_of
 from graphopt.batching.plan import Joiner, plan_rows
@@ -55,7 +55,7 @@ def _arrays(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
     )
     if recorder is not None and is_recorded and batch_axis in (0, -len(first.shape)):
         runs = [run for result in results for run in runs_of(result)]
-        with not_recording(recorder.outside):
+        with NotRecording(recorder.outside):
             joined = Joiner(recorder.stores)(plan_rows(recorder, runs, first.kind.ctx))
             return owned(recorder, joined)
     given = [real(result) for result in results]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,14 +44,21 @@ class Active(threading.local):
 ACTIVE: Active = Active() if _fast is None else _fast.Active()
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Inside the block this thread's calls of MXNet are made at once."""
-    recorder, ACTIVE.recorder = ACTIVE.recorder, None
-    try:
-        yield
-    finally:
-        ACTIVE.recorder = recorder
+class Unrecorded:
+    """Inside the block this thread's calls of MXNet are made at once.
+
+    No generator, as the one of graphopt.recording.
+    """
+
+    __slots__ = ("_recorder",)
+
+    def __enter__(self) -> None:
+        """Set the recorder aside."""
+        self._recorder, ACTIVE.recorder = ACTIVE.recorder, None
+
+    def __exit__(self, *_: Any) -> None:
+        """Go on with it."""
+        ACTIVE.recorder = self._recorder
 
 
 class Leaves:
@@ -214,7 +220,7 @@ class Recorder(Calls):
         """A real array of extents 1 that has a number, with the dtype and device of ``of``."""
         key = (repr(value), of.dtype, of.ctx, rank)
         if key not in self._numbers:
-            with unrecorded():
+            with Unrecorded():
                 self._numbers[key] = array_of(np.full((1,) * rank, value, of.dtype), of.ctx)
         return self._numbers[key]
 
@@ -293,7 +299,7 @@ class Recorder(Calls):
             if real.value is not None:
                 store = real.value.run >> STORE_SHIFT
                 if self.stores[store] is real.array:
-                    with unrecorded():
+                    with Unrecorded():
                         self.stores[store] = real.array.copy()
                 if real.value.array is None:
                     real.value = None

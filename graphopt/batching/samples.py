@@ -121,14 +121,15 @@ class Samples:
 
     def _resume(self, runner: Any, waiting: list[Any], *args: Any) -> None:
         """Let a greenlet run until it waits, or ends."""
-        found = runner.switch(*args)
-        while found is _FLUSH:
-            try:
+        try:
+            found = runner.switch(*args)
+            while found is _FLUSH:
                 self._flush()
-            except BaseException:
+                found = runner.switch()
+        except BaseException:
+            if not runner.dead:
                 waiting.append(runner)  # to be ended with the others
-                raise
-            found = runner.switch()
+            raise
         if found is _WAITING:
             waiting.append(runner)
         self._leave()

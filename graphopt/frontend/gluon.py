@@ -174,8 +174,8 @@ def _without_hooks(block: Any) -> Iterator[None]:
         yield
         return
     kept = block._forward_hooks, block._forward_pre_hooks
-    block._forward_hooks, block._forward_pre_hooks = OrderedDict(), OrderedDict()
     try:
+        block._forward_hooks, block._forward_pre_hooks = OrderedDict(), OrderedDict()
         yield
     finally:
         block._forward_hooks, block._forward_pre_hooks = kept

@@ -103,8 +103,8 @@ def run_passes(
 def no_collections() -> Iterator[None]:
     """No search for garbage inside: graphs hold no cycles, and every search walks all of them."""
     was_enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if was_enabled:

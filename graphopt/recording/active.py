@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from graphopt.recording.tape import Tape
@@ -20,11 +18,18 @@ class Active(threading.local):
 ACTIVE: Final = Active()
 
 
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Inside the block this thread's calls of MXNet are made at once."""
-    tape, ACTIVE.tape = ACTIVE.tape, None
-    try:
-        yield
-    finally:
-        ACTIVE.tape = tape
+class Unrecorded:
+    """Inside the block this thread's calls of MXNet are made at once.
+
+    No generator: one that an interrupt kept from its block would put the tape back much later.
+    """
+
+    __slots__ = ("_tape",)
+
+    def __enter__(self) -> None:
+        """Set the tape aside."""
+        self._tape, ACTIVE.tape = ACTIVE.tape, None
+
+    def __exit__(self, *_: Any) -> None:
+        """Go on with it."""
+        ACTIVE.tape = self._tape

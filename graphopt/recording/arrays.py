@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from graphopt.compat import import_mxnet
-from graphopt.recording.active import unrecorded
+from graphopt.recording.active import Unrecorded
 from graphopt.recording.types import Type
 
 if TYPE_CHECKING:
@@ -62,10 +62,12 @@ def ref_of(array: Any) -> Ref:
 def settle(array: Any, real: Any) -> None:
     """Make a pending array an ordinary one with the handle of ``real``, which is used up."""
     assert type(real) in (_NDArray, _NpArray), "a value was given away twice"
-    handle = _HANDLE.__get__(real)
-    real.__class__ = _Spent if type(real) is _NDArray else _SpentNp
-    _HANDLE.__set__(array, handle)
-    array.__class__ = _NDArray if type(array) is PendingNd else _NpArray
+    handle, spent = real.handle, _Spent if type(real) is _NDArray else _SpentNp
+    ordinary = _NDArray if type(array) is PendingNd else _NpArray
+    # Stores alone, which no interrupt comes between.
+    real.__class__ = spent
+    array.__class__ = ordinary
+    array.handle = handle
 
 
 def _handle(self: Any) -> Any:
@@ -128,7 +130,7 @@ def _advanced(self: Any, key: tuple[Any, ...]) -> Any:
     """Index arrays: they are made ready at once, as MXNet insists on real ones."""
     is_np, tape = type(self) is PendingNp, ref_of(self).tape
     key = tuple(_real(k) if type(k) in PENDING else k for k in key)
-    with unrecorded():
+    with Unrecorded():
         places, new_axes = _NDArray._get_index_nd(self, key)
         if not isinstance(places, _NDArray):
             places = mx.nd.stack(*(p.as_nd_ndarray() for p in places))

@@ -6,14 +6,12 @@ The replaced functions ask for the tape of the calling thread; without one they 
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
-from graphopt.backend.turns import TURNS
+from graphopt.backend.turns import TURNS, Turn
 from graphopt.compat import import_mxnet
-from graphopt.recording.active import ACTIVE, unrecorded
+from graphopt.recording.active import ACTIVE, Unrecorded
 from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
 from graphopt.recording.tape import INVOKE, Tape
 
@@ -37,60 +35,47 @@ _FRESH: Final = frozenset(
     }
 )
 
-_lock = threading.Lock()
-_users = 0
 
+def recorded(tape: Tape, run: Callable[[], Any]) -> Any:
+    """What ``run`` returns; this thread's calls of MXNet are recorded meanwhile.
 
-@contextmanager
-def recording(tape: Tape) -> Iterator[bool]:
-    """Inside the block this thread's calls of MXNet are recorded.
-
-    Yields whether they are: not while samples are recorded, which replaces the same functions.
+    Not while samples are recorded, which replaces the same functions.
     """
-    if not TURNS.try_enter("calls"):
-        yield False
-        return
-    _install()
-    ACTIVE.tape = tape
+    turn, outer = Turn(), ACTIVE.tape
     try:
-        yield True
+        if not TURNS.try_enter("calls", turn, _install):
+            return run()
+        ACTIVE.tape = tape
+        found = run()
+        tape.flush()
+        return found
     finally:
-        ACTIVE.tape = None
-        _remove()
-        TURNS.leave("calls")
+        ACTIVE.tape = outer
+        turn.is_over = True
+        TURNS.leave(_remove)
 
 
 def _install() -> None:
-    global _users
-    with _lock:
-        _users += 1
-        if _users > 1:
-            return
-        _register._imperative_invoke = _invoke
-        _autograd.set_recording = _flushed_before(_set_recording)
-        _autograd.set_training = _flushed_before(_set_training)
-        _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
-        _Parameter._finish_deferred_init = _finish_unrecorded
-        _Hybrid._call_cached_op = _call_inlined
-        _register._verify_all_legacy_ndarrays = _verified(_verify_nd, PendingNd, _Nd)
-        _register._verify_all_np_ndarrays = _verified(_verify_np, PendingNp, _Np)
-        mx.gluon.block._check_all_np_ndarrays = _check_returned
+    _register._imperative_invoke = _invoke
+    _autograd.set_recording = _flushed_before(_set_recording)
+    _autograd.set_training = _flushed_before(_set_training)
+    _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
+    _Parameter._finish_deferred_init = _finish_unrecorded
+    _Hybrid._call_cached_op = _call_inlined
+    _register._verify_all_legacy_ndarrays = _verified(_verify_nd, PendingNd, _Nd)
+    _register._verify_all_np_ndarrays = _verified(_verify_np, PendingNp, _Np)
+    mx.gluon.block._check_all_np_ndarrays = _check_returned
 
 
 def _remove() -> None:
-    global _users
-    with _lock:
-        _users -= 1
-        if _users:
-            return
-        _register._imperative_invoke = INVOKE
-        _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
-        _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
-        _Parameter._finish_deferred_init = _finish_deferred_init
-        _Hybrid._call_cached_op = _call_cached_op
-        _register._verify_all_legacy_ndarrays = _verify_nd
-        _register._verify_all_np_ndarrays = _verify_np
-        mx.gluon.block._check_all_np_ndarrays = _check_np
+    _register._imperative_invoke = INVOKE
+    _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
+    _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
+    _Parameter._finish_deferred_init = _finish_deferred_init
+    _Hybrid._call_cached_op = _call_cached_op
+    _register._verify_all_legacy_ndarrays = _verify_nd
+    _register._verify_all_np_ndarrays = _verify_np
+    mx.gluon.block._check_all_np_ndarrays = _check_np
 
 
 def _invoke(
@@ -108,7 +93,7 @@ def _invoke(
     if out is None:
         return tape.call(operator, args, keys, vals, is_np=is_np_op, as_list=output_is_list)
     tape.flush()
-    with unrecorded():
+    with Unrecorded():
         return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
 
 
@@ -135,7 +120,7 @@ def _checked(function: Any) -> Any:
         for array in (value, *(key if isinstance(key, tuple) else (key,))):
             if type(array) in PENDING:
                 array.handle  # noqa: B018 - makes it
-        with unrecorded():
+        with Unrecorded():
             function(self, key, value)
 
     return setitem
@@ -157,7 +142,7 @@ def _check_returned(found: Any) -> None:
 
 
 def _finish_unrecorded(self: Any) -> None:
-    with unrecorded():
+    with Unrecorded():
         _finish_deferred_init(self)
 
 

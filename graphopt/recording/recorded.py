@@ -7,7 +7,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.nn.config import Config
-from graphopt.recording.patches import recording
+from graphopt.recording.patches import recorded
 from graphopt.recording.programs import Programs
 from graphopt.recording.tape import Tape
 
@@ -27,12 +27,7 @@ class RecordedBlock:
         """What ``forward`` returns; all that was computed and is held by somebody is there."""
         if self.programs.is_in_vain:
             return forward(*args)
-        tape = Tape(self.programs, _context(args))
-        with recording(tape) as is_recorded:
-            found = forward(*args)
-            if is_recorded:
-                tape.flush()
-        return found
+        return recorded(Tape(self.programs, _context(args)), lambda: forward(*args))
 
     def explain(self, reason: str | None) -> list[str]:
         """Lines about what was recorded, and why it was."""

@@ -14,7 +14,7 @@ import numpy as np
 from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import handle, infer
 from graphopt.compat import import_mxnet
-from graphopt.recording.active import unrecorded
+from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
 from graphopt.recording.types import Type, dtype_name
 
@@ -151,7 +151,7 @@ class Tape:
                 return
             held = self._held()
             if held:
-                with unrecorded():
+                with Unrecorded():
                     values = self._computed(held)
                 for number in held:
                     settle(self._pending[number], values[number])
@@ -192,11 +192,15 @@ class Tape:
         return [values[number] for number in wanted]
 
     def _held(self) -> list[int]:
-        """Numbers of pending arrays that somebody beside the tape holds."""
+        """Numbers of pending arrays that somebody beside the tape holds.
+
+        After an interrupted flush some of them are there already.
+        """
         return [
             number
             for number in range(len(self._pending))
             if sys.getrefcount(self._pending[number]) > _OWN_REFERENCES
+            and type(self._pending[number]) in PENDING
         ]
 
     def _leaf(self, array: Any) -> int:
