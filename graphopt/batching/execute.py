@@ -128,10 +128,6 @@ def _run_step(
     signature = step.signature
     mx = import_mxnet()
     arrays = [join(argument) for argument in step.arguments]
-    if signature.name == "Embedding":
-        # Numbers have no gradient, and backward fails where MXNet asks for it nevertheless: as that
-        # of take does, see gather.py.
-        arrays = [numbers.detach() for numbers in arrays]
     if signature.state != outside:
         set_autograd_state(signature.state)
     try:

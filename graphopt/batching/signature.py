@@ -8,7 +8,7 @@ from typing import Any
 
 from graphopt.batching.gather import segment_reduce
 from graphopt.batching.kinds import Kind
-from graphopt.batching.operators import handle, text
+from graphopt.batching.operators import handle, name_of, text
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import canonical
 
@@ -109,6 +109,20 @@ def run_operator(
     operator: int, shared: Sequence[Any], keys: Sequence[str], vals: Sequence[Any]
 ) -> Run:
     """Calls an operator; ``shared`` has an array, or None where the next argument goes."""
+    run = _calling(operator, shared, keys, vals)
+    return numbers_detached(run) if name_of(operator) == "Embedding" else run
+
+
+def numbers_detached(run: Run) -> Run:
+    """An embedding's call, whose first argument with rows is the numbers, without their gradient.
+
+    There is none, and backward fails where MXNet asks for it nevertheless: as that of take does,
+    see gather.py.
+    """
+    return lambda arrays: run([arrays[0].detach(), *arrays[1:]])
+
+
+def _calling(operator: int, shared: Sequence[Any], keys: Sequence[str], vals: Sequence[Any]) -> Run:
     invoke = _original()
     texts = [text(value) for value in vals]
     names = list(keys)

@@ -14,7 +14,7 @@ from graphopt.batching.native.programs import Block
 from graphopt.batching.operators import handle
 from graphopt.batching.recorder import RECORDING, TRAINING
 from graphopt.batching.rules import NotRowwiseError, roles
-from graphopt.batching.signature import Run, Signature, broadcasting
+from graphopt.batching.signature import Run, Signature, broadcasting, numbers_detached
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, UnsupportedError
 from graphopt.frontend.gluon import descendants, describe, typed_of
@@ -290,7 +290,19 @@ def _run_alone(
         found: Sequence[Any] = invoke(code, args, keys, texts, None, False, True)
         return found if isinstance(found, list) else [found]
 
-    return run
+    return numbers_detached(run) if canonical(node.op) == "Embedding" else run
+
+
+def _numbers_stopped(graph: Graph) -> Graph:
+    """The graph with embeddings that do what :func:`numbers_detached` does."""
+    found = graph.copy()
+    for node in graph:
+        if canonical(node.op) == "Embedding":
+            numbers, *rest = node.inputs
+            name = found.unique_name(f"{node.name}_numbers")
+            stop = found.add("BlockGrad", (numbers,), {}, (graph.type_of(numbers),), name)
+            found.update(node.but(inputs=(stop.out(), *rest)))
+    return found
 
 
 def _fused(library: Library, graph: Graph, ctx: Any, state: int) -> Any:
@@ -301,8 +313,10 @@ def _fused(library: Library, graph: Graph, ctx: Any, state: int) -> Any:
     from graphopt.api.running import run
     from graphopt.kernels.library import prepare
 
-    plain = to_symbol(graph)
     differentiates = bool(state & RECORDING)
+    if differentiates:
+        graph = _numbers_stopped(graph)
+    plain = to_symbol(graph)
     mode: Any = "training" if differentiates or state & TRAINING else "inference"
     try:
         result = run(graph, _FUSE, mode=mode, frozen=False, device=ctx.device_type)

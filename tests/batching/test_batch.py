@@ -362,6 +362,36 @@ def test_values_read_in_all_ways() -> None:
     check(net, [(rand(1, 2),) for _ in range(3)], tol=1e-4)
 
 
+def _looked_up(net: Any, numbers: Any, how: str) -> Any:
+    if how == "child":
+        return net.embed(numbers)
+    if how == "graph":
+        return net.both(numbers)
+    weight = net.embed.weight.data()
+    if how == "weight of a sample":
+        weight = weight * (1 + 0 * numbers.reshape((1, 1)))
+    return mx.nd.Embedding(numbers, weight, input_dim=7, output_dim=8)
+
+
+@pytest.mark.parametrize("how", ["child", "graph", "operator", "weight of a sample"])
+def test_embeddings_after_a_value_was_read(how: str) -> None:
+    def visit(net, tree):
+        if isinstance(tree, tuple):
+            h = net.join(mx.nd.concat(visit(net, tree[0])[0], visit(net, tree[1])[0], dim=1))
+        else:
+            h = net.first(_looked_up(net, tree[:, 0], how) + 0)
+        score = net.score(h)
+        return h, score if score.argmax(axis=1).asscalar() else score - score * 2
+
+    embed, both = nn.Embedding(7, 8), nn.HybridSequential()
+    both.add(embed, nn.Dense(8, in_units=8))
+    first, join, score = (nn.Dense(units, in_units=n) for units, n in ((8, 8), (8, 16), (3, 8)))
+    net = initialized(Fn(visit, embed=embed, both=both, first=first, join=join, score=score))
+    three, five, one = (mx.nd.array([[number]]) for number in (3, 5, 1))
+    for samples in ([((three, five),)], [((three, (five, one)),), ((one, three),)]):
+        check(net, samples, tol=1e-4)
+
+
 def test_add_n_of_any_number() -> None:
     def forward(net: Any, xs: Any) -> Any:
         return net.g(mx.nd.add_n(*[mx.nd.tanh(x) for x in xs]))
