@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from graphopt.compat import import_mxnet
-from graphopt.recording.active import Unrecorded
 from graphopt.recording.types import Type
 
 if TYPE_CHECKING:
@@ -126,21 +125,6 @@ def _basic(self: Any, key: tuple[Any, ...]) -> Any:
     return self if found is self else tape.is_view(found, self, "__getitem__", key)
 
 
-def _advanced(self: Any, key: tuple[Any, ...]) -> Any:
-    """Index arrays: they are made ready at once, as MXNet insists on real ones."""
-    is_np, tape = type(self) is PendingNp, ref_of(self).tape
-    key = tuple(_real(k) if type(k) in PENDING else k for k in key)
-    with Unrecorded():
-        places, new_axes = _NDArray._get_index_nd(self, key)
-        if not isinstance(places, _NDArray):
-            places = mx.nd.stack(*(p.as_nd_ndarray() for p in places))
-    found = tape.call("gather_nd", (self, places), (), (), is_np=is_np)
-    shape = list(found.shape)
-    for axis in new_axes or ():
-        shape.insert(axis, 1)
-    return found.reshape(tuple(shape)) if new_axes else found
-
-
 def _span(axis: int, key: Any, extent: int) -> range:
     if isinstance(key, slice):
         return range(*key.indices(extent))
@@ -207,8 +191,6 @@ _COMMON: Final[dict[str, Any]] = {
     "_slice": _slice,
     "_get_nd_basic_indexing": _basic,
     "_get_np_basic_indexing": _basic,
-    "_get_nd_advanced_indexing": _advanced,
-    "_get_np_advanced_indexing": _advanced,
     "detach": _detach,
     "copy": _copy,
 }

@@ -21,6 +21,7 @@ _autograd = mx.autograd
 _Nd, _Np = mx.nd.NDArray, mx.np.ndarray
 _set_recording, _set_training = _autograd.set_recording, _autograd.set_training
 _set_nd, _set_np = _Nd.__setitem__, _Np.__setitem__
+_get_index = _Nd._get_index_nd
 _Parameter, _Hybrid = mx.gluon.Parameter, mx.gluon.HybridBlock
 _finish_deferred_init = _Parameter._finish_deferred_init
 _call_cached_op = _Hybrid._call_cached_op
@@ -60,6 +61,7 @@ def _install() -> None:
     _autograd.set_recording = _flushed_before(_set_recording)
     _autograd.set_training = _flushed_before(_set_training)
     _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
+    _Nd._get_index_nd = _index_of_real
     _Parameter._finish_deferred_init = _finish_unrecorded
     _Hybrid._call_cached_op = _call_inlined
     _register._verify_all_legacy_ndarrays = _verified(_verify_nd, PendingNd, _Nd)
@@ -71,6 +73,7 @@ def _remove() -> None:
     _register._imperative_invoke = INVOKE
     _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
     _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
+    _Nd._get_index_nd = _get_index
     _Parameter._finish_deferred_init = _finish_deferred_init
     _Hybrid._call_cached_op = _call_cached_op
     _register._verify_all_legacy_ndarrays = _verify_nd
@@ -124,6 +127,17 @@ def _checked(function: Any) -> Any:
             function(self, key, value)
 
     return setitem
+
+
+def _index_of_real(self: Any, key: tuple[Any, ...]) -> Any:
+    """Index arrays are made ready at once, as MXNet insists on real ones."""
+    if ACTIVE.tape is None:
+        return _get_index(self, key)
+    for array in key:
+        if type(array) in PENDING:
+            array.handle  # noqa: B018 - makes it
+    with Unrecorded():
+        return _get_index(self, key)
 
 
 def _verified(slowly: Any, *kinds: Any) -> Any:

@@ -31,6 +31,7 @@ def replaced() -> list[Any]:
         autograd.set_training,
         mx.nd.NDArray.__setitem__,
         mx.np.ndarray.__setitem__,
+        mx.nd.NDArray._get_index_nd,
         mx.gluon.Parameter._finish_deferred_init,
         mx.gluon.HybridBlock._call_cached_op,
         mx.gluon.block._check_all_np_ndarrays,

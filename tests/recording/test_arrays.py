@@ -117,6 +117,48 @@ def test_indexing(key: Any, is_np: bool) -> None:
         mx.npx.reset_np()
 
 
+INDEX_ARRAYS: dict[str, Callable[[Any], Any]] = {
+    "one": lambda rows: rows[:, 0],
+    "two": lambda rows: (rows[:, 0], rows[:, 1]),
+    "computed": lambda rows: (rows[:, 0] + 0, rows[:, 1] * 1),
+    "given": lambda rows: rows,
+    "lists": lambda rows: ([0, 1], [1, 2]),
+    "of numpy": lambda rows: (np.array([0, 1]), np.array([1, 2])),
+    "before a slice": lambda rows: (rows[:, 0], slice(1, 3)),
+    "behind a slice": lambda rows: (slice(1, 3), rows[:, 0]),
+    "with a new axis": lambda rows: (None, rows[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", INDEX_ARRAYS)
+@pytest.mark.parametrize("is_np", [False, True])
+def test_index_arrays(name: str, is_np: bool) -> None:
+    """Of what was computed, of an argument, and of a parameter, which has a gradient."""
+
+    def forward(self, x, rows):
+        key, weight = INDEX_ARRAYS[name](rows), self.dense.weight.data()
+        return weight[key], x[key], (x * 2)[key]
+
+    if is_np:
+        mx.npx.set_np()
+    try:
+        arrays = mx.np if is_np else mx.nd
+        x = arrays.arange(25).reshape((5, 5))
+        rows = arrays.array([[0, 1], [2, 3], [1, 1]], dtype="int32")
+        net = block(forward, dense=nn.Dense(5, in_units=5))
+        optimized = assert_same(net, x, rows)
+        gradients = []
+        for call in (net, optimized):
+            with mx.autograd.record():
+                loss = sum((found * found).sum() for found in call(x, rows))
+            loss.backward()
+            gradients.append(net.dense.weight.grad().asnumpy())
+        np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-5)
+        assert gradients[0].any()
+    finally:
+        mx.npx.reset_np()
+
+
 def test_indexing_out_of_bounds_raises_as_ever() -> None:
     net = graphopt.optimize(block(lambda self, x: (x * 2)[:, 9]), record=True)
     with pytest.raises(IndexError, match="out of bounds"):
