@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -39,6 +40,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier run measured must not decide what a test sees."""
     monkeypatch.setattr("graphopt.backend.measured.ENABLED", False)
+
+
+@pytest.fixture(autouse=True)
+def numbers_are_drawn_alike() -> None:
+    """What earlier tests drew must not decide on which numbers a test runs."""
+    import_mxnet().random.seed(0)
+    np.random.seed(0)
 
 
 @pytest.fixture(autouse=True)
