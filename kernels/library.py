@@ -138,7 +138,7 @@ def _make(job: Job) -> Kernel:
     else:
         (scratch,), code = struct.unpack("<q", stored[:8]), stored[8:]
         STATISTICS.loaded += 1
-    return Kernel(_link(code), scratch)
+    return Kernel(link(code), scratch)
 
 
 def _compiled(job: Job) -> Compiled:
@@ -155,16 +155,16 @@ def _compiled(job: Job) -> Compiled:
     return Compiled(*compile_object(job.spec, index=job.index, piece=job.piece))
 
 
-def _link(code: bytes) -> int:
-    """Load an object file; returns the address of its kernel."""
+def link(code: bytes, name: str = SYMBOL) -> int:
+    """Load an object file; returns the address of the function of that name in it."""
     try:
-        return load(code, SYMBOL)
+        return load(code, name)
     except UnknownFormError:
         STATISTICS.by_llvm += 1
-        return _link_by_llvm(code)
+        return _link_by_llvm(code, name)
 
 
-def _link_by_llvm(code: bytes) -> int:
+def _link_by_llvm(code: bytes, name: str) -> int:
     import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
     from graphopt.kernels.machine import target_machine
@@ -179,7 +179,7 @@ def _link_by_llvm(code: bytes) -> int:
     # It owns the code, which MXNet's threads may run for as long as there is a process: not even
     # the end of the interpreter may take it away.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
-    return int(engine.get_function_address(SYMBOL))
+    return int(engine.get_function_address(name))
 
 
 @cache

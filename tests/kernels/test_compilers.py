@@ -17,7 +17,6 @@ import pytest
 from graphopt.errors import GraphoptError
 from graphopt.kernels import compilers, library
 from graphopt.kernels.contract import prepared
-from graphopt.kernels.object_file import load
 from graphopt.kernels.spec import parse
 from tests.places import REPOSITORY
 
@@ -57,7 +56,7 @@ def test_another_process_compiles_what_is_asked_for() -> None:
     code, scratch = compile_object(spec)
     assert begun.result().scratch_rows == scratch
     assert abs(len(begun.result().code) - len(code)) < 100  # names differ
-    assert load(begun.result().code, library.SYMBOL)
+    assert library.link(begun.result().code)
 
 
 def test_kernels_that_are_expected_are_compiled_once() -> None:

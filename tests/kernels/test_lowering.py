@@ -13,9 +13,9 @@ from llvmlite import ir
 
 from graphopt.errors import GraphoptError
 from graphopt.kernels import cpu_memory
+from graphopt.kernels.library import link
 from graphopt.kernels.lowering import LoopHint, lower
 from graphopt.kernels.machine import target_machine
-from graphopt.kernels.object_file import load
 
 HEAD = "def kernel(pointers, strides, m, n, scratch):\n"
 ELEMENTS = 64
@@ -47,7 +47,7 @@ def by_llvm(source: str, dtype: str, m: int, n: int) -> Any:
     module = lower(source, "f", dtype, emitted(dtype), contract=False)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    address = load(bytes(target_machine().emit_object(parsed)), "f")
+    address = link(bytes(target_machine().emit_object(parsed)), "f")
     pointers, strides = (ctypes.c_int64 * 1)(data.ctypes.data), (ctypes.c_int64 * 2)(3, 5)
     signature = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 3)
     signature(address)(ctypes.addressof(pointers), ctypes.addressof(strides), m, n, 11)

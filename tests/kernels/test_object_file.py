@@ -116,7 +116,7 @@ def test_llvm_loads_what_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "STATISTICS", library.Statistics())
     text = "define double @graphopt_kernel(double %x) nounwind { ret double %x }"
     function = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)
-    assert function(library._link(compiled(text)))(4.5) == 4.5
+    assert function(library.link(compiled(text)))(4.5) == 4.5
     assert library.STATISTICS.by_llvm == 1
 
 
