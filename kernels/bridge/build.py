@@ -199,7 +199,7 @@ def _takes(command: str, *options: str) -> bool:
 
 
 def run_compilers(commands: list[list[str]]) -> None:
-    """Run compilers, as many at once as there are processors: each takes some 200 MiB.
+    """Run compilers, as many at once as there are processors: one takes up to 500 MiB.
 
     Raises:
         MissingDependencyError: one fails; the message is its first error.
