@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "legacy.h"
-#include "recurrence_shapes.h"
 
 namespace graphopt {
 
