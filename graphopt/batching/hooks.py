@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
-from graphopt.backend.turns import TURNS, Turn
+from graphopt.backend.turns import TURNS, Kind, Turn
 from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - they complete Lazy
 from graphopt.batching.blocks import call_block
 from graphopt.batching.lazy import Lazy, real, refused
@@ -52,13 +52,13 @@ def recorded(recorder: Recorder, run: Callable[[], _T]) -> _T:
     """What ``run`` returns; this thread's calls of MXNet are recorded meanwhile."""
     turn, outer = Turn(), ACTIVE.recorder
     try:
-        TURNS.enter("samples", turn, _install)
+        TURNS.enter(_KIND, turn)
         ACTIVE.recorder = recorder
         return run()
     finally:
         ACTIVE.recorder = outer
         turn.is_over = True
-        TURNS.leave(_remove)
+        TURNS.leave()
 
 
 def autograd_state() -> int:
@@ -110,6 +110,9 @@ def _remove() -> None:
     if _collects:
         gc.enable()
     _collects = False
+
+
+_KIND: Final = Kind(_install, _remove)
 
 
 def _imperative_invoke(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from graphopt.backend.turns import TURNS, Turn
+from graphopt.backend.turns import TURNS, Kind, Turn
 from graphopt.compat import import_mxnet
 from graphopt.recording.active import ACTIVE, Unrecorded
 from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
@@ -44,7 +44,7 @@ def recorded(tape: Tape, run: Callable[[], Any]) -> Any:
     """
     turn, outer = Turn(), ACTIVE.tape
     try:
-        if not TURNS.try_enter("calls", turn, _install):
+        if not TURNS.try_enter(_KIND, turn):
             return run()
         ACTIVE.tape = tape
         found = run()
@@ -53,7 +53,7 @@ def recorded(tape: Tape, run: Callable[[], Any]) -> Any:
     finally:
         ACTIVE.tape = outer
         turn.is_over = True
-        TURNS.leave(_remove)
+        TURNS.leave()
 
 
 def _install() -> None:
@@ -79,6 +79,9 @@ def _remove() -> None:
     _register._verify_all_legacy_ndarrays = _verify_nd
     _register._verify_all_np_ndarrays = _verify_np
     mx.gluon.block._check_all_np_ndarrays = _check_np
+
+
+_KIND: Final = Kind(_install, _remove)
 
 
 def _invoke(

@@ -20,6 +20,7 @@ namespace graphopt {
 
 constexpr const char* kSmall = "graphopt_small";
 constexpr const char* kSmallBackward = "_backward_graphopt_small";
+constexpr const char* kSmallHigher = "_backward_graphopt_small_higher";
 constexpr const char* kOnEngine = "_on_engine";  // behind these names: run by the engine, with arrays that are sparse
 
 /* Graphs of this process, which stay: autograd may have recorded calls of one that nobody else knows any more. */
@@ -207,6 +208,22 @@ std::vector<NodeEntry> SmallGradient(const ObjectPtr& node, const std::vector<No
   return gradients;
 }
 
+/* Gradients of the gradient, as create_graph asks for: refused where they are computed, as autograd asks for them when it
+ * records a gradient. Without them MXNet's own words would name an operator that nobody wrote. */
+std::vector<NodeEntry> SmallHigherGradient(const ObjectPtr& node, const std::vector<NodeEntry>&) {
+  ObjectPtr made = MakeNode(kSmallHigher, node->attrs.name, {{"graph", AttributeOf(node->attrs, "graph")}});
+  std::vector<NodeEntry> gradients;
+  for (uint32_t i = 0; i < SmallBackwardInputs(node->attrs); ++i) gradients.emplace_back(made, i, 0);
+  return gradients;
+}
+
+template <typename Facts>
+bool RefuseSmallHigher(const NodeAttrs& attrs, Facts*, Facts*) {
+  Fail("node " + attrs.name + " has no gradients of higher order (create_graph=True), as hybridized nets have none; call "
+       "the net that was optimized instead, without hybridizing it");
+  return false;
+}
+
 void RegisterSmall() {
   auto registry = dmlc::Registry<nnvm::Op>::Get();
   nnvm::Op& forward = registry->__REGISTER_OR_GET__(kSmall);
@@ -226,7 +243,13 @@ void RegisterSmall() {
     SetAttribute<mxnet::FInferShape>(*op, "FInferShape", LegacyFunction(&SmallBackwardShape));
     SetAttribute<nnvm::FInferType>(*op, "FInferType", LegacyFunction(&SmallBackwardType));
     SetAttribute<nnvm::FMutateInputs>(*op, "FMutateInputs", LegacyFunction(&SmallWrites));
+    SetAttribute<nnvm::FGradient>(*op, "FGradient", LegacyFunction(&SmallHigherGradient));
   }
+  nnvm::Op& higher = registry->__REGISTER_OR_GET__(kSmallHigher);
+  higher.set_num_inputs(0);
+  higher.get_num_outputs = LegacyFunction(&SmallBackwardInputs);
+  SetAttribute<mxnet::FInferShape>(higher, "FInferShape", LegacyFunction(&RefuseSmallHigher<mxnet::ShapeVector>));
+  SetAttribute<nnvm::FInferType>(higher, "FInferType", LegacyFunction(&RefuseSmallHigher<std::vector<int>>));
   SetAttribute<mxnet::FComputeEx>(forward, "FComputeEx<cpu>", LegacyFunction(&SmallForward));
   SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&SmallGradient));
   SetAttribute<mxnet::FComputeEx>(backward, "FComputeEx<cpu>", LegacyFunction(&SmallBackward));

@@ -239,6 +239,16 @@ def test_a_kernel_that_fails_is_told_of() -> None:
     assert_same([fast(x, w).asnumpy()], [Net(gate)(x, w).asnumpy()])
 
 
+def test_gradients_of_higher_order_are_refused_in_clear_words() -> None:
+    x, net = noise(8, 16), graphopt.optimize(Net(gate))
+    x.attach_grad()
+    with mx.autograd.record():
+        slope = mx.autograd.grad(net(x, noise(1, 16)), x, create_graph=True, retain_graph=True)[0]
+        penalty = (slope * slope).sum()
+    with pytest.raises(mx.MXNetError, match="higher order"):
+        penalty.backward()
+
+
 def test_a_forked_child_calls_it() -> None:
     fast = graphopt.optimize(Net(gate))
     x, w = noise(4, 8), noise(8)
