@@ -62,7 +62,7 @@ def optimize(
         For a Block, an instance of the same class with the same parameters and the methods
         ``receipts()``, ``remarks()``, ``graph()``, ``explain()``, ``report(path)``,
         ``memory_plan()``, ``export()``, ``on_trial`` and ``reset()``. For a class or function, the
-        same that makes such Blocks. For a Symbol, a callable :class:`graphopt.api.loading.Model`.
+        same that makes such Blocks. For a Symbol, a callable :class:`graphopt.api.model.Model`.
         For a Trainer, one of the same class with the same states and ``explain()``. For a module,
         one of the same class, with ``explain()``, ``executors()``, ``receipts()``, ``graph()`` and
         ``report(path)`` besides; for an executor, one on the same arrays. Compilation happens at
@@ -140,7 +140,7 @@ def _optimize(net: Any, config: Config) -> Any:
     if isinstance(net, mx.gluon.Trainer):
         return _trainer(net, config)
     if isinstance(net, mx.sym.Symbol):
-        from graphopt.api.loading import Model
+        from graphopt.api.model import Model
 
         return Model(net, {}, config)
     if isinstance(net, mx.executor.Executor | mx.mod.BaseModule):

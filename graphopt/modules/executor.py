@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphopt.api.loading import Model
+from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from graphopt.api.loading import Model
+from graphopt.api.model import Model
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.graph import Graph

@@ -119,14 +119,14 @@ def test_mxnet_runs_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> 
         if not is_train:  # which compiles; what backward needs does not
             fast.forward(is_train=False)
         with monkeypatch.context() as patch:
-            patch.setattr("graphopt.api.loading.build_graph", refusing)
+            patch.setattr("graphopt.api.model.build_graph", refusing)
             for executor in (fast, plain):
                 executor.forward(is_train=is_train)
                 executor.backward(mx.nd.ones((6, 5)))
         assert_same(fast, plain)
         assert fast.explain() == "MXNet's executor runs it: no room for it"
     strict = graphopt.optimize(bound(chain(), data=(6, 5), w=(6, 5)), strict=True)
-    monkeypatch.setattr("graphopt.api.loading.build_graph", refusing)
+    monkeypatch.setattr("graphopt.api.model.build_graph", refusing)
     with pytest.raises(UnsupportedError, match="no room for it"):
         strict.forward()
 

@@ -1,0 +1,336 @@
+"""A Symbol with parameters, optimized and callable."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphopt.backend.engines import CachedOpEngine
+from graphopt.backend.findings import Findings
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.frontend.gluon import Traced, in_call_order
+from graphopt.frontend.symbol import data_names, lift_symbol
+from graphopt.ir.graph import Graph
+from graphopt.nn.building import build_graph
+from graphopt.nn.built import Built
+from graphopt.nn.config import Config
+from graphopt.nn.context_pools import ContextPools
+from graphopt.nn.entry import Entry
+from graphopt.nn.following import Following
+from graphopt.nn.other_sizes import OtherSizes
+from graphopt.nn.signatures import Signature, signature_of, types_of
+from graphopt.nn.ski_rental import SkiRental
+from graphopt.pipeline.base import Mode
+from graphopt.pipeline.manager import Receipt
+
+if TYPE_CHECKING:
+    from graphopt.memory.memory_plan import MemoryPlan
+
+
+class Model:
+    """A Symbol with parameters that compiles itself per input signature.
+
+    ``model(x)`` or ``model(data=x)`` takes NDArrays or numpy arrays and returns an NDArray, or a
+    list of them when the Symbol has several outputs. ``model(x, y)`` gives ``data0`` and ``data1``,
+    as the Block that was exported takes them, whichever the Symbol reads first. Under
+    ``mx.autograd.record()`` the training graph runs, and gradients reach the arrays in ``params``
+    that have ``attach_grad()``.
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        params: Mapping[str, Any],
+        config: Config,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        name: str = "",
+    ) -> None:
+        """Keep the parts; nothing is compiled before the first call."""
+        mx = import_mxnet()
+        self.symbol = symbol
+        self.params: dict[str, Any] = {
+            key: value
+            if isinstance(value, mx.nd.NDArray)
+            else mx.nd.array(value, dtype=value.dtype)
+            for key, value in params.items()
+        }
+        self.config = config
+        self._name = name
+        self._inputs: list[str] = symbol.list_inputs()
+        _check_known(self.params, self._inputs)
+        self._forget()
+        for key in shapes or {}:
+            _check_known({key: None}, self._inputs)
+        self._data = list(shapes) if shapes else self._guess_data()
+
+    def _forget(self) -> None:
+        """Nothing is compiled."""
+        self._memory = ContextPools(self.config.max_shapes)
+        self._compiled: dict[Signature, Entry] = {}
+        self._plain: dict[tuple[str, ...], CachedOpEngine] = {}
+        self._rule = SkiRental()
+        self._other_sizes = OtherSizes(self._rule)
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was given: copies compile anew."""
+        own = ("_memory", "_compiled", "_plain", "_rule", "_other_sizes", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Take over what was given."""
+        self.__dict__.update(state)
+        self._forget()
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """Names of the inputs a call gives, in the order of positional arguments."""
+        return tuple(self._data)
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Run.
+
+        Raises:
+            InputError: an input is unknown or missing, a parameter has no value or another shape
+                than the inputs call for.
+        """
+        mx = import_mxnet()
+        if len(args) > len(self._data):
+            raise InputError(f"{len(args)} inputs given, the model takes {self._data}")
+        given = dict(zip(self._data, args, strict=False)) | inputs
+        _check_known(given, self._inputs)
+        arrays = {name: _array(mx, value) for name, value in given.items()}
+        if not arrays:
+            raise InputError(f"no input given; the model takes {self._data}")
+        key = self._key(arrays)
+        found = None if key in self._compiled else self._at_any_size(key, arrays)
+        if found is None:
+            start = time.perf_counter()
+            entry = self._entry(key, arrays)
+            found = entry.built.run(arrays)
+            if not entry.has_run:
+                entry.has_run = True
+                self._rule.compiled(key, time.perf_counter() - start)
+                with self._lock:
+                    self._other_sizes.look_again(key, entry, list(arrays.values()))
+        return found[0] if len(found) == 1 else found
+
+    def built(self, arrays: Mapping[str, Any]) -> Built | Following:
+        """What runs on such NDArrays, by name, as autograd's state is now; compiled if it was not.
+
+        Raises:
+            InputError: a parameter has no value, or another shape than the inputs call for.
+        """
+        return self._entry(self._key(arrays), arrays).built
+
+    def receipts(self) -> dict[str, tuple[Receipt, ...]]:
+        """Per compiled signature (mode and input types), a receipt per pass."""
+        return {_title(entry): entry.result.receipts for entry in self._compiled.values()}
+
+    def graph(self) -> Graph:
+        """The optimized graph compiled last.
+
+        Raises:
+            InputError: the model was not called yet.
+        """
+        return self._last().result.graph
+
+    def memory_plan(self) -> MemoryPlan:
+        """The memory plan of what runs of the graph compiled last; nothing is run.
+
+        Of a training step with ``memory=`` or ``max_shapes=`` that is the step as planned last: in
+        its order, and with all that is computed again (phase ``recompute``). Print ``.report()``
+        for its peak, the tensors there, bytes by layer, and live bytes over time.
+
+        Raises:
+            InputError: nothing was compiled yet, or MXNet cannot bind it for training.
+        """
+        return self._last().lowered.memory_plan()
+
+    def explain(self) -> str:
+        """What was done, on which engine it runs, and why not more was done."""
+        from graphopt.nn.explain import explain_rented, explain_result
+
+        lines = explain_rented(self._name or "model", self._rule, self._other_sizes.graphs)
+        for entry in self._compiled.values():
+            result, choice, told = entry.result, entry.lowered.choice, entry.built.told
+            lines += explain_result(entry.original, result, choice, _title(entry), told)
+        return "\n".join(lines) or "nothing compiled yet: it happens at the first call"
+
+    def report(self, path: str | Path) -> Path:
+        """Write an HTML report about the graph compiled last; returns the path."""
+        from graphopt.api.reporting import write_report
+
+        entry = self._last()
+        return write_report(
+            entry.original,
+            self.config.pipeline(entry.mode),
+            path,
+            mode=entry.mode,
+            frozen=entry.built.frozen,
+            title=entry.original.name,
+            step=entry.lowered.step_plan(),
+        )
+
+    def export(self, path: str | Path, epoch: int = 0, *, kernels: bool = False) -> None:
+        """Write the graph compiled last as ``path-symbol.json`` and ``path-<epoch>.params``.
+
+        Args:
+            path: prefix of the files.
+            epoch: a number for the name of the parameters.
+            kernels: keep fused kernels; such files load in processes that imported graphopt.
+
+        Raises:
+            InputError: the model was not called yet.
+        """
+        from graphopt.nn.exporting import write
+
+        lowered = self._last().lowered
+        write(str(path), epoch, lowered.exported(kernels=kernels), lowered.parameters())
+
+    def _last(self) -> Entry:
+        if not self._compiled:
+            raise InputError("the model has no compiled graph yet: call it once first")
+        return list(self._compiled.values())[-1]
+
+    def _guess_data(self) -> list[str]:
+        aux = set(self.symbol.list_auxiliary_states())
+        if self.params:
+            found = [n for n in self._inputs if n not in self.params and n not in aux]
+        else:
+            found = data_names(self.symbol)
+        return in_call_order(found)
+
+    def _key(self, arrays: Mapping[str, Any]) -> Signature:
+        autograd = import_mxnet().autograd
+        differentiating = autograd.is_recording() or autograd.is_training()
+        mode = self.config.graph_mode(differentiating=differentiating)
+        return _signature(mode, arrays)
+
+    def _entry(self, key: Signature, arrays: Mapping[str, Any]) -> Entry:
+        """Compiled for a signature, once the memory of the largest shapes is taken."""
+        mode, _, ctx, _ = key
+        with self._lock:
+            if key not in self._compiled and mode == "training" and self.config.plans_memory:
+                self._prepare_memory(arrays, ctx)
+            if key not in self._compiled:
+                self._compiled[key] = self._compile(key, arrays)
+            return self._compiled[key]
+
+    def _at_any_size(self, key: Signature, arrays: Mapping[str, Any]) -> list[Any] | None:
+        """A call by a graph for other sizes, where compiling for these would save little."""
+        if self.config.strict or self.config.plans_memory:
+            return None
+        given = list(arrays.values())
+        if any(array.stype != "default" for array in given):
+            return None
+        with self._lock:
+            other = self._other_sizes.find(key, self._compiled)
+            if other is None:
+                return None
+            self._other_sizes.settle(
+                other,
+                given,
+                lambda: self._as_in_mxnet(arrays),
+                is_compiled_else=self._rule.compiles_at_once(),
+            )
+            if self._rule.is_due(key, may_wait=other.suffices, at_once=sys.maxsize):
+                return None
+        found = self._other_sizes.run(
+            other, key, given, lambda: self._as_in_mxnet(arrays), is_compiled_else=True
+        )
+        return None if found is None else found[0]
+
+    def _as_in_mxnet(self, arrays: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """What runs the Symbol as it is, on arrays of any size."""
+        names, ctx = tuple(arrays), next(iter(arrays.values())).ctx
+        if names not in self._plain:
+            self._plain[names] = CachedOpEngine(self.symbol, names, is_static=False)
+        engine = self._plain[names]
+        known = {name: _on(array, ctx) for name, array in self._typed_params().items()}
+
+        def run(data: Sequence[Any]) -> list[Any]:
+            every = known | dict(zip(names, data, strict=True))
+            return engine([every[name] for name in engine.inputs])
+
+        return run
+
+    def _compile(self, key: Signature, arrays: Mapping[str, Any]) -> Entry:
+        mode, _, ctx, _ = key
+        params = {name: _on(array, ctx) for name, array in self._typed_params().items()}
+        shapes = {n: tuple(a.shape) for n, a in (params | dict(arrays)).items()}
+        dtypes = {n: np.dtype(a.dtype).name for n, a in (params | dict(arrays)).items()}
+        graph = lift_symbol(self.symbol, shapes, dtypes, data=set(self._data), name=self._name)
+        pools = self._memory.pools(ctx) if mode == "training" else None
+        akin = self._akin(key)
+        made = build_graph(self.config, graph, params, arrays, ctx, mode, akin=akin, pools=pools)
+        traced = Traced(self.symbol, tuple(arrays), None)
+        return Entry(mode, _told(arrays), graph, made, traced, [])
+
+    def _akin(self, key: Signature) -> list[Findings]:
+        """What was measured for signatures that differ in shapes only."""
+        return [
+            entry.built.findings
+            for other, entry in self._compiled.items()
+            if types_of(other) == types_of(key)
+        ]
+
+    def _prepare_memory(self, arrays: Mapping[str, Any], ctx: Any) -> None:
+        """Take the memory of the largest shapes before the first step, and refuse larger ones."""
+        largest = self._memory.admit(arrays, ctx)
+        if largest is None:
+            return
+        key = _signature("training", largest)
+        try:
+            compiled = self._compile(key, largest)
+            compiled.lowered.reserve(largest)
+        except Exception as error:
+            self._memory.forget(largest, ctx)
+            if isinstance(error, InputError):
+                raise self._memory.explained(error, largest) from None
+            raise
+        self._compiled[key] = compiled
+
+    def _typed_params(self) -> dict[str, Any]:
+        return {name: array for name, array in self.params.items() if name in self._inputs}
+
+
+def _array(mx: Any, value: Any) -> Any:
+    if isinstance(value, mx.nd.NDArray):
+        return value
+    array = np.asarray(value)
+    return mx.nd.array(array, dtype="float32" if array.dtype == np.float64 else array.dtype)
+
+
+def _on(array: Any, ctx: Any) -> Any:
+    return array if array.ctx == ctx else array.as_in_context(ctx)
+
+
+def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
+    for name in given:
+        if name not in inputs:
+            near = difflib.get_close_matches(name, inputs, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"the model has no input {name!r}{hint}")
+
+
+def _signature(mode: Mode, arrays: Mapping[str, Any]) -> Signature:
+    given = list(arrays.values())
+    return signature_of(mode, " ".join(arrays), given[0].ctx, given)
+
+
+def _told(arrays: Mapping[str, Any]) -> str:
+    types = ((n, np.dtype(a.dtype).name, list(a.shape)) for n, a in arrays.items())
+    return ", ".join(f"{name}: {dtype}{shape}" for name, dtype, shape in types)
+
+
+def _title(entry: Entry) -> str:
+    return f"{entry.mode} ({entry.types})"
