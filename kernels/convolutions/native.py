@@ -10,7 +10,8 @@ import numpy as np
 
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
-from graphopt.kernels.convolutions.plan import Program, plan
+from graphopt.kernels.convolutions.plan import plan
+from graphopt.kernels.convolutions.program import Program
 from graphopt.kernels.convolutions.single import Layer, single
 from graphopt.kernels.convolutions.steps import Kind
 

@@ -8,19 +8,20 @@ by their lifetimes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from graphopt.ir.node import DATA, Node, NodeId, Value
+from graphopt.ir.node import DATA, Node, Value
 from graphopt.ir.types import TensorType
-from graphopt.kernels.convolutions.activations import Activation, gated, simplest, then, unary
-from graphopt.kernels.convolutions.arena import Buffer, Place, first_fit
+from graphopt.kernels.convolutions.activations import Activation, unary
+from graphopt.kernels.convolutions.arena import Buffer, Place
+from graphopt.kernels.convolutions.drafts import Draft, finished, pack
+from graphopt.kernels.convolutions.program import Program
 from graphopt.kernels.convolutions.spec import WINOGRAD, ConvolutionsSpec, is_paired
-from graphopt.kernels.convolutions.steps import Combination, Kind, Step, View
+from graphopt.kernels.convolutions.steps import Combination, Kind, Step
+from graphopt.kernels.convolutions.taking import Taking
 from graphopt.kernels.convolutions.transposed import made_by_convolution, transposed
 from graphopt.kernels.convolutions.windows import (
     Images,
-    Pair,
     Window,
     bundle,
     groups_of,
@@ -55,38 +56,6 @@ _STRIP = 8
 _PART = 16
 
 
-@dataclass(frozen=True)
-class Program:
-    """What the bridge runs; sizes count floats.
-
-    Attributes:
-        arena: where all images lie, by turns.
-        inputs: shapes, images first.
-        data: how many inputs are images.
-        outputs: shapes.
-        steps: in their order.
-        written: values that steps make for each other, whatever shares a place; not what fills up
-            blocks, so that it is the same on all processors.
-    """
-
-    arena: int
-    inputs: tuple[tuple[int, ...], ...]
-    data: int
-    outputs: tuple[tuple[int, ...], ...]
-    steps: tuple[Step, ...]
-    written: int
-
-    def numbers(self, lanes: int) -> list[int]:
-        """The program as ``ReadConvolutions`` in the bridge reads it."""
-        found = [lanes, self.arena, self.data]
-        found += [len(self.inputs), len(self.outputs), len(self.steps)]
-        for shape in (*self.inputs, *self.outputs):
-            found += [len(shape), *shape]
-        for step in self.steps:
-            found += step.numbers()
-        return found
-
-
 def plan(spec: ConvolutionsSpec) -> Program:
     """The program of a region; linear but for the placing of its images."""
     return spec.body.derived(
@@ -98,17 +67,6 @@ def _planned(spec: ConvolutionsSpec) -> Program:
     planner = _Planner(spec)
     planner.walk()
     return planner.program()
-
-
-@dataclass(frozen=True)
-class _Draft:
-    """A step whose places are not known yet."""
-
-    step: Step
-    into: Place | None = None
-    source: Place | None = None
-    other: Place | None = None
-    scratch: Buffer | None = None
 
 
 class _Planner:
@@ -124,9 +82,8 @@ class _Planner:
         self.planar: dict[Value, Place] = {}
         #: What only scales and shifts an input, by what it makes.
         self.scaling: dict[Value, Node] = {}
-        self.ready: set[Value] = set()
-        self.done: set[NodeId] = set()
-        self.drafts: list[_Draft] = []
+        self.taking = Taking(self.graph, self.number)
+        self.drafts: list[Draft] = []
         self.written = 0
         first = next(n for n in self.graph.inputs if n.op == DATA)
         self.count = self.size(first.out())[0]
@@ -166,11 +123,11 @@ class _Planner:
         """The place of a value that a step reads; inputs are loaded when first read."""
         place = self.place(value)
         node = self.graph[value.node]
-        if node.is_input and value not in self.ready:
-            self.ready.add(value)
+        if node.is_input and value not in self.taking.ready:
+            self.taking.ready.add(value)
             channels = self.size(value)[1]
             step = Step(Kind.LOAD, self.count, array=self.number[node.id], channels=channels)
-            self.drafts.append(_Draft(step, place))
+            self.drafts.append(Draft(step, place))
         return place
 
     def planar_source(self, value: Value, halo: int) -> Place:
@@ -195,88 +152,10 @@ class _Planner:
                 weights=weights,
                 bias=bias,
             )
-            self.drafts.append(_Draft(step, place))
+            self.drafts.append(Draft(step, place))
         place = self.planar[value]
         place.buffer.halo = max(place.buffer.halo, halo)
         return place
-
-    # -- what is computed together ---------------------------------------------------------------
-
-    def only_user(self, value: Value) -> Node | None:
-        """The one node that reads a value, if there is one and nothing else does."""
-        users = self.graph.users(value)
-        if len(users) != 1 or self.graph.is_output(value):
-            return None
-        return self.graph[next(iter(users)).node]
-
-    def take_sum(self, value: Value) -> tuple[Value, Value | None]:
-        """The sum that ``value`` goes into, and its other operand, if that is there already."""
-        user = self.only_user(value)
-        if user is None or not is_sum(user) or len(user.inputs) != 2:
-            return value, None
-        (other,) = (v for v in user.inputs if v != value) if value in user.inputs else (None,)
-        if other is None or not (other in self.ready or self.graph[other.node].is_input):
-            return value, None
-        self.done.add(user.id)
-        return user.out(), other
-
-    def take_activations(self, value: Value, step: Step) -> tuple[Value, Step]:
-        """The functions of each number that ``value`` goes into, and the step with them."""
-        found = step.activation
-        while (taken := self.take_gate(value, found) or self.take_unary(value, found)) is not None:
-            value, found = taken
-            user = self.graph[value.node]
-            if is_prelu(user):
-                step = replace(step, slopes=self.number[user.inputs[1].node])
-        return value, replace(step, activation=simplest(found))
-
-    def take_unary(self, value: Value, before: Activation) -> tuple[Value, Activation] | None:
-        """The function that ``value`` goes into, behind another; if they are one together."""
-        user = self.only_user(value)
-        found = unary(user) if user is not None else None
-        if user is None or found is None:
-            return None
-        both = then(before, found)
-        if both is None:
-            return None
-        self.done.add(user.id)
-        return user.out(), both
-
-    def take_gate(self, value: Value, before: Activation) -> tuple[Value, Activation] | None:
-        """The product of ``value`` with a function of it, as in Swish."""
-        users = [self.graph[use.node] for use in self.graph.users(value)]
-        if before != Activation() or len(users) != 2 or self.graph.is_output(value):
-            return None
-        product = next((user for user in users if is_product(user)), None)
-        if product is None or all(map(is_product, users)):
-            return None
-        node = next(user for user in users if user is not product)
-        gate: Activation | None = Activation()
-        chain = [product.id]
-        while gate is not None and node is not product:
-            found = None if is_prelu(node) else unary(node)
-            gate = then(gate, found) if found is not None else None
-            chain.append(node.id)
-            following = self.only_user(node.out())
-            if following is None:
-                return None
-            node = following
-        found = gated(gate) if gate is not None else None
-        if found is None:
-            return None
-        self.done.update(chain)
-        return product.out(), found
-
-    def take_stretch(self, value: Value) -> tuple[Value, Pair]:
-        """Repetitions that ``value`` goes into, one after the other."""
-        times = (1, 1)
-        while (user := self.only_user(value)) is not None:
-            found = stretch(user)
-            if found is None:
-                break
-            self.done.add(user.id)
-            value, times = user.out(), (times[0] * found[0], times[1] * found[1])
-        return value, times
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -284,7 +163,7 @@ class _Planner:
         """Make all steps."""
         self.place_joined()
         for node in self.order:
-            if node.is_input or node.id in self.done:
+            if node.is_input or node.id in self.taking.done:
                 continue
             if is_convolution(node):
                 self.convolution(node)
@@ -302,7 +181,7 @@ class _Planner:
                 self.combine(node)
         for number, value in enumerate(self.graph.outputs):
             step = Step(Kind.STORE, self.count, array=number, channels=self.size(value)[1])
-            self.drafts.append(_Draft(step, source=self.source(value)))
+            self.drafts.append(Draft(step, source=self.source(value)))
 
     def reads_planes(self, node: Node) -> bool:
         """Whether a convolution reads an input as planes."""
@@ -314,7 +193,7 @@ class _Planner:
 
     def takes_scaling(self, node: Node) -> bool:
         """Whether a node that scales channels of an input is left to whoever loads that."""
-        source, user = node.inputs[0], self.only_user(node.out())
+        source, user = node.inputs[0], self.taking.only_user(node.out())
         if not (is_depthwise(self.graph, node) and window(self.graph, node).is_pointwise):
             return False
         if not self.graph[source.node].is_input or user is None or not is_convolution(user):
@@ -375,11 +254,11 @@ class _Planner:
             source.buffer.halo = max(source.buffer.halo, halo)
         blocks = made[1] // self.lanes
         between = Place(Buffer(blocks, *made[2:], self.lanes), 0, blocks)
-        self.drafts.append(_Draft(step, between, source, scratch=scratch))
+        self.drafts.append(Draft(step, between, source, scratch=scratch))
         filters = self.size(node.out())[1]
         window = Window((1, 1), stride=found.stride)
         place = Step(Kind.SHUFFLE, self.count, bias=bias, filters=filters, window=window)
-        value, place = self.take_activations(node.out(), place)
+        value, place = self.taking.take_activations(node.out(), place)
         self.emit(place, value, between)
 
     def dense(self, node: Node) -> None:
@@ -389,7 +268,7 @@ class _Planner:
 
     def with_weights(self, node: Node) -> tuple[Step, Value, Place | None]:
         """A step with what it takes along: what it makes, and what it adds."""
-        value, other = self.take_sum(node.out())
+        value, other = self.taking.take_sum(node.out())
         weights, bias = self.parameters(node)
         step = Step(
             Kind.DIRECT,
@@ -401,7 +280,7 @@ class _Planner:
             groups=groups_of(node),
             window=window(self.graph, node),
         )
-        value, step = self.take_activations(value, step)
+        value, step = self.taking.take_activations(value, step)
         return step, value, self.source(other) if other is not None else None
 
     def parameters(self, node: Node) -> tuple[int, int]:
@@ -434,13 +313,13 @@ class _Planner:
             is_average=is_adaptive(node) or node.attrs.get("pool_type", "max") == "avg",
             counts_padding=node.attrs.get("count_include_pad") not in (False, "False", 0, "0"),
         )
-        value, step = self.take_activations(node.out(), step)
+        value, step = self.taking.take_activations(node.out(), step)
         self.emit(step, value, self.source(node.inputs[0]))
 
     def stretch(self, node: Node) -> None:
         first = stretch(node)
         assert first is not None
-        value, more = self.take_stretch(node.out())
+        value, more = self.taking.take_stretch(node.out())
         times = (first[0] * more[0], first[1] * more[1])
         step = Step(Kind.STRETCH, self.count, window=Window((1, 1), stride=times))
         self.emit(step, value, self.source(node.inputs[0]))
@@ -453,9 +332,9 @@ class _Planner:
             place = Place(whole.buffer, whole.block + block, blocks)
             if self.place(value) != place:
                 copy = Step(Kind.COMBINE, self.count)
-                self.drafts.append(_Draft(copy, place, self.source(value)))
+                self.drafts.append(Draft(copy, place, self.source(value)))
             block += blocks
-        self.ready.add(node.out())
+        self.taking.ready.add(node.out())
 
     def combine(self, node: Node) -> None:
         """A sum, a product or a function that no other step took along, or a copy."""
@@ -468,10 +347,10 @@ class _Planner:
             assert found is not None
             slopes = self.number[node.inputs[1].node] if is_prelu(node) else -1
             step = replace(step, activation=found, slopes=slopes)
-            value, step = self.take_activations(node.out(), step)
+            value, step = self.taking.take_activations(node.out(), step)
             self.emit(step, value, self.source(node.inputs[0]))
             return
-        value, last = self.take_activations(node.out(), step)
+        value, last = self.taking.take_activations(node.out(), step)
         first, *others = (self.source(v) for v in node.inputs)
         for at, other in enumerate(others):
             self.emit(last if at == len(others) - 1 else step, value, first, other)
@@ -484,7 +363,7 @@ class _Planner:
             first, other = other, first
         is_whole = self.size(first) == self.size(other)
         step = replace(step, combination=Combination.PRODUCT if is_whole else Combination.GATE)
-        value, step = self.take_activations(node.out(), step)
+        value, step = self.taking.take_activations(node.out(), step)
         self.emit(step, value, self.source(first), self.source(other))
 
     def emit(
@@ -495,57 +374,25 @@ class _Planner:
         other: Place | None = None,
         scratch: Buffer | None = None,
     ) -> None:
-        self.drafts.append(_Draft(step, self.place(value), source, other, scratch))
-        if value not in self.ready and not self.graph.is_output(value):
+        self.drafts.append(Draft(step, self.place(value), source, other, scratch))
+        if value not in self.taking.ready and not self.graph.is_output(value):
             self.written += math.prod(self.size(value))
-        self.ready.add(value)
+        self.taking.ready.add(value)
 
     # -- the program -----------------------------------------------------------------------------
 
     def program(self) -> Program:
         """Place all buffers and finish the steps."""
-        arena = self.pack()
+        arena = pack(self.drafts, self.count)
         data = sum(node.op == DATA for node in self.graph.inputs)
         return Program(
             arena,
             tuple(_shape(node.type) for node in self.graph.inputs),
             data,
             tuple(_shape(self.graph.type_of(value)) for value in self.graph.outputs),
-            tuple(self.finish(draft) for draft in self.drafts),
+            tuple(finished(draft, self.count, self.lanes) for draft in self.drafts),
             self.written,
         )
-
-    def pack(self) -> int:
-        """Give every buffer its place; returns the floats of the arena."""
-        buffers: dict[int, Buffer] = {}
-        for number, draft in enumerate(self.drafts):
-            used: Sequence[Place | None] = (draft.into, draft.source, draft.other)
-            found = [place.buffer for place in used if place is not None]
-            for buffer in (*found, *([draft.scratch] if draft.scratch else [])):
-                buffers[id(buffer)] = buffer
-                buffer.touch(number)
-        return first_fit(list(buffers.values()), self.count)
-
-    def finish(self, draft: _Draft) -> Step:
-        """The step with its places; over one long row where that makes no difference."""
-        step = draft.step
-        into = draft.into.view() if draft.into else View()
-        source = draft.source.view() if draft.source else View()
-        other = draft.other.view() if draft.other else None
-        scratch = draft.scratch.at if draft.scratch else 0
-        if step.kind is Kind.DIRECT and draft.into and draft.into.buffer.rows:
-            # Rows are the pixels of one image.
-            across = replace(step.window, stride=(1, source.image_stride // self.lanes))
-            into, other = into.as_pixels(self.count), other and other.as_pixels(self.count)
-            return replace(step, images=1, window=across, into=into, source=source, other=other)
-        given = [view for view in (into, source, other) if view is not None]
-        pointwise = step.kind is Kind.COMBINE or (
-            step.kind in (Kind.DIRECT, Kind.DEPTHWISE) and step.window.is_pointwise
-        )
-        if pointwise and not step.is_planar and all(view.is_dense for view in given):
-            into, source = into.as_row(), source.as_row()
-            other = other.as_row() if other else None
-        return replace(step, into=into, source=source, other=other, scratch=scratch)
 
 
 def _halo(given: Images, made: Images, window: Window) -> int:
