@@ -15,19 +15,13 @@ from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.pointwise import POINTWISE
 from graphopt.passes.fusion.rows import ROWS
 from graphopt.passes.recurrence import sequences
+from graphopt.passes.recurrence.anchors import anchor_classes, apart
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.build import Chain as Over
 from graphopt.passes.recurrence.build import Operands, add_recurrence
-from graphopt.passes.recurrence.chains import (
-    BEFORE,
-    CORE,
-    Chain,
-    Source,
-    anchor_classes,
-    apart,
-    find_chain,
-)
+from graphopt.passes.recurrence.chains import Chain, find_chain
 from graphopt.passes.recurrence.dropout import draw_outside
+from graphopt.passes.recurrence.templates import BEFORE, CORE, Source
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
