@@ -107,7 +107,7 @@ def _round(x: Value) -> Value:
 
 
 def _sign(x: Value) -> Value:
-    return select(x > 0.0, x.like(1.0), select(x < 0.0, x.like(-1.0), x * 0.0))
+    return select(x > 0.0, x.like(1.0), select(x < 0.0, x.like(-1.0), x.like(0.0)))
 
 
 def _half(x: Value) -> Value:

@@ -52,7 +52,7 @@ def softplus_(x):
     return (x if x > ZERO else ZERO) + log1p_(exp_(-abs_(x)))
 
 def sign_(x):
-    return ONE if x > ZERO else (-ONE if x < ZERO else x * ZERO)
+    return ONE if x > ZERO else (-ONE if x < ZERO else ZERO)
 
 def relu_(x):
     return ZERO if x <= ZERO else x

@@ -276,7 +276,8 @@ def test_threads_change_no_bit(spec: KernelSpec, shape: tuple[int, int], threads
 def test_special_values() -> None:
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38], "float32")
     rows = np.stack([special, special[::-1], np.roll(special, 3)])
-    check(parse("f32[a,b] (f32[a,b]) { %1 = relu %0; return %1:f32[a,b] }"), [rows])
+    for op in ("relu", "sign"):
+        check(parse(f"f32[a,b] (f32[a,b]) {{ %1 = {op} %0; return %1:f32[a,b] }}"), [rows])
     for op in ("reduce_max", "reduce_min", "reduce_sum", "softmax"):
         out = "f32[a,b]" if op == "softmax" else "f32[a]"
         spec = parse(f"f32[a|b] (f32[a,b]) {{ %1 = {op} %0; return %1:{out} }}")
