@@ -11,14 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphopt.nn.recurrence import ChildSumTreeLSTM, NaryTreeLSTM, Recurrence
+    from graphopt.nn.recurrence import Recurrence
     from graphopt.nn.rnn import GRU, LSTM, RNN
+    from graphopt.nn.tree_lstm import ChildSumTreeLSTM, NaryTreeLSTM
 
 _MODULES = {
-    "ChildSumTreeLSTM": "recurrence",
+    "ChildSumTreeLSTM": "tree_lstm",
     "GRU": "rnn",
     "LSTM": "rnn",
-    "NaryTreeLSTM": "recurrence",
+    "NaryTreeLSTM": "tree_lstm",
     "RNN": "rnn",
     "Recurrence": "recurrence",
 }
