@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphopt.backend.arrays import view_of
+from graphopt.backend.holding import held
 from graphopt.backend.kept import Kept, kept
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
@@ -61,7 +62,7 @@ def with_packed(
             continue
         spec = spec_of(node)
         given = [
-            view_of(values[graph[value.node].name]) if inner.op == PARAM else None
+            values[graph[value.node].name] if inner.op == PARAM else None
             for inner, value in zip(spec.body.inputs, node.inputs, strict=True)
         ]
         arrays = _packed(str(spec), given, ctx)
@@ -100,7 +101,7 @@ def _read_packed(copy: Graph, node: Node, find: Callable[[str], Any]) -> None:
     copy.update(copy[node.id].but(inputs=tuple(inputs), attrs=node.attrs.set(packed=True)))
 
 
-def _packed(spec: str, given: Sequence[npt.NDArray[np.float32] | None], ctx: Any) -> Iterator[Any]:
+def _packed(spec: str, given: Sequence[Any | None], ctx: Any) -> Iterator[Any]:
     """Packed parameters as NDArrays, one by one: those that are there already are let go of."""
     mx, arrays = import_mxnet(), deque[Any]()
 
@@ -108,6 +109,8 @@ def _packed(spec: str, given: Sequence[npt.NDArray[np.float32] | None], ctx: Any
         arrays.append(mx.nd.empty((size,), ctx))
         return view_of(arrays[-1])
 
-    packed(mx, spec, given, empty)
+    with held([array for array in given if array is not None]) as numbers:
+        found = iter(numbers)
+        packed(mx, spec, [None if array is None else next(found) for array in given], empty)
     while arrays:
         yield arrays.popleft()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphopt.backend.arrays import view_of
+from graphopt.backend.holding import held
 from graphopt.backend.kept import Kept, kept
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
@@ -62,7 +63,8 @@ def with_packed_products(
         data, weights, *bias = node.inputs
         tiled = is_tiled(import_mxnet(), *problem_of(graph, node)[:3])
         if (weights, tiled) not in layers:
-            keeper = _packed(view_of(values[graph[weights.node].name]), ctx, tiled=tiled)
+            with held([values[graph[weights.node].name]]) as (numbers,):
+                keeper = _packed(numbers, ctx, tiled=tiled)
             keepers.append(keeper)
             layers[weights, tiled] = named(weights, keeper.array), keeper.order == TILES
         for value in bias:

@@ -12,13 +12,14 @@ import numpy as np
 
 from graphopt.backend.arrays import address_of
 from graphopt.backend.findings import Findings
+from graphopt.backend.holding import digest
 from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.sizes import Sized, Sizes
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
-from graphopt.kernels.bridge.written import Writes, digest
+from graphopt.kernels.bridge.written import Writes
 from graphopt.nn.built import Built
 from graphopt.pipeline.manager import Result
 
@@ -205,7 +206,7 @@ class Following:
             for array in touched:
                 self._digests.pop(id(array), None)
             return False
-        found = {id(array): digest(import_mxnet(), array) for array in touched}
+        found = {id(array): digest(array) for array in touched}
         is_same = found.items() <= self._digests.items()
         in_vain = self._frozen is None and not is_same
         self._looks = max(0, self._looks - cost * (COST_IN_VAIN if in_vain else 1))
@@ -221,7 +222,7 @@ class Following:
             # In this order: what is written while it is built shows in the next call.
             states = [array for name, array in self._values.items() if name in self._states]
             self._writes = Writes(mx, arrays, states)
-            self._digests = {id(array): digest(mx, array) for array in arrays}
+            self._digests = {id(array): digest(array) for array in arrays}
             self._frozen = self._build(True)
         except (GraphoptError, mx.MXNetError) as error:
             if self._strict:

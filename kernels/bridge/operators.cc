@@ -18,6 +18,7 @@
 #include "fused.h"
 #include "fused_blocked.h"
 #include "fused_cuda.h"
+#include "holding.h"
 #include "interleaved.h"
 #include "keeping_operator.h"
 #include "kept.h"
@@ -141,6 +142,21 @@ void graphopt_versions_read(void* noted, uint64_t* counts) {
 }
 
 void graphopt_versions_free(void* noted) { graphopt::FreeVersions(noted); }
+
+/* Lets nobody write to arrays until graphopt_release; waits for who does. `laid_out` tells of each whether oneDNN has
+ * laid it out in an order of its own. Null if it fails. */
+void* graphopt_hold(void** arrays, int64_t count, int* laid_out) {
+  try {
+    graphopt::Holding* made = graphopt::Holding::Of(arrays, count);
+    for (int64_t i = 0; i < count; ++i) laid_out[i] = graphopt::IsLaidOut(arrays[i]);
+    return made;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return nullptr;
+  }
+}
+
+void graphopt_release(void* held) { delete static_cast<graphopt::Holding*>(held); }
 
 /* Puts how often each array was written into `counts`, waiting for what is being written; -1 if that
  * failed. */

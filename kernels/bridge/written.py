@@ -77,11 +77,6 @@ class Writes:
         return found.value
 
 
-def digest(mxnet: Any, array: Any) -> int:
-    """A number for what a dense NDArray holds; see :func:`digest_of`."""
-    return digest_of(mxnet, array.asnumpy())
-
-
 def digest_of(mxnet: Any, values: npt.NDArray[Any]) -> int:
     """A number for what an array holds: another for other bits, but in one case of 2**64."""
     values = np.ascontiguousarray(values)

@@ -120,6 +120,29 @@ def test_no_more_than_two_engines_of_a_heavy_net_are_kept(
     np.testing.assert_allclose(fast(x).asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_others_are_tried_where_what_was_the_fastest_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise mx.MXNetError("not this time")
+
+    found = {
+        "engine": CONVOLUTION_KERNELS,
+        "measured_ms": {CONVOLUTION_KERNELS: 1.0},
+        "told": "",
+        "json": "",  # no order that takes less memory
+    }
+    monkeypatch.setattr(choosing, "remembered", lambda _parts: found)
+    monkeypatch.setattr("graphopt.backend.candidates.with_packed", fail)
+    net = gluon.nn.Conv2D(16, 3, in_channels=16)
+    net.initialize()
+    x = mx.nd.random.uniform(shape=(1, 16, 8, 8))
+    fast = graphopt.optimize(net, mode="inference")
+    np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-4, atol=1e-5)
+    choice = fast.graphopt_state.compiled.entries[-1].lowered.choice
+    assert choice.failed == {CONVOLUTION_KERNELS: "not this time"}
+    assert not choice.is_remembered
+    assert choice.engine in choice.measured_ms
+
+
 def test_what_a_candidate_packed_is_let_go_of_unless_another_reads_it() -> None:
     form = SimpleNamespace(ctx=mx.cpu())
     fixed: dict[str, Any] = {"weight": mx.nd.zeros(2)}

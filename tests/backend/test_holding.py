@@ -1,0 +1,91 @@
+"""Reading arrays where they lie, beside others that use them."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.backend.holding import digest, held
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+def laid_out_weights() -> tuple[mx.nd.NDArray, np.ndarray]:
+    """Weights that oneDNN has brought into an order of its own, and what they hold."""
+    numbers = np.random.default_rng(0).normal(size=(32, 16, 3, 3)).astype("float32")
+    weights, x = mx.nd.array(numbers), mx.nd.ones((1, 16, 8, 8))
+    mx.nd.Convolution(x, weights, no_bias=True, num_filter=32, kernel=(3, 3)).wait_to_read()
+    mx.nd.waitall()
+    return weights, numbers
+
+
+def test_writes_wait_until_it_is_over() -> None:
+    first, second = mx.nd.ones((4, 5)), mx.nd.zeros((3,))
+    with held([first, second, first]) as (one, two, same):
+        first[:] = 7
+        np.testing.assert_array_equal(one, np.ones((4, 5)))
+        np.testing.assert_array_equal(two, np.zeros(3))
+        np.testing.assert_array_equal(same, one)
+    np.testing.assert_array_equal(first.asnumpy(), np.full((4, 5), 7))
+
+
+def test_writes_go_on_after_an_error() -> None:
+    array = mx.nd.ones((4,))
+    with pytest.raises(ValueError, match="mine"), held([array]):
+        raise ValueError("mine")
+    array[:] = 2
+    assert array.asnumpy().tolist() == [2] * 4
+
+
+def test_arrays_in_another_order_stay_in_it() -> None:
+    weights, numbers = laid_out_weights()
+    with held([weights]) as (found,):
+        np.testing.assert_array_equal(found, numbers)
+    assert digest(weights) == digest(mx.nd.array(numbers))
+
+
+def test_an_array_that_could_not_be_written() -> None:
+    broken = mx.nd.random.normal(0, -1, shape=(4,))
+    with pytest.raises(mx.MXNetError, match="scale parameter"), held([broken]):
+        pass
+
+
+def test_nothing_is_recorded() -> None:
+    weights, numbers = laid_out_weights()
+    weights.attach_grad()
+    with mx.autograd.record(), held([weights]) as (found,):
+        np.testing.assert_array_equal(found, numbers)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2D, nn.Conv2DTranspose])
+def test_a_first_call_while_other_threads_call_the_plain_net(layer: type) -> None:
+    net = nn.HybridSequential()
+    net.add(layer(32, 3, padding=1), nn.Activation("relu"), layer(32, 3, padding=1))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    x = mx.nd.random.uniform(shape=(1, 32, 16, 16))
+    want = net(x).asnumpy()
+    is_over = threading.Event()
+
+    def serve() -> None:
+        while not is_over.is_set():
+            net(x).wait_to_read()
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        nets = [graphopt.optimize(net) for _ in range(8)]
+        for fast in nets:
+            fast(x).wait_to_read()
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    for fast in nets:
+        np.testing.assert_allclose(fast(x).asnumpy(), want, rtol=1e-3, atol=1e-5)
