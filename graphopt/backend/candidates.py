@@ -31,7 +31,7 @@ from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.infer import spoils_shapes
 from graphopt.backend.keeping import keeps
 from graphopt.backend.kept import Kept
-from graphopt.backend.onednn import guard, rewritten_symbol
+from graphopt.backend.onednn import guard, may_rewrite, rewritten_symbol
 from graphopt.backend.passing import hands_on_gradients
 from graphopt.backend.pools import Pools
 from graphopt.backend.products import has_products, with_packed_products
@@ -176,16 +176,22 @@ class Candidates:
         if not any(node.op == "Convolution" for node in plain):
             # Then activations are all that oneDNN's subgraphs fuse, and `mixed` has those.
             others = {CACHED_OP: others[CACHED_OP]}
+        others[name] = lambda: self._cached_op(self._symbol_of(graph), name)
+        if not may_rewrite(mixed):
+            return others
         return others | {
-            name: lambda: self._cached_op(self._symbol_of(graph), name),
             EXECUTOR_ONEDNN + KERNELS: lambda: self._executor(
                 mixed, arrays, EXECUTOR_ONEDNN + KERNELS
             ),
         }
 
     def _plain(self, graph: Graph, arrays: Mapping[str, Any]) -> dict[str, Make]:
-        return {
-            CACHED_OP: lambda: self._cached_op(self._symbol_of(graph), CACHED_OP),
+        found: dict[str, Make] = {
+            CACHED_OP: lambda: self._cached_op(self._symbol_of(graph), CACHED_OP)
+        }
+        if not may_rewrite(graph):
+            return found
+        return found | {
             CACHED_OP_ONEDNN: lambda: self._cached_op(rewritten_symbol(graph), CACHED_OP_ONEDNN),
             EXECUTOR_ONEDNN: lambda: self._executor(graph, arrays, EXECUTOR_ONEDNN),
         }
@@ -225,7 +231,8 @@ class Candidates:
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         symbol = self._form.typed(to_symbol(guard(graph)))
         values = [arrays[name] for name in symbol.list_inputs()]
-        return ExecutorEngine(symbol, values, self._form.data, self._form.ctx, name)
+        form, as_is = self._form, not may_rewrite(graph)
+        return ExecutorEngine(symbol, values, form.data, form.ctx, name, as_is=as_is)
 
     def _packed(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         ctx = self._form.ctx

@@ -6,12 +6,15 @@ over as ``add_n``, which the rewrites leave alone and which runs in oneDNN's blo
 It also folds a BatchNorm into the convolution in front of it without a look at its axis: one over
 another axis than the channels gave wrong values, or wrote past the weights. A sum of one in between
 keeps them apart (identities do not).
+What it rewrites keeps the weights of its first call, reordered. Where those follow from data, which
+may be others in the next, nothing may be rewritten.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from graphopt.analysis.frozen import frozen_nodes
 from graphopt.backend.symbol import to_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
@@ -24,6 +27,7 @@ _CONVOLUTION: Final = "Convolution"
 _IDENTITIES: Final = frozenset({"_copy", "identity"})
 _NORM: Final = "BatchNorm"
 _SUM: Final = "elemwise_add"
+_WEIGHTED: Final = frozenset({_CONVOLUTION, "FullyConnected", _NORM})
 _ACTIVATIONS: Final = frozenset({"Activation", "LeakyReLU", "clip"})
 
 
@@ -33,6 +37,13 @@ def rewritten_symbol(graph: Graph) -> Any:
     Only for parameters that never change: the rewritten operators fold BatchNorm once.
     """
     return to_symbol(guard(graph)).optimize_for(ONEDNN)
+
+
+def may_rewrite(graph: Graph) -> bool:
+    """Whether no weights, or statistics of norms, follow from data. Linear."""
+    fixed = frozen_nodes(graph)
+    weighted = (node for node in graph if canonical(node.op) in _WEIGHTED)
+    return all(value.node in fixed for node in weighted for value in node.inputs[1:])
 
 
 def guard(graph: Graph) -> Graph:

@@ -102,6 +102,34 @@ def test_norms_over_other_axes_than_the_channels(engine, between):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+LAYERS = {
+    "FullyConnected": ("f32[4,6]", "f32[5,6]", "f32[4,5]", "num_hidden=5"),
+    "Convolution": ("f32[2,8,5,5]", "f32[8,8,3,3]", "f32[2,8,3,3]", "kernel=(3, 3), num_filter=8"),
+}
+
+
+@pytest.mark.parametrize("op", LAYERS)
+@pytest.mark.parametrize("weight", ["%w", "%tanh"])
+def test_weights_that_follow_from_data(op, weight):
+    x, w, y, attrs = LAYERS[op]
+    bias = w.partition(",")[0] + "]"
+    graph = parse(f"""
+graph g(%x: {x}, %w: {w}, %b: {bias}) {{
+  %tanh = tanh(%w) : {w}
+  %layer = {op}(%x, {weight}, %b) {{{attrs}}} : {y}
+  %y = Activation(%layer) {{act_type="relu"}} : {y}
+  return %y
+}}""")
+    lowered = lower(graph)
+    for seed in range(3):  # oneDNN's rewrites go on with the first
+        feeds = random_feeds(graph, seed)
+        expected = reference.run(graph, feeds)[0]
+        np.testing.assert_allclose(lowered(**feeds)[0].asnumpy(), expected, rtol=1e-4, atol=1e-5)
+    for engine in (CACHED_OP_ONEDNN, EXECUTOR_ONEDNN):
+        with pytest.raises(InputError, match="is none of auto, CachedOp"):
+            lower(graph, engine=engine)(**feeds)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_outputs_of_earlier_calls_stay(mul, engine):
     function = lower(mul, {"w": np.ones(2)}, engine=engine)

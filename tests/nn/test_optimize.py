@@ -675,3 +675,24 @@ def test_explain_tells_of_equal_layers_once() -> None:
     steps = [f"cell: packed {0.1 * n:.1f} ms, by MXNet {n} ms" for n in (2, 1, 3)]
     spans = "cell and 2 more: packed 0.1 to 0.3 ms, by MXNet 1 to 3 ms"
     assert _grouped([*steps, *told[2:3]]) == [spans, "d: faster, 2 ms"]
+
+
+def test_weights_that_follow_from_inputs_are_those_of_each_call():
+    class Hyper(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = mx.gluon.nn.Dense(5, in_units=8)
+
+        def hybrid_forward(self, F, x, weight, bias):
+            hidden = F.FullyConnected(x, F.tanh(weight), bias, num_hidden=8)
+            return F.relu(self.dense(hidden))
+
+    net = Hyper()
+    net.initialize(mx.init.Xavier())
+    fast = graphopt.optimize(net)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        inputs = [mx.nd.array(rng.standard_normal(shape)) for shape in ((4, 8), (8, 8), (8,))]
+        np.testing.assert_allclose(
+            fast(*inputs).asnumpy(), net(*inputs).asnumpy(), rtol=1e-4, atol=1e-5
+        )
