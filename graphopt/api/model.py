@@ -255,7 +255,7 @@ class Model:
         if names not in self._plain:
             self._plain[names] = CachedOpEngine(self.symbol, names, is_static=False)
         engine = self._plain[names]
-        known = {name: _on(array, ctx) for name, array in self._typed_params().items()}
+        known = {name: _on(array, ctx) for name, array in self._typed_params(arrays).items()}
 
         def run(data: Sequence[Any]) -> list[Any]:
             every = known | dict(zip(names, data, strict=True))
@@ -265,10 +265,12 @@ class Model:
 
     def _compile(self, key: Signature, arrays: Mapping[str, Any]) -> Entry:
         mode, _, ctx, _ = key
-        params = {name: _on(array, ctx) for name, array in self._typed_params().items()}
+        params = {name: _on(array, ctx) for name, array in self._typed_params(arrays).items()}
         shapes = {n: tuple(a.shape) for n, a in (params | dict(arrays)).items()}
         dtypes = {n: np.dtype(a.dtype).name for n, a in (params | dict(arrays)).items()}
-        graph = lift_symbol(self.symbol, shapes, dtypes, data=set(self._data), name=self._name)
+        # What a call gives by name may be another array in the next, whatever it is called.
+        data = {*self._data, *arrays} - set(params)
+        graph = lift_symbol(self.symbol, shapes, dtypes, data=data, name=self._name)
         pools = self._memory.pools(ctx) if mode == "training" else None
         akin = self._akin(key)
         made = build_graph(self.config, graph, params, arrays, ctx, mode, akin=akin, pools=pools)
@@ -299,8 +301,10 @@ class Model:
             raise
         self._compiled[key] = compiled
 
-    def _typed_params(self) -> dict[str, Any]:
-        return {name: array for name, array in self.params.items() if name in self._inputs}
+    def _typed_params(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters that the Symbol reads and a call does not give."""
+        known = {*self._inputs} - set(arrays)
+        return {name: array for name, array in self.params.items() if name in known}
 
 
 def _array(mx: Any, value: Any) -> Any:

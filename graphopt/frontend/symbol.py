@@ -50,10 +50,10 @@ def lift_symbol(
     """
     known = symbol.list_inputs()
     types = input_types(known, shapes or {}, dtypes or {})
-    if data is None:
-        data = set(shapes or data_names(symbol))
     aux = set(symbol.list_auxiliary_states())
-    roles = {n: AUX if n in aux else DATA if n in data else PARAM for n in known}
+    if data is None:
+        data = set(shapes or data_names(symbol)) - aux
+    roles = {n: DATA if n in data else AUX if n in aux else PARAM for n in known}
     document = json.loads(symbol.tojson())
     title = name or _output_name(document)
     graph = _graph(document, roles, types, title)

@@ -154,6 +154,61 @@ def test_an_optimized_symbol_trains() -> None:
     np.testing.assert_array_equal(model(x).asnumpy(), [[12.0, 12.0]])
 
 
+def test_parameters_given_by_name_are_those_of_each_call(saved: Path) -> None:
+    model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params")
+    x, bias = np.ones((2, 8), np.float32), model.params["fc1_bias"].asnumpy()
+    stored = model.params["fc1_weight"].asnumpy()
+    plain = {name: array.copy() for name, array in model.params.items()}
+    for weight in (stored * 0, stored * 2, stored * -3):
+        found = model(x, fc1_weight=mx.nd.array(weight), fc1_bias=bias)
+        want = model.symbol.bind(
+            mx.cpu(),
+            plain
+            | {"fc1_weight": mx.nd.array(weight), "data": mx.nd.array(x)}
+            | {"s_label": mx.nd.zeros((2,))},
+        ).forward()[0]
+        np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-5)
+    np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "10MB"}])
+def test_an_optimized_symbol_takes_every_input_by_name(options: dict[str, str]) -> None:
+    dense = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    symbol = mx.sym.relu(mx.sym.BatchNorm(dense, name="bn", fix_gamma=False, momentum=0.5))
+    shapes, _, states = symbol.infer_shape(data=(5, 4))
+    names, state_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    model, in_params = graphopt.optimize(symbol, **options), {"fc_bias", "bn_moving_var"}
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        given = {n: mx.nd.array(rng.uniform(0.5, 1, s)) for n, s in zip(names, shapes, strict=True)}
+        aux = {n: mx.nd.ones(s) * 0.5 for n, s in zip(state_names, states, strict=True)}
+        gradients = {name: mx.nd.zeros(array.shape) for name, array in given.items()}
+        own = {name: array.copy() for name, array in (given | aux).items()}
+        for name in names:
+            own[name].attach_grad()
+        if not model.params:
+            model.params.update({name: own[name] for name in in_params})
+        else:
+            for name in in_params:
+                model.params[name][:] = own[name]
+                own[name] = model.params[name]
+        with mx.autograd.record():
+            found = model(**{name: array for name, array in own.items() if name not in in_params})
+        found.backward()
+        plain = symbol.bind(mx.cpu(), given, args_grad=gradients, aux_states=aux)
+        want = plain.forward(is_train=True)[0]
+        plain.backward(mx.nd.ones(want.shape))
+        np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(
+                own[name].grad.asnumpy(), gradient.asnumpy(), rtol=1e-4, atol=1e-5, err_msg=name
+            )
+        for name, state in aux.items():
+            np.testing.assert_allclose(own[name].asnumpy(), state.asnumpy(), rtol=1e-5)
+        want = plain.forward(is_train=False)[0]
+        np.testing.assert_allclose(model(**own).asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_copies_of_a_model_compile_anew():
     x = mx.nd.array([[0.5, -1.0]])
     model = graphopt.optimize(mx.sym.tanh(mx.sym.var("data")))
