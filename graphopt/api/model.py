@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ import numpy as np
 
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.findings import Findings
+from graphopt.backend.fitting import require
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
+from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
@@ -102,12 +105,15 @@ class Model:
             InputError: an input is unknown or missing, a parameter has no value or another shape
                 than the inputs call for.
         """
-        mx = import_mxnet()
         if len(args) > len(self._data):
             raise InputError(f"{len(args)} inputs given, the model takes {self._data}")
-        given = dict(zip(self._data, args, strict=False)) | inputs
+        by_place = dict(zip(self._data, args, strict=False))
+        for name in inputs:
+            if name in by_place:
+                raise InputError(f"input {name!r} is given twice: by its place and by its name")
+        given = by_place | inputs
         _check_known(given, self._inputs)
-        arrays = {name: _array(mx, value) for name, value in given.items()}
+        arrays = {name: _array(name, value) for name, value in given.items()}
         if not arrays:
             raise InputError(f"no input given; the model takes {self._data}")
         key = self._key(arrays)
@@ -249,19 +255,49 @@ class Model:
         )
         return None if found is None else found[0]
 
-    def _as_in_mxnet(self, arrays: Mapping[str, Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        """What runs the Symbol as it is, on arrays of any size."""
+    def _as_in_mxnet(self, arrays: Mapping[str, Any]) -> Run | None:
+        """What runs the Symbol as it is, on arrays of any size; ``None`` where that cannot be."""
         names, ctx = tuple(arrays), next(iter(arrays.values())).ctx
         if names not in self._plain:
             self._plain[names] = CachedOpEngine(self.symbol, names, is_static=False)
         engine = self._plain[names]
         known = {name: _on(array, ctx) for name, array in self._typed_params(arrays).items()}
+        shapes = {name: tuple(array.shape) for name, array in known.items()}
+        dtypes = {n: np.dtype(a.dtype).name for n, a in (known | dict(arrays)).items()}
+
+        @functools.cache
+        def left_out(*sizes: tuple[int, ...]) -> dict[str, Any] | None:
+            given = shapes | dict(zip(names, sizes, strict=True))
+            return self._zeros(given, dtypes, ctx)
+
+        if left_out(*(array.shape for array in arrays.values())) is None:
+            return None
 
         def run(data: Sequence[Any]) -> list[Any]:
             every = known | dict(zip(names, data, strict=True))
+            every |= left_out(*(array.shape for array in data)) or {}
             return engine([every[name] for name in engine.inputs])
 
         return run
+
+    def _zeros(
+        self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], ctx: Any
+    ) -> dict[str, Any] | None:
+        """In place of inputs that calls leave out, as labels; ``None`` if they may have any shape.
+
+        Args:
+            shapes: of the other inputs, by name.
+            dtypes: of these.
+            ctx: where to put them.
+        """
+        if len(shapes) == len(self._inputs):
+            return {}
+        graph = lift_symbol(self.symbol, shapes, dtypes)
+        types = {node.name: node.type for node in graph.inputs if node.name not in shapes}
+        if not all(type_.is_static for type_ in types.values()):
+            return None
+        zeros = import_mxnet().nd.zeros
+        return {name: zeros(type_.shape, ctx, type_.dtype) for name, type_ in types.items()}
 
     def _compile(self, key: Signature, arrays: Mapping[str, Any]) -> Entry:
         mode, _, ctx, _ = key
@@ -274,6 +310,7 @@ class Model:
         pools = self._memory.pools(ctx) if mode == "training" else None
         akin = self._akin(key)
         made = build_graph(self.config, graph, params, arrays, ctx, mode, akin=akin, pools=pools)
+        self._require(made.lowered.read_data - set(arrays))
         traced = Traced(self.symbol, tuple(arrays), None)
         return Entry(mode, _told(arrays), graph, made, traced, [])
 
@@ -306,11 +343,26 @@ class Model:
         known = {*self._inputs} - set(arrays)
         return {name: array for name, array in self.params.items() if name in known}
 
+    def _require(self, missing: Collection[str]) -> None:
+        """Raise InputError if a call gives less data than is read."""
+        if not missing:
+            return
+        data = [name for name in data_names(self.symbol) if name in missing]
+        require({*missing}.difference(data), set())
+        raise InputError(f"no input {data[0]!r} given; the model takes {self._data}")
 
-def _array(mx: Any, value: Any) -> Any:
+
+def _array(name: str, value: Any) -> Any:
+    mx = import_mxnet()
     if isinstance(value, mx.nd.NDArray):
         return value
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # of a list of NDArrays, or one whose items differ in length
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        kind = type(value).__name__
+        raise InputError(f"input {name!r} is a {kind}: give one NDArray, or what numpy makes one")
     return mx.nd.array(array, dtype="float32" if array.dtype == np.float64 else array.dtype)
 
 

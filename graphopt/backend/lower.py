@@ -153,6 +153,11 @@ class Lowered:
             return self._at_any_size
 
     @property
+    def read_data(self) -> set[str]:
+        """Names of the data inputs that the graph does read."""
+        return {*self.data} & self._read
+
+    @property
     def symbol(self) -> Any:
         """The MXNet Symbol that runs, before engine-specific rewrites."""
         return self.form.symbol

@@ -154,6 +154,33 @@ def test_an_optimized_symbol_trains() -> None:
     np.testing.assert_array_equal(model(x).asnumpy(), [[12.0, 12.0]])
 
 
+def test_missing_inputs_are_named(saved: Path) -> None:
+    one, two, x = mx.sym.var("one"), mx.sym.var("two"), mx.nd.ones((2, 3))
+    for symbol in (one + two, mx.sym.broadcast_mul(one, two)):
+        model = graphopt.optimize(symbol)
+        with pytest.raises(InputError, match=r"no input 'two' given; the model takes \['one', 't"):
+            model(x)
+        with pytest.raises(InputError, match="no input 'one' given"), mx.autograd.record():
+            model(two=x)
+        np.testing.assert_array_equal(model(x, x).asnumpy(), symbol.eval(one=x, two=x)[0].asnumpy())
+    params = mx.nd.load(str(saved / "m-0000.params"))
+    del params["arg:fc1_bias"]
+    model = graphopt.load(saved / "m-symbol.json", params)
+    with pytest.raises(InputError, match="no value for parameter fc1_bias"):
+        model(np.ones((2, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(None, "NoneType"), ("x", "str"), ([mx.nd.ones((2, 8))], "list")]
+)
+def test_inputs_that_are_no_arrays(saved: Path, value: object, kind: str) -> None:
+    model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params")
+    with pytest.raises(InputError, match=f"input 'data' is a {kind}: give one NDArray"):
+        model(value)
+    with pytest.raises(InputError, match="input 'data' is given twice"):
+        model(np.ones((2, 8)), data=np.ones((2, 8)))
+
+
 def test_parameters_given_by_name_are_those_of_each_call(saved: Path) -> None:
     model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params")
     x, bias = np.ones((2, 8), np.float32), model.params["fc1_bias"].asnumpy()

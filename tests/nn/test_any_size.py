@@ -457,6 +457,19 @@ def test_loaded_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("preferred")
+def test_loaded_models_without_their_labels() -> None:
+    dense = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    model = graphopt.optimize(mx.sym.SoftmaxOutput(dense, name="softmax"))
+    weight, bias = mx.nd.arange(12).reshape((3, 4)) / 10, mx.nd.array([1, 0, -1])
+    model.params.update(fc_weight=weight, fc_bias=bias)
+    for rows in (2, 5, 3, 7):
+        x = mx.nd.arange(rows * 4).reshape((rows, 4)) / 10
+        want = mx.nd.softmax(mx.nd.FullyConnected(x, weight, bias, num_hidden=3))
+        np.testing.assert_allclose(model(x).asnumpy(), want.asnumpy(), rtol=1e-5)
+    assert "at any size" in model.explain()
+
+
+@pytest.mark.usefixtures("preferred")
 def test_threads() -> None:
     net, plain = net_and_plain("lstm")
     _, call = NETS["lstm"]
