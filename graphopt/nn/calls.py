@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from graphopt.compat import import_mxnet
-from graphopt.errors import UnsupportedError
+from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, why_not_traceable
 from graphopt.nn.config import Config
 from graphopt.nn.partition import keep_python, looks_up_words, partition
@@ -31,6 +31,7 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
 
     Raises:
         UnsupportedError: it is not compiled whole, where that was asked for.
+        InputError: the arguments fit neither its graph nor its Python, or it is not initialized.
     """
     state = block._graphopt_current()
     hooked = state.structure.hooked()
@@ -44,6 +45,12 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
             if state.config.strict:
                 raise
             reason = str(error)
+        except InputError as error:
+            if state.config.strict or state.config.plans_memory:
+                raise
+            found = _by_its_python(block, args, error)
+            state.reason = f"its graph refuses arguments that its Python takes: {error}"
+            return found
     if not hooked:
         state.reason = reason
     elif state.config.strict and not state.reason:
@@ -56,6 +63,23 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
     if state.config.record is None and not hooked and _may_record(block, state, args):
         return _measured(block, state, args, forward, lambda: taken_apart(block).forward(*args))
     return taken_apart(block).forward(*args)
+
+
+def _by_its_python(block: Any, args: tuple[Any, ...], error: InputError) -> Any:
+    """A call as MXNet makes it where its graph refuses the arguments: `*` broadcasts arrays only.
+
+    Raises:
+        InputError: MXNet refuses them, too; parameters whose shapes were open are so again.
+    """
+    parameters = original(block).collect_params().values()
+    deferred = [(p, p._shape, p._deferred_init) for p in parameters if p._deferred_init]
+    try:
+        return original(block).forward(*args)
+    except Exception as refusal:
+        for parameter, shape, initialization in deferred:
+            parameter._shape, parameter._deferred_init = shape, initialization
+            parameter._data = parameter._grad = None
+        raise error from refusal
 
 
 def _attempt(block: Any, args: tuple[Any, ...], apart: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -215,3 +216,48 @@ def test_children_that_a_method_makes_are_the_users() -> None:
     x = mx.nd.array([[1, -1, 2, -2, 3]])
     np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
     assert len(net._graphopt_entries()) == 3
+
+
+class Scaled(mx.gluon.HybridBlock):
+    """Its ``*`` broadcasts arrays, but not Symbols."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(3)
+            self.scale = self.params.get("scale", shape=(1, 3), init="ones")
+
+    def hybrid_forward(self, F, x, scale):
+        return self.dense(x) * scale
+
+
+@pytest.mark.parametrize("record", [None, True, False])
+@pytest.mark.parametrize("first", [1, 2])
+def test_arguments_that_fit_its_python_only(record, first):
+    plain = Scaled()
+    plain.initialize(mx.init.Xavier())
+    net = graphopt.optimize(plain, record=record)
+    for rows in (first, 2, 1, 3, 3):
+        x = mx.nd.arange(rows * 4).reshape((rows, 4)) / 10
+        np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-5, atol=1e-6)
+        gradients = []
+        for block in (net, plain):
+            with mx.autograd.record():
+                loss = block(x).sum()
+            loss.backward()
+            gradients.append(plain.scale.grad().asnumpy())
+        np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-6)
+    assert "its graph refuses arguments that its Python takes" in net.explain()
+    for option in ({"strict": True}, {"memory": "10MB"}):
+        with pytest.raises(InputError, match="do not fit"), mx.autograd.record():
+            graphopt.optimize(plain, **option)(x)
+
+
+def test_arguments_that_fit_nothing_leave_open_shapes_open():
+    plain = mx.gluon.nn.HybridSequential()
+    plain.add(mx.gluon.nn.Dense(3), mx.gluon.nn.Dense(2, in_units=4))
+    plain.initialize()
+    with pytest.raises(InputError, match=r"inputs of node .* do not fit"):
+        graphopt.optimize(plain)(mx.nd.ones((2, 5)))
+    assert plain[0].weight.shape == (3, 0)
+    assert plain[0](mx.nd.ones((2, 7))).shape == (2, 3)
