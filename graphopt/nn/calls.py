@@ -153,8 +153,7 @@ def taken_apart(block: Any) -> Any:
         attempt = _attempt if state.config.record is None else None
         state.notes.clear()
         found = partition(original(block), optimize, state.notes, attempt)
-        if looks_up_words(block) is not None:
-            keep_python(found)
+        keep_python(found)
         state.fallback = found
     return found
 

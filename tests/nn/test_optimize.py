@@ -337,13 +337,16 @@ def test_hooks_run_around_the_compiled_call() -> None:
     assert seen == ["before", "NDArray"]
 
 
-def test_hooks_of_children_see_arrays() -> None:
+@pytest.mark.parametrize("active", [False, True])
+def test_hooks_of_children_see_arrays(active: bool) -> None:
     net = small_cnn()
+    net.hybridize(active)
     seen: list[str] = []
     net[0].register_forward_hook(lambda block, args, out: seen.append(type(out).__name__))
     fast = graphopt.optimize(net)
-    fast(image())
-    assert seen == ["NDArray"]
+    for _ in range(2):
+        fast(image())
+    assert seen == ["NDArray"] * 2
     assert "forward hooks" in fast.explain()
 
 
