@@ -699,3 +699,17 @@ def test_weights_that_follow_from_inputs_are_those_of_each_call():
         np.testing.assert_allclose(
             fast(*inputs).asnumpy(), net(*inputs).asnumpy(), rtol=1e-4, atol=1e-5
         )
+
+
+def test_hybridize_and_optimize_for_take_what_mxnet_takes():
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    x = mx.nd.array([[1.0, 2.0, 3.0]])
+    want, fast = net(x).asnumpy(), graphopt.optimize(net)
+    fast.hybridize(True, "MKLDNN")
+    np.testing.assert_allclose(fast(x).asnumpy(), want, rtol=1e-6)
+    fast.optimize_for(x, backend="MKLDNN", static_alloc=True)
+    assert len(fast.receipts()) == 1
+    np.testing.assert_allclose(fast(x).asnumpy(), want, rtol=1e-6)
+    with pytest.raises(InputError, match="name the backend"):
+        fast.optimize_for(x, "MKLDNN")
