@@ -36,7 +36,11 @@ def feed_options(function: Callable[..., Any]) -> Callable[..., Any]:
         help="Parameters, a *.params file of MXNet; drawn at random otherwise.",
     )
     seed = click.option(
-        "--seed", type=int, default=0, show_default=True, help="For values drawn at random."
+        "--seed",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="For values drawn at random.",
     )
     return params(seed(function))
 

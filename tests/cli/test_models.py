@@ -182,6 +182,13 @@ def test_params(graphopt, net, params):
     assert ran.err == f"parameters are those of {path}, data is random (--seed 0)\n"
 
 
+@pytest.mark.parametrize("verb", ["bisect", "inspect"])
+def test_a_seed_below_zero(graphopt, net, verb):
+    ran = graphopt(verb, net, "--seed", -5)
+    assert (ran.code, ran.out) == (2, "")
+    assert "-5 is not in the range x>=0" in ran.err
+
+
 def test_params_that_miss_one(graphopt, net, params):
     path = params(arg__weight=np.ones((3, 4)))
     ran = graphopt("bisect", net, "-p", "dce", "--params", path)
