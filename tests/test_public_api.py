@@ -15,6 +15,7 @@ from graphopt.errors import (
     PassError,
     UnsupportedError,
 )
+from graphopt.pipeline.base import Pass
 
 
 def test_all_names_load():
@@ -90,6 +91,53 @@ def test_what_is_no_graph_is_refused(function):
         InputError, match=r"\(\) takes a Graph, not a dict: graphopt.lift\(\) makes"
     ):
         function({}, "default")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "x"}, "mode 'x' is none of inference, training"),
+        ({"mode": None}, "mode None is none of inference, training"),
+        ({"check": "x"}, "check 'x' is none of False, True, mxnet, reference"),
+        ({"feeds": {"xx": 1}}, "the graph has no input 'xx'; did you mean 'x'"),
+    ],
+)
+def test_options_of_a_run_are_checked(options, message):
+    graph = graphopt.parse("graph g(%x: f32[2]) { return %x }")
+    with pytest.raises(InputError, match=message):
+        graphopt.run(graph, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "message"),
+    [
+        ("load", (None,), InputError, r"load\(\) takes a path, not a NoneType"),
+        ("parse", (None,), ParseError, r"parse\(\) takes the text of a graph, not a NoneType"),
+        ("lift", ({"x": 8},), InputError, "shape 8, given for 'x', is no shape"),
+        ("lower", (None, "cpu"), InputError, "ctx 'cpu' is no context: give mx.cpu"),
+        ("lower", ([1],), InputError, r"lower\(\) takes values by name, not a list"),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused(mx, name, arguments, error, message):
+    graph = graphopt.parse("graph g(%x: f32[2]) { return %x }")
+    given = {"lift": (mx.sym.relu(mx.sym.var("x")),), "lower": (graph,)}.get(name, ())
+    with pytest.raises(error, match=message):
+        getattr(graphopt, name)(*given, *arguments)
+
+
+def test_a_gpu_that_is_not_there_is_refused(mx):
+    graph = graphopt.parse("graph g(%x: f32[2]) { return %x }")
+    with pytest.raises(InputError, match=r"there is no gpu\(99\) here: MXNet finds \d+ GPUs"):
+        graphopt.lower(graph, {}, mx.gpu(99))
+
+
+def test_a_pass_without_a_name_is_refused():
+    class Nameless(Pass):
+        def run(self, graph, cx):
+            return graph
+
+    with pytest.raises(ParseError, match="pass Nameless has no name: give its class one"):
+        graphopt.optimize(passes=[Nameless()])
 
 
 @pytest.mark.parametrize("passes", [["cse"], 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,11 @@ def load(
         ParseError: the symbol file is malformed.
         InputError: the params file cannot be read, or parameters are missing or misshapen.
     """
+    from graphopt.frontend.symbol import input_types
     from graphopt.frontend.symbol_json import read_symbol
 
+    if not isinstance(symbol_json, (str, os.PathLike)):
+        raise InputError(f"load() takes a path, not a {type(symbol_json).__name__}")
     path = Path(symbol_json)
     symbol = read_symbol(path)
     arrays = params if isinstance(params, Mapping) else read_params(params) if params else {}
@@ -59,7 +63,8 @@ def load(
     model = Model(symbol, values, config, shapes, title)
     if shapes:
         mx = import_mxnet()
-        model(**{name: mx.nd.zeros(tuple(shape)) for name, shape in shapes.items()})
+        types = input_types(model.data, shapes, {})
+        model(**{name: mx.nd.zeros(type_.shape) for name, type_ in types.items()})
     return model
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import sys
 import threading
@@ -15,7 +14,7 @@ import numpy as np
 
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.findings import Findings
-from graphopt.backend.fitting import require
+from graphopt.backend.fitting import require, require_known
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import Traced, in_call_order
@@ -371,11 +370,7 @@ def _on(array: Any, ctx: Any) -> Any:
 
 
 def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
-    for name in given:
-        if name not in inputs:
-            near = difflib.get_close_matches(name, inputs, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"the model has no input {name!r}{hint}")
+    require_known(given, inputs, "the model")
 
 
 def _signature(mode: Mode, arrays: Mapping[str, Any]) -> Signature:

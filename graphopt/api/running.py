@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from graphopt.backend.fitting import require_known
 from graphopt.errors import GraphoptError, InputError, PassError
 from graphopt.ir.graph import Graph
 from graphopt.passes import registry
@@ -15,6 +16,9 @@ from graphopt.pipeline.spec import build
 
 if TYPE_CHECKING:
     import numpy as np
+
+MODES: Final = ("inference", "training")
+CHECKS: Final = (False, True, "mxnet", "reference")
 
 
 def run(
@@ -54,13 +58,15 @@ def run(
     Raises:
         ParseError: the pipeline's text is malformed or names something unknown.
         GraphError: the graph is malformed.
-        InputError: ``graph`` is no Graph; or a pass failed, and the types of the graph given
+        InputError: ``graph`` is no Graph, an option has no such value, or ``feeds`` names what is
+            no input; or a pass failed, and the types of the graph given
             contradict: the message names the node.
         PassError: in strict mode, a pass failed.
     """
     from graphopt.backend.target import MXNetTarget
 
     require_graph(graph, "run")
+    _check_options(graph, mode, check, feeds or {})
     passes = build(pipeline, registry)
     frozen = mode == "inference" if frozen is None else frozen
     settings = Settings(mode, frozen, precise, strict, device, plans_memory)
@@ -80,6 +86,13 @@ def run(
     if any(receipt.status == "rolled back" for receipt in result.receipts):
         _check_types(graph, target)
     return result
+
+
+def _check_options(graph: Graph, mode: object, check: object, feeds: Mapping[str, object]) -> None:
+    for option, value, known in (("mode", mode, MODES), ("check", check, CHECKS)):
+        if value not in known:
+            raise InputError(f"{option} {value!r} is none of {', '.join(map(str, known))}")
+    require_known(feeds, [node.name for node in graph.inputs], "the graph")
 
 
 def _check_types(graph: Graph, target: Target) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,15 @@ def require(needed: set[str], known: set[str]) -> None:
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise InputError(f"no value for parameter {', '.join(missing[:3])}{more}")
+
+
+def require_known(given: Iterable[str], inputs: Sequence[str], what: str) -> None:
+    """Raises InputError, with the closest that is, where a name is that of no input."""
+    for name in given:
+        if name not in inputs:
+            near = difflib.get_close_matches(str(name), inputs, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(f"{what} has no input {name!r}{hint}")
 
 
 def as_input(name: str, value: Any, want: TensorType, ctx: Any) -> Any:

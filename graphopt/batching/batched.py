@@ -50,6 +50,8 @@ def batch(
     mx = import_mxnet()
     if not isinstance(net, mx.gluon.Block):
         raise InputError(f"cannot batch a {type(net).__name__}: give a Gluon Block")
+    if not hasattr(batch_axis, "__index__"):
+        raise InputError(f"batch_axis {batch_axis!r} is no axis: give its number")
     if scheduler not in ("depth", "agenda"):
         raise InputError(f"scheduler {scheduler!r} is none of depth, agenda")
     return Batched(net, batch_axis, debug=debug, scheduler=scheduler)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from graphopt.backend.fitting import require_known
 from graphopt.backend.infer import with_types
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
@@ -93,17 +93,15 @@ def input_types(names: Collection[str], shapes: Shapes, dtypes: Dtypes) -> dict[
         InputError: a name is no input (close names are suggested), a dtype is unknown, or an extent
             is not positive.
     """
-    for given in (*shapes, *dtypes):
-        if given not in names:
-            near = difflib.get_close_matches(given, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InputError(f"the graph has no input {given!r}{hint}")
+    require_known((*shapes, *dtypes), [*names], "the graph")
     for given, dtype in dtypes.items():
         if dtype not in DTYPES:
             raise InputError(f"{dtype!r}, given for {given!r}, is no dtype ({', '.join(DTYPES)})")
     for given, shape in shapes.items():
-        if not all(isinstance(extent, int) and extent >= 0 for extent in shape):
-            raise InputError(f"shape {tuple(shape)!r}, given for {given!r}, is no shape")
+        is_listed = isinstance(shape, Iterable) and not isinstance(shape, str)
+        if not is_listed or not all(isinstance(e, int) and e >= 0 for e in shape):
+            told = tuple(shape) if is_listed else shape
+            raise InputError(f"shape {told!r}, given for {given!r}, is no shape")
     return {
         n: TensorType(dtypes.get(n), tuple(shapes[n]) if n in shapes else None)
         for n in (*shapes, *dtypes)

@@ -33,8 +33,10 @@ def parse(text: str) -> Graph:
         A graph equal to the printed one.
 
     Raises:
-        ParseError: the text is malformed; the message names the line and what was expected.
+        ParseError: it is no text, or malformed; the message names the line and what was expected.
     """
+    if not isinstance(text, str):
+        raise ParseError(f"parse() takes the text of a graph, not a {type(text).__name__}")
     reader = _Reader(text)
     graph = reader.graph()
     reader.skip()

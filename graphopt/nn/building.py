@@ -64,7 +64,9 @@ def build_graph(
     findings = Findings(shapes, known, partial(record, key), of_any_size=of_any_size)
     feeds = None
     if config.check:
-        feeds = {name: array.asnumpy() for name, array in (values | dict(arrays)).items()}
+        read = {node.name for node in graph.inputs}
+        every = values | dict(arrays)
+        feeds = {name: array.asnumpy() for name, array in every.items() if name in read}
 
     def build(frozen: bool) -> Built:
         pipeline = config.pipeline(mode)

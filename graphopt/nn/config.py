@@ -27,6 +27,18 @@ class Config:
     max_shapes: Mapping[str, tuple[int, ...]] | None = None
     record: bool | None = None  # None: where it is measured to be the fastest
 
+    def __post_init__(self) -> None:
+        """Check what is to be true or false.
+
+        Raises:
+            InputError: it is something else.
+        """
+        for name in ("check", "precise", "strict", "record"):
+            value = getattr(self, name)
+            allowed = (True, False, None) if name == "record" else (True, False)
+            if value not in allowed:
+                raise InputError(f"{name}={value!r} is none of {', '.join(map(str, allowed))}")
+
     @property
     def plans_memory(self) -> bool:
         """Whether training runs in memory that graphopt bounds or shares."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -34,8 +35,15 @@ def export(block: Any, path: str, epoch: int, *, kernels: bool = False) -> None:
 
 
 def write(path: str, epoch: int, symbol: Any, params: Mapping[str, Any]) -> None:
-    """Write a Symbol and its parameters as MXNet checkpoints are."""
+    """Write a Symbol and its parameters as MXNet checkpoints are.
+
+    Raises:
+        InputError: there is no such folder.
+    """
     mx = import_mxnet()
+    folder = Path(path).parent
+    if "://" not in path and not folder.is_dir():
+        raise InputError(f"cannot write {path!r}: there is no folder {str(folder)!r}")
     aux = set(symbol.list_auxiliary_states())
     symbol.save(f"{path}-symbol.json")
     arrays = {f"{'aux' if name in aux else 'arg'}:{name}": a for name, a in params.items()}

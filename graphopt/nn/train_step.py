@@ -96,11 +96,13 @@ class TrainStep:
             What the loss returned, an NDArray of any shape.
 
         Raises:
-            InputError: data or label is no NDArray.
+            InputError: data or label is no NDArray, or there are no samples.
         """
         read, labels = _arrays("data", data), _arrays("label", label)
         given = read + labels
         size = given[0].shape[0] if batch_size is None else batch_size
+        if not size:
+            raise InputError(f"batch_size {size!r}: gradients cannot be divided by it")
         self._follow()
         told = None if self._has_hooks() else told_of(given)
         known = None if told is None else self._small.get(told)

@@ -68,6 +68,8 @@ def build(text: str | Iterable[Pass], registry: Registry) -> tuple[Pass, ...]:
         for item in passes:
             if not isinstance(item, Pass):
                 raise ParseError(f"a pipeline is a text such as 'cse,dce' or passes, not {item!r}")
+            if not isinstance(getattr(item, "name", None), str):
+                raise ParseError(f"pass {type(item).__name__} has no name: give its class one")
         return passes
     result: list[Pass] = []
     for name, options in parse_items(text):

@@ -572,6 +572,8 @@ def test_arguments_are_checked() -> None:
         graphopt.batch(net)([(rand(1, 2),), rand(1, 2)])
     with pytest.raises(InputError, match=r"^scheduler 'x' is none of depth, agenda$"):
         graphopt.batch(net, scheduler="x")
+    with pytest.raises(InputError, match=r"^batch_axis 'x' is no axis: give its number$"):
+        graphopt.batch(net, "x")
 
 
 def test_nothing_is_left_behind(lstm: Any) -> None:

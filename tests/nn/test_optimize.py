@@ -555,6 +555,9 @@ def test_inputs_that_do_not_fit_name_the_node() -> None:
         ({"mode": "fast"}, InputError, "mode 'fast' is none of auto, training, inference"),
         ({"passes": "dec"}, ParseError, "did you mean 'dce'"),
         ({"memory": "much"}, InputError, "is no size"),
+        ({"record": "x"}, InputError, "record='x' is none of True, False, None"),
+        ({"strict": "no"}, InputError, "strict='no' is none of True, False"),
+        ({"check": None}, InputError, "check=None is none of True, False"),
     ],
 )
 def test_bad_arguments(arguments: dict, error: type, message: str) -> None:
@@ -570,6 +573,14 @@ def test_reports_before_the_first_call() -> None:
         fast.graph()
     with pytest.raises(InputError, match="call it once first"):
         fast.export("x")
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_export_to_a_folder_that_is_not_there(tmp_path, mode: str) -> None:
+    fast = graphopt.optimize(small_cnn(), mode=mode)
+    fast(image())
+    with pytest.raises(InputError, match=r"cannot write .*: there is no folder"):
+        fast.export(tmp_path / "none" / "m")
 
 
 @pytest.mark.parametrize("mode", ["auto", "inference"])

@@ -317,6 +317,8 @@ def test_what_was_given_is_told() -> None:
         step(np.ones((4, 6)), noise(4, 3))
     with pytest.raises(InputError, match="label: give an NDArray"):
         step(noise(4, 6), [])
+    with pytest.raises(InputError, match="batch_size 0: gradients cannot be divided by it"):
+        step(noise(4, 6), noise(4, 3), 0)
 
 
 def test_parameters_of_which_the_trainer_knows_others() -> None:
