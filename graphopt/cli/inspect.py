@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -24,6 +25,19 @@ from graphopt.errors import InputError
 
 if TYPE_CHECKING:
     from graphopt.api.inspecting import Inspection, Row
+
+
+class _Seconds(click.FloatRange):
+    """A number from 0 on; NaN, which is in every range for click, is none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is no number of seconds.", param, ctx)
+        return found
+
 
 COLUMNS = (
     "pass",
@@ -52,7 +66,7 @@ SPARE = ("engine", ">original ms", ">parameters", ">pass ms", ">MB", ">nodes")
 @click.option("--run/--no-run", default=True, help="Whether to run and time the graphs.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=_Seconds(min=0),
     default=1.0,
     show_default=True,
     help="How long to time each graph beside the original.",

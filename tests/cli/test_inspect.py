@@ -88,6 +88,13 @@ def test_a_process_prints_json_and_no_word_of_mxnet(net):
     assert json.loads(ran.stdout)["rows"][0]["run_ms"] > 0
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_what_is_no_time(graphopt, net, seconds):
+    ran = graphopt("inspect", net, "--seconds", seconds)
+    assert (ran.code, ran.out) == (2, "")
+    assert "Invalid value for '--seconds'" in ran.err
+
+
 def test_a_pass_that_changes_nothing_is_not_timed(graphopt, net):
     found = json.loads(graphopt("inspect", net, "-p", "dce,dce", "--seconds", 0, "--json").out)
     assert found["rows"][2]["status"] == "unchanged"
