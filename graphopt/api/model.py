@@ -42,7 +42,8 @@ class Model:
 
     ``model(x)`` or ``model(data=x)`` takes NDArrays or numpy arrays and returns an NDArray, or a
     list of them when the Symbol has several outputs. ``model(x, y)`` gives ``data0`` and ``data1``,
-    as the Block that was exported takes them, whichever the Symbol reads first. Under
+    as the Block that was exported takes them, whichever the Symbol reads first. What is in
+    ``params`` may be given by name as well, in place of that and for this call only. Under
     ``mx.autograd.record()`` the training graph runs, and gradients reach the arrays in ``params``
     that have ``attach_grad()``.
     """
