@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from graphopt.backend.arrays import view_of
 from graphopt.backend.holding import held
@@ -16,7 +12,7 @@ from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, PARAM, Node
 from graphopt.ir.types import TensorType
-from graphopt.kernels.convolutions.native import packed
+from graphopt.kernels.convolutions.native import pack, packed_size
 from graphopt.kernels.convolutions.spec import LARGE_TILES, spec_of
 
 
@@ -103,14 +99,10 @@ def _read_packed(copy: Graph, node: Node, find: Callable[[str], Any]) -> None:
 
 def _packed(spec: str, given: Sequence[Any | None], ctx: Any) -> Iterator[Any]:
     """Packed parameters as NDArrays, one by one: those that are there already are let go of."""
-    mx, arrays = import_mxnet(), deque[Any]()
-
-    def empty(size: int) -> npt.NDArray[np.float32]:
-        arrays.append(mx.nd.empty((size,), ctx))
-        return view_of(arrays[-1])
-
-    with held([array for array in given if array is not None]) as numbers:
-        found = iter(numbers)
-        packed(mx, spec, [None if array is None else next(found) for array in given], empty)
-    while arrays:
-        yield arrays.popleft()
+    mx = import_mxnet()
+    for number, array in enumerate(given):
+        if array is not None:
+            made = mx.nd.empty((packed_size(mx, spec, number),), ctx)
+            with held([array]) as (numbers,):
+                pack(mx, spec, number, numbers, into=view_of(made))
+            yield made

@@ -188,12 +188,13 @@ void PackStep(const Convolutions& all, const blocked::Step& step, const float* c
   for (int64_t task = 0; task < pairs; ++task) blocked::PairTask(step, task, to);
 }
 
-/* Packs what a step has learned; `place` tells where an input of so many floats is to be. */
+/* Packs what a step has learned, but for inputs that are null; `place` tells where an input of so many floats is to be. */
 template <typename Place>
 void PackLearned(const Convolutions& all, const blocked::Step& step, const float* const* inputs, const Place& place) {
-  if (step.slopes >= 0) PackSlopes(all, step, inputs, place(step.slopes, PackedSlopes(step)));
-  if (step.weights >= 0) PackStep(all, step, inputs, place(step.weights, blocked::PackedWeights(step)));
-  if (step.bias < 0) return;
+  auto is_given = [&](int64_t input) { return input >= 0 && inputs[input]; };
+  if (is_given(step.slopes)) PackSlopes(all, step, inputs, place(step.slopes, PackedSlopes(step)));
+  if (is_given(step.weights)) PackStep(all, step, inputs, place(step.weights, blocked::PackedWeights(step)));
+  if (!is_given(step.bias)) return;
   float* bias = place(step.bias, PackedBias(step));
   std::fill(bias, bias + PackedBias(step), 0.0f);
   std::copy(inputs[step.bias], inputs[step.bias] + step.filters, bias);
@@ -272,9 +273,11 @@ void RunConvolutions(const Convolutions& all, const float* const* inputs, float*
   }
 }
 
-void PackInputs(const Convolutions& all, const float* const* inputs, float* const* packed) {
+void PackInput(const Convolutions& all, int64_t input, const float* numbers, float* packed) {
+  std::vector<const float*> inputs(all.inputs.size());
+  inputs.at(input) = numbers;
   for (const blocked::Step& step : all.steps)
-    PackLearned(all, step, inputs, [&](int64_t input, int64_t) { return packed[input]; });
+    PackLearned(all, step, inputs.data(), [&](int64_t, int64_t) { return packed; });
 }
 
 /*

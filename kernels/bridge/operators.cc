@@ -409,10 +409,10 @@ int64_t graphopt_packed_size(const char* spec, int64_t input) {
   }
 }
 
-/* Packs what the inputs of convolutions are into `packed`, null where nothing is to be done. */
-int graphopt_pack(const char* spec, const float** inputs, float** packed) {
+/* Packs what an input of convolutions is. */
+int graphopt_pack(const char* spec, int64_t input, const float* numbers, float* packed) {
   try {
-    graphopt::PackInputs(graphopt::ConvolutionsBy(spec), inputs, packed);
+    graphopt::PackInput(graphopt::ConvolutionsBy(spec), input, numbers, packed);
     return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();

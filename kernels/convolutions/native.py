@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,39 +39,42 @@ def lanes(mxnet: Any) -> int:
     return int(bridge.load(mxnet).graphopt_lanes())
 
 
-def _empty(size: int) -> Array:
-    return np.empty(size, np.float32)
-
-
-def packed(
-    mxnet: Any,
-    spec: str,
-    inputs: Sequence[Array | None],
-    empty: Callable[[int], Array] = _empty,
-) -> list[Array | None]:
-    """Parameters in the order in which the region reads them.
+def packed_size(mxnet: Any, spec: str, number: int) -> int:
+    """How many numbers :func:`pack` makes of an input.
 
     Args:
         mxnet: the module.
         spec: the text of a :class:`ConvolutionsSpec`.
-        inputs: float32 array per input of the region; ``None`` for images.
-        empty: makes the arrays to write to, of so many numbers, one after the other.
+        number: which of its inputs, of those that are parameters.
 
     Raises:
         GraphoptError: the text is no region, or it is for another processor.
     """
     library = bridge.load(mxnet)
-    text = spec.encode()
-    given = [None if x is None else np.ascontiguousarray(x, np.float32) for x in inputs]
-    found: list[Array | None] = []
-    for number, array in enumerate(given):
-        size = library.graphopt_packed_size(text, ctypes.c_int64(number))
-        if size < 0:
-            raise GraphoptError(library.graphopt_error().decode())
-        found.append(None if array is None else empty(size))
-    if library.graphopt_pack(text, _addresses(given), _addresses(found)):
+    size = library.graphopt_packed_size(spec.encode(), ctypes.c_int64(number))
+    if size < 0:
         raise GraphoptError(library.graphopt_error().decode())
-    return found
+    return int(size)
+
+
+def pack(mxnet: Any, spec: str, number: int, given: Array, into: Array) -> None:
+    """Write a parameter in the order in which the region reads it.
+
+    Args:
+        mxnet: the module.
+        spec: the text of a :class:`ConvolutionsSpec`.
+        number: which of its inputs.
+        given: that input, float32.
+        into: float32, of :func:`packed_size`.
+
+    Raises:
+        GraphoptError: the text is no region, or it is for another processor.
+    """
+    library = bridge.load(mxnet)
+    numbers = np.ascontiguousarray(given, np.float32)
+    addresses = (ctypes.c_void_p(array.ctypes.data) for array in (numbers, into))
+    if library.graphopt_pack(spec.encode(), ctypes.c_int64(number), *addresses):
+        raise GraphoptError(library.graphopt_error().decode())
 
 
 def run(
@@ -94,14 +97,13 @@ def run(
         GraphoptError: the region is for another processor.
     """
     text = str(spec)
-    is_image = [node.op == "data" for node in spec.body.inputs]
-    params = packed(
-        mxnet, text, [None if yes else x for x, yes in zip(inputs, is_image, strict=True)]
-    )
-    given = [
-        np.ascontiguousarray(x, np.float32) if p is None else p
-        for x, p in zip(inputs, params, strict=True)
-    ]
+    given = []
+    for number, (node, x) in enumerate(zip(spec.body.inputs, inputs, strict=True)):
+        array = np.ascontiguousarray(x, np.float32)
+        if node.op != "data":
+            plain, array = array, np.empty(packed_size(mxnet, text, number), np.float32)
+            pack(mxnet, text, number, plain, into=array)
+        given.append(array)
     library, program = bridge.load(mxnet), plan(spec)
     outputs = [np.empty(shape, np.float32) for shape in program.outputs]
     return outputs, _run(library, text, program, given, outputs, threads, times)
@@ -159,5 +161,5 @@ def _run(
     return list(seconds)
 
 
-def _addresses(arrays: Sequence[Array | None]) -> Any:
-    return (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
+def _addresses(arrays: Sequence[Array]) -> Any:
+    return (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
