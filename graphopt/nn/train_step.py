@@ -44,7 +44,8 @@ def train_step(net: Any, loss: Any, trainer: Any) -> TrainStep:
     net with Python of its own, and one kernel updates the weights. Where all of it is dense layers
     and what lies between them, the step is one operation without autograd, and if it is small the
     calling thread runs it: a policy of some layers takes a tenth of the time. Gradients are in
-    ``parameter.grad()`` afterwards, but inputs get none.
+    ``parameter.grad()`` afterwards, but inputs get none. A trainer with a key-value store, or whose
+    class has a ``step`` of its own, is called as in those lines.
 
     Args:
         net: a Gluon Block, or what :func:`graphopt.optimize` made of one, with its options.
@@ -122,6 +123,10 @@ class TrainStep:
         blocks = list(self._wholes.values()) or self._parts
         lines = [block.explain() for block in blocks]
         lines.append(self._trainer.explain())
+        reason = self._trainer.graphopt_state.why_stepwise()
+        if reason is not None:
+            lines.append(f"the trainer's step is called for every update: {reason}")
+            return "\n".join(lines)
         by_caller = sum(small.engine.is_small for small in self._small.values())
         if by_caller:
             lines.append(f"the calling thread runs all of a step, for {by_caller} types of inputs")
@@ -243,6 +248,8 @@ class _SmallStep:
     def __call__(self, given: Sequence[Any], batch_size: int) -> Any:
         """The losses; ``None``, and nothing done, if it does not fit any more."""
         trainer = self.trainer
+        if trainer.graphopt_state.why_stepwise() is not None or not trainer._kv_initialized:
+            return None
         trainer._check_and_rescale_grad(trainer._scale / batch_size)
         plan = trainer.graphopt_state.plan()
         self.entry.refresh(given[0].ctx)
@@ -269,6 +276,8 @@ def _prepared(entry: Entry, trainer: Any, given: Sequence[Any]) -> _SmallStep | 
     """A step that is one operation, if the graph is, and the rest is as it is mostly."""
     engine, bound = entry.lowered.bound
     if not isinstance(engine, LearningEngine) or len(engine.types) != 1:
+        return None
+    if trainer.graphopt_state.why_stepwise() is not None:
         return None
     plan = trainer.graphopt_state.plan()
     if isinstance(plan, str) or plan.refused or engine.types[0].dtype != "float32":

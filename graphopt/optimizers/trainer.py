@@ -8,7 +8,7 @@ As with Blocks, a view is an instance of a subclass of the user's own class that
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
@@ -18,6 +18,9 @@ from graphopt.optimizers.rules import rule_of
 from graphopt.optimizers.updating import Freshness, why_no_kernels
 
 _STATE = "_graphopt_state"
+
+#: Methods that make a step; what the last one does is :class:`State`'s to know.
+_STEP: Final = frozenset({"step", "_allreduce_grads", "_update"})
 
 
 class OptimizedTrainer:
@@ -71,7 +74,9 @@ class State:
         self._trainer, self._precise, self._strict = trainer, precise, strict
         self._plan: TrainerPlan | None = None
         mx = import_mxnet()
-        if _method_of(type(trainer)) is not mx.gluon.Trainer._update:
+        plain, own = vars(mx.gluon.Trainer), type(trainer)
+        self._own = {name for name in _STEP if _of_class(own, name) is not plain[name]}
+        if "_update" in self._own:
             self._never: str | None = "its class has an _update of its own"
         else:
             self._never = why_no_kernels()
@@ -104,6 +109,14 @@ class State:
         if self._plan is None or not self._plan.fits(rule):
             self._plan = self._planned(rule)
         return self._plan
+
+    def why_stepwise(self) -> str | None:
+        """Why ``step`` has to be called for an update, or ``None`` if it does nothing besides."""
+        trainer = self._trainer
+        own = self._own or vars(trainer).keys() & _STEP
+        if own:
+            return f"the trainer has a method {min(own)} of its own"
+        return None if trainer._kvstore is None else "the trainer has a key-value store"
 
     def explain(self) -> str:
         """See :meth:`OptimizedTrainer.explain`."""
@@ -173,7 +186,7 @@ def _lists_of(parameters: Sequence[Any]) -> list[Any]:
     return [held for p in parameters for held in (p._data, p._grad)]
 
 
-def _method_of(cls: type) -> Any:
-    """The ``_update`` of the user's class."""
+def _of_class(cls: type, name: str) -> Any:
+    """A method of the user's class."""
     bases = [base for base in cls.__mro__[1:] if base is not OptimizedTrainer]
-    return next(vars(base)["_update"] for base in bases if "_update" in vars(base))
+    return next(vars(base)[name] for base in bases if name in vars(base))
