@@ -22,6 +22,9 @@ from graphopt.optimizers.terms import Term, clipped, mean_of, scaled
 _REST: Final = "rest_"
 _CLIP: Final = "clip_gradient"
 
+#: Methods of optimizers that kernels stand for.
+_UPDATING: Final = frozenset({"update", "update_multi_precision"})
+
 
 def rule_of(optimizer: Any) -> Rule | str:
     """The rule of an optimizer with its present settings, or why there is none."""
@@ -30,6 +33,9 @@ def rule_of(optimizer: Any) -> Rule | str:
     make = _RULES.get(name)
     if make is None or kind.__module__ != _MODULES.get(name, "mxnet.optimizer.optimizer"):
         return f"optimizer {name} has no kernel"
+    own = vars(optimizer).keys() & _UPDATING
+    if own:
+        return f"the optimizer has a method {min(own)} of its own"
     clip = optimizer.clip_gradient
     if clip is not None and not clip > 0:
         return f"clip_gradient={clip} is no bound"

@@ -136,6 +136,8 @@ class State:
         contexts = trainer._contexts
         if len(contexts) != 1 or contexts[0].device_type != "cpu":
             return f"they are on {', '.join(map(str, contexts))}"
+        if type(trainer._updaters[0]) is not import_mxnet().optimizer.Updater:
+            return f"updater {type(trainer._updaters[0]).__name__} has no kernel"
         return rule_of(trainer._optimizer)
 
     def _planned(self, rule: Rule) -> TrainerPlan:

@@ -261,6 +261,33 @@ def test_trainers_of_the_users_own() -> None:
     assert "an _update of its own" in other.explain()
 
 
+class Counting(mx.optimizer.Updater):  # type: ignore[misc, name-defined]
+    """Counts the updates that it is asked for."""
+
+    calls = 0
+
+    def __call__(self, *args: Any) -> None:
+        self.calls += 1
+        super().__call__(*args)
+
+
+def test_updates_of_the_users_own() -> None:
+    params = parameters()
+    trainer = graphopt.optimize(mx.gluon.Trainer(params, "sgd"))
+    train(params, trainer)
+    trainer._updaters = [Counting(trainer.optimizer)]
+    train(params, trainer)
+    assert trainer._updaters[0].calls == 4
+    assert "updater Counting has no kernel" in trainer.explain()
+    trainer._updaters = [mx.optimizer.get_updater(trainer.optimizer)]
+    train(params, trainer)
+    assert "one kernel" in trainer.explain()
+    trainer.optimizer.update_multi_precision = lambda *args: None
+    before = [p.data().asnumpy() for p in params]
+    assert_same(before, train(params, trainer), 0)
+    assert "a method update_multi_precision of its own" in trainer.explain()
+
+
 def test_a_key_value_store_that_updates() -> None:
     params = parameters()
     trainer = graphopt.optimize(
