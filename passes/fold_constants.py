@@ -62,8 +62,8 @@ class FoldConstants(Pass):
     ``_zeros``, ``_ones`` or ``_full``; another one a constant node, if it has at most ``max_bytes``
     bytes. All are evaluated by the target, in one call.
 
-    Left alone is what has no static type or more than 16 MiB; bfloat16; and graph outputs, which
-    the executor has to own, unless they become a fill without evaluating.
+    Left alone is what has no static type or more than 16 MiB, and graph outputs, which the
+    executor has to own, unless they become a fill without evaluating.
 
     In training so is a graph of which no output would read an input any more: MXNet refuses to
     differentiate it, instead of giving gradients of zero.
@@ -276,8 +276,6 @@ def _unfit(graph: Graph, node: Node) -> str:
         if not type_.shape or not type_.size:
             # MXNet's older operators read no axes, or an extent of 0, as "unknown".
             return "they have no axes or no elements"
-        if type_.dtype == "bfloat16":
-            return "numpy has no bfloat16"
         if limit is not None and (type_.nbytes or 0) > limit:
             return f"evaluating them takes arrays of more than {limit} bytes"
     return ""

@@ -20,6 +20,7 @@ from graphopt.errors import InputError
 from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
+from graphopt.ir.types import dtype_name
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
@@ -303,7 +304,7 @@ class Model:
         mode, _, ctx, _ = key
         params = {name: _on(array, ctx) for name, array in self._typed_params(arrays).items()}
         shapes = {n: tuple(a.shape) for n, a in (params | dict(arrays)).items()}
-        dtypes = {n: np.dtype(a.dtype).name for n, a in (params | dict(arrays)).items()}
+        dtypes = {n: dtype_name(a.dtype) for n, a in (params | dict(arrays)).items()}
         # What a call gives by name may be another array in the next, whatever it is called.
         data = {*self._data, *arrays} - set(params)
         graph = lift_symbol(self.symbol, shapes, dtypes, data=data, name=self._name)
@@ -380,7 +381,7 @@ def _signature(mode: Mode, arrays: Mapping[str, Any]) -> Signature:
 
 
 def _told(arrays: Mapping[str, Any]) -> str:
-    types = ((n, np.dtype(a.dtype).name, list(a.shape)) for n, a in arrays.items())
+    types = ((n, dtype_name(a.dtype), list(a.shape)) for n, a in arrays.items())
     return ", ".join(f"{name}: {dtype}{shape}" for name, dtype, shape in types)
 
 

@@ -47,6 +47,7 @@ from graphopt.backend.symbol import to_symbol
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
+from graphopt.ir.halves import why_left
 from graphopt.ir.node import CONVOLUTIONS, FUSED, PRODUCT, Node
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
@@ -140,6 +141,8 @@ class Candidates:
         """All that may run, on arrays as one call has them."""
         form, graph = self._form, self._form.graph
         has_kernels = is_fused(graph)
+        if why_left(graph) is not None and form.pools is None:
+            return {CACHED_OP: lambda: self._cached_op(form.symbol, CACHED_OP)}
         if form.pools is not None:
             name = STEP + KERNELS if has_kernels else STEP
             return {name: lambda: self._step(arrays, name)}

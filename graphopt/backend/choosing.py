@@ -23,6 +23,7 @@ from graphopt.backend.choice import (
     PRODUCT_KERNELS,
     Choice,
 )
+from graphopt.backend.documents import text_of
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.findings import active
 from graphopt.backend.measured import remember, remembered
@@ -356,7 +357,7 @@ def ordered(form: Form, engine: Engine, arrays: Mapping[str, Any], choice: Choic
     known = remembered(parts)
     if known is None:
         found = in_less_memory(engine, unfuse(form.graph, is_packed), arrays, form.ctx)
-        known = {"told": str(found or ""), "json": found.symbol.tojson() if found else ""}
+        known = {"told": str(found or ""), "json": text_of(found.symbol) if found else ""}
         remember(parts, known)
     if not known["json"]:
         return engine

@@ -12,7 +12,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA
-from graphopt.ir.types import TensorType
+from graphopt.ir.types import TensorType, dtype_name
 
 
 def check_parameters(graph: Graph, params: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ def check_names(
 
 
 def _check(array: Any, want: TensorType, what: str, needs: str) -> None:
-    shape, dtype = tuple(array.shape), np.dtype(array.dtype).name
+    shape, dtype = tuple(array.shape), dtype_name(array.dtype)
     if want.shape is not None and not _fits(shape, want.shape):
         raise InputError(f"{what} has shape {shape}, {needs} {want.shape}")
     if want.dtype is not None and dtype != want.dtype:

@@ -13,13 +13,16 @@ from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, DATA, Node, NodeId
 from graphopt.ir.ops import canonical, info
-from graphopt.ir.types import Shape, TensorType
+from graphopt.ir.types import DTYPES, Shape, TensorType, dtype_name
 
 Types = dict[NodeId, tuple[TensorType, ...]]
 
 
 #: Operators that write wrong shapes, or shapes with gaps, where their inputs' stood.
 _SHAPE_SPOILERS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
+
+#: MXNet's inference is given this dtype as attribute of a variable only.
+_STATED_ONLY: Final = "bfloat16"
 
 
 def infer_types(graph: Graph) -> Types:
@@ -134,7 +137,10 @@ def _numbered(graph: Graph) -> Graph:
     """The same graph with ids for names, so that MXNet's listing can be mapped back."""
     twin = graph.copy()
     for node in graph:
-        twin.update(node.but(name=str(node.id)))
+        attrs = node.attrs
+        if node.is_input and node.type.dtype == _STATED_ONLY:
+            attrs = attrs.set(__dtype__=DTYPES[_STATED_ONLY][2])
+        twin.update(node.but(name=str(node.id), attrs=attrs))
     return twin
 
 
@@ -165,15 +171,13 @@ def _shape(found: tuple[int, ...] | None) -> Shape | None:
 
 
 def _dtypes(graph: Graph, internals: Any) -> list[str | None]:
-    import numpy as np
-
     known = {name: type_.dtype for name, type_ in _feeds(graph, internals).items()}
-    feeds = {name: dtype for name, dtype in known.items() if dtype is not None}
+    feeds = {name: d for name, d in known.items() if d not in (None, _STATED_ONLY)}
     # Some operators refuse to infer from nothing, so data goes first; a parameter may yet get its
     # dtype from what reads it.
     for name in known.keys() - feeds.keys():
         node = graph[int(name)]
-        if node.op == DATA and "__dtype__" not in node.attrs:
+        if node.op == DATA and known[name] is None and "__dtype__" not in node.attrs:
             feeds[name] = "float32"
     found = _infer(graph, internals._infer_type_impl, feeds)
     by_name = dict(zip(internals.list_outputs(), found, strict=True))
@@ -181,8 +185,7 @@ def _dtypes(graph: Graph, internals: Any) -> list[str | None]:
     if untyped:
         feeds.update(dict.fromkeys(untyped, "float32"))
         found = _infer(graph, internals._infer_type_impl, feeds)
-    names = {dtype: None if dtype is None else np.dtype(dtype).name for dtype in set(found)}
-    return [names[dtype] for dtype in found]
+    return [None if dtype is None else dtype_name(dtype) for dtype in found]
 
 
 def _infer(graph: Graph, infer: Any, feeds: Mapping[str, Any]) -> list[Any]:

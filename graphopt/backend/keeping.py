@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphopt.analysis.effects import written_values
+from graphopt.backend.documents import text_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
@@ -64,7 +65,7 @@ def matrices_of(node: Node) -> tuple[Value, ...]:
 
 def runs_keeping(symbol: Any) -> bool:
     """Whether a Symbol has recurrences that keep their packed weights."""
-    return f'"{KEEPING}"' in symbol.tojson()
+    return f'"{KEEPING}"' in text_of(symbol)
 
 
 def told(graph: Graph) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from graphopt.backend.documents import document_of
 from graphopt.backend.engines import InferenceEngine, bind_as_is
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
@@ -80,7 +81,7 @@ def in_less_memory(
     if not others:
         return None
     symbol = engine.rewritten()
-    document = json.loads(symbol.tojson())
+    document = document_of(symbol)
     try:
         before = _megabytes(symbol, arrays, ctx)
     except import_mxnet().MXNetError:

@@ -17,6 +17,7 @@ import numpy as np
 
 from graphopt.analysis.effects import is_pure
 from graphopt.backend.costs import measure_costs
+from graphopt.backend.documents import document_of
 from graphopt.backend.order import Names, in_order, other_orders
 from graphopt.backend.step import MATCHES, bind, watch_gradient
 from graphopt.compat import import_mxnet
@@ -24,6 +25,7 @@ from graphopt.errors import BudgetError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node
 from graphopt.ir.ops import canonical
+from graphopt.ir.types import dtype_name
 from graphopt.memory.listing import allocated, repeated
 from graphopt.memory.recompute import Cost, Plan, Search, Work
 from graphopt.memory.sizes import print_size
@@ -133,7 +135,7 @@ class StepMemory:
     ) -> None:
         """Nothing is measured yet."""
         self._graph, self._symbol, self._arrays, self._ctx = graph, symbol, arrays, ctx
-        self._document = json.loads(symbol.tojson())
+        self._document = document_of(symbol)
         self._settings = [Setting(match) for match in MATCHES]
         self._gradients = gradients
         # An array may have several names.
@@ -202,7 +204,7 @@ class StepMemory:
     def _reads(self) -> dict[str, frozenset[str]]:
         """Of each operator, those whose outputs its gradient reads, but for itself."""
         shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
-        dtypes = {name: np.dtype(array.dtype).name for name, array in self._arrays.items()}
+        dtypes = {name: dtype_name(array.dtype) for name, array in self._arrays.items()}
         requests = dict.fromkeys(self._gradients, "write")
         graph = training_graph(self._symbol, shapes, dtypes, requests, self._ctx)
         return {
@@ -248,7 +250,7 @@ def with_distinct_outputs(symbol: Any) -> Any:
     MXNet's executor takes the gradient of one of several outputs that are the same value, and
     forgets those of the others. Behind an identity they are values of their own.
     """
-    document = json.loads(symbol.tojson())
+    document = document_of(symbol)
     nodes, heads = document["nodes"], document["heads"]
     seen: set[tuple[int, int]] = set()
     for at, (source, out, *_) in enumerate(heads):

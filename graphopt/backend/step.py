@@ -18,6 +18,7 @@ from graphopt.backend.invoke import invoke
 from graphopt.backend.pools import Bound, Names, Pool, Pools, executors
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.ir.types import dtype_name
 from graphopt.memory.listing import allocated
 from graphopt.memory.training import Type
 
@@ -197,7 +198,7 @@ class StepEngine:
         known = dict(zip(self.inputs, arrays, strict=True))
         with self._mx.autograd.pause():
             symbol, match = self._planner(known, gradients)
-        types = {name: Type(a.shape, np.dtype(a.dtype).name) for name, a in known.items()}
+        types = {name: Type(a.shape, dtype_name(a.dtype)) for name, a in known.items()}
         is_wanted = tuple(name in gradients for name in names)
         self._plans.append(StepPlan(symbol, match, is_wanted, types))
         return self._plans[-1]

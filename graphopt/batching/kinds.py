@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from graphopt.batching import speedups
 from graphopt.compat import import_mxnet
+from graphopt.ir.types import dtype_name
 
 _KINDS: dict[tuple[Any, ...], Kind] = {}
 _BY_CODES: dict[tuple[Any, ...], Kind] = {}
@@ -46,7 +45,7 @@ def kind(tail: tuple[int, ...], dtype: Any, ctx: Any) -> Kind:
     key = (tail, dtype, ctx)
     found = _KINDS.get(key)
     if found is None:
-        named = (tail, np.dtype(dtype).name, ctx)
+        named = (tail, dtype_name(dtype), ctx)
         with _LOCK:
             # Under the dtype as it was given, too: naming it takes longer than all the rest.
             found = _KINDS[key] = _KINDS.setdefault(named, Kind(*named))

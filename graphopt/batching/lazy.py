@@ -109,7 +109,7 @@ class Lazy(_NDArray):
         """As NDArray's."""
         if np.dtype(dtype) == np.dtype(self.kind.dtype):
             return self.copy() if copy else self
-        return mx.nd.cast(self, dtype=np.dtype(dtype).name)
+        return mx.nd.cast(self, dtype=dtype)
 
     def as_in_context(self, context: Any) -> Any:
         """Itself; moving to another device needs the value."""

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graphopt.backend.symbol import to_symbol
 from graphopt.batching.kinds import kind
 from graphopt.batching.native.programs import Block
@@ -23,6 +21,7 @@ from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, FUSED, Node
 from graphopt.ir.ops import canonical, info
+from graphopt.ir.types import dtype_name
 
 if TYPE_CHECKING:
     from graphopt.batching.lazy import Lazy
@@ -180,7 +179,7 @@ def _check(
         dtypes = {n: dtype for n, (_, dtype) in data.items()}
         for name, parameter in params.items():
             typed = typed_of(parameter)
-            shapes[name], dtypes[name] = tuple(typed.shape), np.dtype(typed.dtype).name
+            shapes[name], dtypes[name] = tuple(typed.shape), dtype_name(typed.dtype)
         try:
             graph = lift_symbol(symbol, shapes, dtypes, data=set(data), name=block.name)
             graphs.append(with_types(graph))

@@ -17,6 +17,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
+from graphopt.ir.types import dtype_name
 
 #: How nested arguments and results are laid out: 0 is one array, -1 is None, a list nests.
 Format = Any
@@ -117,7 +118,7 @@ def lift_traced(
         typed = typed_of(parameter)
         if name in known and typed.shape is not None and all(e > 0 for e in typed.shape):
             given_shapes[name] = tuple(typed.shape)
-            given_dtypes[name] = _dtype_name(typed.dtype)
+            given_dtypes[name] = dtype_name(typed.dtype)
     return lift_symbol(
         traced.symbol, given_shapes, given_dtypes, data=set(traced.names), name=block.name
     )
@@ -201,9 +202,3 @@ def describe(block: Any) -> str:
 def _variable(mx: Any, name: str, array: Any) -> Any:
     variable = mx.sym.var(name)
     return variable.as_np_ndarray() if isinstance(array, mx.np.ndarray) else variable
-
-
-def _dtype_name(dtype: Any) -> str:
-    import numpy as np
-
-    return np.dtype(dtype).name

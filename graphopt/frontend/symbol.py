@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from graphopt.backend.documents import document_of
 from graphopt.backend.fitting import require_known
 from graphopt.backend.infer import with_types
 from graphopt.compat import import_mxnet
@@ -54,7 +54,7 @@ def lift_symbol(
     if data is None:
         data = set(shapes or data_names(symbol)) - aux
     roles = {n: DATA if n in data else AUX if n in aux else PARAM for n in known}
-    document = json.loads(symbol.tojson())
+    document = document_of(symbol)
     title = name or _output_name(document)
     graph = _graph(document, roles, types, title)
     del document  # inference takes as much room again

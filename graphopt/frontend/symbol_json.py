@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from graphopt.backend.documents import document_of
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import ParseError
@@ -73,7 +74,7 @@ def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
     del document  # MXNet's own copy of a large graph takes room
     try:
         symbol = mx.sym.load_json(text)
-        loaded = json.loads(symbol.tojson())
+        loaded = document_of(symbol)
         _check_states(loaded, source)
         symbol.list_auxiliary_states()
     except UnicodeEncodeError:

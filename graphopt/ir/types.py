@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Final
+from functools import cache
+from typing import Any, Final
 
 from graphopt.errors import ParseError
 
@@ -25,6 +26,15 @@ DTYPES: Final[dict[str, tuple[str, int, int]]] = {
 }
 _LONG: Final = {short: name for name, (short, _, _) in DTYPES.items()}
 _TYPE = re.compile(r"(\?|[a-z]+[0-9]+)(?:\[(\*|[0-9?,\s]*)\])?")
+
+
+@cache
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype that MXNet's arrays have, whose bfloat16 is a record to numpy."""
+    import numpy as np
+
+    found = np.dtype(dtype)
+    return found.names[0] if found.names else found.name
 
 
 @dataclass(frozen=True, slots=True)

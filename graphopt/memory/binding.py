@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from graphopt.backend.documents import document_of
 from graphopt.backend.engines import quiet_binding
 from graphopt.backend.environment import environment
 from graphopt.backend.infer import with_types
@@ -20,6 +19,7 @@ from graphopt.frontend.gluon import lift_block
 from graphopt.frontend.symbol import input_types, lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node
+from graphopt.ir.types import dtype_name
 from graphopt.memory.listing import Listing, parse
 from graphopt.memory.training import GradReq, Type
 
@@ -144,7 +144,7 @@ def infer(op: str, attrs: Mapping[str, str], inputs: Sequence[Type]) -> tuple[Ty
         "attrs": {"mxnet_version": ["int", MXNET_VERSION]},
     }
     try:
-        made = json.loads(mx.sym.load_json(json.dumps(document, ensure_ascii=False)).tojson())
+        made = document_of(mx.sym.load_json(json.dumps(document, ensure_ascii=False)))
         count = made["node_row_ptr"][-1] - made["node_row_ptr"][-2]
         made["heads"] = [[len(names), output, 0] for output in range(count)]
         symbol = mx.sym.load_json(json.dumps(made, ensure_ascii=False))
@@ -157,8 +157,7 @@ def infer(op: str, attrs: Mapping[str, str], inputs: Sequence[Type]) -> tuple[Ty
     if not shapes or not dtypes or not all(map(_is_known, shapes)):
         return None
     return tuple(
-        Type(tuple(shape), np.dtype(dtype).name)
-        for shape, dtype in zip(shapes, dtypes, strict=True)
+        Type(tuple(shape), dtype_name(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)
     )
 
 
@@ -226,7 +225,7 @@ def _outputs(
 ) -> dict[str, tuple[Type, ...]]:
     """Types of all outputs of all operators: every one is made an output of the graph."""
     mx = import_mxnet()
-    document = json.loads(to_symbol(twin).tojson())
+    document = document_of(to_symbol(twin))
     pointers = document["node_row_ptr"]
     heads = [
         (number, output)
@@ -242,5 +241,5 @@ def _outputs(
     found: dict[str, list[Type]] = {}
     for (number, _output), shape, dtype in zip(heads, shapes, dtypes, strict=True):
         name = document["nodes"][number]["name"]
-        found.setdefault(name, []).append(Type(tuple(shape), np.dtype(dtype).name))
+        found.setdefault(name, []).append(Type(tuple(shape), dtype_name(dtype)))
     return {name: tuple(types) for name, types in found.items()}

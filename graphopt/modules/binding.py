@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.backend.documents import text_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.symbol import data_names
@@ -38,7 +39,7 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
 
     def __reduce__(self) -> Any:
         """As the Symbol that it was made of."""
-        return mx.sym.load_json, (self.tojson(),)
+        return mx.sym.load_json, (text_of(self),)
 
     def simple_bind(
         self,

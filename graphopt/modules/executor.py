@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
+from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
@@ -293,7 +293,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     @cached_property
     def _losses(self) -> list[bool]:
         """Of each output, whether it is a loss's, which needs no gradient."""
-        document = json.loads(self._symbol.tojson())
+        document = document_of(self._symbol)
         return [info(document["nodes"][at]["op"]).loss for at, *_ in document["heads"]]
 
     def _types(self) -> tuple[list[tuple[int, ...]], list[Any]]:

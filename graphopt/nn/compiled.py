@@ -8,13 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from graphopt.backend.findings import Findings
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
+from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
@@ -243,7 +242,7 @@ class CompiledBlock:
         traced = trace(self._block, args)
         arrays = dict(zip(traced.names, given, strict=True))
         shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-        dtypes = {name: np.dtype(array.dtype).name for name, array in arrays.items()}
+        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
         graph = lift_traced(self._block, traced, shapes, dtypes)
         ctx = given[0].ctx
         return compile_graph(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from graphopt.backend.pools import Pools
 from graphopt.errors import BudgetError, InputError
+from graphopt.ir.types import dtype_name
 from graphopt.nn.config import check_shapes, largest_arrays
 
 #: Of each input, by name.
@@ -71,4 +70,4 @@ class ContextPools:
 
 
 def _dtypes(arrays: Mapping[str, Any]) -> Dtypes:
-    return tuple((name, np.dtype(array.dtype).name) for name, array in arrays.items())
+    return tuple((name, dtype_name(array.dtype)) for name, array in arrays.items())

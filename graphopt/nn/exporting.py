@@ -11,7 +11,9 @@ from graphopt.errors import InputError
 from graphopt.frontend.gluon import describe
 
 
-def export(block: Any, path: str, epoch: int, *, kernels: bool = False) -> None:
+def export(
+    block: Any, path: str, epoch: int, *, remove_amp_cast: bool = True, kernels: bool = False
+) -> None:
     """Write ``path-symbol.json`` and ``path-<epoch>.params``; see ``Optimized.export``."""
     state = block.graphopt_state
     if state.reason:
@@ -31,10 +33,18 @@ def export(block: Any, path: str, epoch: int, *, kernels: bool = False) -> None:
             epoch,
             entry.traced.symbol,
             {name: params[name]._reduce() for name in names if name in params},
+            remove_amp_cast=remove_amp_cast,
         )
 
 
-def write(path: str, epoch: int, symbol: Any, params: Mapping[str, Any]) -> None:
+def write(
+    path: str,
+    epoch: int,
+    symbol: Any,
+    params: Mapping[str, Any],
+    *,
+    remove_amp_cast: bool = False,
+) -> None:
     """Write a Symbol and its parameters as MXNet checkpoints are.
 
     Raises:
@@ -45,6 +55,6 @@ def write(path: str, epoch: int, symbol: Any, params: Mapping[str, Any]) -> None
     if "://" not in path and not folder.is_dir():
         raise InputError(f"cannot write {path!r}: there is no folder {str(folder)!r}")
     aux = set(symbol.list_auxiliary_states())
-    symbol.save(f"{path}-symbol.json")
+    symbol.save(f"{path}-symbol.json", remove_amp_cast=remove_amp_cast)
     arrays = {f"{'aux' if name in aux else 'arg'}:{name}": a for name, a in params.items()}
     mx.nd.save(f"{path}-{epoch:04d}.params", arrays)

@@ -191,7 +191,8 @@ class Optimized:
         Args:
             path: prefix of the files.
             epoch: a number for the name of the parameters.
-            remove_amp_cast: has no effect; for compatibility with Gluon.
+            remove_amp_cast: leave out what ``mx.contrib.amp`` casts, as Gluon does. An optimized
+                graph keeps it: its folded parameters have those dtypes.
             kernels: keep fused kernels in an inference graph. Such files load in processes that
                 imported graphopt; without it plain MXNet loads them, and ``graphopt.load`` fuses
                 anew.
@@ -201,7 +202,7 @@ class Optimized:
         """
         from graphopt.nn.exporting import export
 
-        export(self, str(path), epoch, kernels=kernels)
+        export(self, str(path), epoch, remove_amp_cast=remove_amp_cast, kernels=kernels)
 
     def __repr__(self) -> str:
         return f"Optimized[{super().__repr__()}]"

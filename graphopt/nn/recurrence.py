@@ -15,7 +15,7 @@ from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, RECURRENCE, TREE, Value
-from graphopt.ir.types import TensorType
+from graphopt.ir.types import TensorType, dtype_name
 from graphopt.kernels import bridge
 from graphopt.kernels.tree.spec import reduction
 from graphopt.passes.recurrence.trees import Learned, TreeBody, translate_tree
@@ -344,7 +344,7 @@ def _check_structure(structure: Any, nodes: int) -> None:
 
 
 def _dtype(array: Any) -> str:
-    return str(np.dtype(array.dtype).name)
+    return dtype_name(array.dtype)
 
 
 def _each(reduce: str | Sequence[str], count: int) -> tuple[str, ...]:

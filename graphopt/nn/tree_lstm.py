@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from graphopt.ir.types import dtype_name
 from graphopt.nn.recurrence import Recurrence
 
 
@@ -35,7 +34,7 @@ class _TreeLSTM(Recurrence):
     def _expected(self) -> tuple[int, str] | None:
         weight = self.i2h_weight
         columns = weight.shape[1]
-        return (columns, str(np.dtype(weight.dtype).name)) if columns else None
+        return (columns, dtype_name(weight.dtype)) if columns else None
 
     def _gates(self, F: Any, x: Any) -> Any:
         """Input, forget, update and output gate as far as they depend on the node's row."""

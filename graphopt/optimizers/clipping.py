@@ -12,6 +12,7 @@ import numpy as np
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
+from graphopt.ir.types import dtype_name
 from graphopt.kernels import bridge
 from graphopt.kernels.library import prepare
 from graphopt.kernels.spec import Builder, Operand
@@ -62,7 +63,7 @@ def clip_global_norm(
 def _is_ours(arrays: Sequence[Any]) -> bool:
     first = arrays[0]
     return (
-        np.dtype(first.dtype).name in DTYPES
+        dtype_name(first.dtype) in DTYPES
         and first.context.device_type == "cpu"
         and all(a.stype == "default" and a.size for a in arrays)
         and all(a.dtype == first.dtype and a.context == first.context for a in arrays)
@@ -78,7 +79,7 @@ def _clipped(arrays: Sequence[Any], most: float) -> Any:
         *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64),
         *(ctypes.c_void_p, ctypes.c_double),
     ]
-    specs = _specs(np.dtype(arrays[0].dtype).name)
+    specs = _specs(dtype_name(arrays[0].dtype))
     total = mx.nd.empty((1,), arrays[0].context, arrays[0].dtype)
     handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
     if library.graphopt_clip(*specs, handles, len(arrays), total.handle, most):

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-import numpy as np
-
+from graphopt.ir.types import dtype_name
 from graphopt.optimizers.rule import Rule
 from graphopt.optimizers.updating import Update, Weight
 
@@ -164,4 +163,4 @@ def _flat(state: Any) -> tuple[Any, ...]:
 
 
 def _dtype_of(weight: Weight) -> str:
-    return np.dtype(weight.data.dtype).name
+    return dtype_name(weight.data.dtype)

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.ir.types import dtype_name
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.library import prepare
@@ -46,7 +47,7 @@ class Weight:
         sparse = next((a for a in arrays if a.stype != "default"), None)
         if sparse is not None:
             return f"an array of it is {sparse.stype}"
-        dtype = np.dtype(self.data.dtype).name
+        dtype = dtype_name(self.data.dtype)
         if dtype not in DTYPES:
             return f"it is {dtype}"
         if len(self.states) != len(rule.states):
@@ -77,7 +78,7 @@ class Update:
         """
         self.weights, self._rule = weights, rule
         self.indices = [weight.index for weight in weights]
-        dtype = np.dtype(weights[0].data.dtype).name
+        dtype = dtype_name(weights[0].data.dtype)
         texts = [None if s is None else str(s) for s in rule.specs(dtype, precise=precise)]
         self._library = _functions()
         prepare([text for text in texts if text is not None], gradients=False)

@@ -13,6 +13,7 @@ from typing import Literal
 from graphopt.analysis.metrics import Meter, Metrics
 from graphopt.errors import GraphoptError, PassError
 from graphopt.ir.graph import Graph
+from graphopt.ir.halves import why_left
 from graphopt.pipeline.base import Pass, PassContext, Settings, Target
 from graphopt.pipeline.instruments import Instrument, Verify
 from graphopt.pipeline.remarks import Remark
@@ -125,9 +126,16 @@ def _run_all(
     remarks: list[Remark] = []
     meter = Meter(frozen=settings.frozen)
     size = meter.measure(graph)
+    left = why_left(graph)
     for number, pass_ in enumerate(passes):
         cx = PassContext(settings, target, pass_.name)
-        new_graph, receipt = _run_one(pass_, graph, size, cx, around, meter)
+        refusal = left or pass_.refusal(settings)
+        if refusal is not None:
+            cx.missed(refusal)
+            new_graph = graph
+            receipt = Receipt(str(pass_), "refused", size, size, 0.0, reason=refusal)
+        else:
+            new_graph, receipt = _run_one(pass_, graph, size, cx, around, meter)
         receipts.append(receipt)
         remarks.extend(cx.remarks)
         if receipt.status == "rolled back" and settings.strict:
@@ -144,10 +152,6 @@ def _run_one(
     around: Sequence[Instrument],
     meter: Meter,
 ) -> tuple[Graph, Receipt]:
-    refusal = pass_.refusal(cx.settings)
-    if refusal is not None:
-        cx.missed(refusal)
-        return graph, Receipt(str(pass_), "refused", size, size, 0.0, reason=refusal)
     start = time.perf_counter()
     given = graph.copy()
     try:

@@ -169,7 +169,7 @@ def _copy(self: Any, *_args: Any, **_kwargs: Any) -> Any:
 def _astype(self: Any, dtype: Any, copy: bool = True) -> Any:
     if not copy and np.dtype(dtype) == np.dtype(ref_of(self).type[1]):
         return self
-    return mx.nd.cast(self, dtype=np.dtype(dtype).name)
+    return mx.nd.cast(self, dtype=dtype)
 
 
 def _called(self: Any, op: str) -> Any:

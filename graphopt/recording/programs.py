@@ -15,12 +15,12 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import lift_symbol
+from graphopt.ir.types import dtype_name
 from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
-from graphopt.recording.types import dtype_name
 
 if TYPE_CHECKING:
     from graphopt.recording.tape import Tape

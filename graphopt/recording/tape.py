@@ -14,9 +14,10 @@ import numpy as np
 from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import handle, infer
 from graphopt.compat import import_mxnet
+from graphopt.ir.types import dtype_name
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
-from graphopt.recording.types import Type, dtype_name
+from graphopt.recording.types import Type
 
 if TYPE_CHECKING:
     from graphopt.recording.programs import Programs

@@ -191,6 +191,14 @@ def test_malformed_graphs_are_refused_before_any_pass(graph):
         run_passes(graph, [Does(raises)])
 
 
+def test_what_mxnet_computes_in_bfloat16_stays():
+    graph = parse(TEXT.replace("f32", "bf16"))
+    result = run_passes(graph, [Does()])
+    assert result.receipts[0].status == "refused"
+    assert "bfloat16" in result.remarks[0].message
+    assert result.graph is graph
+
+
 def test_refused_passes_do_not_run(graph):
     result = run_passes(graph, [Training(raises), Frozen(raises)])
     assert [r.status for r in result.receipts] == ["refused", "refused"]

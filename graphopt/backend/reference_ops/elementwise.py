@@ -134,7 +134,7 @@ def _along_channels(slope: Array, ndim: int) -> Array:
 
 
 def _cast(call: Call) -> Outputs:
-    """Cast, amp_cast: floats are cut towards zero, and integers wrap, as in C."""
+    """Floats are cut towards zero, and integers wrap, as in C."""
     target = call.dtype(call.x.dtype)
     if call.x.dtype.kind == "f" and target.kind in "iu":
         # Through int64: numpy's own conversion of an out-of-range float to uint8 is undefined.
@@ -142,11 +142,17 @@ def _cast(call: Call) -> Outputs:
     return [narrow(call.x, target)]
 
 
+def _amp_cast(call: Call) -> Outputs:
+    """Floats alone are cast."""
+    return _cast(call) if call.x.dtype.kind == "f" else [call.x.copy()]
+
+
 def _amp_multicast(call: Call) -> Outputs:
-    """All inputs in the widest of their dtypes, or in the narrowest with cast_narrow."""
-    by_width = sorted((x.dtype for x in call.inputs), key=lambda d: d.itemsize)
-    target = by_width[0] if call.flag("cast_narrow") else by_width[-1]
-    return [narrow(x, target) for x in call.inputs]
+    """All floats in the widest of their dtypes, or in the narrowest with cast_narrow."""
+    floats = [x.dtype for x in call.inputs if x.dtype.kind == "f"]
+    by_width = sorted(floats, key=lambda d: d.itemsize)
+    target = by_width[0 if call.flag("cast_narrow") else -1] if floats else None
+    return [narrow(x, target) if x.dtype.kind == "f" else x.copy() for x in call.inputs]
 
 
 def _quadratic(call: Call) -> Outputs:
@@ -193,7 +199,7 @@ TABLE: Table = {
     "_copy": _identity,
     "_identity_with_attr_like_rhs": _identity,
     "abs": exact(np.abs),
-    "amp_cast": _cast,
+    "amp_cast": _amp_cast,
     "amp_multicast": _amp_multicast,
     "arccos": unary(np.arccos),
     "arccosh": unary(np.arccosh),
