@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -79,8 +80,10 @@ class TrainStep:
         self._parts = [
             block if isinstance(block, Optimized) else view(block, config) for block in (net, loss)
         ]
+        self._own = [part for part in self._parts if part is not net and part is not loss]
         self._blocks = [original(block) for block in self._parts]
         self._structures = list(map(Structure, self._blocks))
+        self._states = [part.graphopt_state for part in self._parts]
         self._config = config
         self._wholes: dict[tuple[int, int], Any] = {}
         self._small: dict[bytes, _SmallStep] = {}
@@ -135,12 +138,28 @@ class TrainStep:
             lines.append(f"all of a step is one operation, for {count} types of inputs")
         return "\n".join(lines)
 
+    def reset(self) -> None:
+        """Forget what was compiled: what net and loss hold is compiled in at the next step.
+
+        ``reset`` and ``hybridize`` of an optimized net or loss that was given do so, too.
+        """
+        for part in self._own:
+            part.reset()
+        self._structures = list(map(Structure, self._blocks))
+        self._states = [part.graphopt_state for part in self._parts]
+        self._wholes.clear()
+        self._small.clear()
+
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """As :meth:`reset`; the Blocks given stay as they are."""
+        self.reset()
+
     def _follow(self) -> None:
-        """Forget what was made of Blocks whose children are others now."""
-        if not all(structure.is_same() for structure in self._structures):
-            self._structures = list(map(Structure, self._blocks))
-            self._wholes.clear()
-            self._small.clear()
+        """Forget what was made of Blocks that were reset, or whose children are others now."""
+        states = [part.graphopt_state for part in self._parts]
+        are_same = all(structure.is_same() for structure in self._structures)
+        if not are_same or not all(map(operator.is_, states, self._states)):
+            self.reset()
 
     def _has_hooks(self) -> bool:
         return any(

@@ -341,6 +341,35 @@ def test_parameters_of_which_the_trainer_knows_others() -> None:
     assert SMALL not in step.explain()
 
 
+class Scaled(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Multiplies by a number that is compiled in."""
+
+    factor = 1.0
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return x * self.factor
+
+
+@pytest.mark.parametrize("told", ["net", "loss", "step"])
+@pytest.mark.parametrize("method", ["reset", "hybridize"])
+def test_what_blocks_hold_is_compiled_in_anew(told: str, method: str) -> None:
+    net, scaled = layers(), Scaled()
+    net.add(scaled)
+    start(net)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    blocks = {"net": net, "loss": loss.L2Loss()}
+    if told != "step":
+        blocks[told] = graphopt.optimize(blocks[told])
+    step = graphopt.train_step(blocks["net"], blocks["loss"], trainer)
+    x, y = noise(4, 6), noise(4, 3, seed=1)
+    for _ in range(3):
+        step(x, y)
+    scaled.factor = 3.0
+    getattr({**blocks, "step": step}[told], method)()
+    expected = loss.L2Loss()(net(x), y).asnumpy()
+    assert_same([step(x, y).asnumpy() for _ in range(3)], [expected] * 3)
+
+
 class Warming(mx.gluon.Trainer):  # type: ignore[misc, name-defined]
     """Sets its rate in every step."""
 
