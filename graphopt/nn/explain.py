@@ -100,6 +100,9 @@ def explain_result(
     lines += [f"  measured and changed: {text}" for text in _grouped(choice.tuning)]
     for name, why in choice.failed.items():
         lines.append(f"  not on {name}: {why}")
+    reasons = {receipt.reason for receipt in receipts}
+    if len(receipts) > 1 and len(reasons) == 1 and "" not in reasons:
+        return [*lines, f"  no pass runs: {min(reasons)}"]
     for receipt in receipts:
         if receipt.reason:
             lines.append(f"  {receipt.pass_text} {receipt.status}: {receipt.reason}")

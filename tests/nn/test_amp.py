@@ -136,7 +136,7 @@ def test_nets_in_bfloat16(
     fast = graphopt.optimize(net, mode=mode)
     for _ in range(2):
         assert_same(fast(x), net(x))
-    assert BFLOAT16 in fast.explain()
+    assert fast.explain().count(f"no pass runs: {BFLOAT16}") == 1
 
 
 def test_arrays_in_bfloat16() -> None:
