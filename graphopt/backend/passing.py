@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphopt.ir.graph import Graph
+from graphopt.ir.node import CONSTANT, NodeId
 from graphopt.ir.ops import canonical
 
 #: Operators whose gradient is, for some input, the gradient of their output.
@@ -32,6 +33,9 @@ _VIEWS = (
     "Cast",
 )
 _HAND_ON = frozenset((*_SUMS, *_VIEWS))
+#: Operators of one input whose gradient MXNet takes to be that of their output, with no node of its
+#: own; the only other one is ``elemwise_add``.
+_CLONED = frozenset({"_contrib_round_ste", "_contrib_sign_ste"})
 
 
 def hands_on_gradients(graph: Graph) -> bool:
@@ -71,4 +75,27 @@ def without_passed_inputs(graph: Graph) -> Graph:
         else value
         for value in graph.outputs
     )
+    return copied
+
+
+def with_distinct_gradients(graph: Graph) -> Graph:
+    """The graph with gradients of their own for inputs that are added element by element.
+
+    MXNet takes the gradient of ``elemwise_add`` for that of both addends. Where one of them is an
+    input, what is wanted of the input's gradient is done to it before others read it: it is not
+    computed where the input needs none, and added to older ones where those are to be kept. Linear.
+    """
+    passed: set[NodeId] = set()  # whose gradient is an input's
+    shared = []
+    for node in graph:
+        op, reads = canonical(node.op), {value.node for value in node.inputs}
+        if node.is_input or op == CONSTANT or (op in _CLONED and reads <= passed):
+            passed.add(node.id)
+        elif op == "elemwise_add" and reads & passed:
+            shared.append(node)
+    if not shared:
+        return graph
+    copied = graph.copy()
+    for node in shared:
+        copied.update(node.but(op="broadcast_add"))
     return copied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphopt.backend.passing import with_distinct_gradients
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import FUSED, RECURRENCE, TREE, Node
 from graphopt.kernels.spec import parse
@@ -13,12 +14,15 @@ def with_stored(graph: Graph, *, sized: bool = False) -> Graph:
     Recurrences and trees keep what backward needs, which they would compute again otherwise. Fused
     kernels do not write over what they read: MXNet's blocks are often larger than what lies in
     them, and an output that is kept for backward would keep the block of something that dies.
+    Inputs that are added have gradients of their own, which MXNet's executors can do without.
 
     Args:
         graph: what is to be trained.
         sized: it runs on the shapes it states and on no others; then MXNet can plan also what
             gradients are computed in that read nothing of known shape.
     """
+    if not sized:
+        graph = with_distinct_gradients(graph)
     stored = graph.copy()
     for node in graph:
         if node.op in (RECURRENCE, TREE):
