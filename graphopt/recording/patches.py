@@ -169,6 +169,6 @@ def _call_inlined(self: Any, *args: Any) -> Any:
         return _call_cached_op(self, *args)
     self.__dict__["_active"] = False
     try:
-        return self.forward(*args)
+        return _Hybrid.forward(self, *args)  # which called this, maybe from a user's own forward
     finally:
         self.__dict__["_active"] = True

@@ -100,6 +100,28 @@ def test_hybridized_children_are_inlined_and_stay_hybridized() -> None:
     assert child._active
 
 
+def test_a_hybridized_block_whose_own_forward_calls_gluons_runs_it_once() -> None:
+    class Halved(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Dense(2)
+
+        def forward(self, x):
+            assert x.ndim == 2  # which a Symbol has not
+            return super().forward(x / 2)
+
+        def hybrid_forward(self, F, x):
+            return F.tanh(self.dense(x))
+
+    child = Halved()
+    outer = block(lambda self, x: self.child(x) + 1, child=child)
+    child.hybridize()
+    for net in (outer, child):
+        optimized = assert_same(net, array(3, 4))
+        assert programs(optimized).runs == 2
+        assert child._active
+
+
 def test_inference_mode_folds_parameters() -> None:
     net = block(
         lambda self, x: mx.nd.relu(self.norm(self.conv(x))),
