@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -104,9 +104,21 @@ def in_call_order(names: Sequence[str]) -> list[str]:
 
 
 def lift_traced(
-    block: Any, traced: Traced, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str]
+    block: Any,
+    traced: Traced,
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, str],
+    computed: Collection[str] = (),
 ) -> Graph:
-    """The graph of a traced Block, with the types of its parameters."""
+    """The graph of a traced Block, with the types of its parameters.
+
+    Args:
+        block: which was traced.
+        traced: its Symbol.
+        shapes: by name, of its data inputs and of parameters that are ``computed``.
+        dtypes: of the same.
+        computed: names of parameters that are data inputs of the graph.
+    """
     params = block.collect_params()
     known = set(traced.symbol.list_inputs())
     stray = sorted(known - set(traced.names) - set(params))
@@ -116,11 +128,16 @@ def lift_traced(
     given_dtypes = {n: d for n, d in dtypes.items() if n in known}
     for name, parameter in params.items():
         typed = typed_of(parameter)
-        if name in known and typed.shape is not None and all(e > 0 for e in typed.shape):
+        if (
+            name in known
+            and name not in computed
+            and typed.shape is not None
+            and all(e > 0 for e in typed.shape)
+        ):
             given_shapes[name] = tuple(typed.shape)
             given_dtypes[name] = dtype_name(typed.dtype)
     return lift_symbol(
-        traced.symbol, given_shapes, given_dtypes, data=set(traced.names), name=block.name
+        traced.symbol, given_shapes, given_dtypes, data={*traced.names, *computed}, name=block.name
     )
 
 

@@ -25,7 +25,7 @@ from graphopt.backend.draws import same_draws
 from graphopt.backend.sorting import compare_results, draws, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError
+from graphopt.errors import GraphoptError, UnsupportedError
 from graphopt.ir.sizes import Sized, Sizes
 from graphopt.nn.entry import Entry
 from graphopt.nn.signatures import Signature, sizes_of
@@ -154,7 +154,9 @@ class AnySize:
         if not may_repeat(graph, training=False) or draws(graph):
             self._give_up("its operators may not be called for a trial")
             return
-        self._entry.refresh(given[0].ctx)
+        if not self._entry.refresh(given[0].ctx):
+            self._give_up("parameters are computed")
+            return
         names = self._entry.traced.names
         data = dict(zip(names, given, strict=True))
         ways = {PLAIN: _Way(PLAIN, names, plain)}
@@ -247,9 +249,14 @@ class AnySize:
     def run(
         self, key: Signature, given: Sequence[Any], sized: Sized, engine: str
     ) -> tuple[list[Any], Any]:
-        """The outputs of a call, and their layout."""
+        """The outputs of a call, and their layout.
+
+        Raises:
+            UnsupportedError: parameters are computed that were not.
+        """
         entry = self._entry
-        entry.refresh(key[2])
+        if not entry.refresh(key[2]):
+            raise UnsupportedError("parameters are computed")
         self.calls += 1
         data = dict(zip(entry.traced.names, given, strict=True))
         found = entry.built.run_at_any_size(data, engine, sized, sizes_of(key))

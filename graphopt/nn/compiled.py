@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from graphopt.backend.findings import Findings
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import describe, input_names, lift_traced, trace
+from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.other_sizes import OtherSizes
+from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
@@ -89,8 +90,9 @@ class CompiledBlock:
                     self._entries.move_to_end(key)
             if entry.calls_left is not None:
                 entry = self._measured(key, entry, args, given)
-        entry.refresh(ctx)
-        found = entry.built.run(dict(zip(entry.traced.names, given, strict=True)))
+        if not entry.refresh(ctx):
+            entry = self._rebuilt(key, entry, args, given)
+        found = entry.built.run(entry.data(given, ctx))
         if start:
             self._compiled(key, entry, given, time.perf_counter() - start)
         return self._regroup(found, entry.traced.results)
@@ -130,7 +132,10 @@ class CompiledBlock:
             largest = list(arrays.values())
             key = signature_of(*key[:3], largest)
             try:
-                self._compile(key, args, largest).lowered.reserve(arrays)
+                entry = self._compile(key, args, largest)
+                with self._mx.autograd.pause():  # which draws no numbers
+                    arrays = entry.data(largest, ctx)
+                entry.lowered.reserve(arrays)
             except Exception as error:
                 self._entries.pop(key, None)
                 self._memory.forget(arrays, ctx)
@@ -193,6 +198,16 @@ class CompiledBlock:
                 entry = self._entries[key] = self._build(key[0], args, given)
         return entry
 
+    def _rebuilt(
+        self, key: Signature, entry: Entry, args: Sequence[Any], given: Sequence[Any]
+    ) -> Entry:
+        """In place of an entry whose parameters were not computed: they are now."""
+        with self._lock:
+            if self._entries.get(key) is entry:
+                self._entries[key] = self._build(key[0], args, given)
+                entry.built.release()
+        return self._compile(key, args, given)
+
     def _compiled(self, key: Signature, entry: Entry, given: Sequence[Any], seconds: float) -> None:
         """Note what it took until a first call of it had run."""
         with self._lock:
@@ -241,23 +256,44 @@ class CompiledBlock:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
         traced = trace(self._block, args)
         arrays = dict(zip(traced.names, given, strict=True))
-        shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-        dtypes = {name: dtype_name(array.dtype) for name, array in arrays.items()}
-        graph = lift_traced(self._block, traced, shapes, dtypes)
         ctx = given[0].ctx
+        computed = self._computed(traced, arrays, ctx)
+        with self._mx.autograd.pause():  # which draws no numbers
+            arrays |= {name: parameter.data(ctx) for name, parameter in computed.items()}
+        graph = lift_traced(self._block, traced, *_types(arrays), computed)
+        parameters = self._parameters(graph, ctx)
         return compile_graph(
             self._config,
             graph,
-            self._parameters(graph, ctx),
+            {n: p for n, p in parameters.items() if n not in computed},
             arrays,
             ctx,
             mode,
             traced=traced,
+            computed=tuple(computed.values()),
             akin=akin,
             of_any_size=of_any_size,
             numpy=isinstance(given[0], self._mx.np.ndarray),
             pools=self._memory.pools(ctx) if mode == "training" else None,
         )
+
+    def _computed(self, traced: Traced, arrays: Mapping[str, Any], ctx: Any) -> dict[str, Any]:
+        """The Block's parameters by name that are computed for every call, initialized for good.
+
+        Raises:
+            UnsupportedError: one is an auxiliary state.
+        """
+        known = self._block.collect_params()
+        read = [known[name] for name in traced.symbol.list_inputs() if name in known]
+        if any(is_computed(p) and not is_there(p, ctx) for p in read):
+            self._parameters(lift_traced(self._block, traced, *_types(arrays)), ctx)
+        found = {p.name: p for p in read if is_computed(p) or is_replaced(p, ctx)}
+        for name in traced.symbol.list_auxiliary_states():
+            if name in found:
+                raise UnsupportedError(
+                    f"{describe(self._block)} has a state that is computed, parameter {name!r}"
+                )
+        return found
 
     def _parameters(self, graph: Graph, ctx: Any) -> dict[str, Any]:
         """The Block's parameters that the graph reads, initialized for good.
@@ -284,3 +320,9 @@ class CompiledBlock:
             if parameter._stype != "default":
                 raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
         return found
+
+
+def _types(arrays: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Shapes and dtypes by name."""
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    return shapes, {name: dtype_name(array.dtype) for name, array in arrays.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.following import Following
+from graphopt.nn.parameters import Watched, is_replaced, own_array, watched, with_new_arrays
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
@@ -31,7 +32,8 @@ class Entry:
     original: Graph
     built: Built | Following
     traced: Traced
-    watched: list[tuple[Any, Any, Any]]  # parameter, and its lists of arrays and gradients
+    watched: list[Watched]
+    computed: Sequence[Any] = ()  # parameters that calls read other arrays of
     calls_left: int | None = None  # until it is measured for its own sizes, if it was for others
     has_run: bool = False
 
@@ -58,20 +60,33 @@ class Entry:
         """What a call runs."""
         return self.built.lowered
 
-    def refresh(self, ctx: Any) -> None:
+    def data(self, given: Sequence[Any], ctx: Any) -> dict[str, Any]:
+        """What a call with those arrays runs on, by name."""
+        found = dict(zip(self.traced.names, given, strict=True))
+        if self.computed:
+            found |= {parameter.name: parameter.data(ctx) for parameter in self.computed}
+        return found
+
+    def refresh(self, ctx: Any) -> bool:
         """Follow parameters that got new arrays or gradients.
 
         They do by ``cast``, ``initialize``, ``reset_ctx``, and when ``grad_req`` changes.
+
+        Returns:
+            Whether it could; one may be computed now that was not.
         """
-        stale = [p for p, arrays, _ in self.watched if p._data is not arrays]
+        stale = with_new_arrays(self.watched)
         learns = self.mode == "training"
-        others = learns and any(p._grad is not gradients for p, _, gradients in self.watched)
+        others = learns and any(p._grad is not gradients for p, *_, gradients in self.watched)
         if stale:
-            self.built.rebind({p.name: p.data(ctx) for p in stale})
+            if any(is_replaced(parameter, ctx) for parameter in stale):
+                return False
+            self.built.rebind({p.name: own_array(p, ctx) for p in stale})
         if others:
             self.built.renew_gradients()
         if stale or others:
-            self.watched = [(p, p._data, p._grad) for p, _, _ in self.watched]
+            self.watched = [watched(p, ctx) for p, *_ in self.watched]
+        return True
 
 
 def compile_graph(
@@ -83,6 +98,7 @@ def compile_graph(
     mode: Mode,
     *,
     traced: Traced,
+    computed: Sequence[Any] = (),
     akin: Iterable[Findings] = (),
     of_any_size: bool = False,
     numpy: bool = False,
@@ -93,11 +109,12 @@ def compile_graph(
     Args:
         config: what the user asked for.
         graph: as it was captured.
-        parameters: those that it reads, by name.
+        parameters: those that it reads, by name, whose arrays are bound.
         arrays: its data inputs, by name.
         ctx: where all of them are.
         mode: which pipeline.
         traced: what it was captured from.
+        computed: parameters that are data inputs, as every call reads another array of them.
         akin: what was measured for graphs that may differ in the shapes of data only.
         of_any_size: whether that of quite other sizes will do for a while.
         numpy: whether it returns arrays of ``mx.np``.
@@ -109,7 +126,7 @@ def compile_graph(
             if parameter._grad_stype != "default":
                 kind = parameter._grad_stype
                 raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
-    values = {name: p.data(ctx) for name, p in parameters.items()}
+    values = {name: own_array(p, ctx) for name, p in parameters.items()}
     built = build_graph(
         config,
         graph,
@@ -125,5 +142,5 @@ def compile_graph(
     types = ", ".join(f"{node.name}: {node.type}" for node in graph.role("data"))
     # Frozen graphs keep the values they were made from, whatever happens to the parameters.
     followed = [] if settings.frozen else parameters.values()
-    watched = [(p, p._data, p._grad) for p in followed]
-    return Entry(mode, types, graph, built, traced, watched)
+    known = [watched(p, ctx) for p in followed]
+    return Entry(mode, types, graph, built, traced, known, computed)

@@ -24,7 +24,8 @@ def export(
     entry = entries[-1]
     if state.config.mode == "inference":
         symbol = entry.lowered.exported(kernels=kernels)
-        write(path, epoch, symbol, entry.lowered.parameters())
+        computed = {parameter.name: parameter._reduce() for parameter in entry.computed}
+        write(path, epoch, symbol, entry.lowered.parameters() | computed)
     else:
         params = block.collect_params()
         names = entry.traced.symbol.list_inputs()

@@ -140,7 +140,7 @@ class OtherSizes:
             given: arrays of a call.
         """
         _, match = self._found.get(key, (0, None))
-        if match is not None and match.graph.is_tried:
+        if match is not None and match.graph.is_tried and not entry.computed:
             match.graph.look_again(entry, given, match.sized)
 
     def would_widen(self, key: Signature) -> bool:
@@ -160,7 +160,7 @@ class OtherSizes:
         types, new = types_of(key), sizes_of(key)
         alike: dict[str, list[tuple[Sizes, Entry]]] = {}
         for other, entry in entries.items():
-            if types_of(other) == types and entry.has_run:
+            if types_of(other) == types and entry.has_run and not entry.computed:
                 alike.setdefault(entry.structure, []).append((sizes_of(other), entry))
         self._counts[types] = sum(map(len, alike.values()))
         nearest: tuple[float, Match | None] = math.inf, None

@@ -271,8 +271,12 @@ class _SmallStep:
             return None
         trainer._check_and_rescale_grad(trainer._scale / batch_size)
         plan = trainer.graphopt_state.plan()
-        self.entry.refresh(given[0].ctx)
-        if plan is not self.plan or self.entry.lowered.bound[1] is not self.bound:
+        is_followed = self.entry.refresh(given[0].ctx)
+        if (
+            not is_followed
+            or plan is not self.plan
+            or self.entry.lowered.bound[1] is not self.bound
+        ):
             return None
         read = type(self._read).from_buffer_copy(self._read)  # threads may call one step
         for at, array in zip(self.at, given, strict=True):
@@ -294,7 +298,7 @@ class _SmallStep:
 def _prepared(entry: Entry, trainer: Any, given: Sequence[Any]) -> _SmallStep | None:
     """A step that is one operation, if the graph is, and the rest is as it is mostly."""
     engine, bound = entry.lowered.bound
-    if not isinstance(engine, LearningEngine) or len(engine.types) != 1:
+    if not isinstance(engine, LearningEngine) or len(engine.types) != 1 or entry.computed:
         return None
     if trainer.graphopt_state.why_stepwise() is not None:
         return None

@@ -19,6 +19,7 @@ from graphopt.ir.types import dtype_name
 from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry, compile_graph
+from graphopt.nn.parameters import Watched, is_replaced, watched, with_new_arrays
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
 
@@ -53,7 +54,7 @@ class Programs:
         self._names: dict[int, str] = {}  # of parameters, by the id of their arrays
         self._known: dict[int, tuple[Any, Type]] = {}
         self._parameters: dict[str, Any] = {}
-        self._watched: list[tuple[Any, Any]] = []
+        self._watched: list[Watched] = []
         self._ctx: Any = None
         self.notes: list[str] = []
         self.rule = SkiRental()
@@ -118,15 +119,16 @@ class Programs:
 
     def _follow_parameters(self, ctx: Any) -> None:
         """Know parameters by the arrays that they have now."""
-        if ctx == self._ctx and all(p._data is arrays for p, arrays in self._watched):
+        if ctx == self._ctx and not with_new_arrays(self._watched):
             return
         self._ctx, self._watched = ctx, []
         self._names, self._known, self._parameters = {}, {}, {}
         for name, parameter in self._block.collect_params().items():
-            self._watched.append((parameter, parameter._data))
-            if parameter._data is None or ctx not in parameter.list_ctx():
+            found = watched(parameter, ctx)
+            self._watched.append(found)
+            array = found[3]
+            if array is None or is_replaced(parameter, ctx):
                 continue
-            array = parameter.data(ctx)
             self._names[id(array)] = name
             self._parameters[name] = parameter
             if array.stype == "default":
