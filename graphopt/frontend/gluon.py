@@ -6,6 +6,7 @@ can be, and so can a ``Sequential`` of such, whose code is Gluon's.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.symbol import lift_symbol
+from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
 
@@ -37,9 +39,15 @@ class Traced:
     names: tuple[str, ...]
     results: Format
 
+    def is_like(self, other: Traced) -> bool:
+        """Whether it is the same graph, of the same arguments."""
+        if (self.names, self.results) != (other.names, other.results):
+            return False
+        return _nodes(self.symbol) == _nodes(other.symbol)
+
 
 def trace(block: Any, args: Sequence[Any]) -> Traced:
-    """Call a Block with one Symbol in place of every array in ``args``.
+    """Call a Block with one Symbol in place of every array in ``args``, in autograd's state.
 
     Raises:
         UnsupportedError: the Block cannot be traced; the message says why.
@@ -61,7 +69,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
         [None if array is None else next(symbols) for array in flat], layout
     )
     try:
-        with mx.autograd.pause(train_mode=mx.autograd.is_training()), _without_hooks(block):
+        with _without_hooks(block):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
         group = mx.sym.Group(outputs, mx.gluon.block._check_same_symbol_type(outputs))
@@ -71,6 +79,15 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
     return Traced(group, names, results)
+
+
+def _nodes(symbol: Any) -> list[Any]:
+    """What a Symbol is made of, but for the versions of its variables and how they are filled."""
+    document = json.loads(symbol.tojson())
+    for node in document["nodes"]:
+        node["inputs"] = [at[:2] for at in node["inputs"]]
+        node.get("attrs", {}).pop(INIT, None)
+    return [document["nodes"], [at[:2] for at in document["heads"]]]
 
 
 def why_not_traceable(block: Any) -> str:

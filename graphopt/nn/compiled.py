@@ -30,6 +30,9 @@ MAX_SIGNATURES = 64
 #: Calls of an entry that go by what was measured for quite other sizes, at least.
 _FEWEST_CALLS = 8
 
+#: Whether autograd records, and whether it trains.
+State = tuple[bool, bool]
+
 #: Where DataLoader's workers put batches.
 _OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
 
@@ -44,6 +47,7 @@ class CompiledBlock:
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
         self._signatures = Signatures()
+        self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
         self._memory = ContextPools(config.max_shapes)
@@ -73,7 +77,7 @@ class CompiledBlock:
         given = [array for array in flat if array is not None]
         if not given or not all(isinstance(array, self._array) for array in given):
             raise UnsupportedError(f"{describe(self._block)} was not called with NDArrays only")
-        key, given = self._signature(given, str(layout))
+        key, given = self._signature(args, given, str(layout))
         ctx = key[2]
         entry = self._entries.get(key)
         start = time.perf_counter() if entry is None else 0.0
@@ -100,12 +104,14 @@ class CompiledBlock:
     def entry(self, args: Sequence[Any]) -> Entry | None:
         """What such a call runs as autograd's state is now, if it was compiled; arrays only."""
         _, layout = self._flatten(list(args), "input")
-        key, _ = self._signature(list(args), str(layout))
+        key, _ = self._signature(args, list(args), str(layout))
         with self._lock:
             return self._entries.get(key)
 
-    def _signature(self, given: list[Any], layout: str) -> tuple[Signature, list[Any]]:
-        """Of a call with those arrays, and the arrays where a graph can read them."""
+    def _signature(
+        self, args: Sequence[Any], given: list[Any], layout: str
+    ) -> tuple[Signature, list[Any]]:
+        """Of a call with those arguments, and their arrays where a graph can read them."""
         told = told_of(given)
         known = self._signatures.find(told, layout)
         if known is not None:
@@ -115,11 +121,33 @@ class CompiledBlock:
             # MXNet's graphs want all arrays in one place; its single operators do not mind.
             told, ctx = None, self._mx.cpu()
             given = [array.as_in_context(ctx) for array in given]
-        differentiating = self._is_recording() or self._is_training()
-        mode = self._config.graph_mode(differentiating=differentiating)
-        found = signature_of(mode, layout, ctx, given)
+        mode = self._config.graph_mode(differentiating=any(self._autograd()))
+        found = signature_of(mode, (layout, self._state(mode, layout, args)), ctx, given)
         self._signatures.keep(told, layout, found)
         return found, given
+
+    def _autograd(self) -> State:
+        return self._is_recording(), self._is_training()
+
+    def _state(self, mode: Mode, layout: str, args: Sequence[Any]) -> State:
+        """Autograd's state, or one of an earlier call in which the Block is traced alike."""
+        state = self._autograd()
+        with self._lock:
+            known = self._states.setdefault((mode, layout), {})
+            if state not in known:
+                others = dict.fromkeys(known.values())
+                alike = (other for other in others if self._is_traced_alike(other, args))
+                known[state] = next(alike, state)
+            return known[state]
+
+    def _is_traced_alike(self, state: State, args: Sequence[Any]) -> bool:
+        """Whether the Block's Python makes the same graph in that state of autograd as in this."""
+        is_recording, is_training = state
+        autograd = self._mx.autograd
+        scope = autograd.record if is_recording else autograd.pause
+        now = trace(self._block, args)
+        with scope(train_mode=is_training):
+            return now.is_like(trace(self._block, args))
 
     def _prepare_memory(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, Final
@@ -13,8 +13,9 @@ from graphopt.ir.sizes import Sizes
 from graphopt.kernels import bridge
 from graphopt.pipeline.base import Mode
 
-#: Mode, how arguments are nested, context, and shape, dtype and storage of each array.
-Signature = tuple[Mode, str, Any, tuple[Any, ...]]
+#: Mode, how arguments are nested (and autograd's state, for what is traced in it), context, and
+#: shape, dtype and storage of each array.
+Signature = tuple[Mode, Hashable, Any, tuple[Any, ...]]
 
 #: Numbers that the types of all arrays of a call may take; of more MXNet is asked one by one.
 _ROOM: Final = 256
@@ -56,7 +57,7 @@ def told_of(arrays: Sequence[Any]) -> bytes | None:
     return None if used < 0 else ctypes.string_at(numbers, used * ctypes.sizeof(ctypes.c_int64))
 
 
-def signature_of(mode: Mode, layout: str, ctx: Any, arrays: Sequence[Any]) -> Signature:
+def signature_of(mode: Mode, layout: Hashable, ctx: Any, arrays: Sequence[Any]) -> Signature:
     """The signature of a call with those arrays."""
     return mode, layout, ctx, tuple((a.shape, a.dtype, a.stype) for a in arrays)
 

@@ -185,6 +185,41 @@ def test_every_signature_compiles_once() -> None:
     assert len(fast.receipts()) == 3
 
 
+def test_a_net_that_asks_autograd_is_traced_in_each_state() -> None:
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Dense(3)
+
+        def hybrid_forward(self, F, x):
+            found = self.dense(x)
+            if autograd.is_recording():
+                found = F.concat(found, x)
+            return F.tanh(found) if autograd.is_training() else found
+
+    net, x = Net(), mx.nd.random.uniform(shape=(2, 4))
+    net.initialize()
+    for options in ({}, {"strict": True}, {"mode": "training"}):
+        optimized = graphopt.optimize(net, **options)
+        for _ in range(2):
+            for scope in (autograd.record, autograd.pause):
+                for train_mode in (True, False):
+                    with scope(train_mode=train_mode):
+                        same(optimized(x), net(x))
+        assert len(optimized.graphopt_state.compiled.entries) == 4
+
+
+def test_states_of_autograd_share_a_graph_that_comes_out_alike() -> None:
+    net = small_cnn(dropout=0.5)
+    optimized, x = graphopt.optimize(net), image()
+    for scope in (autograd.record, autograd.train_mode, autograd.record):
+        with scope():
+            optimized(x)
+    with autograd.record(train_mode=False):
+        same(optimized(x), net(x))
+    assert len(optimized.graphopt_state.compiled.entries) == 1
+
+
 def test_casting_recompiles() -> None:
     fast = graphopt.optimize(small_cnn(), mode="inference")
     x = image()
