@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphopt.backend.choice import Choice
+from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
 from graphopt.nn.any_size import AnySize
 from graphopt.nn.calls import why_not_whole
-from graphopt.nn.optimized import views_of
+from graphopt.nn.optimized import methods_of, views_of
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.manager import Result
@@ -47,13 +48,23 @@ def explain(block: Any) -> str:
     rented = [line for each in views_of(block) for line in _rented(each)]
     lines += rented
     if not entries and not rented:
-        lines.append("nothing compiled yet: it happens at the first call")
+        lines.append("nothing compiled yet: it happens at the first call" + _not_compiled(block))
     for entry in entries:
         title = f"{entry.mode} ({entry.types})"
         built = entry.built
         choice = built.lowered.choice
         lines += explain_result(entry.original, built.result, choice, title, built.told)
     return "\n".join(lines)
+
+
+def _not_compiled(block: Any) -> str:
+    """Which methods of a HybridBlock MXNet runs; those of a plain Block have optimized children."""
+    hybrid = import_mxnet().gluon.HybridBlock
+    if not isinstance(block, hybrid):
+        return ""
+    found = methods_of(block._graphopt_base)
+    names = sorted(n for n in found if not n.startswith("_") and not hasattr(hybrid, n))
+    return f" of the Block itself; MXNet runs its methods {', '.join(names)}" if names else ""
 
 
 def _rented(block: Any) -> list[str]:

@@ -281,7 +281,7 @@ def optimized_class(cls: type, config: Config) -> type:
     hybrid, sequential = import_mxnet().gluon.HybridBlock, import_mxnet().gluon.nn.Sequential
     forward = cls.forward  # type: ignore[attr-defined]
     if not issubclass(cls, hybrid):
-        body |= {name: _on_children(name, method) for name, method in _methods(cls).items()}
+        body |= {name: _on_children(name, method) for name, method in methods_of(cls).items()}
     if forward in (hybrid.forward, sequential.forward):
         body["forward"] = _forward(forward)
     # The same name: Gluon derives parameter names from it.
@@ -313,7 +313,7 @@ def _on_children(name: str, method: Any) -> Any:
     return call
 
 
-def _methods(cls: type) -> dict[str, Any]:
+def methods_of(cls: type) -> dict[str, Any]:
     """Methods by name that a plain Block's classes define, none of Gluon's and none of ours."""
     found: dict[str, Any] = {}
     for base in cls.__mro__:

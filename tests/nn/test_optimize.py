@@ -716,6 +716,20 @@ def test_a_cell_that_hands_on_sums_can_be_called_again_before_backward(single, p
         assert np.allclose(gradient(fast, seed), wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_explain_tells_of_methods_that_mxnet_runs() -> None:
+    class Siamese(nn.HybridSequential):
+        def template(self, x):
+            return self[0](x)
+
+    net = Siamese()
+    net.add(nn.Dense(3))
+    net.initialize()
+    optimized = graphopt.optimize(net)
+    optimized.template(mx.nd.ones((2, 4)))
+    assert optimized.explain().endswith("of the Block itself; MXNet runs its methods template")
+    assert graphopt.optimize(nn.HybridSequential()).explain().endswith("at the first call")
+
+
 def test_explain_tells_of_equal_layers_once() -> None:
     from graphopt.nn.explain import _grouped
 
