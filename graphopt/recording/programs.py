@@ -22,6 +22,7 @@ from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.parameters import Watched, is_replaced, watched, with_new_arrays
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
+from graphopt.recording.histories import Histories, Split, has_history, leaf_set
 
 if TYPE_CHECKING:
     from graphopt.recording.tape import Tape
@@ -33,6 +34,8 @@ MAX_PLAIN: Final = 64
 PLAIN_OF_RUNS: Final = 3
 #: Calls of a program that is compiled though nobody asked for recording.
 MOST_CALLS: Final = 2000
+#: There is no end of programs that come once.
+_MAX_HISTORIES: Final = 256
 
 
 class Programs:
@@ -54,6 +57,8 @@ class Programs:
         self._names: dict[int, str] = {}  # of parameters, by the id of their arrays
         self._known: dict[int, tuple[Any, Type]] = {}
         self._parameters: dict[str, Any] = {}
+        self._constants: set[str] = set()  # names of parameters that never learn
+        self._histories: dict[int, Histories] = {}  # of programs, by the hash of their keys
         self._watched: list[Watched] = []
         self._ctx: Any = None
         self.notes: list[str] = []
@@ -85,19 +90,45 @@ class Programs:
     def run(self, tape: Tape, wanted: tuple[int, ...]) -> list[Any]:
         """The values of those numbers on a tape, as fresh arrays."""
         mx = import_mxnet()
-        differentiating = mx.autograd.is_recording() or mx.autograd.is_training()
+        is_recording = mx.autograd.is_recording()
+        differentiating = is_recording or mx.autograd.is_training()
         mode = self._config.graph_mode(differentiating=differentiating)
         with self._lock:
             self.runs += 1
             self._follow_parameters(tape.ctx)
             key = self._key(mode, tape, wanted)
+            split = self._split(key, tape, wanted) if is_recording else Split(wanted)
+            if split is None:
+                self.note(
+                    "a program runs call by call, as its results have gradients to different arrays"
+                )
+                return tape.replayed(wanted)
+            if split.together != wanted:
+                key = self._key(mode, tape, split.together)
+        found = self._run(key, mode, tape, split)
+        values = {
+            number: value.detach() if number in split.detached else value
+            for number, value in zip(split.together, found, strict=True)
+        }
+        if split.apart:
+            tape.replay(split.apart, values)
+        return [values[number] for number in wanted]
+
+    def _run(self, key: Any, mode: Mode, tape: Tape, split: Split) -> list[Any]:
+        """What is computed together."""
+        wanted = split.together
+        with self._lock:
             is_too_long = self._config.record is None and len(tape.calls) > MOST_CALLS
             if is_too_long:
                 self.too_long = len(tape.calls)
             is_rented = not is_too_long and self._is_rented(key)
             is_compiled = not (is_rented or is_too_long)
             entry = self._entry(key, mode, tape, wanted) if is_compiled else None
-            data = [leaf for leaf in tape.leaves if id(leaf) not in self._names]
+            data = [
+                leaf.detach() if at in split.cut else leaf
+                for at, leaf in enumerate(tape.leaves)
+                if id(leaf) not in self._names
+            ]
         if is_rented:
             with self.rule.timed(hash(key), is_step=mode == "training") as made:
                 made += tape.replayed(wanted)
@@ -106,6 +137,17 @@ class Programs:
             return tape.replayed(wanted)
         entry.refresh(tape.ctx)
         return entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
+
+    def _split(self, key: Any, tape: Tape, wanted: tuple[int, ...]) -> Split | None:
+        """How values are computed, so that they lead where they do call by call."""
+        number = hash(key)
+        if number not in self._histories:
+            if len(self._histories) >= _MAX_HISTORIES:
+                self._histories.clear()
+            names = [self._names.get(id(leaf)) for leaf in tape.leaves]
+            sets = [leaf_set(at, name, self._constants) for at, name in enumerate(names)]
+            self._histories[number] = Histories(tape.calls, wanted, sets)
+        return self._histories[number].split(lambda leaf: has_history(tape.leaves[leaf]))
 
     def _key(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Any:
         names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
@@ -122,7 +164,7 @@ class Programs:
         if ctx == self._ctx and not with_new_arrays(self._watched):
             return
         self._ctx, self._watched = ctx, []
-        self._names, self._known, self._parameters = {}, {}, {}
+        self._names, self._known, self._parameters, self._constants = {}, {}, {}, set()
         for name, parameter in self._block.collect_params().items():
             found = watched(parameter, ctx)
             self._watched.append(found)
@@ -131,6 +173,8 @@ class Programs:
                 continue
             self._names[id(array)] = name
             self._parameters[name] = parameter
+            if isinstance(parameter, import_mxnet().gluon.Constant):
+                self._constants.add(name)
             if array.stype == "default":
                 # The array is kept, or another one might come to have its id.
                 self._known[id(array)] = array, (array.shape, dtype_name(array.dtype))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from graphopt.compat import import_mxnet
 from graphopt.ir.types import dtype_name
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
+from graphopt.recording.histories import detaching
 from graphopt.recording.types import Type
 
 if TYPE_CHECKING:
@@ -185,12 +187,20 @@ class Tape:
 
     def replayed(self, wanted: Sequence[int]) -> list[Any]:
         """The values of those numbers, computed call by call."""
-        values: list[Any] = []
-        for call in self.calls:
+        values: dict[int, Any] = {}
+        self.replay(range(len(self.calls)), values)
+        return [values[number] for number in wanted]
+
+    def replay(self, which: Iterable[int], values: dict[int, Any]) -> None:
+        """Make some of the calls, in their order; ``values`` has others, and gets theirs."""
+        firsts = [0, *accumulate(call.results for call in self.calls)]
+        for at in which:
+            call = self.calls[at]
             args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
             found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
-            values += found
-        return [values[number] for number in wanted]
+            if call.op == detaching():
+                found = [array.detach() for array in found]
+            values.update(enumerate(found, firsts[at]))
 
     def _held(self) -> list[int]:
         """Numbers of pending arrays that somebody beside the tape holds.
