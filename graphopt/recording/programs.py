@@ -58,7 +58,7 @@ class Programs:
         self._known: dict[int, tuple[Any, Type]] = {}
         self._parameters: dict[str, Any] = {}
         self._constants: set[str] = set()  # names of parameters that never learn
-        self._histories: dict[int, Histories] = {}  # of programs, by the hash of their keys
+        self._histories: dict[Any, Histories] = {}  # of programs, by their keys
         self._watched: list[Watched] = []
         self._ctx: Any = None
         self.notes: list[str] = []
@@ -140,14 +140,14 @@ class Programs:
 
     def _split(self, key: Any, tape: Tape, wanted: tuple[int, ...]) -> Split | None:
         """How values are computed, so that they lead where they do call by call."""
-        number = hash(key)
-        if number not in self._histories:
+        found = self._histories.get(key)
+        if found is None:
             if len(self._histories) >= _MAX_HISTORIES:
                 self._histories.clear()
             names = [self._names.get(id(leaf)) for leaf in tape.leaves]
             sets = [leaf_set(at, name, self._constants) for at, name in enumerate(names)]
-            self._histories[number] = Histories(tape.calls, wanted, sets)
-        return self._histories[number].split(lambda leaf: has_history(tape.leaves[leaf]))
+            found = self._histories[key] = Histories(tuple(tape.calls), wanted, sets)
+        return found.split(lambda leaf: has_history(tape.leaves[leaf]))
 
     def _key(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Any:
         names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
