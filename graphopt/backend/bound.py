@@ -38,7 +38,7 @@ class BoundEngine:
         self._library, self._number = _functions(), engine.number
         self._draws, self._ctx = engine.draws, arrays[0].ctx
         self._drawn: list[Any] = []
-        self._kept = [*arrays, *gradients.values()]
+        self._kept = [engine, *arrays, *gradients.values()]
         given = [(name, gradients.get(name)) for name in engine.inputs]
         requests = [
             0 if gradient is None else _REQUESTS[grad_req.get(name, "null")]

@@ -188,6 +188,7 @@ class LearningEngine:
         number = layout.library.graphopt_graph_finish(
             layout.handle, outputs, len(outputs), is_small
         )
+        weakref.finalize(self, layout.library.graphopt_graph_release, int(number))
         #: Of the graph in the bridge, and what a call returns.
         self.number, self.types = int(number), [graph.type_of(value) for value in graph.outputs]
         mx = import_mxnet()
@@ -280,6 +281,8 @@ def _functions() -> ctypes.CDLL:
     ]
     library.graphopt_graph_finish.restype = number
     library.graphopt_graph_finish.argtypes = [pointer, pointer, count, count]
+    library.graphopt_graph_release.restype = None
+    library.graphopt_graph_release.argtypes = [number]
     library.graphopt_graph_run.argtypes = [pointer, pointer, number]
     return library
 

@@ -312,7 +312,7 @@ int graphopt_graph_run(void* graph, void** given, int64_t inputs) {
   }
 }
 
-/* The number of a graph that learns, for graphopt_small; it stays. */
+/* The number of a graph that learns, for graphopt_small; its engine gives it back by graphopt_graph_release. */
 int64_t graphopt_graph_finish(void* graph, const int64_t* outputs, int count, int is_small) {
   std::unique_ptr<graphopt::SmallTraining> made(
       static_cast<graphopt::SmallTraining*>(static_cast<graphopt::SmallGraph*>(graph)));
@@ -321,8 +321,17 @@ int64_t graphopt_graph_finish(void* graph, const int64_t* outputs, int count, in
   return graphopt::SmallGraphs::Add(std::move(made));
 }
 
+void graphopt_graph_release(int64_t graph) { graphopt::SmallGraphs::Release(graph); }
+
 /* Floats of what a graph that learns keeps for backward. */
-int64_t graphopt_graph_stash(int64_t graph) { return graphopt::SmallGraphs::At(graph).stash_floats(); }
+int64_t graphopt_graph_stash(int64_t graph) {
+  try {
+    return graphopt::SmallGraphs::At(graph)->stash_floats();
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return -1;
+  }
+}
 
 /* See small_operator.h: what an executor calls. */
 int graphopt_graph_forward(int64_t graph, void** in, void** out, int is_train) {

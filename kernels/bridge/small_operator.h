@@ -23,35 +23,65 @@ constexpr const char* kSmallBackward = "_backward_graphopt_small";
 constexpr const char* kSmallHigher = "_backward_graphopt_small_higher";
 constexpr const char* kOnEngine = "_on_engine";  // behind these names: run by the engine, with arrays that are sparse
 
-/* Graphs of this process, which stay: autograd may have recorded calls of one that nobody else knows any more. */
+/* A graph, as long as the engine that made it is there, a call of it runs, or autograd has one recorded. */
+using SmallShared = std::shared_ptr<const SmallTraining>;
+
+/* Graphs of this process by number. */
 class SmallGraphs {
  public:
   static int64_t Add(std::unique_ptr<SmallTraining> graph) {
     std::lock_guard<std::mutex> lock(mutex());
-    known().push_back(std::move(graph));
+    const SmallShared made(std::move(graph));
+    known().push_back({made, made});
     return known().size() - 1;
   }
-  static const SmallTraining& At(size_t number) {
+  /* Its engine is gone. */
+  static void Release(size_t number) {
+    SmallShared last;  // freed without the lock
     std::lock_guard<std::mutex> lock(mutex());
-    if (number >= known().size()) Fail("a small graph is of another process");
-    return *known()[number];
+    last.swap(known()[number].of_engine);
   }
-  static const SmallTraining& Of(const NodeAttrs& attrs) { return At(std::stoull(AttributeOf(attrs, "graph"))); }
+  static SmallShared At(size_t number) {
+    std::lock_guard<std::mutex> lock(mutex());
+    SmallShared found = number < known().size() ? known()[number].graph.lock() : nullptr;
+    if (!found) Fail("a small graph is of another process, or its engine is gone");
+    return found;
+  }
 
  private:
+  struct Known {
+    SmallShared of_engine;
+    std::weak_ptr<const SmallTraining> graph;
+  };
   static std::mutex& mutex() {
     static std::mutex made;
     return made;
   }
-  static std::vector<std::unique_ptr<SmallTraining>>& known() {
-    static std::vector<std::unique_ptr<SmallTraining>> made;
+  static std::vector<Known>& known() {
+    static std::vector<Known> made;
     return made;
   }
 };
 
-uint32_t SmallInputs(const NodeAttrs& attrs) { return SmallGraphs::Of(attrs).inputs(); }
-uint32_t SmallVisible(const NodeAttrs& attrs) { return SmallGraphs::Of(attrs).outputs(); }
-uint32_t SmallOutputs(const NodeAttrs& attrs) { return SmallVisible(attrs) + Flag(attrs, "learns"); }
+/* What a node's attributes say, read once for each. */
+struct SmallAttrs {
+  SmallShared graph;
+  bool learns;
+};
+
+void ParseSmall(NodeAttrs* attrs) {
+  reinterpret_cast<LegacyNode*>(attrs)->parsed =
+      SmallAttrs{SmallGraphs::At(std::stoull(AttributeOf(*attrs, "graph"))), Flag(*attrs, "learns")};
+}
+
+const SmallAttrs& SmallOf(const NodeAttrs& attrs) {
+  return dmlc::unsafe_get<SmallAttrs>(reinterpret_cast<const LegacyNode*>(&attrs)->parsed);
+}
+const SmallTraining& GraphOf(const NodeAttrs& attrs) { return *SmallOf(attrs).graph; }
+
+uint32_t SmallInputs(const NodeAttrs& attrs) { return GraphOf(attrs).inputs(); }
+uint32_t SmallVisible(const NodeAttrs& attrs) { return GraphOf(attrs).outputs(); }
+uint32_t SmallOutputs(const NodeAttrs& attrs) { return SmallVisible(attrs) + SmallOf(attrs).learns; }
 /* Gradients of outputs, inputs, outputs and the stash. */
 uint32_t SmallBackwardInputs(const NodeAttrs& attrs) { return 2 * SmallVisible(attrs) + SmallInputs(attrs) + 1; }
 
@@ -62,18 +92,18 @@ void SettleSmall(const NodeAttrs& attrs, const TBlob& blob, const char* what, mx
 }
 
 bool SmallShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
-  const SmallTraining& graph = SmallGraphs::Of(attrs);
+  const SmallTraining& graph = GraphOf(attrs);
   for (int64_t i = 0; i < graph.inputs(); ++i) SettleSmall(attrs, graph.input(i), "input", &(*in)[i]);
   for (int64_t i = 0; i < graph.outputs(); ++i) SettleSmall(attrs, graph.output(i), "output", &(*out)[i]);
-  if (Flag(attrs, "learns")) out->back() = Shaped({graph.stash_floats()});
+  if (SmallOf(attrs).learns) out->back() = Shaped({graph.stash_floats()});
   return true;
 }
 
 bool SmallType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
-  const SmallTraining& graph = SmallGraphs::Of(attrs);
+  const SmallTraining& graph = GraphOf(attrs);
   for (int64_t i = 0; i < graph.inputs(); ++i) (*in)[i] = graph.input(i).type_flag_;
   for (int64_t i = 0; i < graph.outputs(); ++i) (*out)[i] = graph.output(i).type_flag_;
-  if (Flag(attrs, "learns")) out->back() = mshadow::kFloat32;
+  if (SmallOf(attrs).learns) out->back() = mshadow::kFloat32;
   return true;
 }
 
@@ -81,7 +111,7 @@ bool SmallType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* o
 template <typename Value, typename Of>
 void SmallBackwardFacts(const NodeAttrs& attrs, const Of& of, const Value& stash, std::vector<Value>* in,
                         std::vector<Value>* out) {
-  const SmallTraining& graph = SmallGraphs::Of(attrs);
+  const SmallTraining& graph = GraphOf(attrs);
   std::vector<Value> outputs;
   for (int64_t i = 0; i < graph.outputs(); ++i) outputs.push_back(of(graph.output(i)));
   *in = outputs;
@@ -93,7 +123,7 @@ void SmallBackwardFacts(const NodeAttrs& attrs, const Of& of, const Value& stash
 
 bool SmallBackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   SmallBackwardFacts(attrs, [](const TBlob& blob) { return blob.shape_; },
-                     Shaped({SmallGraphs::Of(attrs).stash_floats()}), in, out);
+                     Shaped({GraphOf(attrs).stash_floats()}), in, out);
   return true;
 }
 
@@ -104,7 +134,7 @@ bool SmallBackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector
 
 /* A call of either, as the engine runs it. */
 struct SmallCall {
-  const SmallTraining& graph;
+  SmallShared graph;
   bool is_backward, is_train;
   std::vector<NDArray> in, out;
   std::vector<OpReqType> requests;
@@ -130,7 +160,7 @@ void RunPushed(void*, void* given) {
   for (const NDArray& array : made.in) plain.push_back(InPlainOrder(array));
   for (size_t i = 0; i < made.out.size(); ++i)
     if (made.requests[i] != mxnet::kNullOp) PutInPlainOrder(made.out[i]);
-  RunSmall(made.graph, made.is_backward, made.is_train, BlobsOf(plain), made.requests, BlobsOf(made.out));
+  RunSmall(*made.graph, made.is_backward, made.is_train, BlobsOf(plain), made.requests, BlobsOf(made.out));
 }
 
 /* Of backward, whose inputs have those of forward behind the gradients of outputs. */
@@ -139,33 +169,33 @@ std::vector<uint32_t> WrittenBackward(const SmallTraining& graph) {
   for (uint32_t& input : found) input += graph.outputs();
   return found;
 }
-std::vector<uint32_t> SmallWrites(const NodeAttrs& attrs) { return WrittenBackward(SmallGraphs::Of(attrs)); }
+std::vector<uint32_t> SmallWrites(const NodeAttrs& attrs) { return WrittenBackward(GraphOf(attrs)); }
 
 void PushSmall(const SmallCall& call) {
   Variables written;
   for (size_t i = 0; i < call.out.size(); ++i)
     if (call.requests[i] != mxnet::kNullOp) written.push_back(ChunkOf(call.out[i])->variable);
   if (call.is_backward)
-    for (uint32_t input : WrittenBackward(call.graph)) written.push_back(ChunkOf(call.in[input])->variable);
+    for (uint32_t input : WrittenBackward(*call.graph)) written.push_back(ChunkOf(call.in[input])->variable);
   Push(&RunPushed, new SmallCall(call), [](void* made) { delete static_cast<SmallCall*>(made); }, VariablesOf(call.in),
-       written, call.graph.is_small(), kSmall);
+       written, call.graph->is_small(), kSmall);
 }
 
 /* An executor's calls: `in` and `out` as SmallTraining has them, the stash behind outputs. */
-void PushForward(const SmallTraining& graph, void** in, void** out, bool is_train) {
-  const std::vector<NDArray> made = ArraysAt(out, graph.outputs() + 1);
-  PushSmall({graph, false, is_train, ArraysAt(in, graph.inputs()), made,
+void PushForward(const SmallShared& graph, void** in, void** out, bool is_train) {
+  const std::vector<NDArray> made = ArraysAt(out, graph->outputs() + 1);
+  PushSmall({graph, false, is_train, ArraysAt(in, graph->inputs()), made,
              std::vector<OpReqType>(made.size(), mxnet::kWriteTo)});
 }
 
 /* `gradients` of inputs; of those without a request any array. */
-void PushBackward(const SmallTraining& graph, void** heads, void** in, void** out, void** gradients,
+void PushBackward(const SmallShared& graph, void** heads, void** in, void** out, void** gradients,
                   const int* requests) {
-  std::vector<NDArray> read = ArraysAt(heads, graph.outputs());
-  for (const NDArray& array : ArraysAt(in, graph.inputs())) read.push_back(array);
-  for (const NDArray& array : ArraysAt(out, graph.outputs() + 1)) read.push_back(array);
-  SmallCall call{graph, true, true, read, ArraysAt(gradients, graph.inputs()), {}};
-  for (int64_t i = 0; i < graph.inputs(); ++i) call.requests.push_back(static_cast<OpReqType>(requests[i]));
+  std::vector<NDArray> read = ArraysAt(heads, graph->outputs());
+  for (const NDArray& array : ArraysAt(in, graph->inputs())) read.push_back(array);
+  for (const NDArray& array : ArraysAt(out, graph->outputs() + 1)) read.push_back(array);
+  SmallCall call{graph, true, true, read, ArraysAt(gradients, graph->inputs()), {}};
+  for (int64_t i = 0; i < graph->inputs(); ++i) call.requests.push_back(static_cast<OpReqType>(requests[i]));
   PushSmall(call);
 }
 
@@ -175,7 +205,7 @@ void CallSmall(const NodeAttrs& attrs, bool is_backward, bool is_train, const st
     return RunOnEngine(std::string(is_backward ? kSmallBackward : kSmall) + kOnEngine,
                        {{"graph", AttributeOf(attrs, "graph")}, {"learns", TextOf(attrs, "learns", "False")}}, in,
                        requests, out);
-  PushSmall({SmallGraphs::Of(attrs), is_backward, is_train, in, out, requests});
+  PushSmall({SmallOf(attrs).graph, is_backward, is_train, in, out, requests});
 }
 
 void SmallForward(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<NDArray>& in,
@@ -191,7 +221,7 @@ void SmallBackward(const NodeAttrs& attrs, const mxnet::OpContext&, const std::v
 template <bool kIsBackward>
 void SmallOnEngine(const NodeAttrs& attrs, const mxnet::OpContext& context, const std::vector<TBlob>& in,
                    const std::vector<OpReqType>& requests, const std::vector<TBlob>& out) {
-  RunSmall(SmallGraphs::Of(attrs), kIsBackward, context.is_train, in, requests, out);
+  RunSmall(GraphOf(attrs), kIsBackward, context.is_train, in, requests, out);
 }
 
 std::vector<NodeEntry> SmallGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
@@ -229,6 +259,7 @@ void RegisterSmall() {
   nnvm::Op& forward = registry->__REGISTER_OR_GET__(kSmall);
   nnvm::Op& forward_there = registry->__REGISTER_OR_GET__(std::string(kSmall) + kOnEngine);
   for (nnvm::Op* op : {&forward, &forward_there}) {
+    op->attr_parser = LegacyFunction(&ParseSmall);
     op->get_num_inputs = LegacyFunction(&SmallInputs);
     op->get_num_outputs = LegacyFunction(&SmallOutputs);
     SetAttribute<nnvm::FNumVisibleOutputs>(*op, "FNumVisibleOutputs", LegacyFunction(&SmallVisible));
@@ -238,6 +269,7 @@ void RegisterSmall() {
   nnvm::Op& backward = registry->__REGISTER_OR_GET__(kSmallBackward);
   nnvm::Op& backward_there = registry->__REGISTER_OR_GET__(std::string(kSmallBackward) + kOnEngine);
   for (nnvm::Op* op : {&backward, &backward_there}) {
+    op->attr_parser = LegacyFunction(&ParseSmall);
     op->get_num_inputs = LegacyFunction(&SmallBackwardInputs);
     op->get_num_outputs = LegacyFunction(&SmallInputs);
     SetAttribute<mxnet::FInferShape>(*op, "FInferShape", LegacyFunction(&SmallBackwardShape));
@@ -247,6 +279,7 @@ void RegisterSmall() {
   }
   nnvm::Op& higher = registry->__REGISTER_OR_GET__(kSmallHigher);
   higher.set_num_inputs(0);
+  higher.attr_parser = LegacyFunction(&ParseSmall);
   higher.get_num_outputs = LegacyFunction(&SmallBackwardInputs);
   SetAttribute<mxnet::FInferShape>(higher, "FInferShape", LegacyFunction(&RefuseSmallHigher<mxnet::ShapeVector>));
   SetAttribute<nnvm::FInferType>(higher, "FInferType", LegacyFunction(&RefuseSmallHigher<std::vector<int>>));

@@ -15,7 +15,7 @@
 namespace graphopt {
 
 struct SmallStep {
-  const SmallTraining& graph;
+  SmallShared graph;
   std::unique_ptr<Update> update;
   std::vector<NDArray> in, out;
   std::vector<NDArray> gradients;  // of the inputs; without an array where nobody wants one
@@ -27,7 +27,7 @@ void RunStep(const SmallStep& step) {
   for (const NDArray& array : step.in) plain.push_back(InPlainOrder(array));
   for (const NDArray& array : step.out) PutInPlainOrder(array);
   const std::vector<TBlob> in = BlobsOf(plain), out = BlobsOf(step.out);
-  step.graph.Forward(in, out, true);
+  step.graph->Forward(in, out, true);
   std::vector<OpReqType> requests;
   std::vector<TBlob> gradients, heads = out;
   for (size_t i = 0; i < in.size(); ++i) {
@@ -40,20 +40,20 @@ void RunStep(const SmallStep& step) {
   for (const TBlob& head : heads)
     if (ones.size() < head.shape_.Size()) ones.resize(head.shape_.Size(), 1);
   for (TBlob& head : heads) head.dptr_ = ones.data();
-  step.graph.Backward(heads.data(), in, out, requests, gradients);
+  step.graph->Backward(heads.data(), in, out, requests, gradients);
   UpdateRun(*step.update).All();
 }
 
-void PushStep(const SmallTraining& graph, void** inputs, void** gradients, void** outputs, const UpdateCall& told) {
+void PushStep(const SmallShared& graph, void** inputs, void** gradients, void** outputs, const UpdateCall& told) {
   std::unique_ptr<SmallStep> step(new SmallStep{graph, UpdateOf(told), {}, {}, {}});
-  step->update->is_small = graph.is_small();  // as what comes before it
-  for (int64_t i = 0; i < graph.inputs(); ++i) {
+  step->update->is_small = graph->is_small();  // as what comes before it
+  for (int64_t i = 0; i < graph->inputs(); ++i) {
     step->in.push_back(*static_cast<NDArray*>(inputs[i]));
     step->gradients.push_back(gradients[i] ? *static_cast<NDArray*>(gradients[i]) : NDArray());
   }
-  for (int64_t i = 0; i < graph.outputs(); ++i) {
+  for (int64_t i = 0; i < graph->outputs(); ++i) {
     step->out.push_back(*static_cast<NDArray*>(outputs[i]));
-    if (graph.output(i).type_flag_ != mshadow::kFloat32) Fail("losses of a small step are not float32");
+    if (graph->output(i).type_flag_ != mshadow::kFloat32) Fail("losses of a small step are not float32");
   }
   for (const NDArray& gradient : step->gradients)
     if (!gradient.is_none() && !AreDense({gradient})) Fail("a gradient of a small step is not dense");
@@ -62,10 +62,10 @@ void PushStep(const SmallTraining& graph, void** inputs, void** gradients, void*
   Variables read = VariablesOf(step->in), written = VariablesOf(step->out);
   for (const NDArray& gradient : step->gradients)
     if (!gradient.is_none()) written.push_back(ChunkOf(gradient)->variable);
-  for (uint32_t input : graph.Written()) written.push_back(ChunkOf(step->in[input])->variable);
+  for (uint32_t input : graph->Written()) written.push_back(ChunkOf(step->in[input])->variable);
   AddVariables(*step->update, &read, &written);
   Push([](void*, void* given) { RunStep(*static_cast<SmallStep*>(given)); }, step.release(),
-       [](void* given) { delete static_cast<SmallStep*>(given); }, read, written, graph.is_small(), "graphopt_step");
+       [](void* given) { delete static_cast<SmallStep*>(given); }, read, written, graph->is_small(), "graphopt_step");
 }
 
 }  // namespace graphopt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import signal
 import threading
@@ -17,6 +19,7 @@ from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.lower import lower
 from graphopt.backend.small import in_kernels, learns_by_caller
 from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -405,11 +408,24 @@ def test_backward_after_the_net_is_gone() -> None:
     with mx.autograd.record():
         found = fast(x)
         loss = sum((y * noise(*y.shape, seed=3)).sum() for y in found)
+    (entry,) = fast.graphopt_state.compiled.entries
+    number = entry.lowered.bound[0].number
     fast.reset()
-    del fast
+    del fast, entry
+    gc.collect()
     loss.backward(retain_graph=True)
+    assert is_kept(number)
     loss.backward()
     assert_same([x.grad.asnumpy(), net.scale.grad().asnumpy()], want[2:])
+    del found, loss
+    gc.collect()
+    mx.nd.waitall()
+    assert not is_kept(number)
+
+
+def is_kept(number: int) -> bool:
+    """Whether the bridge has a graph of that number."""
+    return bridge.load(mx).graphopt_graph_stash(ctypes.c_int64(number)) >= 0
 
 
 def test_inference_between_steps_reads_what_was_learned() -> None:
