@@ -1,4 +1,4 @@
-"""What happens at every recorded call: it joins its group. In Python; recording.cc has the same.
+"""What happens at every recorded call: it joins its group. Twin of recording/calls.h.
 
 A call joins its group the moment it is recorded: calls of one signature and one depth (the longest
 way to a leaf) can never depend on one another, so that running groups by depth is a schedule.

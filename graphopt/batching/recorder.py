@@ -36,7 +36,7 @@ RECORDING, TRAINING = 2, 1
 
 
 class Active(threading.local):
-    """The recorder of each thread; ``None`` where nothing is recorded. As in recording.cc."""
+    """The recorder of each thread; ``None`` where nothing is recorded. As in recording/active.h."""
 
     recorder: Recorder | None = None
 

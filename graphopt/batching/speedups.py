@@ -16,7 +16,7 @@ from graphopt.errors import MissingDependencyError
 from graphopt.kernels.bridge.build import compiler, run_compilers
 from graphopt.kernels.cache import folder, write_atomically
 
-_SOURCE = Path(__file__).with_name("recording.cc")
+_FOLDER = Path(__file__).with_name("recording")
 _NAME = "graphopt_recording"
 #: Set to ``python``: record in Python, which is slower and easier to look into.
 _VARIABLE = "GRAPHOPT_RECORDER"
@@ -37,7 +37,9 @@ def load() -> tuple[ModuleType | None, str | None]:
 
 
 def _kept() -> Path:
-    digest = hashlib.sha256(_SOURCE.read_bytes())
+    digest = hashlib.sha256()
+    for source in sorted([*_FOLDER.glob("*.h"), *_FOLDER.glob("*.cc")]):
+        digest.update(source.read_bytes())
     for part in (sysconfig.get_platform(), sysconfig.get_config_var("EXT_SUFFIX")):
         digest.update(str(part).encode())
     return folder() / "bridge" / f"{_NAME}-{digest.hexdigest()[:16]}.so"
@@ -57,7 +59,8 @@ def _build() -> bytes:
     with tempfile.TemporaryDirectory(prefix="graphopt-recording-") as work:
         target = Path(work) / "recording.so"
         options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w"]
-        command = [compiler(), *options, f"-I{include}", str(_SOURCE), "-o", str(target)]
+        source = _FOLDER / "module.cc"
+        command = [compiler(), *options, f"-I{include}", str(source), "-o", str(target)]
         run_compilers([command])
         return target.read_bytes()
 
