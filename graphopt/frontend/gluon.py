@@ -32,12 +32,13 @@ class Traced:
     """A Block as a Symbol.
 
     ``names`` are the data inputs in call order, Nones left out; ``results`` is the layout of what
-    the Block returns.
+    the Block returns, ``arguments`` that of what it was given.
     """
 
     symbol: Any
     names: tuple[str, ...]
     results: Format
+    arguments: Format = None
 
     def is_like(self, other: Traced) -> bool:
         """Whether it is the same graph, of the same arguments."""
@@ -78,7 +79,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
         raise UnsupportedError(
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
-    return Traced(group, names, results)
+    return Traced(group, names, results, layout)
 
 
 def _nodes(symbol: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, why_not_traceable
@@ -51,6 +52,13 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
             found = _by_its_python(block, args, error)
             state.reason = f"its graph refuses arguments that its Python takes: {error}"
             return found
+        except import_mxnet().MXNetError as error:
+            entry = state.compiled.entry(args)
+            if state.config.strict or state.config.plans_memory or (entry and entry.has_run):
+                raise
+            found = _by_its_python(block, args, error)
+            state.reason = f"MXNet runs its Python, but not its graph: {first_line(error)}"
+            return found
     if not hooked:
         state.reason = reason
     elif state.config.strict and not state.reason:
@@ -65,21 +73,26 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
     return taken_apart(block).forward(*args)
 
 
-def _by_its_python(block: Any, args: tuple[Any, ...], error: InputError) -> Any:
-    """A call as MXNet makes it where its graph refuses the arguments: `*` broadcasts arrays only.
+def _by_its_python(block: Any, args: tuple[Any, ...], error: Exception) -> Any:
+    """A call as MXNet makes it where its graph cannot be run: `*` broadcasts arrays only.
 
     Raises:
-        InputError: MXNet refuses them, too; parameters whose shapes were open are so again.
+        Exception: the error given, as MXNet does not run it either; parameters whose shapes were
+            open are so again.
     """
     parameters = original(block).collect_params().values()
     deferred = [(p, p._shape, p._deferred_init) for p in parameters if p._deferred_init]
     try:
-        return original(block).forward(*args)
+        found = original(block).forward(*args)
+        for leaf in _leaves([found]):
+            if isinstance(leaf, import_mxnet().nd.NDArray):
+                leaf.wait_to_read()
     except Exception as refusal:
         for parameter, shape, initialization in deferred:
             parameter._shape, parameter._deferred_init = shape, initialization
             parameter._data = parameter._grad = None
         raise error from refusal
+    return found
 
 
 def _attempt(block: Any, args: tuple[Any, ...], apart: Callable[[], Any]) -> Any:

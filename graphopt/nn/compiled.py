@@ -102,9 +102,10 @@ class CompiledBlock:
         return self._regroup(found, entry.traced.results)
 
     def entry(self, args: Sequence[Any]) -> Entry | None:
-        """What such a call runs as autograd's state is now, if it was compiled; arrays only."""
-        _, layout = self._flatten(list(args), "input")
-        key, _ = self._signature(args, list(args), str(layout))
+        """What such a call runs as autograd's state is now, if it was compiled."""
+        flat, layout = self._flatten(list(args), "input")
+        given = [array for array in flat if array is not None]
+        key, _ = self._signature(args, given, str(layout))
         with self._lock:
             return self._entries.get(key)
 

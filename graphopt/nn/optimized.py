@@ -63,6 +63,34 @@ class Optimized:
             self._graphopt_state = State(self, self._graphopt_config)
             return self._graphopt_state
 
+    @property
+    def _in_format(self) -> Any:
+        """How arguments are nested, which GluonTS writes beside what it exports; ``None`` before.
+
+        As all that MXNet's HybridBlocks note of themselves when they are traced, it stays off the
+        user's Block.
+        """
+        return self._graphopt_noted("_in_format", "arguments")
+
+    @_in_format.setter
+    def _in_format(self, layout: Any) -> None:
+        self.__dict__["_in_format"] = layout
+
+    @property
+    def _out_format(self) -> Any:
+        """How results are nested."""
+        return self._graphopt_noted("_out_format", "results")
+
+    @_out_format.setter
+    def _out_format(self, layout: Any) -> None:
+        self.__dict__["_out_format"] = layout
+
+    def _graphopt_noted(self, name: str, which: str) -> Any:
+        """What MXNet noted of the user's Block, or else what was traced last."""
+        own = self.__dict__.get(name)
+        entries = self.graphopt_state.compiled.entries
+        return getattr(entries[-1].traced, which) if own is None and entries else own
+
     def _graphopt_current(self) -> State:
         """What graphopt knows about this view, nothing if its children are others since."""
         state = self.graphopt_state

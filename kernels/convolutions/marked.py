@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from graphopt.kernels.convolutions.single import Layer
 from graphopt.kernels.convolutions.spec import DIRECT, PAIRED
 
@@ -139,12 +141,17 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
     def convolve(x: Any, w: Any, direction: str, name: str) -> Any:
         return nd.Convolution(x, w, **options, **_marked({direction: name}))
 
+    draws = np.random.default_rng(0)  # MXNet's numbers are the user's
+
+    def uniform(bound: float, shape: tuple[int, ...]) -> Any:
+        return nd.array(draws.uniform(-bound, bound, shape).astype(np.float32))
+
     def blocks(shape: tuple[int, ...]) -> Any:
         """Numbers in the layout in which the marked ones leave them: as a filter a channel does."""
         if layer.axes == 1:
-            return nd.random.uniform(-1, 1, shape=(*shape[:2], shape[3]))
+            return uniform(1, (*shape[:2], shape[3]))
         alone = {"num_filter": shape[1], "num_group": shape[1], "no_bias": True}
-        numbers, weights = nd.random.uniform(-1, 1, shape=shape), nd.ones((shape[1], 1, 3, 3)) / 9
+        numbers, weights = uniform(1, shape), nd.ones((shape[1], 1, 3, 3)) / 9
         return nd.Convolution(numbers, weights, kernel=(3, 3), pad=(1, 1), **alone)
 
     found: dict[str, dict[str, float]] = {}
@@ -152,7 +159,7 @@ def direction_times_ms(mxnet: Any, layer: Layer, ways: Ways) -> dict[str, dict[s
     with mxnet.autograd.pause(train_mode=True):
         x = blocks((count, channels, height, width))
         head = blocks((count, *layer.made[1:]))
-        w = nd.random.uniform(-0.1, 0.1, shape=(filters, channels // layer.groups, *taps))
+        w = uniform(0.1, (filters, channels // layer.groups, *taps))
         for direction in filter(ways.get, DIRECTIONS):
             x.attach_grad("write" if direction == "data" else "null")
             w.attach_grad("write" if direction == "weight" else "null")

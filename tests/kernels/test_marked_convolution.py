@@ -484,7 +484,12 @@ def test_directions_are_timed(window: Window, made: int) -> None:
     layer = Layer((2, 32, 8, 8), (2, 32, made, made), window, groups)
     possible = ways(layer, has_pairs=True)
     before = calls()
-    found = direction_times_ms(mx, layer, possible)
+    drawn = []
+    for times in ({}, possible):  # of the user's random numbers none is taken
+        mx.random.seed(2)
+        found = direction_times_ms(mx, layer, times)
+        drawn.append(mx.nd.random.normal(shape=(2,)).asnumpy())
+    np.testing.assert_array_equal(*drawn)
     assert calls() > before
     assert {direction for direction, names in possible.items() if names} == set(found)
     for direction, times in found.items():

@@ -350,6 +350,38 @@ def test_one_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "at any size: given up: no such size" in net.explain()
 
 
+class IgnoresMask(mx.gluon.HybridBlock):
+    """Takes an argument that it does not read, as nets that share a signature do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.out = nn.Dense(4, in_units=6)
+
+    def hybrid_forward(self, F: Any, x: Any, mask: Any) -> Any:
+        return F.tanh(self.out(x))
+
+
+@pytest.mark.usefixtures("preferred")
+@pytest.mark.parametrize("training", [False, True])
+def test_arguments_that_are_not_read(training: bool) -> None:
+    plain = IgnoresMask()
+    plain.initialize(mx.init.Normal(0.5))
+    net = graphopt.optimize(plain)
+    for rows in (32, 16, 8, 4, 8):
+        call = mx.nd.random.normal(shape=(rows, 6)), mx.nd.ones((rows + 1,))
+        slopes = []
+        for block in (net, plain):
+            with mx.autograd.record(train_mode=training) if training else mx.autograd.pause():
+                out = block(*call)
+            if training:
+                out.backward()
+            slopes.append([out.asnumpy(), plain.out.weight.grad().asnumpy()])
+        for found, expected in zip(*slopes, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert calls(net) == 3
+
+
 @pytest.mark.usefixtures("preferred")
 def test_wrong_arguments_give_up_nothing() -> None:
     net, plain = net_and_plain("encoder")

@@ -52,6 +52,22 @@ def same(a: object, b: object, tol: float = 1e-5) -> None:
     np.testing.assert_allclose(a.asnumpy(), b.asnumpy(), rtol=tol, atol=tol)
 
 
+def test_layouts_of_arguments_and_results_are_kept():
+    """GluonTS writes them beside what it exports."""
+
+    class Nested(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, states):
+            return x + states[0], [states[1] * 2]
+
+    x = mx.nd.ones((2, 3))
+    kept = []
+    for net in (Nested(), graphopt.optimize(Nested())):
+        net.hybridize()
+        net(x, [x, x])
+        kept.append((net._in_format, net._out_format))
+    assert kept[0] == kept[1] == ([0, [0, 0]], [0, [0]])
+
+
 @pytest.mark.parametrize("mode", ["auto", "training", "inference"])
 def test_outputs_are_those_of_the_plain_net(mode: str) -> None:
     net = small_cnn()

@@ -253,6 +253,36 @@ def test_arguments_that_fit_its_python_only(record, first):
             graphopt.optimize(plain, **option)(x)
 
 
+class Shuffled(mx.gluon.HybridBlock):
+    """MXNet has no gradient of one output, and refuses the graph for it; autograd needs none."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(3)
+
+    def hybrid_forward(self, F, x):
+        return self.dense(x), F.shuffle(x)
+
+
+def test_graphs_that_mxnet_refuses():
+    plain = Shuffled()
+    plain.initialize(mx.init.Xavier())
+    net = graphopt.optimize(plain)
+    for rows in (4, 4, 3):
+        x = mx.nd.arange(rows * 4).reshape((rows, 4)) / 10
+        gradients = []
+        for block in (net, plain):
+            with mx.autograd.record():
+                loss = block(x)[0].sum()
+            loss.backward()
+            gradients.append(plain.dense.weight.grad().asnumpy())
+        np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-6)
+    assert "MXNet runs its Python, but not its graph: Operator _shuffle" in net.explain()
+    with pytest.raises(mx.MXNetError, match="_shuffle"), mx.autograd.record():
+        graphopt.optimize(plain, strict=True)(x)
+
+
 def test_arguments_that_fit_nothing_leave_open_shapes_open():
     plain = mx.gluon.nn.HybridSequential()
     plain.add(mx.gluon.nn.Dense(3), mx.gluon.nn.Dense(2, in_units=4))
