@@ -124,7 +124,7 @@ void RegisterAttention() {
   SetAttribute<mxnet::FInferShape>(op, "FInferShape", LegacyFunction(&AttentionShape));
   SetAttribute<nnvm::FInferType>(op, "FInferType", LegacyFunction(&AttentionType));
   SetAttribute<mxnet::FCompute>(op, "FCompute<cpu>", LegacyFunction(&AttentionForward));
-  SetAttribute<nnvm::FGradient>(op, "FGradient", LegacyFunction(&AttentionGradient));
+  SetAttribute<nnvm::FGradient>(op, "FGradient", LegacyFunction(&UnlessZeros<AttentionGradient>));
   nnvm::Op& back = registry->__REGISTER_OR_GET__("_backward_graphopt_attention");
   back.get_num_inputs = LegacyFunction(&AttentionBackwardInputs);
   back.get_num_outputs = LegacyFunction(&AttentionInputs);

@@ -72,7 +72,7 @@ void RegisterCarry() {
     SetAttribute<nnvm::FInferType>(*op, "FInferType", LegacyFunction(&CarryType));
     SetAttribute<mxnet::FCompute>(*op, "FCompute<cpu>", LegacyFunction(&Carry));
   }
-  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&CarryGradient));
+  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&UnlessZeros<CarryGradient>));
   SetAttribute<nnvm::FMutateInputs>(backward, "FMutateInputs", LegacyFunction(&CarryWrites));
 }
 

@@ -119,7 +119,7 @@ void RegisterDense() {
   SetAttribute<mxnet::FInferShape>(forward, "FInferShape", LegacyFunction(&DenseShape));
   SetAttribute<nnvm::FInferType>(forward, "FInferType", LegacyFunction(&ConvolutionsType));
   SetAttribute<mxnet::FCompute>(forward, "FCompute<cpu>", LegacyFunction(&DenseForward));
-  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&DenseGradient));
+  SetAttribute<nnvm::FGradient>(forward, "FGradient", LegacyFunction(&UnlessZeros<DenseGradient>));
   nnvm::Op& backward = registry->__REGISTER_OR_GET__("_backward_graphopt_dense");
   backward.set_num_inputs(3);
   backward.get_num_outputs = LegacyFunction(&ProductInputs);

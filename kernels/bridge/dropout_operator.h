@@ -97,7 +97,7 @@ void RegisterDropout() {
     SetAttribute<nnvm::FInplaceOption>(op, "FInplaceOption", LegacyFunction(&DropoutPairs));
     SetAttribute<mxnet::FCompute>(op, "FCompute<cpu>", LegacyFunction(&Dropout));
     if (is_forward)
-      SetAttribute<nnvm::FGradient>(op, "FGradient", LegacyFunction(&DropoutGradient));
+      SetAttribute<nnvm::FGradient>(op, "FGradient", LegacyFunction(&UnlessZeros<DropoutGradient>));
   }
 }
 

@@ -214,6 +214,12 @@ std::vector<std::pair<int, int>> BackwardPairs(const NodeAttrs& attrs) {
  * added up, MXNet has each of them wait for the sum before it. */
 constexpr char kAlone[] = "_alone";
 
+/* Whether backward computes a gradient of an input, as it does not of conditions. */
+bool HasGradient(const Plan& backward, int input) {
+  return std::any_of(backward.outputs.begin(), backward.outputs.end(),
+                     [input](const Operand& output) { return output.index == input; });
+}
+
 std::vector<NodeEntry> GradientBy(const std::string& op, const ObjectPtr& node,
                                   const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
@@ -236,7 +242,8 @@ std::vector<NodeEntry> GradientBy(const std::string& op, const ObjectPtr& node,
     }
   }
   std::vector<NodeEntry> gradients;
-  for (uint32_t i = 0; i < forward.inputs.size(); ++i) gradients.emplace_back(made, i, 0);
+  for (uint32_t i = 0; i < forward.inputs.size(); ++i)
+    gradients.push_back(HasGradient(*plan, i) ? NodeEntry(made, i, 0) : ZerosLike(node, i));
   return gradients;
 }
 

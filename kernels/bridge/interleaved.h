@@ -226,7 +226,7 @@ void RegisterInterleaved() {
   SetAttribute<mxnet::FInferShape>(op, "FInferShape", LegacyFunction(&InterleavedShape));
   SetAttribute<nnvm::FInferType>(op, "FInferType", LegacyFunction(&InterleavedType));
   SetAttribute<mxnet::FCompute>(op, "FCompute<cpu>", LegacyFunction(&InterleavedDot));
-  SetAttribute<nnvm::FGradient>(op, "FGradient", LegacyFunction(&InterleavedGradient));
+  SetAttribute<nnvm::FGradient>(op, "FGradient", LegacyFunction(&UnlessZeros<InterleavedGradient>));
   nnvm::Op& back = registry->__REGISTER_OR_GET__("_backward_graphopt_interleaved_dot");
   back.get_num_inputs = LegacyFunction(&InterleavedBackwardInputs);
   back.get_num_outputs = LegacyFunction(&InterleavedInputs);

@@ -15,6 +15,7 @@
 #include <nnvm/op.h>
 #include <nnvm/op_attr_types.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -82,6 +83,37 @@ ObjectPtr MakeNode(const char* op, const std::string& name,
   MXSymbolFree(handle);
   View(made).name = name;
   return made;
+}
+
+/* Whether a gradient is known to be zero: what MXNet's graphs have behind operators without one, and where nobody reads
+ * an output. */
+bool IsZeros(const NodeEntry& gradient) {
+  static const nnvm::Op *like = nnvm::Op::Get("_identity_with_attr_like_rhs"),
+                        *zeros[] = {nnvm::Op::Get("_zeros"), nnvm::Op::Get("zeros_like"),
+                                    nnvm::Op::Get("_zeros_without_dtype")};
+  if (!gradient.node) return false;
+  const LegacyNode& node = View(gradient.node);
+  if (node.op == like) return IsZeros(node.inputs[0]);
+  return std::find(std::begin(zeros), std::end(zeros), node.op) != std::end(zeros);
+}
+
+/* The gradient of an input that has none. */
+NodeEntry ZerosLike(const ObjectPtr& node, uint32_t input) {
+  ObjectPtr made = MakeNode("zeros_like", node->attrs.name + "_in" + std::to_string(input) + "_backward", {});
+  View(made).inputs = {View(node).inputs[input]};
+  return NodeEntry(made, 0, 0);
+}
+
+using GradientFunction = std::vector<NodeEntry>(const ObjectPtr&, const std::vector<NodeEntry>&);
+
+/* As `gradient`, but nothing is computed where nothing comes: as MXNet's operators have it. Otherwise the square root of
+ * a zero of which only the order is asked for would have the gradient 0 * inf. */
+template <GradientFunction gradient>
+std::vector<NodeEntry> UnlessZeros(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
+  if (!std::all_of(heads.begin(), heads.end(), IsZeros)) return gradient(node, heads);
+  std::vector<NodeEntry> gradients;
+  for (uint32_t i = 0; i < View(node).inputs.size(); ++i) gradients.push_back(ZerosLike(node, i));
+  return gradients;
 }
 
 /* Gradients of all inputs of a node, by one node that reads its head gradient and its inputs. */

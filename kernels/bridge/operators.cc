@@ -48,7 +48,7 @@ void Register() {
   // Operators of an MXNet with CUDA have this one; in others it does no harm.
   const bool has_gpus = nnvm::Op::GetAttrMap("FCompute<gpu>") != nullptr;
   SetAttribute<mxnet::FCompute>(fused, "FCompute<cpu>", LegacyFunction(&Forward));
-  SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&Gradient));
+  SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&UnlessZeros<Gradient>));
   DescribeLayouts(fused, LegacyFunction(&ForwardOnArrays));
   if (has_gpus) SetAttribute<mxnet::FCompute>(fused, "FCompute<gpu>", LegacyFunction(&ForwardOnGpu));
   for (nnvm::Op* op : {&backward, &alone}) {
@@ -61,7 +61,7 @@ void Register() {
   SetAttribute<mxnet::FInferShape>(batch_dot, "FInferShape", LegacyFunction(&BatchDotShape));
   SetAttribute<nnvm::FInferType>(batch_dot, "FInferType", LegacyFunction(&BatchDotType));
   SetAttribute<mxnet::FCompute>(batch_dot, "FCompute<cpu>", LegacyFunction(&BatchDot));
-  SetAttribute<nnvm::FGradient>(batch_dot, "FGradient", LegacyFunction(&BatchDotGradient));
+  SetAttribute<nnvm::FGradient>(batch_dot, "FGradient", LegacyFunction(&UnlessZeros<BatchDotGradient>));
   nnvm::Op& recurrence = registry->__REGISTER_OR_GET__("graphopt_recurrence");
   recurrence.get_num_inputs = LegacyFunction(&RecurrenceInputs);
   recurrence.get_num_outputs = LegacyFunction(&RecurrenceOutputs);

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from graphopt.analysis.effects import held_nodes, written_values
 from graphopt.analysis.frozen import frozen_nodes
+from graphopt.analysis.gradients import without_gradient
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, FUSED, Node, NodeId, Value
@@ -70,7 +71,7 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
     found = _grow(graph, candidates)
     position = {node.id: at for at, node in enumerate(graph.topological())}
     regions = {found.groups.find(n) for n in candidates}
-    fused, specs = graph.copy(), _Specs(graph, precise=cx.settings.precise)
+    fused, specs = graph.copy(), _Specs(graph, precise=cx.settings.precise, training=cx.training)
     done = 0
     for region in sorted(regions, key=lambda group: position[group]):
         members = sorted(found.groups.members(region), key=position.__getitem__)
@@ -235,9 +236,10 @@ def _row_shapes(space: Space) -> tuple[Shape, ...]:
 class _Specs:
     """The kernels of regions; those that are alike, as of the layers of a net, are made once."""
 
-    def __init__(self, graph: Graph, *, precise: bool) -> None:
+    def __init__(self, graph: Graph, *, precise: bool, training: bool) -> None:
         self._graph = graph
         self._precise = precise
+        self._without_gradient = without_gradient(graph) if training else frozenset()
         self._made: dict[tuple[object, ...], tuple[KernelSpec, str]] = {}
 
     def of(
@@ -250,7 +252,7 @@ class _Specs:
         """
         key = self._key(nodes, inputs, outputs)
         if key not in self._made:
-            spec = region_spec(self._graph, nodes, inputs, outputs)
+            spec = region_spec(self._graph, nodes, inputs, outputs, self._without_gradient)
             spec = replace(spec, precise=self._precise)
             collapse(spec)
             _check_extents(spec)
@@ -266,7 +268,7 @@ class _Specs:
         return (
             *(self._graph.type_of(value) for value in inputs),
             *((n.op, n.attrs, n.types, *(number.get(v, v) for v in n.inputs)) for n in nodes),
-            *(number[value] for value in outputs),
+            *((number[value], value in self._without_gradient) for value in outputs),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
@@ -105,7 +105,11 @@ def broadcast_axes(
 
 
 def region_spec(
-    graph: Graph, nodes: Sequence[Node], inputs: Sequence[Value], outputs: Sequence[Value]
+    graph: Graph,
+    nodes: Sequence[Node],
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    without_gradient: Collection[Value] = (),
 ) -> KernelSpec:
     """The kernel that computes a region of a graph.
 
@@ -114,6 +118,7 @@ def region_spec(
         nodes: the region in topological order, of operators in :data:`POINTWISE` or :data:`ROWS`.
         inputs: what the nodes read from outside, each value once; the inputs of the kernel.
         outputs: first outputs of nodes; the outputs of the kernel.
+        without_gradient: those of them that no gradient comes to.
 
     Raises:
         GraphoptError: the region is no kernel; the message names the node and the reason.
@@ -137,8 +142,15 @@ def region_spec(
             raise GraphoptError(f"{value} is no first output of a node of the region")
         if is_number(graph[value.node]) and region.extents(value) != region.shape:
             raise GraphoptError(f"{value} is a number, which others read as well")
+    made = [
+        emit("stop", values[value]) if value in without_gradient else values[value]
+        for value in outputs
+    ]
     return emit.build(
-        [(values[value], _operand(graph, value, region.writes[value])) for value in outputs]
+        [
+            (arg, _operand(graph, value, region.writes[value]))
+            for arg, value in zip(made, outputs, strict=True)
+        ]
     )
 
 
