@@ -15,7 +15,7 @@ from graphopt.batching.rules import NotRowwiseError, roles
 from graphopt.batching.signature import Run, Signature, broadcasting, numbers_detached
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, UnsupportedError
-from graphopt.frontend.gluon import descendants, describe, typed_of
+from graphopt.frontend.gluon import composing_copies, descendants, describe, typed_of
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.graph import Graph
@@ -122,8 +122,11 @@ def _trace(block: Any, layout: Layout, names: Sequence[str]) -> tuple[Any, Layou
     symbols = iter([mx.sym.var(name) for name in names])
     leaves: list[Any] = []
     try:
-        found = block.forward(*regroup(layout, symbols))
+        with composing_copies(block):
+            found = block.forward(*regroup(layout, symbols))
         results = layout_of(found, leaves)
+        if any(isinstance(leaf, mx.sym.np._Symbol) for leaf in leaves):
+            raise NotRowwiseError("an output is of mx.np")
         if any(len(leaf.list_outputs()) != 1 for leaf in leaves):
             raise NotRowwiseError("an output is a list as one Symbol")
         return mx.sym.Group(leaves), results

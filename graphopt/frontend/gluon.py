@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -70,7 +71,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
         [None if array is None else next(symbols) for array in flat], layout
     )
     try:
-        with _without_hooks(block):
+        with _without_hooks(block), composing_copies(block):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
         group = mx.sym.Group(outputs, mx.gluon.block._check_same_symbol_type(outputs))
@@ -215,6 +216,43 @@ def _without_hooks(block: Any) -> Iterator[None]:
         yield
     finally:
         block._forward_hooks, block._forward_pre_hooks = kept
+
+
+@contextmanager
+def composing_copies(block: Any) -> Iterator[None]:
+    """SymbolBlocks of ``mx.np`` in a Block can be called with Symbols, which changes none of them.
+
+    MXNet's copies of their graphs are shallow, so that it would compose the graphs themselves.
+    """
+    mx = import_mxnet()
+    found = [
+        part
+        for part in descendants(block)
+        if isinstance(part, mx.gluon.SymbolBlock)
+        and isinstance(part._cached_graph[1], mx.sym.np._Symbol)
+    ]
+    try:
+        for part in found:
+            part.__dict__["forward"] = partial(_compose_copy, part)
+        yield
+    finally:
+        for part in found:
+            part.__dict__.pop("forward", None)
+
+
+def _compose_copy(block: Any, *args: Any) -> Any:
+    """``SymbolBlock.forward`` but for how the graph is copied, and for graphs of one output."""
+    mx = import_mxnet()
+    if not isinstance(args[0], mx.sym.Symbol):
+        return type(block).forward(block, *args)  # another thread's call
+    flat, layout = mx.gluon.block._flatten(list(args), "input")
+    if layout != block._in_format:
+        raise ValueError("invalid input format")
+    inputs, graph = block._cached_graph
+    copied = mx.sym.Symbol.__deepcopy__(graph, None)
+    copied._compose(**{i.name: given for i, given in zip(inputs, flat, strict=True)})
+    outputs = [output.as_np_ndarray() for output in copied]
+    return mx.gluon.block._regroup(outputs, block._out_format)
 
 
 def descendants(block: Any) -> list[Any]:

@@ -508,6 +508,15 @@ def test_an_imported_block(tmp_path: Any) -> None:
     check(Fn(lambda net, x: net.g(mx.nd.square(x)), g=imported), [(rand(1, 3),), (rand(1, 3),)])
 
 
+def test_symbol_blocks_of_the_numpy_interface() -> None:
+    x, w = mx.sym.var("x", dtype="float32"), mx.sym.var("w", shape=(1, 3))
+    product = mx.sym.np.multiply(x.as_np_ndarray(), w.as_np_ndarray())
+    block = mx.gluon.SymbolBlock([product, mx.sym.np.abs(product)], [x])
+    net = initialized(Fn(lambda net, x: net.g(x)[0].as_nd_ndarray() + 1, g=block))
+    check(net, [(rand(1, 3),), (rand(1, 3),)])
+    assert block._cached_graph[1].list_inputs() == ["x", "w"]
+
+
 def test_a_hybrid_block_itself() -> None:
     net = nn.HybridSequential()
     net.add(nn.Dense(4, activation="relu", in_units=3), nn.LayerNorm(in_channels=4), nn.Dense(2))

@@ -294,3 +294,54 @@ def test_default_states_of_the_numpy_interface(layer, numpy_interface) -> None:
     assert str(graph.type_of(graph.outputs[0])) == "f32[3,4,10]"
     found = graphopt.optimize(net)(x)
     np.testing.assert_allclose(found.asnumpy(), wanted.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+NUMPY_OUTPUTS = {
+    "one": lambda total, scaled: total,
+    "a list": lambda total, scaled: [total, scaled],
+    "a group": lambda total, scaled: mx.sym.Group([total, scaled], mx.sym.np._Symbol),
+}
+
+
+def numpy_block(outputs):
+    a, b = (mx.sym.var(name, dtype="float32").as_np_ndarray() for name in ("first", "second"))
+    total = mx.sym.np.add(a, b)
+    return mx.gluon.SymbolBlock(outputs(total, mx.sym.np.multiply(a, total)), [a, b])
+
+
+def values(found):
+    return [array.asnumpy() for array in (found if isinstance(found, list) else [found])]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("outputs", NUMPY_OUTPUTS.values(), ids=NUMPY_OUTPUTS)
+def test_symbol_blocks_of_the_numpy_interface(outputs, inner, numpy_interface):
+    """MXNet's copy of such a graph is shallow: composing it would rename the user's inputs."""
+    block = numpy_block(outputs)
+    net = block
+    if inner:
+        net = block_class(lambda self, F, x, y: self.inner(x, y), inner=lambda: block)()
+    x, y = mx.np.array([1.0, 2.0]), mx.np.array([3.0, 5.0])
+    wanted, before = values(net(x, y)), snapshot(net)
+    assert trace(net, [x, y]).names == ("data0", "data1")
+    assert snapshot(net) == before
+    fast = graphopt.optimize(net)
+    with mx.autograd.record():
+        learned = fast(x, y)
+    for found in (fast(x, y), learned, net(x, y)):
+        np.testing.assert_array_equal(values(found), wanted)
+    assert block._cached_graph[1].list_inputs() == ["first", "second"]
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+def test_an_imported_net_of_the_numpy_interface(numpy_interface, tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, activation="relu"), nn.Dense(2))
+    ready(net).hybridize()
+    x = mx.np.random.uniform(size=(2, 3))
+    wanted = net(x).asnumpy()
+    net.export(str(tmp_path / "net"))
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    block = mx.gluon.SymbolBlock.imports(*files)
+    assert len(lift(block, {"data": (2, 3)}).role("param")) == 4
+    np.testing.assert_allclose(graphopt.optimize(block)(x).asnumpy(), wanted, rtol=1e-5)
