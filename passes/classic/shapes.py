@@ -67,8 +67,9 @@ def _moveaxis(edit: Edit, node: Node) -> Replacement:
 def _squeeze(edit: Edit, node: Node) -> Replacement:
     if not are_classic(edit, node):
         return None
-    axes = as_ints(node.attrs.get("axis"))
-    return edit.add("squeeze", node.inputs, {"axis": axes} if axes else {}, like=node)
+    axes = node.attrs.get("axis")  # an empty tuple names none, None all
+    attrs = {} if axes is None else {"axis": as_ints(axes)}
+    return edit.add("squeeze", node.inputs, attrs, like=node)
 
 
 def _joined(edit: Edit, node: Node) -> Replacement:

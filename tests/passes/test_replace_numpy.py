@@ -113,6 +113,10 @@ CASES = {
         "%x = expand_dims(%a) {axis=1}\n%r = _np_squeeze(%x)",
         ["expand_dims{axis=1}", "squeeze"],
     ),
+    "squeeze nothing": (
+        "%x = expand_dims(%a) {axis=1}\n%r = _np_squeeze(%x) {axis=()}",
+        ["expand_dims{axis=1}", "squeeze{axis=()}"],
+    ),
     "concatenate": (
         "%r = _npi_concatenate(%a, %b) {axis=-1, num_args=2}",
         ["Concat{dim=2, num_args=2}"],
