@@ -19,7 +19,7 @@ Types = dict[NodeId, tuple[TensorType, ...]]
 
 
 #: Operators that write wrong shapes, or shapes with gaps, where their inputs' stood.
-_SHAPE_SPOILERS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
+SHAPE_SPOILERS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
 
 #: MXNet's inference is given this dtype as attribute of a variable only.
 _STATED_ONLY: Final = "bfloat16"
@@ -118,12 +118,12 @@ def _resolved(node: Node, types: tuple[TensorType, ...]) -> Attrs:
 
 def spoils_shapes(graph: Graph) -> bool:
     """Whether MXNet learns shapes as it runs only, too late for a static CachedOp."""
-    return any(canonical(node.op) in _SHAPE_SPOILERS for node in graph)
+    return any(canonical(node.op) in SHAPE_SPOILERS for node in graph)
 
 
 def _shielded(graph: Graph) -> Graph:
     """The graph with copies of what operators read that spoil its shape; the copies get spoiled."""
-    readers = [node for node in graph if canonical(node.op) in _SHAPE_SPOILERS]
+    readers = [node for node in graph if canonical(node.op) in SHAPE_SPOILERS]
     if not readers:
         return graph
     twin = graph.copy()

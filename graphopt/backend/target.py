@@ -15,6 +15,7 @@ from graphopt.backend.infer import Types, infer_types
 from graphopt.backend.keeping import keeping
 from graphopt.backend.measured import once
 from graphopt.backend.random_feeds import quick_feeds
+from graphopt.backend.stacks import without_stacks
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, first_line, to_symbol
 from graphopt.compat import import_mxnet
@@ -178,7 +179,7 @@ def _run(
     training: bool,
     gradients: bool,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    symbol = to_symbol(graph)
+    symbol = to_symbol(without_stacks(graph))
     fixed = constants(graph)
     arrays = {}
     for name in symbol.list_inputs():

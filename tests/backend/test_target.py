@@ -126,3 +126,44 @@ def test_gradients_stop_where_mxnet_has_none() -> None:
     assert {name for name in found if name.startswith("grad:")} >= {"grad:w"}
     assert "grad:x" not in found
     assert target.times_ms([graph], training=True)[0] > 0
+
+
+@pytest.mark.parametrize("op", ["hstack", "dstack", "column_stack"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 4), (2, 0, 4)])
+def test_stacks_of_what_is_computed(op: str, shape: tuple[int, ...]) -> None:
+    """MXNet infers shapes of what they read that it could not run."""
+    extents = ",".join(map(str, shape))
+    text = f"""graph g(%x: f32[{extents}], %y: f32[{extents}]) {{
+      %h = exp(%x)
+      %s = _npi_{op}(%h, %y) {{num_args=2}}
+      return %s
+    }}"""
+    with mx.util.np_shape(True):
+        graph = graph_of(text)
+        feeds = random_feeds(graph, seed=1)
+        runs = [MXNetTarget().evaluate(graph, feeds, gradients=g) for g in (False, True)]
+    wanted = getattr(np, op)([np.exp(feeds["x"]), feeds["y"]])
+    for found in runs:
+        assert found["output0"].shape == wanted.shape
+        np.testing.assert_allclose(found["output0"], wanted, rtol=1e-6)
+    assert runs[1]["grad:x"].shape == shape
+
+
+def test_checked_nets_with_stacks() -> None:
+    class Stacked(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, y):
+            return F.np.dstack([F.np.exp(x), F.np.abs(y)])
+
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype("float32")
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        fast, a = graphopt.optimize(Stacked(), check=True), mx.np.array(x)
+        a.attach_grad()
+        found = fast(a, a)
+        with mx.autograd.record():
+            learned = fast(a, a)
+        learned.backward()
+        gradient = a.grad.asnumpy()
+    wanted = np.dstack([np.exp(x), np.abs(x)])
+    np.testing.assert_allclose(found.asnumpy(), wanted, rtol=1e-5)
+    np.testing.assert_allclose(learned.asnumpy(), wanted, rtol=1e-5)
+    np.testing.assert_allclose(gradient, np.exp(x) + np.sign(x), rtol=1e-5)
