@@ -102,6 +102,10 @@ class _Head:
     uncounted: float | None = None
 
 
+_Maker = Callable[[Node, TensorType, TensorType, str], _Head]
+_Slope = Callable[[Builder, Arg, Arg], Arg]
+
+
 def _head(graph: Graph, node: Node, device: str) -> _Head:
     """The kernel of a loss layer.
 
@@ -116,8 +120,8 @@ def _head(graph: Graph, node: Node, device: str) -> _Head:
     return _LAYERS[canonical(node.op)](node, data, label, device)
 
 
-def _regression(value: str, slope: str) -> Callable[[Node, TensorType, TensorType, str], _Head]:
-    """A layer that returns a function of its input; its gradient is of the difference."""
+def _regression(value: str, slope: _Slope) -> _Maker:
+    """A layer that returns a function of its input; its gradient is of output and label."""
 
     def head(node: Node, data: TensorType, label: TensorType, _device: str) -> _Head:
         shape, given = _extents(data), _extents(label)
@@ -128,14 +132,21 @@ def _regression(value: str, slope: str) -> Callable[[Node, TensorType, TensorTyp
         x = emit.input(Operand(str(data.dtype), tuple(range(len(shape)))))
         y = emit.input(Operand(str(label.dtype), axes))
         out = emit(value, x) if value else x
-        difference = emit("sub", out, y)
-        difference = emit(slope, difference) if slope else difference
         count = math.prod(given) // given[0]
         scale = number(node.attrs, "grad_scale", 1.0) / count
-        loss = emit("loss_of", out, x, emit("mul", difference, _single(scale)))
+        loss = emit("loss_of", out, x, emit("mul", slope(emit, out, y), _single(scale)))
         return _Head(emit.build([(loss, Operand(str(data.dtype), tuple(range(len(shape)))))]))
 
     return head
+
+
+def _difference(emit: Builder, out: Arg, label: Arg) -> Arg:
+    return emit("sub", out, label)
+
+
+def _side(emit: Builder, out: Arg, label: Arg) -> Arg:
+    """1 above the label; MXNet takes what is equal to it, or no number, to be below."""
+    return emit("where", emit("gt", out, label), 1.0, -1.0)
 
 
 def _softmax(node: Node, data: TensorType, label: TensorType, device: str) -> _Head:
@@ -265,11 +276,9 @@ def _single(value: float) -> float:
     return float(np.float32(value))
 
 
-_Maker = Callable[[Node, TensorType, TensorType, str], _Head]
-
 _LAYERS: Final[dict[str, _Maker]] = {
     "SoftmaxOutput": _softmax,
-    "LinearRegressionOutput": _regression("", ""),
-    "LogisticRegressionOutput": _regression("sigmoid", ""),
-    "MAERegressionOutput": _regression("", "sign"),
+    "LinearRegressionOutput": _regression("", _difference),
+    "LogisticRegressionOutput": _regression("sigmoid", _difference),
+    "MAERegressionOutput": _regression("", _side),
 }

@@ -98,6 +98,13 @@ def test_regressions(name: str, attrs: dict[str, Any], shape: Any, label_shape: 
     assert_same(*executors(loss, label, x=shape, label=label_shape))
 
 
+def test_predictions_that_are_the_labels_or_no_numbers() -> None:
+    loss = sym.MAERegressionOutput(sym.var("x"), sym.var("label"))
+    label = np.random.default_rng(4).standard_normal((6, 5)) * 3  # what the predictions are
+    label[0], label[1], label[2, :2] = -10, 10, (np.nan, np.inf)
+    assert_same(*executors(loss, label, x=(6, 5), label=(6, 5)))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 def test_dtypes(dtype: str) -> None:
     x = sym.Cast(sym.var("x"), dtype=dtype)
