@@ -1,8 +1,8 @@
 """The instructions of kernels: how many operands, what they cost, how they are differentiated.
 
 Derivatives follow MXNet where they are a matter of convention: ``relu`` and ``abs`` have slope 0 at
-0, ``max`` and ``min`` give the whole gradient to the left operand where both are equal, rounding,
-comparing and ``sign`` have none.
+0, ``max`` and ``min`` give the whole gradient to the left operand where both are equal and none of
+it to either where one is NaN, rounding, comparing and ``sign`` have none.
 """
 
 from __future__ import annotations
@@ -85,10 +85,11 @@ def _where(e: Emit, args: Sequence[Any], _y: Any, g: Any) -> Sequence[Any]:
     return (None, e("where", args[0], g, 0.0), e("where", args[0], 0.0, g))
 
 
-def _choice(comparison: str) -> Rule:
+def _choice(left: str, right: str) -> Rule:
+    """By the comparisons that give the gradient to each: where one is NaN, neither gets it."""
+
     def rule(e: Emit, args: Sequence[Any], _y: Any, g: Any) -> Sequence[Any]:
-        chosen = e(comparison, *args)
-        return (e("where", chosen, g, 0.0), e("where", chosen, 0.0, g))
+        return tuple(e("where", e(comparison, *args), g, 0.0) for comparison in (left, right))
 
     return rule
 
@@ -151,8 +152,8 @@ INSTRUCTIONS: Final[dict[str, Info]] = {
             e("neg", e("mul", g, e("floor", e("div", a[0], a[1])))),
         ),
     ),
-    "max": Info(2, gradient=_choice("ge")),
-    "min": Info(2, gradient=_choice("le")),
+    "max": Info(2, gradient=_choice("ge", "lt")),
+    "min": Info(2, gradient=_choice("le", "gt")),
     "pow": Info(2, cost=40, gradient=_pow),
     "hypot": Info(2, cost=8, gradient=_hypot),
     "square": Info(1, gradient=_unary(lambda e, x, y: e("mul", 2.0, x))),

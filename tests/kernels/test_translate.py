@@ -160,9 +160,23 @@ OTHER_DTYPES = [
     )
 ]
 
+#: Where one of two is no number, or both.
+HOLES = np.array([np.nan, 1, np.nan, 3, 3], np.float32), np.array([0, np.nan, np.nan, 1, 3], "f")
+WITH_HOLES = [
+    *(
+        Case(f"{kind}_{name}", {}, HOLES, " NaN")
+        for kind in ("", "broadcast")
+        for name in ("maximum", "minimum")
+    ),
+    *(
+        Case(f"_{name}_scalar", {"scalar": 3.0}, HOLES[:1], " NaN")
+        for name in ("maximum", "minimum")
+    ),
+]
+
 
 def cases() -> list[Case]:
-    found: list[Case] = [*OTHER_DTYPES]
+    found: list[Case] = [*OTHER_DTYPES, *WITH_HOLES]
     for name in POINTWISE:
         if name in ("_full", "_ones", "_zeros"):
             continue  # no inputs: only ever part of a region
