@@ -16,7 +16,8 @@ namespace graphopt {
 
 mxnet::FComputeEx plain_activation_gradient, plain_leaky_gradient;
 
-/* `kIsLeaky`: with a slope below zero, else nothing passes there. */
+/* `kIsLeaky`: with a slope below zero, else nothing passes there. As in oneDNN all passes where the
+ * data is NaN. */
 template <bool kIsLeaky>
 void Rectify(const float* gradient, const float* data, float slope, int64_t size, float* to) {
   constexpr int64_t kAtOnce = 16384;
@@ -29,7 +30,7 @@ void Rectify(const float* gradient, const float* data, float slope, int64_t size
 #pragma omp simd
     for (int64_t i = part * kAtOnce; i < end; ++i) {
       const float passed = gradient[i], otherwise = kIsLeaky ? slope * passed : 0.0f;
-      to[i] = data[i] > 0 ? passed : otherwise;
+      to[i] = data[i] <= 0 ? otherwise : passed;
     }
   }
 }
@@ -62,11 +63,15 @@ void RectifierGradient(const NDArray& gradient, const NDArray& data, float slope
           slope, output.shape().Size(), static_cast<float*>(Raw(to).dptr_));
 }
 
+/* What MXNet hands to oneDNN; its own operators treat NaN in other ways. */
+constexpr int kMostAxes = 5;
+
 /* Whether an output like two inputs may be written as its memory lies. */
 bool CanWriteDense(const NDArray& gradient, const NDArray& data, OpReqType request,
                 const NDArray& output) {
   return (request == mxnet::kWriteTo || request == mxnet::kWriteInplace) &&
-         output.shape().Size() > 0 && IsPlainOrDense(gradient) && IsPlainOrDense(data) &&
+         output.shape().Size() > 0 && output.shape().ndim() <= kMostAxes &&
+         IsPlainOrDense(gradient) && IsPlainOrDense(data) &&
          output.storage_type() == mxnet::kDefaultStorage && output.dtype() == mshadow::kFloat32 &&
          !output.IsView();
 }
