@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from graphopt.analysis.effects import held_nodes, written_values
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node, NodeId, Value
-from graphopt.ir.ops import canonical
+from graphopt.ir.ops import canonical, info
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import substitute, substitute_outputs
@@ -72,7 +72,9 @@ class RemoveIdentities(Pass):
 
     An identity stays where its value is a graph output and its input is a graph input, a constant,
     or an output too: executors must not return the caller's own array, nor one array twice. Else
-    the operator before it takes over its name, so that outputs are called as before.
+    the operator before it takes over its name, so that outputs are called as before. In training
+    one stays between a graph input and a loss layer too: MXNet's write their gradient also where
+    ``grad_req="add"`` asks for a sum.
 
     Example::
 
@@ -114,6 +116,8 @@ class RemoveIdentities(Pass):
             reason = _refusal(pruned, node, held, outputs)
             if source in written:
                 reason = "they copy a state that another operator writes"
+            elif cx.training and pruned[source.node].is_input and _is_of_a_loss(pruned, node):
+                reason = "loss layers write gradients where they should be added"
             elif exact and reads[source] + reads[node.out()] > _EXACT_READERS + 1:
                 reason = "gradients would be summed up in another order, which precise=True forbids"
             if reason:
@@ -168,6 +172,12 @@ def _refusal(graph: Graph, node: Node, held: frozenset[NodeId], outputs: set[Nod
     if source.id in outputs or len(source.types) != 1 or source.graphs:
         return "the graph output would lose its name"
     return ""
+
+
+def _is_of_a_loss(graph: Graph, node: Node) -> bool:
+    """Whether a loss layer starts the gradient of the node's output."""
+    users = ((graph[use.node], use.position) for use in graph.users(node.out()))
+    return any(position == 0 and info(user.op, user.attrs).loss for user, position in users)
 
 
 def _report(cx: PassContext, gone: list[Node], refused: dict[str, list[Node]]) -> None:

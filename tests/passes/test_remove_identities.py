@@ -241,6 +241,24 @@ def test_a_copy_of_a_state_that_is_written():
     assert len(run_pass(text, "remove-identities").graph) == 7
 
 
+def test_a_copy_of_what_a_loss_layer_writes_a_gradient_of():
+    text = """
+        graph g(%x: f32[4,3,2], %y: f32[4,2]) {
+          %a = _copy(%x) : f32[4,3,2]
+          %b = _copy(%y) : f32[4,2]
+          %z = SoftmaxOutput(%a, %b) {multi_output=True} : f32[4,3,2]
+          return %z
+        }
+    """
+    result = run_pass(text, "remove-identities", mode="training")
+    assert [node.name for node in result.graph] == ["x", "a", "y", "z"]
+    (why,) = [str(remark) for remark in result.remarks if str(remark).startswith("missed")]
+    assert why.endswith("stay: loss layers write gradients where they should be added [a]")
+    assert len(run_pass(text, "remove-identities").graph) == 3
+    inner = text.replace("%a = _copy(%x)", "%t = tanh(%x) : f32[4,3,2]\n%a = _copy(%t)")
+    assert len(run_pass(inner, "remove-identities", mode="training").graph) == 4
+
+
 def test_the_order_of_gradient_sums():
     text = """
         graph g(%x: f32[8]) {
