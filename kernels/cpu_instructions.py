@@ -147,12 +147,15 @@ def _recip(x: Value) -> Value:
 
 
 def _mod(x: Value, y: Value) -> Value:
-    """The remainder with the divisor's sign, as Python's, and 0 for the divisor 0; in float64."""
+    """The remainder with the divisor's sign, as Python's, and 0 for the divisor 0; in float64.
+
+    Where both are negative a remainder of 0 is too, as in MXNet.
+    """
     a, b = (v if v.ir.type == ir.DoubleType() else v.widened() for v in (x, y))
     rest = Value(a.builder, a.builder.frem(a.ir, b.ir))
     zero = a.like(0.0)
-    opposed = (rest < zero) ^ (b < zero)
-    rest = select(rest.equals(zero), zero, select(opposed, rest + b, rest))
+    opposed = (a < zero) ^ (b < zero)
+    rest = select(opposed, select(rest.equals(zero), zero, rest + b), rest)
     rest = select(b.equals(zero), zero, rest)
     return rest if x.ir.type == ir.DoubleType() else rest.narrowed()
 

@@ -131,9 +131,14 @@ def _gammaln(x: float) -> float:
 
 
 def _modulo(a: Array, b: Array) -> Array:
-    """The remainder with the divisor's sign, as Python's; zero for a zero divisor."""
+    """The remainder with the divisor's sign, as Python's; zero for a zero divisor.
+
+    Where both are negative a remainder of zero is too, as in MXNet.
+    """
     a, b = a.astype(np.float64), b.astype(np.float64)
-    return np.where(b == 0, 0.0, np.mod(a, np.where(b == 0, 1.0, b)))
+    rest = np.fmod(a, np.where(b == 0, 1.0, b))
+    shifted = np.where(rest == 0, 0.0, rest + b)
+    return np.where(b == 0, 0.0, np.where((a < 0) ^ (b < 0), shifted, rest))
 
 
 def _round(x: Array) -> Array:

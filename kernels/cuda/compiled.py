@@ -69,9 +69,9 @@ def mod_(x, y):
     if b == 0.0:
         return ZERO
     rest = fmod(a, b)
-    if rest == 0.0:
-        return ZERO
-    return number(rest + b if (rest < 0.0) != (b < 0.0) else rest)
+    if (a < 0.0) != (b < 0.0):
+        rest = 0.0 if rest == 0.0 else rest + b
+    return number(rest)
 
 def sigmoid_times_tanh_(x, y):
     return sigmoid_(x) * tanh_(y)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.kernels.expand import collapse
 from graphopt.kernels.gradient import differentiate, is_differentiable
@@ -286,6 +287,24 @@ def test_special_values() -> None:
             (want,) = evaluate(spec, [array])
             np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
             np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("precise", ["", "precise "])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_signs_of_remainders(dtype: str, precise: str) -> None:
+    mx = import_mxnet()
+    numbers = np.array([0.0, -0.0, 2, -2, 4, -4, 1.5, -1.5, 1e-40, -1e-40, np.nan], dtype)
+    inputs = [numbers[:, None], numbers]
+    want = mx.nd.broadcast_mod(*(mx.nd.array(x, dtype=dtype) for x in np.broadcast_arrays(*inputs)))
+    short = "f64" if dtype == "float64" else "f32"
+    spec = f"{short}[a,b] ({short}[a,1], {short}[b]) {{ %2 = mod %0 %1; return %2:{short}[a,b] }}"
+    spec = parse(precise + spec)
+    for (got,) in (run(spec, inputs, extents=want.shape), evaluate(spec, inputs, want.shape)):
+        np.testing.assert_array_equal(got, want.asnumpy())
+        is_number = ~np.isnan(got)
+        np.testing.assert_array_equal(
+            np.signbit(got)[is_number], np.signbit(want.asnumpy())[is_number]
+        )
 
 
 def test_precise_kernels_round_as_the_c_library() -> None:
