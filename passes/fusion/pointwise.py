@@ -38,7 +38,7 @@ from graphopt.passes.fusion.operators import (
 def prepared(node: Node, graph: Graph) -> Attrs:
     """The attributes of a node, and what else the instructions depend on."""
     name, attrs = canonical(node.op), node.attrs
-    if name in _CASTS:
+    if name in (*_CASTS, "LeakyReLU"):
         return attrs.set(dtype=node.type.dtype)
     if name == "_contrib_div_sqrt_dim":
         shape = graph.type_of(node.inputs[0]).shape or (1,)
@@ -198,20 +198,23 @@ def _leaky(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     if slope == 0:
         return emit("relu", args[0])
     below = emit("mul", args[0], slope)
+    if attrs.get("dtype") == "float32":  # by oneDNN, which gives NaN the gradient 1
+        return emit("where", emit("le", args[0], 0.0), below, args[0])
     return emit("where", emit("gt", args[0], 0.0), args[0], below)
 
 
 def _prelu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
-    # The minimum keeps an infinite x out of the gradient of the slopes.
-    below = emit("mul", emit("min", args[0], 0.0), args[1])
-    return emit("where", emit("gt", args[0], 0.0), args[0], below)
+    # Zero above keeps an infinite x out of the gradient of the slopes.
+    is_above = emit("gt", args[0], 0.0)
+    below = emit("mul", emit("where", is_above, 0.0, args[0]), args[1])
+    return emit("where", is_above, args[0], below)
 
 
 def _elu(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     # Of the minimum, since an infinite exponential times a gradient of zero is NaN.
     below = emit("expm1", emit("min", args[0], 0.0))
     below = emit("mul", below, single(attrs, "slope", 0.25))
-    return emit("where", emit("gt", args[0], 0.0), args[0], below)
+    return emit("where", emit("le", args[0], 0.0), below, args[0])
 
 
 # MXNet holds both in float32.

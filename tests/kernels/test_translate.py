@@ -172,6 +172,12 @@ WITH_HOLES = [
         Case(f"_{name}_scalar", {"scalar": 3.0}, HOLES[:1], " NaN")
         for name in ("maximum", "minimum")
     ),
+    *(
+        Case("LeakyReLU", {}, (HOLES[0].astype(dtype),), f" NaN {dtype}")
+        for dtype in ("float16", "float32", "float64")
+    ),
+    Case("LeakyReLU", {"act_type": "elu"}, HOLES[:1], " NaN"),
+    Case("LeakyReLU", {"act_type": "prelu"}, (HOLES[0][:, None], _smooth(1)), " NaN"),
 ]
 
 
