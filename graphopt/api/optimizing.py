@@ -165,7 +165,10 @@ def _before_gluon(made: Any, config: Config) -> Any:
     if config.mode != "auto":
         raise InputError("mode= is for Blocks and Symbols; a module is told whether it trains")
     if isinstance(made, import_mxnet().executor.Executor):
-        return optimized_executor(made, config)
+        executor = optimized_executor(made, config)
+        if executor is not made:
+            executor.take_over(made)
+        return executor
     return view_of(made, config)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -14,6 +15,7 @@ from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
+from graphopt.kernels.bridge.memory import have_one_memory, is_shared
 from graphopt.modules import direct
 from graphopt.nn.config import Config
 
@@ -57,6 +59,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             for name, gradient in self.grad_dict.items()
         )
         self._outputs: list[Any] | None = None
+        self._predecessor: tuple[weakref.ref[Any], list[Any]] | None = None
         self._tape: list[Any] = []
         # What runs on these arrays, for training or not, once it is known.
         self._direct: dict[bool, BoundEngine | None] = {}
@@ -71,7 +74,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     @property
     def outputs(self) -> list[Any]:
-        """Arrays, one per output; zeros before the first call."""
+        """Arrays, one per output, for others in the same memory in all calls."""
+        self._succeed()
         if self._outputs is None:
             shapes, dtypes = self._types()
             self._outputs = [
@@ -204,6 +208,13 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return told
         return f"{told}\n  inference on these arrays: {engine.name}, parameters read in every call"
 
+    def take_over(self, executor: Any) -> None:
+        """Go on with the outputs of another, for what is bound on them, once that one is gone.
+
+        If it is still there at the first use of outputs, they stay its own.
+        """
+        self._predecessor = weakref.ref(executor), list(executor.outputs)
+
     def _known(self, heads: Sequence[Any]) -> list[Any]:
         """Gradients of outputs, ones where none are given."""
         if not self._ones:
@@ -255,13 +266,32 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             found.forward(self.outputs, is_train=False)
         self._direct[False] = found
 
+    def _succeed(self) -> None:
+        """Settle whose the outputs are."""
+        if self._predecessor is None:
+            return
+        (executor, outputs), self._predecessor = self._predecessor, None
+        if executor() is None and self._outputs is None:
+            self._outputs = _apart(outputs, [*self.arg_arrays, *self.aux_arrays])
+
     def _give(self, found: Sequence[Any]) -> None:
-        """Put what was computed into the arrays that were given out as outputs."""
+        """Put what was computed into the arrays that were given out as outputs.
+
+        Others may have their memory: views, and executors that are bound on them. Where nobody has,
+        it is exchanged, which takes no time.
+        """
+        self._succeed()
         if self._outputs is None:
             self._outputs = list(found)
             return
         for output, array in zip(self._outputs, found, strict=True):
-            output.handle, array.handle = array.handle, output.handle
+            if have_one_memory(mx, output, array):
+                continue
+            if is_shared(mx, output):
+                with mx.autograd.pause():
+                    array.copyto(output)
+            else:
+                output.handle, array.handle = array.handle, output.handle
 
     def _heads(self, given: Any) -> list[Any]:
         names = self._output_names
@@ -364,6 +394,15 @@ def own_arrays(
     if learned:
         mx.autograd.mark_variables(*map(list, zip(*learned, strict=True)))
     return own
+
+
+def _apart(arrays: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """The arrays; instead of those that lie in memory of one before or of others, new ones."""
+    found: list[Any] = []
+    for array in arrays:
+        is_taken = any(have_one_memory(mx, array, other) for other in (*others, *found))
+        found.append(array.copy() if is_taken else array)
+    return found
 
 
 def _resized(array: Any, shape: tuple[int, ...]) -> Any:

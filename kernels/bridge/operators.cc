@@ -143,6 +143,13 @@ void graphopt_versions_read(void* noted, uint64_t* counts) {
 
 void graphopt_versions_free(void* noted) { graphopt::FreeVersions(noted); }
 
+/* How many arrays lie in the memory of one, those of operators that are still to run among them. */
+int64_t graphopt_memory_users(void* array) { return graphopt::ChunkOf(*static_cast<mxnet::NDArray*>(array)).use_count(); }
+
+int graphopt_have_one_memory(void* array, void* other) {
+  return graphopt::VariableOf(array) == graphopt::VariableOf(other);
+}
+
 /* Lets nobody write to arrays until graphopt_release; waits for who does. `laid_out` tells of each whether oneDNN has
  * laid it out in an order of its own. Null if it fails. */
 void* graphopt_hold(void** arrays, int64_t count, int* laid_out) {

@@ -145,7 +145,8 @@ def test_backward_twice() -> None:
 
 def test_outputs_stay_the_same_arrays() -> None:
     """As executors write them anew in each call, programs keep them."""
-    fast, plain = pair(chain(), data=(6, 5), w=(6, 5))
+    plain = bound(chain(), data=(6, 5), w=(6, 5))
+    fast = graphopt.optimize(plain)
     kept = fast.outputs[0]
     assert (kept.asnumpy() == 0).all()
     for scale in (1, 2):
@@ -156,6 +157,60 @@ def test_outputs_stay_the_same_arrays() -> None:
         assert np.array_equal(
             kept.asnumpy(), fast.output_dict[plain._symbol.list_outputs()[0]].asnumpy()
         )
+
+
+@pytest.mark.parametrize("is_bound_before", [False, True])
+@pytest.mark.parametrize("width", [5, 400])
+def test_outputs_keep_their_memory(width: int, is_bound_before: bool) -> None:
+    """Other executors are bound on it, and programs look at parts of it."""
+    x = sym.FullyConnected(sym.var("data"), num_hidden=width, name="wide")
+    symbol = sym.Group([sym.tanh(x) * x, sym.L2Normalization(x)])
+    found = []
+    for is_optimized in (False, True):
+        first = bound(symbol, data=(6, width))
+        if is_optimized and not is_bound_before:
+            first = graphopt.optimize(first)
+        kept, views, seconds = first.outputs, [], []
+        for output in kept:
+            views += [output[1], output[1:3], output.reshape((width, 6)), output.detach()]
+            seconds.append((sym.var("x") * 2).bind(mx.cpu(), {"x": output}))
+        if is_optimized and is_bound_before:
+            first = graphopt.optimize(first)
+        if is_optimized:
+            seconds[0] = graphopt.optimize(seconds[0])
+        seen = []
+        for step in range(6):
+            first.forward(is_train=step % 4 < 2, data=mx.nd.ones((6, width)) * step / 5)
+            doubled = [second.forward(is_train=True)[0] for second in seconds]
+            seen += [array.asnumpy() for array in (*first.outputs, *kept, *views, *doubled)]
+        found.append(seen)
+    for want, got in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_of_an_executor_that_stays_are_its_own() -> None:
+    plain = bound(chain(), data=(6, 5), w=(6, 5))
+    kept = plain.outputs[0]
+    fast = graphopt.optimize(plain)
+    before = plain.forward(data=mx.nd.zeros((6, 5)))[0].asnumpy()
+    assert not np.array_equal(fast.forward(data=mx.nd.ones((6, 5)))[0].asnumpy(), before)
+    assert np.array_equal(kept.asnumpy(), before)
+
+
+def test_outputs_in_one_memory() -> None:
+    """MXNet's executor gives an argument as it is, and what is the same twice once."""
+    x = sym.var("data")
+    y = sym.tanh(x)
+    symbol = sym.Group([x, y, sym.identity(y)])
+    plain, given = (symbol.bind(mx.cpu(), {"data": mx.nd.ones((6, 5))}) for _ in range(2))
+    fast = graphopt.optimize(given)
+    kept = given.outputs
+    del given
+    for step in range(6):
+        for executor in (fast, plain):
+            executor.forward(is_train=step % 4 < 2, data=mx.nd.ones((6, 5)) * step / 5)
+        for got, want in zip((*fast.outputs, *kept), plain.outputs * 2, strict=True):
+            assert_near(got, want)
 
 
 def test_autograd_of_the_user_is_left_alone() -> None:

@@ -1,0 +1,36 @@
+"""Who else has the memory of arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from graphopt.kernels import bridge
+from graphopt.kernels.bridge.versions import fit
+
+
+def is_shared(mxnet: Any, array: Any) -> bool:
+    """Whether others may have its memory: views, executors, tapes, or operators still to run."""
+    library = _functions(mxnet)
+    return library is None or library.graphopt_memory_users(array.handle) != 1
+
+
+def have_one_memory(mxnet: Any, array: Any, other: Any) -> bool:
+    """Whether two arrays are known to lie in the same memory."""
+    library = _functions(mxnet)
+    if library is None:
+        return False
+    return bool(library.graphopt_have_one_memory(array.handle, other.handle))
+
+
+@cache
+def _functions(mxnet: Any) -> ctypes.CDLL | None:
+    """``None`` where the bridge does not know how this build of MXNet lays out arrays."""
+    if bridge.why_not(mxnet) is not None or not fit(mxnet):
+        return None
+    library = bridge.load(mxnet)
+    library.graphopt_memory_users.argtypes = [ctypes.c_void_p]
+    library.graphopt_memory_users.restype = ctypes.c_int64
+    library.graphopt_have_one_memory.argtypes = [ctypes.c_void_p] * 2
+    return library
