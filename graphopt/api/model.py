@@ -94,6 +94,19 @@ class Model:
         self.__dict__.update(state)
         self._forget()
 
+    if not TYPE_CHECKING:  # to which all attributes would be known then
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, which says what to do instead where a Symbol is expected."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_") and hasattr(import_mxnet().sym.Symbol, name):
+                message += (
+                    f"; its Symbol has: .symbol.{name}. To bind it, optimize the Module or executor"
+                    " instead: graphopt.optimize(mx.mod.Module(symbol)) or"
+                    " graphopt.optimize(symbol.simple_bind(...))"
+                )
+            raise AttributeError(message)
+
     @property
     def data(self) -> tuple[str, ...]:
         """Names of the inputs a call gives, in the order of positional arguments."""

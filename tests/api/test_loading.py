@@ -236,6 +236,19 @@ def test_an_optimized_symbol_takes_every_input_by_name(options: dict[str, str]) 
         np.testing.assert_allclose(model(**own).asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_is_no_symbol() -> None:
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="dense")
+    model = graphopt.optimize(symbol)
+    with pytest.raises(AttributeError, match=r"its Symbol has: \.symbol\.list_arguments.*Module"):
+        mx.mod.Module(model)
+    with pytest.raises(AttributeError, match=r"graphopt\.optimize\(symbol\.simple_bind"):
+        model.simple_bind(mx.cpu(), data=(2, 4))
+    with pytest.raises(AttributeError, match=r"^'Model' object has no attribute 'nothing'$"):
+        model.nothing  # noqa: B018
+    assert not hasattr(model, "save")
+    assert pickle.loads(pickle.dumps(model)).symbol.list_arguments() == symbol.list_arguments()
+
+
 def test_copies_of_a_model_compile_anew():
     x = mx.nd.array([[0.5, -1.0]])
     model = graphopt.optimize(mx.sym.tanh(mx.sym.var("data")))
