@@ -123,6 +123,13 @@ class Lowered:
         check_names(self.data, self._read, arrays, len(args))
         return self.run({n: as_input(n, a, self._types[n], self.ctx) for n, a in arrays.items()})
 
+    def __reduce__(self) -> Any:
+        """Raises TypeError: engines can neither be copied nor pickled."""
+        raise TypeError(
+            "a lowered graph can be neither copied nor pickled: copy its .graph and the parameters,"
+            " and lower those"
+        )
+
     @property
     def bound(self) -> tuple[Engine | None, list[Any]]:
         """The engine, once it is chosen, and what it reads: ``None`` in place of data."""

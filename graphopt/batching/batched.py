@@ -103,6 +103,10 @@ class Batched:
         lines += [f"  not noticed: {text}" for text in sorted(self._library.cautions)]
         return "\n".join(lines)
 
+    def __reduce__(self) -> Any:
+        """Copy and pickle the Block; plans are made anew."""
+        return batch, (self.net, self.batch_axis, self.debug, self.scheduler)
+
     def __repr__(self) -> str:
         return f"Batched({self.net.name}, batch_axis={self.batch_axis})"
 

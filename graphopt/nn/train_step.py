@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -72,6 +73,7 @@ class TrainStep:
         """See :func:`train_step`."""
         config = net._graphopt_config if isinstance(net, Optimized) else Config()
         self._mx = import_mxnet()
+        self._given = net, loss, trainer
         self._trainer: Any = (
             trainer
             if isinstance(trainer, OptimizedTrainer)
@@ -154,6 +156,10 @@ class TrainStep:
         """As :meth:`reset`; the Blocks given stay as they are."""
         self.reset()
 
+    def __reduce__(self) -> Any:
+        """Copy and pickle net, loss and trainer as one; they are compiled anew."""
+        return _step_of_copies, self._given
+
     def _follow(self) -> None:
         """Forget what was made of Blocks that were reset, or whose children are others now."""
         states = [part.graphopt_state for part in self._parts]
@@ -197,6 +203,20 @@ class TrainStep:
         self._small[told] = small
 
 
+def _step_of_copies(net: Any, loss: Any, trainer: Any) -> TrainStep:
+    """A step that learns as that of the originals.
+
+    MXNet copies no array's mark for autograd, and an optimizer without its parameters, which have
+    multipliers of rates.
+    """
+    learned = {*net.collect_params().values(), *loss.collect_params().values(), *trainer._params}
+    for p in learned:
+        if p._grad is not None and p._data[0].grad is None:
+            import_mxnet().autograd.mark_variables(p._data, p._grad, p.grad_req)
+    trainer._optimizer.param_dict = dict(enumerate(trainer._params))
+    return train_step(net, loss, trainer)
+
+
 def _arrays(what: str, given: Any) -> list[Any]:
     arrays = list(given) if isinstance(given, (list, tuple)) else [given]
     if not arrays or not all(isinstance(a, import_mxnet().nd.NDArray) for a in arrays):
@@ -216,6 +236,10 @@ def _with_loss() -> type:
         def register_child(self, block: Any, name: str | None = None) -> None:
             """As a Block: what can be traced need not be a HybridBlock."""
             import_mxnet().gluon.Block.register_child(self, block, name)
+
+        def name_scope(self) -> Any:
+            """None, which net and loss would refer to from then on, and be pickled with."""
+            return nullcontext()
 
         def hybrid_forward(self, _F: Any, *arrays: Any) -> Any:  # noqa: N803 - Gluon's name
             """The losses of data and labels."""

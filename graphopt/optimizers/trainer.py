@@ -7,6 +7,8 @@ As with Blocks, a view is an instance of a subclass of the user's own class that
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -48,6 +50,15 @@ class OptimizedTrainer:
         """Which weights one kernel updates, and why it does not update the others."""
         return self.graphopt_state.explain()
 
+    def __copy__(self) -> Any:
+        make, (own,) = self.__reduce_ex__(None)
+        return make(copy.copy(own))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle, and copy deeply, what the user's trainer holds; its kernels are planned anew."""
+        precise, strict = self._graphopt_config
+        return functools.partial(trainer_view, precise=precise, strict=strict), (_own(self),)
+
 
 def trainer_view(trainer: Any, *, precise: bool, strict: bool) -> Any:
     """An optimized view of a ``gluon.Trainer``."""
@@ -63,6 +74,17 @@ def trainer_view(trainer: Any, *, precise: bool, strict: bool) -> Any:
     }
     twin: Any = object.__new__(type(cls.__name__, (OptimizedTrainer, cls), body))
     twin.__dict__ = trainer.__dict__
+    return twin
+
+
+def _own(view: Any) -> Any:
+    """The user's own trainer behind a view, which parameters refer to, or else an equal one."""
+    cls = type(view).__mro__[2]
+    for trainer in (p._trainer for p in view._params):
+        if type(trainer) is cls and trainer.__dict__ is view.__dict__:
+            return trainer
+    twin: Any = object.__new__(cls)
+    twin.__dict__ = view.__dict__
     return twin
 
 

@@ -1,5 +1,8 @@
 """Graphs made callable: on every engine, with sentences for whatever does not fit."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -236,6 +239,13 @@ def test_inputs_by_position_and_from_numpy(mul):
     assert function.data == ("x",)
     for x in ([1, 1], np.ones(2), np.ones(2, "int64"), mx.nd.ones(2)):
         np.testing.assert_array_equal(function(x)[0].asnumpy(), [2, 3])
+
+
+def test_copying_is_refused_and_says_what_to_copy(mul):
+    function = lower(mul, {"w": np.ones(2)})
+    for again in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"neither copied nor pickled: copy its \.graph"):
+            again(function)
 
 
 def test_parameters_are_shared_in_training(mul):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from typing import Any
@@ -624,3 +625,15 @@ def test_weights_that_samples_bring_are_not_kept() -> None:
     samples = [(rand(1, 3), rand(3, 3)) for _ in range(40)]
     check(net, samples)
     same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
+
+
+def test_copies_plan_anew() -> None:
+    net = initialized(Fn(lambda net, x: net.g(x), g=nn.Dense(2, in_units=3)))
+    batched = graphopt.batch(net, batch_axis=1, scheduler="agenda")
+    samples = [(rand(1, 3),) for _ in range(3)]
+    want = batched(samples)
+    twin = copy.deepcopy(batched)
+    assert twin.net is not net
+    assert repr(twin) == repr(batched)
+    assert twin.scheduler == "agenda"
+    same(twin(samples), want, 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -351,3 +354,43 @@ def test_before_there_are_values() -> None:
     late = graphopt.optimize(mx.gluon.Trainer(net.collect_params(), "sgd"))
     with pytest.raises(mx.gluon.parameter.DeferredInitializationError):
         late.step(1)
+
+
+def unpickled(given: Any) -> Any:
+    return pickle.loads(pickle.dumps(given))
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, unpickled])
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_copies_learn_on_as_those_of_mxnet(name: str, again: Callable[[Any], Any]) -> None:
+    options = {"learning_rate": 0.1, "wd": 0.1}
+
+    def make(params: list[Any]) -> Any:
+        params[0].lr_mult = 0.1
+        return mx.gluon.Trainer(params, name, options)
+
+    plain, fast = pair(make)
+    train(*plain), train(*fast)
+    (expected, found) = (again(trainer) for _, trainer in (plain, fast))
+    for trainer in (expected, found):
+        trainer.set_learning_rate(0.2)
+        for p in trainer._params:  # of copies MXNet does not mark the arrays
+            autograd.mark_variables(p.list_data(), p.list_grad(), p.grad_req)
+    assert_same(train(plain[0], plain[1]), train(fast[0], fast[1]), 2e-6)
+    assert_same(train(expected._params, expected), train(found._params, found), 2e-6)
+    assert_same(train(*plain, steps=1), train(*fast, steps=1), 2e-6)
+    assert found.learning_rate == expected.learning_rate
+    assert fast[1].learning_rate == plain[1].learning_rate
+    assert "one kernel updates 4 of 4 weights" in found.explain()
+    assert type(found._params[0]._trainer) is mx.gluon.Trainer
+
+
+def test_a_copied_trainer_is_that_of_the_copied_parameters() -> None:
+    params = parameters()
+    trainer = graphopt.optimize(mx.gluon.Trainer(params, "sgd"), strict=True)
+    mx.gluon.Trainer(params[:1], "sgd")  # to which the first parameter refers from now on
+    for again in (copy.deepcopy, unpickled):
+        others, found = again((params, trainer))
+        assert all(one is other for one, other in zip(found._params, others, strict=True))
+        assert others[1]._trainer.__dict__ is found.__dict__
+        assert found._graphopt_config == trainer._graphopt_config
