@@ -30,15 +30,19 @@ def say_json(data: Any) -> None:
     click.echo(json.dumps(finite(data), indent=2, allow_nan=False))
 
 
-def is_rich(stream: IO[str] | None = None) -> bool:
-    """Whether a stream takes colour and moving output: a terminal, and NO_COLOR is not set."""
-    stream = stream or sys.stdout
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def is_rich(stream: IO[str] | None) -> bool:
+    """Whether a stream takes colour and moving output: a terminal, and NO_COLOR is not set.
+
+    ``None``, as Python has for one that is closed, takes nothing.
+    """
+    if stream is None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
 
 
 def paint(text: str, colour: str) -> str:
     """The text in a colour where stdout shows colours."""
-    return click.style(text, fg=colour) if is_rich() else text
+    return click.style(text, fg=colour) if is_rich(sys.stdout) else text
 
 
 @dataclass(frozen=True)

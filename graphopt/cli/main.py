@@ -114,6 +114,8 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None, state: State) -> int:
     # MXNet tells on stderr which subgraph backend it binds with, for every graph that is timed.
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    if sys.stdout is None:
+        raise GraphoptError("stdout is closed; send it to /dev/null if nobody is to read it")
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         # Not through click's own main(), which ends the process when a pipe breaks.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from graphopt.cli.console import note
 from graphopt.cli.inputs import Shape
 from graphopt.cli.native import hushed
 from graphopt.cli.parameters import read_parameters
-from graphopt.cli.verb import unknown, usage
+from graphopt.cli.verb import read_stdin, unknown, usage
 from graphopt.errors import InputError, ParseError
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def read(path: str) -> str:
         ParseError: it is no text.
     """
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return read_stdin() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ParseError(f"{path} is no UTF-8 text") from None
     except IsADirectoryError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 
 from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.saving import check_target, replacing
-from graphopt.cli.verb import usage, verb
+from graphopt.cli.verb import read_stdin, usage, verb
 
 if TYPE_CHECKING:
     from graphopt.memory import Buffers, Packing
@@ -86,7 +85,7 @@ def command(
 def _read(file: str) -> Buffers:
     from graphopt.memory.table import parse_buffers, read_buffers
 
-    return parse_buffers(sys.stdin.read(), "<stdin>") if file == "-" else read_buffers(file)
+    return parse_buffers(read_stdin(), "<stdin>") if file == "-" else read_buffers(file)
 
 
 def _write(found: Packing, output: str) -> None:

@@ -22,6 +22,8 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
     """
     from graphopt.compat import import_mxnet
 
+    if Path(path).is_dir():
+        usage(f"cannot read {path!r}: it is a folder")
     if not Path(path).is_file():
         usage(f"cannot read {path!r}: there is no such file")
     mx = import_mxnet()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -119,6 +120,17 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """The sentence for a name nobody knows, with the closest that is known."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def read_stdin() -> str:
+    """The text on stdin.
+
+    Raises:
+        UsageError: it is closed.
+    """
+    if sys.stdin is None:
+        usage("cannot read '-': stdin is closed")
+    return sys.stdin.read()
 
 
 def usage(message: str) -> NoReturn:

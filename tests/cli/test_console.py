@@ -69,6 +69,7 @@ def test_colours(monkeypatch, env, rich):
         monkeypatch.setenv(key, value)
     assert is_rich(Terminal()) is rich
     assert not is_rich(io.StringIO())
+    assert not is_rich(None)
     monkeypatch.setenv("TERM", "dumb")
     assert not is_rich(Terminal())
 

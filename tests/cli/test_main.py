@@ -155,6 +155,31 @@ def test_a_broken_pipe_is_141(monkeypatch):
     assert main(["passes"]) == 141
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (
+            "passes >&-",
+            "1 graphopt: error: stdout is closed; send it to /dev/null if nobody is to read it",
+        ),
+        ("inspect - <&-", "2 graphopt inspect: error: cannot read '-': stdin is closed"),
+        ("pack - <&-", "2 graphopt pack: error: cannot read '-': stdin is closed"),
+        ("xyzzy 2>&-", "2 "),
+    ],
+)
+def test_closed_streams(command, told):
+    ran = subprocess.run(
+        f"{sys.executable} -m graphopt {command}",
+        shell=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{ran.returncode} {ran.stderr.strip()}" == told
+    assert ran.stdout == ""
+
+
 def test_module_runs():
     ran = subprocess.run(
         [sys.executable, "-m", "graphopt", "--version"],

@@ -96,8 +96,10 @@ def test_missing_file(graphopt, net):
     )
 
 
-def test_folder(graphopt, tmp_path):
+def test_folder(graphopt, net, tmp_path):
     ran = graphopt("inspect", tmp_path, *NONE)
+    assert ran == (2, "", f"graphopt inspect: error: cannot read '{tmp_path}': it is a folder\n")
+    ran = graphopt("inspect", net, *NONE, "--params", tmp_path)
     assert ran == (2, "", f"graphopt inspect: error: cannot read '{tmp_path}': it is a folder\n")
 
 
