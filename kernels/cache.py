@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -66,11 +67,16 @@ def _usable(path: Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             return path
     except OSError:
-        private = Path(tempfile.mkdtemp(prefix="graphopt-"))
-        import atexit
+        return _private()
 
-        atexit.register(_remove, private, os.getpid())
-        return private
+
+def _private() -> Path:
+    """A new folder, for this process alone."""
+    import atexit
+
+    made = Path(tempfile.mkdtemp(prefix="graphopt-"))
+    atexit.register(_remove, made, os.getpid())
+    return made
 
 
 def _remove(path: Path, owner: int) -> None:
@@ -89,6 +95,23 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def written(path: Path, data: bytes) -> Path:
+    """A file with ``data``: ``path``, or where the disk is full one for this process alone."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        # Where warnings are errors, this one still must not lose what took minutes to compile.
+        with contextlib.suppress(RuntimeWarning):
+            text = (
+                f"{path} cannot be written ({error.strerror or error}): what was compiled serves"
+                " this process alone, and the next one compiles it again"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        path = _private() / path.name
+        path.write_bytes(data)
+    return path
 
 
 def load(key: str, kind: tuple[str, str] = OBJECTS) -> bytes | None:

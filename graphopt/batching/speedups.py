@@ -14,7 +14,7 @@ from typing import Any
 
 from graphopt.errors import MissingDependencyError
 from graphopt.kernels.bridge.build import compiler, run_compilers
-from graphopt.kernels.cache import folder, write_atomically
+from graphopt.kernels.cache import folder, written
 
 _FOLDER = Path(__file__).with_name("recording")
 _NAME = "graphopt_recording"
@@ -30,7 +30,7 @@ def load() -> tuple[ModuleType | None, str | None]:
     try:
         path = _kept()
         if not path.exists():
-            write_atomically(path, _build())
+            path = written(path, _build())
         return _loaded(path), None
     except (MissingDependencyError, ImportError, OSError) as error:
         return None, str(error)

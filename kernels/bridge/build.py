@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from graphopt.errors import MissingDependencyError
-from graphopt.kernels.cache import folder, write_atomically
+from graphopt.kernels.cache import folder, wanted, write_atomically, written
 
 HERE = Path(__file__).parent
 #: What is compiled, each file by a process of its own.
@@ -102,15 +102,15 @@ _NEW_STRINGS = b"_ZN4nnvm2Op3GetERKNSt7__cxx1112basic_string"
 def library(mxnet: Path) -> Path:
     """The bridge for the MXNet in folder ``mxnet``, built first if need be.
 
-    It is kept in the cache folder; a wheel built where MXNet was installed brings its own.
+    It is kept in the cache folder, or for this process alone where that is full; a wheel built
+    where MXNet was installed brings its own.
 
     Raises:
         MissingDependencyError: there is no C++ compiler, or it fails; the message says what to do.
     """
     found = find(mxnet)
     if found is None:
-        found = _kept(mxnet)
-        write_atomically(found, build(mxnet))
+        found = written(_kept(mxnet), build(mxnet))
     return found
 
 
@@ -254,15 +254,17 @@ def main() -> int:
     mxnet = installed()
     try:
         if mxnet is None:
-            why = "MXNet is not installed here"
-        else:
-            path = library(mxnet)
-            sys.stdout.write(f"graphopt's fused kernels are ready: {path}\n")
-            return 0
+            raise MissingDependencyError("MXNet is not installed here")
+        path = library(mxnet)
     except (MissingDependencyError, OSError) as error:
-        why = str(error)
-    sys.stderr.write(f"{why}; until then graphopt works, but leaves operators unfused\n")
-    return 1
+        sys.stderr.write(f"{error}; until then graphopt works, but leaves operators unfused\n")
+        return 1
+    kept = wanted() / "bridge"
+    if path.parent not in (HERE, kept):
+        sys.stderr.write(f"{kept} cannot be written to; until then every process builds its own\n")
+        return 1
+    sys.stdout.write(f"graphopt's fused kernels are ready: {path}\n")
+    return 0
 
 
 def compiler() -> str:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -334,18 +335,50 @@ def test_a_damaged_bridge_is_built_again(
     assert builds == [mxnet]
 
 
-def test_a_bridge_that_cannot_be_kept_is_a_reason_not_a_crash(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same folder, where there is room for empty files only."""
+
     def refuse(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
+    monkeypatch.setattr(cache, "write_atomically", refuse)
+    return folder
+
+
+def test_a_bridge_on_a_full_disk_serves_the_process_that_built_it(
+    with_bridge: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mxnet = build.installed()
     assert mxnet is not None
-    monkeypatch.setattr(build, "build", lambda of: b"")
-    monkeypatch.setattr(build, "write_atomically", refuse)
-    with pytest.raises(MissingDependencyError, match="no space left on device"):
-        bridge._open(mxnet)
+    kept = build._kept(mxnet)
+    good = kept.read_bytes()
+    kept.unlink()
+    monkeypatch.setattr(build, "build", lambda of: good)
+    with pytest.warns(RuntimeWarning, match="no space left on device.*this process alone"):
+        assert bridge._open(mxnet).graphopt_run
+    assert build.find(mxnet) is None
+
+
+def test_warnings_that_are_errors_lose_no_bridge(
+    full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "build", lambda of: b"library")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path = build.library(build.installed())
+    assert path.read_bytes() == b"library"
+    assert full_disk not in path.parents
+
+
+def test_a_bridge_that_is_built_ahead_has_to_last(
+    full_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "build", lambda of: b"library")
+    with pytest.warns(RuntimeWarning, match="no space left on device"):
+        assert build.main() == 1
+    told = f"{full_disk}/bridge cannot be written to; until then every process builds its own\n"
+    assert capsys.readouterr().err == told
 
 
 def test_building_ahead_says_what_it_did(
