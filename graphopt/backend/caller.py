@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from math import prod
@@ -19,6 +18,7 @@ import numpy as np
 from graphopt.backend.arrays import Alike
 from graphopt.backend.draws import Draws
 from graphopt.backend.engines import unlocked_in_children
+from graphopt.backend.lifetimes import release_with
 from graphopt.backend.small import KINDS, SEED, VIEWS, root_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
@@ -137,7 +137,7 @@ class CallerEngine:
         layout = _Layout(graph, fixed, learns=False)
         self._library, self._graph = layout.library, layout.handle
         self._run = self._library.graphopt_graph_run
-        weakref.finalize(self, self._library.graphopt_graph_free, self._graph)
+        release_with(self, self._library.graphopt_graph_free, self._graph)
         self.inputs: Sequence[str] = [leaf.name for leaf in layout.leaves]
         self._at = [at for at, leaf in enumerate(layout.leaves) if leaf.name in data]
         self._fixed = [arrays[name] for name in self.inputs if name not in data]  # kept alive
@@ -188,7 +188,7 @@ class LearningEngine:
         number = layout.library.graphopt_graph_finish(
             layout.handle, outputs, len(outputs), is_small
         )
-        weakref.finalize(self, layout.library.graphopt_graph_release, int(number))
+        release_with(self, layout.library.graphopt_graph_release, int(number))
         #: Of the graph in the bridge, and what a call returns.
         self.number, self.types = int(number), [graph.type_of(value) for value in graph.outputs]
         mx = import_mxnet()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from graphopt.backend.lifetimes import release_with
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 
@@ -48,7 +48,7 @@ class Pools:
         self._reservations: list[Reservation] = []
         self._gradients: Names = frozenset()
         self.lock = threading.RLock()
-        weakref.finalize(self, _release, self._library, self._numbers)
+        release_with(self, _release, self._library, self._numbers)
 
     def __len__(self) -> int:
         """How many there are: as many as calls were under way at a time."""

@@ -82,8 +82,9 @@ class Numbered {
   int64_t last_ = 0;
 };
 
-Numbered<Binding> bindings;
-Numbered<Pool> pools;
+// Never destroyed: threads may still be in calls as the process ends.
+Numbered<Binding>& bindings = *new Numbered<Binding>;
+Numbered<Pool>& pools = *new Numbered<Pool>;
 
 std::shared_ptr<Binding> BindingOf(const NodeAttrs& attrs) {
   auto number = attrs.dict.find("binding");

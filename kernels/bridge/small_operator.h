@@ -58,7 +58,7 @@ class SmallGraphs {
     return made;
   }
   static std::vector<Known>& known() {
-    static std::vector<Known> made;
+    static auto& made = *new std::vector<Known>;  // never destroyed: threads may be in calls as the process ends
     return made;
   }
 };
