@@ -15,20 +15,23 @@ from graphopt.errors import GraphoptError, MissingDependencyError
 if TYPE_CHECKING:
     from graphopt.kernels.spec import KernelSpec
 
+# All write their answer to where the last argument says; see answers.h.
+_NUMBERS = ctypes.POINTER(ctypes.c_int64)
 _DESCRIBE = ctypes.CFUNCTYPE(
-    ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64
+    None, ctypes.c_char_p, ctypes.c_int, _NUMBERS, ctypes.c_int64, _NUMBERS
 )
-_COMPILE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_char_p, ctypes.c_int)
+_COMPILE = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int, _NUMBERS)
 _LAUNCHES = ctypes.CFUNCTYPE(
-    ctypes.c_int64,
+    None,
     ctypes.c_char_p,
     ctypes.c_int,
     ctypes.c_int,
-    ctypes.POINTER(ctypes.c_int64),
+    _NUMBERS,
     ctypes.c_int,
     ctypes.c_int,
     ctypes.POINTER(ctypes.c_int),
-    ctypes.POINTER(ctypes.c_int64),
+    _NUMBERS,
+    _NUMBERS,
 )
 
 _lock = threading.Lock()
@@ -167,7 +170,7 @@ def _layout_fits(mxnet: Any, bridge: ctypes.CDLL) -> bool:
 
 def _describer(bridge: ctypes.CDLL) -> Any:
     @_DESCRIBE
-    def describe(text: bytes, backward: int, out: Any, capacity: int) -> int:
+    def describe(text: bytes, backward: int, out: Any, capacity: int, count: Any) -> None:
         try:
             if text.startswith(b"recurrence "):
                 numbers = _recurrence_numbers(text, backward)
@@ -182,10 +185,10 @@ def _describer(bridge: ctypes.CDLL) -> Any:
                 raise GraphoptError(f"too large for a kernel: {text[:200].decode()}")
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
             bridge.graphopt_set_error(_told(error))
-            return 0
+            return
         for place, number in enumerate(numbers):
             out[place] = number
-        return len(numbers)
+        count[0] = len(numbers)
 
     return describe
 
@@ -259,16 +262,16 @@ def _told(error: Exception) -> bytes:
 
 def _compiler(bridge: ctypes.CDLL) -> Any:
     @_COMPILE
-    def compile_(text: bytes, backward: int) -> int:
-        from graphopt.kernels.library import kernel
-
+    def compile_(text: bytes, backward: int, address: Any) -> None:
         try:
+            from graphopt.kernels.library import kernel
+
             found = kernel(str(_spec(text)), backward=bool(backward))
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
             bridge.graphopt_set_error(_told(error))
-            return 0
+            return
         _pending.discard((text, backward))
-        return found.address
+        address[0] = found.address
 
     return compile_
 
@@ -276,12 +279,12 @@ def _compiler(bridge: ctypes.CDLL) -> Any:
 def _planner(bridge: ctypes.CDLL) -> Any:
     @_LAUNCHES
     def launches(  # type: ignore[no-untyped-def]
-        text, backward, axes, extents, aligned, outputs, requests, device
-    ) -> int:
+        text, backward, axes, extents, aligned, outputs, requests, device, address
+    ) -> None:
         try:
             from graphopt.kernels.cuda.native import launches_of
 
-            return launches_of(
+            found = launches_of(
                 text.decode(),
                 backward=bool(backward),
                 space=tuple(extents[:axes]),
@@ -291,6 +294,7 @@ def _planner(bridge: ctypes.CDLL) -> Any:
             )
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
             bridge.graphopt_set_error(_told(error))
-            return 0
+            return
+        address[0] = found
 
     return launches

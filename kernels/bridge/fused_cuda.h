@@ -14,11 +14,11 @@
 
 namespace graphopt {
 
-/* Answers with the address of cuda::Launches, or 0: for a spec, forward or backward, extents of its
+/* Answers with the address of cuda::Launches: for a spec, forward or backward, extents of its
  * axes, whether operands are aligned, a request for each output, and the GPU. */
-using LaunchesCallback = int64_t (*)(const char* spec, int backward, int axes,
-                                     const int64_t* extents, int aligned, int outputs,
-                                     const int* requests, const int64_t* device);
+using LaunchesCallback = void (*)(const char* spec, int backward, int axes, const int64_t* extents,
+                                  int aligned, int outputs, const int* requests,
+                                  const int64_t* device, int64_t* address);
 
 LaunchesCallback describe_launches = nullptr;
 
@@ -41,9 +41,8 @@ const cuda::Launches& LaunchesOf(Plan* plan, const std::vector<int64_t>& axes, b
   }
   // Not under the lock: Python may run other threads, which may get here too.
   const int64_t address =
-      describe_launches(plan->spec.c_str(), plan->backward, axes.size(), axes.data(), aligned,
-                        requests.size(), requests.data(), about);
-  if (!address) Fail(python_error);
+      Answer(describe_launches, plan->spec.c_str(), plan->backward, axes.size(), axes.data(),
+             aligned, requests.size(), requests.data(), about);
   auto launches = reinterpret_cast<const cuda::Launches*>(address);
   std::lock_guard<std::mutex> lock(launches_mutex);
   known_launches.emplace(std::make_pair(plan, std::move(key)), launches);

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "answers.h"
 #include "legacy.h"
 
 namespace graphopt {
@@ -18,10 +19,10 @@ namespace graphopt {
 using Function = void (*)(const int64_t* pointers, const int64_t* strides, int64_t rows,
                           int64_t length, int64_t scratch);
 
-/* What is filled in by Python; see graphopt/kernels/plan.py for the order of the numbers. */
-using DescribeCallback = int64_t (*)(const char* spec, int backward, int64_t* out, int64_t capacity);
-/* Compiles; returns the address of the kernel, or 0. */
-using CompileCallback = int64_t (*)(const char* spec, int backward);
+/* What is filled in by Python, and how many numbers these are; see graphopt/kernels/plan.py for their order. */
+using DescribeCallback = void (*)(const char* spec, int backward, int64_t* out, int64_t capacity, int64_t* count);
+/* Compiles; answers with the address of the kernel. */
+using CompileCallback = void (*)(const char* spec, int backward, int64_t* address);
 
 enum Source { kHead = 0, kInput = 1, kOutput = 2 };
 
@@ -55,7 +56,6 @@ struct Plan {
 
 DescribeCallback describe = nullptr;
 CompileCallback compile = nullptr;
-thread_local std::string python_error;
 
 std::mutex plans_mutex;
 std::unordered_map<std::string, Plan*> plans[2];
@@ -114,8 +114,7 @@ bool IsByChannels(const Plan& plan) {
 
 Plan* MakePlan(const std::string& spec, bool backward) {
   std::vector<int64_t> numbers(1 << 14);
-  int64_t count = describe(spec.c_str(), backward, numbers.data(), numbers.size());
-  if (count <= 0) Fail(python_error);
+  Answer(describe, spec.c_str(), backward, numbers.data(), numbers.size());
   const int64_t* at = numbers.data();
   auto plan = new Plan();
   plan->spec = spec;
@@ -198,13 +197,10 @@ Plan* PlanInBlocks(const Plan& plan) { return FindPlan("blocks " + plan.spec, pl
 Function Ready(Plan* plan) {
   Function function = plan->function.load(std::memory_order_acquire);
   if (function) return function;
-  // Nobody holds Python's lock here, so whoever compiles can get it.
   std::lock_guard<std::mutex> lock(plan->compiling);
   function = plan->function.load(std::memory_order_acquire);
   if (function) return function;
-  int64_t address = compile(plan->spec.c_str(), plan->backward);
-  if (!address) Fail(python_error);
-  function = reinterpret_cast<Function>(address);
+  function = reinterpret_cast<Function>(Answer(compile, plan->spec.c_str(), plan->backward));
   plan->function.store(function, std::memory_order_release);
   return function;
 }

@@ -56,9 +56,7 @@ std::unordered_map<std::string, std::unique_ptr<Program>> programs[32];
 
 std::vector<int64_t> Told(const std::string& spec, int mode) {
   std::vector<int64_t> numbers(1 << 16);
-  int64_t count = describe(spec.c_str(), mode, numbers.data(), numbers.size());
-  if (count <= 0) Fail(python_error);
-  numbers.resize(count);
+  numbers.resize(Answer(describe, spec.c_str(), mode, numbers.data(), numbers.size()));
   return numbers;
 }
 
