@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from graphopt.backend.arrays import view_of
@@ -103,6 +104,5 @@ def _packed(spec: str, given: Sequence[Any | None], ctx: Any) -> Iterator[Any]:
     for number, array in enumerate(given):
         if array is not None:
             made = mx.nd.empty((packed_size(mx, spec, number),), ctx)
-            with held([array]) as (numbers,):
-                pack(mx, spec, number, numbers, into=view_of(made))
+            held([array], partial(pack, mx, spec, number, into=view_of(made)))
             yield made

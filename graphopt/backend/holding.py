@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
-from typing import Any
-
-import numpy.typing as npt
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, TypeVar
 
 from graphopt.backend.arrays import numbers_at, view_of
 from graphopt.compat import import_mxnet
@@ -17,14 +14,18 @@ from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.bridge.written import digest_of
 
+T = TypeVar("T")
 
-@contextmanager
-def held(arrays: Sequence[Any]) -> Iterator[list[npt.NDArray[Any]]]:
-    """The numbers of dense arrays as long as the context lasts.
+
+def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
+    """What ``read`` returns for the numbers of dense arrays.
 
     MXNet's convolutions and dense layers bring the weights of inference into oneDNN's order in
-    place, whatever thread runs them; that is put off until the context is left. Where they are in
+    place, whatever thread runs them; that is put off until ``read`` returns. Where they are in
     such an order already, and where MXNet does not let them be held, they are copied.
+
+    This is no context manager, as an interrupt (Ctrl-C) may raise at the start of any function,
+    such as ``__exit__``: arrays would be held, and nobody could write to them, for ever.
 
     Raises:
         GraphoptError: MXNet's engine does not take it.
@@ -35,34 +36,32 @@ def held(arrays: Sequence[Any]) -> Iterator[list[npt.NDArray[Any]]]:
     if arrays and is_on_host and fit(mx):
         library, count = _functions(mx), len(arrays)
         handles = (ctypes.c_void_p * count)(*[array.handle for array in arrays])
-        laid_out = (ctypes.c_int * count)()
+        laid_out, release = (ctypes.c_int * count)(), library.graphopt_release
         for array in arrays:
             array.wait_to_read()
-        holding = library.graphopt_hold(handles, count, laid_out)
-        if holding is None:
-            raise GraphoptError(library.graphopt_error().decode())
+        holding = ctypes.c_void_p()  # written by the bridge, as an interrupt loses what it returns
         try:
+            if library.graphopt_hold(handles, count, laid_out, holding):
+                raise GraphoptError(library.graphopt_error().decode())
             if not any(laid_out):
-                yield [numbers_at(array) for array in arrays]
-                return
+                return read(*[numbers_at(array) for array in arrays])
         finally:
-            library.graphopt_release(holding)
+            release(holding)
     with mx.autograd.pause():
         copies = [array.copy() for array in arrays]
-    yield [view_of(copy) for copy in copies]
+    return read(*[view_of(copy) for copy in copies])
 
 
 def digest(array: Any) -> int:
     """A number for what a dense array holds: another for other bits, but in one case of 2**64."""
-    with held([array]) as (numbers,):
-        return digest_of(import_mxnet(), numbers)
+    return held([array], partial(digest_of, import_mxnet()))
 
 
 @cache
 def _functions(mxnet: Any) -> ctypes.CDLL:
     library = bridge.load(mxnet)
-    library.graphopt_hold.restype = ctypes.c_void_p
-    library.graphopt_hold.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    holding = ctypes.POINTER(ctypes.c_void_p)
+    library.graphopt_hold.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, holding]
     library.graphopt_release.restype = None
-    library.graphopt_release.argtypes = [ctypes.c_void_p]
+    library.graphopt_release.argtypes = [holding]
     return library

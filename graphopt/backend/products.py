@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -63,8 +64,8 @@ def with_packed_products(
         data, weights, *bias = node.inputs
         tiled = is_tiled(import_mxnet(), *problem_of(graph, node)[:3])
         if (weights, tiled) not in layers:
-            with held([values[graph[weights.node].name]]) as (numbers,):
-                keeper = _packed(numbers, ctx, tiled=tiled)
+            array = values[graph[weights.node].name]
+            keeper = held([array], partial(_packed, ctx=ctx, tiled=tiled))
             keepers.append(keeper)
             layers[weights, tiled] = named(weights, keeper.array), keeper.order == TILES
         for value in bias:

@@ -6,6 +6,8 @@
  */
 #include <pthread.h>
 
+#include <utility>
+
 #include "attention_operator.h"
 #include "batch_dot.h"
 #include "batch_norm_operator.h"
@@ -151,19 +153,21 @@ int graphopt_have_one_memory(void* array, void* other) {
 }
 
 /* Lets nobody write to arrays until graphopt_release; waits for who does. `laid_out` tells of each whether oneDNN has
- * laid it out in an order of its own. Null if it fails. */
-void* graphopt_hold(void** arrays, int64_t count, int* laid_out) {
+ * laid it out in an order of its own. What is to be given back goes to `held`, which has to be null: an interrupt may
+ * keep the caller from what this returns, which is -1 if it fails. */
+int graphopt_hold(void** arrays, int64_t count, int* laid_out, graphopt::Holding** held) {
   try {
-    graphopt::Holding* made = graphopt::Holding::Of(arrays, count);
+    *held = graphopt::Holding::Of(arrays, count);
     for (int64_t i = 0; i < count; ++i) laid_out[i] = graphopt::IsLaidOut(arrays[i]);
-    return made;
+    return 0;
   } catch (const std::exception& error) {
     graphopt::python_error = error.what();
-    return nullptr;
+    return -1;
   }
 }
 
-void graphopt_release(void* held) { delete static_cast<graphopt::Holding*>(held); }
+/* Gives back what is held, if anything is. */
+void graphopt_release(graphopt::Holding** held) { delete std::exchange(*held, nullptr); }
 
 /* Puts how often each array was written into `counts`, waiting for what is being written; -1 if that
  * failed. */

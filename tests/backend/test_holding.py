@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import graphopt
+from graphopt.backend import holding
 from graphopt.backend.holding import digest, held
 from graphopt.compat import import_mxnet
+from tests.recording.test_interrupts import Interrupting, in_time
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -26,40 +30,82 @@ def laid_out_weights() -> tuple[mx.nd.NDArray, np.ndarray]:
 
 def test_writes_wait_until_it_is_over() -> None:
     first, second = mx.nd.ones((4, 5)), mx.nd.zeros((3,))
-    with held([first, second, first]) as (one, two, same):
+
+    def read(one: Any, two: Any, same: Any) -> None:
         first[:] = 7
         np.testing.assert_array_equal(one, np.ones((4, 5)))
         np.testing.assert_array_equal(two, np.zeros(3))
         np.testing.assert_array_equal(same, one)
+
+    held([first, second, first], read)
     np.testing.assert_array_equal(first.asnumpy(), np.full((4, 5), 7))
 
 
 def test_writes_go_on_after_an_error() -> None:
     array = mx.nd.ones((4,))
-    with pytest.raises(ValueError, match="mine"), held([array]):
+
+    def read(_: Any) -> None:
         raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        held([array], read)
     array[:] = 2
     assert array.asnumpy().tolist() == [2] * 4
 
 
+def test_writes_go_on_after_an_interrupt_wherever_it_comes() -> None:
+    place = 0
+    while True:
+        array, state = mx.nd.ones((4,)), mx.autograd.is_recording()
+        error: KeyboardInterrupt | None = None
+        try:
+            with Interrupting((holding,), place):
+                held([array], np.sum)
+        except KeyboardInterrupt as raised:
+            error = raised  # held, as a console does: so are its frames
+        mx.autograd.set_recording(state)
+        array[:] = 2
+        assert in_time(array.asnumpy).tolist() == [2] * 4
+        if error is None:
+            break
+        place += 1
+    assert place > 4  # of them
+
+
+def test_writes_go_on_after_an_interrupt_while_the_bridge_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library, array = holding._functions(mx), mx.nd.ones((4,))
+
+    def hold(*arguments: Any) -> int:
+        library.graphopt_hold(*arguments)
+        raise KeyboardInterrupt
+
+    interrupted = SimpleNamespace(graphopt_hold=hold, graphopt_release=library.graphopt_release)
+    monkeypatch.setattr(holding, "_functions", lambda _: interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        held([array], np.sum)
+    array[:] = 2
+    assert in_time(array.asnumpy).tolist() == [2] * 4
+
+
 def test_arrays_in_another_order_stay_in_it() -> None:
     weights, numbers = laid_out_weights()
-    with held([weights]) as (found,):
-        np.testing.assert_array_equal(found, numbers)
+    np.testing.assert_array_equal(held([weights], np.copy), numbers)
     assert digest(weights) == digest(mx.nd.array(numbers))
 
 
 def test_an_array_that_could_not_be_written() -> None:
     broken = mx.nd.random.normal(0, -1, shape=(4,))
-    with pytest.raises(mx.MXNetError, match="scale parameter"), held([broken]):
-        pass
+    with pytest.raises(mx.MXNetError, match="scale parameter"):
+        held([broken], np.copy)
 
 
 def test_nothing_is_recorded() -> None:
     weights, numbers = laid_out_weights()
     weights.attach_grad()
-    with mx.autograd.record(), held([weights]) as (found,):
-        np.testing.assert_array_equal(found, numbers)
+    with mx.autograd.record():
+        np.testing.assert_array_equal(held([weights], np.copy), numbers)
 
 
 @pytest.mark.parametrize("layer", [nn.Conv2D, nn.Conv2DTranspose])
