@@ -7,6 +7,8 @@
  */
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstdint>
 #include <string>
 #include <system_error>
@@ -18,8 +20,13 @@ namespace graphopt {
 
 thread_local std::string python_error;
 
-/* What a callback answers with, which is above 0; it fails if there is no answer. Nobody holds Python's lock here, so
- * another thread can get it. */
+/* Whether this thread holds Python's lock, as calls of MXNet by Cython do: another would wait for ever. */
+bool HoldsPython() {
+  static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return check && check();
+}
+
+/* What a callback answers with, which is above 0; it fails if there is no answer. */
 template <typename Callback, typename... Arguments>
 int64_t Answer(Callback callback, Arguments... arguments) {
   int64_t answer = 0;
@@ -29,10 +36,14 @@ int64_t Answer(Callback callback, Arguments... arguments) {
     callback(arguments..., &answer);
     error = python_error;
   };
-  try {
-    std::thread(ask).join();
-  } catch (const std::system_error&) {  // there are too many threads
+  if (HoldsPython()) {
     ask();
+  } else {
+    try {
+      std::thread(ask).join();
+    } catch (const std::system_error&) {  // there are too many threads
+      ask();
+    }
   }
   if (answer <= 0) Fail(error);
   return answer;
