@@ -78,22 +78,29 @@ def _refuse_statistics(op: str, attrs: Mapping[str, Any], *, training: bool) -> 
 def _creation(
     library: Library, facts: OpInfo, operator: int, attrs: Mapping[str, Any]
 ) -> tuple[Entry, bool]:
-    """Without inputs: a constant is made once, random numbers anew for every call."""
+    """Without inputs: a constant is made once per batch or less, random numbers for every call."""
     run = run_operator(operator, [], list(attrs), list(attrs.values()))
-    if not facts.pure:
-        return lambda recorder, args: run(())[0], True
-    made = run(())[0]
-    if not made.shape or not made.shape[0]:
-        return lambda recorder, args: run(())[0], True
-    library.constants[id(made)] = made
-    return lambda recorder, args: _constant(recorder, made), True
 
+    def make() -> Any:
+        return run(())[0]
 
-def _constant(recorder: Recorder, made: Any) -> Lazy:
-    found = recorder.rows_of(made)
-    if found.array is None:
-        found.array = made
-    return found
+    first = make() if facts.pure else None
+    if first is None or not first.shape or not first.shape[0]:
+        return lambda recorder, args: make(), True
+    key = object()
+    with library.lock:
+        library.constants.get(key, lambda: first)
+
+    def entry(recorder: Recorder, args: Sequence[Any]) -> Lazy:
+        found = recorder.created.get(key)
+        if found is None:
+            with library.lock:
+                array = library.constants.get(key, make)
+            found = recorder.created[key] = recorder.rows_of(array)
+            found.array = recorder.owned[id(array)] = array
+        return found
+
+    return entry, True
 
 
 def _eager(

@@ -215,7 +215,7 @@ def to_numpy(value: Lazy) -> Any:
 
 def owned(recorder: Recorder, array: Any) -> Any:
     """The array, or a copy of a constant, so that whoever gets it may write into it."""
-    return array.copy() if id(array) in recorder.library.constants else array
+    return array.copy() if id(array) in recorder.owned else array
 
 
 def materialize(value: Lazy) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphopt.batching.changes import fingerprint
+from graphopt.batching.constants import Constants
 from graphopt.batching.kinds import Kind, typed
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.recorder import Real, Recorder
@@ -52,7 +53,7 @@ class Library:
         plans: by structure.
         traced: fingerprints of the Blocks that units were made of.
         numbers: how many different numbers (see numbers.py) or weights an operator was called with.
-        constants: arrays that later batches read, too, by id: nobody else may get hold of them.
+        constants: arrays of calls without inputs.
     """
 
     def __init__(self, net: Any) -> None:
@@ -72,7 +73,7 @@ class Library:
         self.units: dict[Any, Any] = {}
         self.traced: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
-        self.constants: dict[int, Any] = {}
+        self.constants = Constants()
         self.numbers: Counter[Any] = Counter()
         self._signatures: dict[Any, Signature] = {}
         self._tags: dict[Any, Tag] = {}
@@ -156,6 +157,8 @@ class Library:
 
     def share(self, recorder: Recorder, given: Any) -> None:
         """From now on a real array is one and the same for all samples, and part of keys."""
+        with self.lock:
+            self.constants.share(given)
         tag = self._shared.setdefault(id(given), Tag(given))
         recorder.real(given).tag = tag
 

@@ -105,6 +105,9 @@ class Recorder(Calls):
         kinds: of the rows of each store.
         homes: the store that has the rows of each store, and from which row on: another than
             itself where groups were run together.
+        created: results of calls without inputs.
+        owned: their arrays by id: other samples and batches read them, so nobody else may get hold
+            of them.
         devices: that constants were asked for on, which are known by where they lie.
         lookups: how embeddings look up each kind of words, once it is known.
         plan: that was run last.
@@ -125,6 +128,8 @@ class Recorder(Calls):
         self.fixed: dict[Any, Any] = {}
         self.parameters: dict[int, Any] | None = None
         self.constants: dict[Any, Lazy] = {}
+        self.created: dict[Any, Lazy] = {}
+        self.owned: dict[int, Any] = {}
         self.devices: list[Any] = []
         self.lookups: dict[Any, Any] = {}
         self.plan: Plan | None = None
@@ -270,6 +275,7 @@ class Recorder(Calls):
             self.views,
             self.origins,
             self.constants,
+            self.created,
             self.lookups,
             self.fixed,
             self.reals,

@@ -49,7 +49,7 @@ def apart(x: Lazy) -> Lazy:
 
     What stands for an array that is there already is another value once that array was written.
     """
-    if x.depth or id(x.array) in x.recorder.library.constants:
+    if x.depth or id(x.array) in x.recorder.owned:
         return x
     found = Lazy(x.recorder, x.run, x.rows, x.kind, 0)
     found.runs = x.runs

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import graphopt
+from graphopt.batching import constants
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, SampleError
 from tests.batching.comparing import Fn, check, flat, initialized, rand, same
@@ -637,3 +638,31 @@ def test_copies_plan_anew() -> None:
     assert repr(twin) == repr(batched)
     assert twin.scheduler == "agenda"
     same(twin(samples), want, 0)
+
+
+def test_constants_of_ever_new_shapes_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "MAX_BYTES", 2000)
+    net = Fn(lambda net, x: mx.nd.concat(x, mx.nd.zeros(x.shape), dim=1).sum(axis=1))
+    batched = graphopt.batch(net)
+    for length in (*range(1, 80), 700, 3, 700):
+        x = rand(1, length)
+        same(batched([(x,), (x * 2,)]), graphopt.batch(net, debug=True)([(x,), (x * 2,)]), 1e-5)
+    assert batched._library.constants.size == 700 * 4
+
+
+def test_constants_that_are_weights_stay_the_same_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "MAX_BYTES", 100)
+    net = Fn(lambda net, x: mx.nd.dot(x, mx.nd.ones((3, 2))) + mx.nd.ones((1, 2, 40)).sum())
+    batched = graphopt.batch(net)
+    samples = [(rand(1, 3),), (rand(1, 3),)]
+    for _ in range(40):
+        same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
+    assert len(batched._library._shared) == 1
+
+
+def test_constants_are_written_by_one_sample_alone() -> None:
+    batched = graphopt.batch(Fn(lambda net, x: (mx.nd.zeros((1, 3)), x)))
+    for _ in range(3):
+        found, _ = batched([(rand(1, 3),)])
+        assert found.asnumpy().tolist() == [[0, 0, 0]]
+        found[:] = 7
