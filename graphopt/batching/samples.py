@@ -117,6 +117,8 @@ class Samples:
             for paused in waiting:  # only where a flush raised, or a sample what is no Exception
                 paused.throw()
             set_autograd_state(recorder.outside)
+            # The recorder refers to this: no cycle is to keep the values alive.
+            self._flush, self.finished = _nothing, None
         return outcome
 
     def _resume(self, runner: Any, waiting: list[Any], *args: Any) -> None:

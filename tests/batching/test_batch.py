@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+
+
+import gc
 import itertools
 import random
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 import graphopt
 from graphopt.batching import constants
+from graphopt.batching.recorder import Recorder
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, SampleError
 from tests.batching.comparing import Fn, check, flat, initialized, rand, same
@@ -666,3 +670,15 @@ def test_constants_are_written_by_one_sample_alone() -> None:
         found, _ = batched([(rand(1, 3),)])
         assert found.asnumpy().tolist() == [[0, 0, 0]]
         found[:] = 7
+
+
+def test_values_of_a_batch_go_with_it() -> None:
+    net = initialized(Fn(lambda net, x: net.g(x) * x.asnumpy().sum(), g=nn.Dense(2, in_units=3)))
+    batched = graphopt.batch(net)
+    gc.collect()
+    gc.disable()
+    try:
+        batched([(rand(1, 3),), (rand(1, 3),)])
+        assert not any(isinstance(found, Recorder) for found in gc.get_objects())
+    finally:
+        gc.enable()
