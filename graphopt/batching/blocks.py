@@ -19,10 +19,13 @@ from graphopt.batching.operators import handle
 from graphopt.batching.recorder import Recorder, Unrecorded
 from graphopt.batching.rules import NotRowwiseError
 from graphopt.batching.signature import Signature
-from graphopt.batching.unit import Layout, Unit, layout_of, make_unit, regroup
+from graphopt.batching.unit import Layout, Rented, Unit, layout_of, make_unit, regroup
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import describe
+from graphopt.nn.ski_rental import AT_ONCE
 
+#: A Unit takes as long to make as about so many calls, which were made one by one before.
+_RENTED_CALLS = 32
 _DESCEND = object()
 _ARRAY = import_mxnet().nd.NDArray
 _EMBEDDING = import_mxnet().gluon.nn.Embedding
@@ -46,9 +49,10 @@ def call_block(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
         values.append(a)
         key.append(a.kind)
     unit = recorder.units.get(tuple(key))
-    if unit is None:
+    if unit is None or _is_due(unit):
         layout = (tuple, (0,) * len(values))
-        unit = recorder.units[tuple(key)] = _enter(recorder, block, values, layout)
+        is_new = unit is None
+        unit = recorder.units[tuple(key)] = _enter(recorder, block, values, layout, is_new=is_new)
     if unit is _DESCEND:
         return descend(block, args)
     if type(unit) is _Lookup:
@@ -143,11 +147,16 @@ def _call_nested(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
     values = [recorder.rows_of(leaf) for leaf in leaves]
     key = (recorder.state, block, layout, *[x.kind for x in values])
     unit = recorder.units.get(key)
-    if unit is None:
-        unit = recorder.units[key] = _enter(recorder, block, values, layout)
-    if type(unit) is not Unit:
+    if unit is None or _is_due(unit):
+        is_new = unit is None
+        unit = recorder.units[key] = _enter(recorder, block, values, layout, is_new=is_new)
+    if not isinstance(unit, Unit):
         return descend(block, args)
     return _record(recorder, block, unit, args, values)
+
+
+def _is_due(unit: Any) -> bool:
+    return type(unit) is Rented and next(unit.calls) > _RENTED_CALLS
 
 
 def _record(recorder: Recorder, block: Any, unit: Unit, args: Any, values: Sequence[Lazy]) -> Any:
@@ -159,7 +168,11 @@ def _record(recorder: Recorder, block: Any, unit: Unit, args: Any, values: Seque
     if block._forward_pre_hooks:
         for hook in block._forward_pre_hooks.values():
             hook(block, args)
-    found = recorder.join(unit.signature, values, rows)
+    if type(unit) is Rented:
+        alone = [special.together(recorder, x) for x in values]
+        found = recorder.join_single(unit.signature, alone, rows)
+    else:
+        found = recorder.join(unit.signature, values, rows)
     if unit.flat is not None:
         found = unit.flat(found)
     elif unit.results != 0:
@@ -170,24 +183,35 @@ def _record(recorder: Recorder, block: Any, unit: Unit, args: Any, values: Seque
     return found
 
 
-def _enter(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout) -> Any:
+def _enter(
+    recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout, *, is_new: bool
+) -> Any:
     library = recorder.library
     if library.is_restless(block):
         library.note(f"{describe(block)} is recorded operator by operator: it changes all the time")
         return _DESCEND
-    found = _made(recorder, block, values, layout)
+    found = _made(recorder, block, values, layout, is_new=is_new)
     if found is not _DESCEND:  # else its own Python runs, as it is then
         # Afterwards, as parameters may learn their shapes meanwhile.
         library.traced[block] = fingerprint(block)
     return found
 
 
-def _made(recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout) -> Any:
+def _made(
+    recorder: Recorder, block: Any, values: Sequence[Lazy], layout: Layout, *, is_new: bool
+) -> Any:
     library = recorder.library
     if type(block) is _EMBEDDING and values[0].kind.tail:
         return _Lookup(block)
+    kinds = [(len(x.kind.tail), x.kind.dtype, x.kind.ctx) for x in values]
+    family = library.families[recorder.state, block, layout, tuple(kinds)]
     with library.lock, Unrecorded():
         try:
+            if is_new and family.units >= AT_ONCE:
+                rented = family.rent(library, block, values, layout, recorder.state)
+                if rented is not None:
+                    return rented
+            family.units += 1
             return make_unit(library, block, values, layout, recorder.state)
         except NotRowwiseError as error:
             library.note(f"{describe(block)} is recorded operator by operator: {error}")

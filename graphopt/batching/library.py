@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +15,7 @@ from graphopt.batching.lazy import Lazy
 from graphopt.batching.recorder import Real, Recorder
 from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
+from graphopt.batching.unit import Family
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import describe
 
@@ -51,6 +52,7 @@ class Library:
         remarks: how often each kind of call could not be batched, and why.
         cautions: what is not noticed here.
         plans: by structure.
+        families: by Block, state, and ranks and dtypes of inputs.
         traced: fingerprints of the Blocks that units were made of.
         numbers: how many different numbers (see numbers.py) or weights an operator was called with.
         constants: arrays of calls without inputs.
@@ -71,6 +73,7 @@ class Library:
         """Drop everything but the remarks."""
         self.entries: dict[Any, Entry] = {}
         self.units: dict[Any, Any] = {}
+        self.families: defaultdict[Any, Family] = defaultdict(Family)
         self.traced: dict[Any, Any] = {}
         self.plans: dict[Any, Any] = {}
         self.constants = Constants()

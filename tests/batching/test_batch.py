@@ -16,9 +16,10 @@ import pytest
 import graphopt
 from graphopt.batching import constants
 from graphopt.batching.recorder import Recorder
+from graphopt.batching.unit import Unit
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, SampleError
-from tests.batching.comparing import Fn, check, flat, initialized, rand, same
+from tests.batching.comparing import Fn, check, flat, gradients, initialized, rand, same
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -682,3 +683,55 @@ def test_values_of_a_batch_go_with_it() -> None:
         assert not any(isinstance(found, Recorder) for found in gc.get_objects())
     finally:
         gc.enable()
+
+
+class Reader(nn.HybridBlock):
+    """Of words and numbers for each: results in lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.words = nn.Embedding(20, 6)
+            self.norm = nn.LayerNorm(in_channels=6)
+            self.dense = nn.Dense(5, flatten=False, in_units=6)
+
+    def hybrid_forward(self, F: Any, words: Any, x: Any) -> Any:
+        y = self.dense(self.norm(self.words(words))) * x
+        return [F.softmax(y, axis=1), F.mean(y, axis=1)], F.tanh(y)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_children_on_ever_new_lengths(seed: int) -> None:
+    def forward(net: Any, words: Any, x: Any) -> Any:
+        (soft, mean), y = net.reader(words, net.front(x))
+        return soft.sum(axis=1) + net.last(mean), y
+
+    front = nn.HybridSequential()
+    front.add(nn.Dense(5, flatten=False, in_units=3, activation="tanh"), nn.LayerNorm())
+    net = initialized(Fn(forward, reader=Reader(), front=front, last=nn.Dense(5, in_units=5)))
+    chosen = random.Random(seed)
+    batched, plain = graphopt.batch(net), graphopt.batch(net, debug=True)
+    for _ in range(6):
+        lengths = [chosen.choice([4, 7, *range(1, 40)]) for _ in range(8)]
+        samples = [(mx.nd.arange(n).reshape((1, n)) % 20, rand(1, n, 3)) for n in lengths]
+        found, grads = gradients(lambda samples=samples: batched(samples), net)
+        expected, plain_grads = gradients(lambda samples=samples: plain(samples), net)
+        same(found, expected, 1e-4)
+        for name, grad in grads.items():
+            np.testing.assert_allclose(grad, plain_grads[name], rtol=1e-3, atol=1e-3)
+    assert "call by call on shapes that are new" in batched.explain()
+    assert sum(type(unit) is Unit for unit in batched._library.units.values()) < 30
+
+
+def test_children_on_a_length_that_is_no_longer_new() -> None:
+    net = initialized(Fn(lambda net, x: net.g(x).sum(axis=1), g=nn.HybridSequential()))
+    net.g.add(nn.Dense(5, flatten=False, in_units=3), nn.LayerNorm(in_channels=5))
+    net.initialize()
+    batched = graphopt.batch(net)
+    for n in range(1, 20):
+        batched([(rand(1, n, 3),)])
+    samples = [(rand(1, 19, 3),) for _ in range(40)]
+    same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
+    assert batched.statistics.groups > 2
+    same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
+    assert batched.statistics.groups == 2
