@@ -110,7 +110,10 @@ def run_operator(
 ) -> Run:
     """Calls an operator; ``shared`` has an array, or None where the next argument goes."""
     run = _calling(operator, shared, keys, vals)
-    return numbers_detached(run) if name_of(operator) == "Embedding" else run
+    name = name_of(operator)
+    if name == "broadcast_like":
+        return shape_detached(run)
+    return numbers_detached(run) if name == "Embedding" else run
 
 
 def numbers_detached(run: Run) -> Run:
@@ -120,6 +123,14 @@ def numbers_detached(run: Run) -> Run:
     see gather.py.
     """
     return lambda arrays: run([arrays[0].detach(), *arrays[1:]])
+
+
+def shape_detached(run: Run) -> Run:
+    """The call of an operator whose last argument only has a shape, without that one's gradient.
+
+    MXNet's node for it has no array, and the process ends where one is read.
+    """
+    return lambda arrays: run([*arrays[:-1], arrays[-1].detach()])
 
 
 def _calling(operator: int, shared: Sequence[Any], keys: Sequence[str], vals: Sequence[Any]) -> Run:

@@ -167,3 +167,12 @@ def test_zero_and_minus_zero_are_two_numbers() -> None:
     found = graphopt.batch(net)([(one, 0.0), (one, -0.0), (one, 0.0)])
     assert found.asnumpy().ravel().tolist() == [np.inf, -np.inf, np.inf]
     assert rand(1, 1).shape == (1, 1)
+
+
+def test_what_only_has_a_shape_gets_no_gradient() -> None:
+    def call(net: Any, x: Any) -> Any:
+        hidden = nd.tanh(net.dense(x))
+        return nd.broadcast_like(hidden.sum(axis=1, keepdims=True), nd.tanh(hidden)) * hidden
+
+    net = initialized(Fn(call, dense=mx.gluon.nn.Dense(4, in_units=3)))
+    check(net, [(rand(1, 3),) for _ in range(3)])
