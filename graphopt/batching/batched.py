@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from graphopt.batching import outputs
 from graphopt.batching.agenda import by_agenda, by_depth
-from graphopt.batching.execute import NotRecording, run_plan
+from graphopt.batching.execute import NotRecording, run_plan, settle_gradients
 from graphopt.batching.hooks import autograd_state, recorded
 from graphopt.batching.library import Library
+from graphopt.batching.liveness import is_steep
 from graphopt.batching.plan import make_plan, structure_key
 from graphopt.batching.recorder import ACTIVE, Recorder
 from graphopt.batching.samples import Outcome, Samples
@@ -152,6 +153,8 @@ class Batched:
         )
         self.statistics = statistics
         try:
+            if recorder.guards:
+                settle_gradients(recorder, outputs.runs_in(outcome.results, recorder))
             return self._finish(outcome, recorder)
         finally:
             recorder.forget()
@@ -165,12 +168,22 @@ class Batched:
         began = time.perf_counter()
         groups = recorder.close()
         wanted = None if finished is None else outputs.stores_of(finished, recorder)
-        key = (structure_key(recorder, groups), wanted, recorder.outside)
+        recorder.is_steep |= any(is_steep(group.signature) for group in groups)
+        results = None
+        if recorder.is_steep and finished is not None:
+            results = outputs.runs_in(finished, recorder)
+        key = (
+            structure_key(recorder, groups),
+            wanted,
+            recorder.outside,
+            recorder.is_steep,
+            results,
+        )
         plan = self._library.plans.get(key)
         if plan is None:
             with NotRecording(0):
                 order = by_agenda if self.scheduler == "agenda" else by_depth
-                plan = make_plan(recorder, order(groups), wanted)
+                plan = make_plan(recorder, order(groups), wanted, results)
             if len(self._library.plans) >= MAX_PLANS:
                 self._library.plans.pop(next(iter(self._library.plans)), None)
             self._library.plans[key] = plan
@@ -181,6 +194,7 @@ class Batched:
         planned = time.perf_counter()
         run_plan(recorder, plan)
         recorder.plan = plan
+        recorder.flows.extend(plan.flows)
         statistics.flushes += 1
         statistics.groups += plan.groups
         statistics.operators += len(plan.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from graphopt.batching.changes import Watched, why_unwatched
 from graphopt.batching.kinds import typed
 from graphopt.batching.lazy import Lazy, real
+from graphopt.batching.liveness import Guard, Liveness
 from graphopt.batching.native.block import NativeBlock
 from graphopt.batching.native.lookups import Table, run_lookup
 from graphopt.batching.native.run import run_block
@@ -73,7 +75,11 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
         tables: dict[int, Table] = {}
         for step in plan.steps:
             if isinstance(step, Step):
-                _run_step(step, join, stores, plan.totals, state)
+                guard = None
+                if step.live is not None:
+                    guard = Guard(step.store, step.live, step.signature.outs[0].ctx)
+                    recorder.guards.append(guard)
+                _run_step(step, join, stores, plan.totals, state, guard)
             elif isinstance(step, LookupStep):
                 numbers = join(step.step.arguments[0]).detach()
                 run = step.step.signature.run
@@ -121,7 +127,12 @@ def run_again(recorder: Recorder, store: int) -> None:
 
 
 def _run_step(
-    step: Step, join: Joiner, stores: list[Any], totals: Sequence[int], outside: int
+    step: Step,
+    join: Joiner,
+    stores: list[Any],
+    totals: Sequence[int],
+    outside: int,
+    guard: Guard | None = None,
 ) -> None:
     from graphopt.batching.hooks import set_autograd_state
 
@@ -136,6 +147,8 @@ def _run_step(
         else:
             if step.segments is not None:
                 arrays.append(step.segments)
+            if guard is not None:
+                arrays = [guard(array) for array in arrays]
             found = signature.run(arrays)
     except mx.MXNetError as error:
         raise GraphoptError(
@@ -213,6 +226,29 @@ def to_numpy(value: Lazy) -> Any:
     return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
 
+def keep_gradients(recorder: Recorder, runs: Sequence[int]) -> None:
+    """These values may take part in the gradient."""
+    if recorder.liveness is None:
+        recorder.asked.extend(runs)
+    else:
+        _reach(recorder, recorder.liveness, runs)
+
+
+def settle_gradients(recorder: Recorder, runs: Sequence[int]) -> None:
+    """All samples have ended: only these values, and what was asked for, have gradients."""
+    if recorder.guards:
+        recorder.liveness = Liveness(recorder.flows, recorder.totals)
+        _reach(recorder, recorder.liveness, [*runs, *recorder.asked])
+
+
+def _reach(recorder: Recorder, liveness: Liveness, runs: Sequence[int]) -> None:
+    planner = Planner(recorder.totals, recorder.homes)
+    liveness.reach(*planner.rows([array("q", runs)]))
+    with NotRecording(0):
+        for guard in recorder.guards:
+            guard.write(liveness.rows_of(guard.store))
+
+
 def owned(recorder: Recorder, array: Any) -> Any:
     """The array, or a copy of a constant, so that whoever gets it may write into it."""
     return array.copy() if id(array) in recorder.owned else array
@@ -232,6 +268,7 @@ def materialize(value: Lazy) -> Any:
         return real(value.settle())
     runs = (value.run,) if value.runs is None else value.runs
     _wait(recorder, runs)
+    keep_gradients(recorder, runs)
     parts = []
     # Whatever is asked here, the array may take part in the gradient later.
     state = recorder.outside | recorder.tape

@@ -86,15 +86,20 @@ def real(result: Any) -> Any:
 
 def stores_of(results: Sequence[Any], recorder: Recorder) -> frozenset[int]:
     """Stores that the results of all samples are in."""
-    found: set[int] = set()
+    return frozenset(unpack(run)[0] for run in runs_in(results, recorder))
+
+
+def runs_in(results: Sequence[Any], recorder: Recorder) -> tuple[int, ...]:
+    """Runs that the results of all samples are."""
+    found: list[int] = []
     pending = list(results)
     while pending:
         result = pending.pop()
         if isinstance(result, Lazy):
             if result.recorder is recorder:
-                found.update(unpack(run)[0] for run in runs_of(result))
+                found += runs_of(result)
         elif type(result) in (tuple, list):
             pending += result
         elif type(result) is dict:
             pending += result.values()
-    return frozenset(found)
+    return tuple(found)

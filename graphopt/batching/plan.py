@@ -16,6 +16,7 @@ import numpy as np
 from graphopt.batching.calls import Group
 from graphopt.batching.gather import Segments, gather, index_array
 from graphopt.batching.kinds import Kind
+from graphopt.batching.liveness import Liveness, is_steep
 from graphopt.batching.native.block import NativeBlock
 from graphopt.batching.native.lookups import Lookup
 from graphopt.batching.native.stages import Planned, arrange
@@ -58,6 +59,7 @@ class Step:
     arguments: list[Argument]
     segments: Segments | None = None
     calls: tuple[tuple[tuple[int, int, int], ...], ...] = ()  # of form single: runs per call
+    live: Any = None  # rows that get a gradient, where not all may; see liveness.py
 
 
 @dataclass(slots=True)
@@ -70,7 +72,10 @@ class LookupStep:
 
 @dataclass(slots=True)
 class Plan:
-    """Leaves to join, then steps, lookups and blocks in order."""
+    """Leaves to join, then steps, lookups and blocks in order.
+
+    ``flows`` has the groups, where :mod:`graphopt.batching.liveness` wants to know them.
+    """
 
     leaves: list[tuple[int, Kind]]
     steps: list[Step | LookupStep | NativeBlock]
@@ -78,6 +83,7 @@ class Plan:
     totals: list[int]
     homes: list[tuple[int, int]]
     results: dict[Any, Argument] = field(default_factory=dict)
+    flows: Sequence[Planned] = ()
 
 
 def structure_key(recorder: Recorder, groups: Sequence[Group]) -> tuple[Any, ...]:
@@ -92,7 +98,10 @@ def structure_key(recorder: Recorder, groups: Sequence[Group]) -> tuple[Any, ...
 
 
 def make_plan(
-    recorder: Recorder, batches: Sequence[Sequence[Group]], wanted: Collection[int] | None
+    recorder: Recorder,
+    batches: Sequence[Sequence[Group]],
+    wanted: Collection[int] | None,
+    results: Sequence[int] | None = None,
 ) -> Plan:
     """Plan batches of groups, given in an order in which they can run.
 
@@ -100,6 +109,7 @@ def make_plan(
         recorder: that recorded them.
         batches: groups that run together.
         wanted: stores that are read after the plan was run; None: any may be.
+        results: runs of what samples returned; None as long as any may go on.
     """
     totals, homes = list(recorder.totals), list(recorder.homes)
     for batch in batches:
@@ -109,9 +119,10 @@ def make_plan(
     groups = [_planned(batch, planner, totals) for batch in batches]
     if wanted is not None:
         wanted = {homes[store][0] for store in wanted}
+    masks = _masks(groups, planner, totals, results) if recorder.is_steep else {}
     order: Sequence[int | Lookup | NativeBlock] = range(len(batches))
     if why_no_kernels(recorder.library) is None:
-        order = arrange(groups, totals, recorder.kinds, recorder.outside, wanted)
+        order = arrange(groups, totals, recorder.kinds, recorder.outside, wanted, masks)
 
     def step(item: int | Lookup | NativeBlock) -> Step | LookupStep | NativeBlock:
         if isinstance(item, NativeBlock):
@@ -120,10 +131,31 @@ def make_plan(
             return LookupStep(item, step_of(groups[item.group], planner))
         if batches[item][0].signature.form == "single":
             return _single(batches[item], planner)
-        return step_of(groups[item], planner)
+        return step_of(groups[item], planner, masks.get(item))
 
     steps = [step(item) for item in order]
-    return Plan(leaves, steps, len(batches), totals, homes)
+    flows = groups if recorder.is_steep else ()
+    return Plan(leaves, steps, len(batches), totals, homes, flows=flows)
+
+
+def _masks(
+    groups: Sequence[Planned],
+    planner: Planner,
+    totals: Sequence[int],
+    results: Sequence[int] | None,
+) -> dict[int, Any]:
+    """The rows that get a gradient of each group that needs a mask: all, as long as any may."""
+    steep = [
+        number
+        for number, (signature, *_) in enumerate(groups)
+        if signature.form == "rows" and is_steep(signature)
+    ]
+    if results is None:
+        return {number: np.ones(groups[number][2], dtype=bool) for number in steep}
+    liveness = Liveness(groups, totals)
+    liveness.reach(*planner.rows([array("q", results)]))
+    found = {number: liveness.rows(groups[number]) for number in steep}
+    return {number: live for number, live in found.items() if not live.all()}
 
 
 def why_no_kernels(library: Any) -> str | None:
@@ -199,10 +231,10 @@ def _planned(batch: Sequence[Group], plan: Planner, totals: Sequence[int]) -> Pl
     return signature, store, totals[store], found, lengths
 
 
-def step_of(group: Planned, plan: Planner) -> Step:
-    """A group for MXNet to run."""
+def step_of(group: Planned, plan: Planner, live: Any = None) -> Step:
+    """A group for MXNet to run; ``live`` has the rows that get a gradient, if not all may."""
     signature, store, _, found, lengths = group
-    step = Step(signature, store, [])
+    step = Step(signature, store, [], live=live)
     ctx = signature.outs[0].ctx
     if lengths is not None:
         step.segments = Segments(lengths, ctx)
@@ -211,7 +243,7 @@ def step_of(group: Planned, plan: Planner) -> Step:
         step.arguments = [plan(stores[order], rows[order], ctx)]
         return step
     lonely = [
-        signature.can_broadcast and len(rows) > 1 and _is_one_row(stores, rows)
+        live is None and signature.can_broadcast and len(rows) > 1 and _is_one_row(stores, rows)
         for stores, rows in found
     ]
     if all(lonely):

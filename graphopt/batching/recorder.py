@@ -111,6 +111,11 @@ class Recorder(Calls):
         devices: that constants were asked for on, which are known by where they lie.
         lookups: how embeddings look up each kind of words, once it is known.
         plan: that was run last.
+        is_steep: whether anything recorded has a slope that may be infinite; see liveness.py.
+        flows: groups that were run, if so.
+        guards: of those whose rows may have no gradient.
+        asked: runs that may have one besides the results.
+        liveness: of all rows, once samples have ended and if there are guards.
     """
 
     def __init__(self, library: Library, state: int, pause: Callable[..., None]) -> None:
@@ -133,6 +138,11 @@ class Recorder(Calls):
         self.devices: list[Any] = []
         self.lookups: dict[Any, Any] = {}
         self.plan: Plan | None = None
+        self.is_steep = False
+        self.flows: list[Any] = []
+        self.guards: list[Any] = []
+        self.asked: list[int] = []
+        self.liveness: Any = None
         self.leaves: dict[Kind, Leaves] = {}
         self.reals: dict[int, Real] = {}
         self.stores: list[Any] = []

@@ -72,6 +72,7 @@ class Signature:
         "source",
         "splits",
         "state",
+        "steep",
     )
 
     def __init__(
@@ -92,6 +93,7 @@ class Signature:
         self.form, self.can_broadcast = form, can_broadcast
         self.source = source
         self.native: Any = None
+        self.steep: bool | None = None  # see liveness.py
         #: Of each argument that was asked for, the program parted there, or None.
         self.splits: dict[int, Any] = {}
 

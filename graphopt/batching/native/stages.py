@@ -27,6 +27,7 @@ def arrange(
     kinds: Sequence[Kind],
     outside: int,
     wanted: Container[int] | None,
+    apart: Container[int] = (),
 ) -> list[int | Lookup | NativeBlock]:
     """Put groups together that the bridge can run.
 
@@ -39,12 +40,16 @@ def arrange(
         kinds: of the rows of each store.
         outside: autograd's flags around the batch; groups recorded under others stay with MXNet.
         wanted: stores that are read after the plan; None if any may be.
+        apart: numbers of groups that MXNet has to run.
 
     Returns:
         Numbers of groups that MXNet runs, embeddings whose distinct rows are made, and blocks, in
         their order.
     """
-    natives = [_native(group, kinds, outside) for group in groups]
+    natives = [
+        None if number in apart else _native(group, kinds, outside)
+        for number, group in enumerate(groups)
+    ]
     reads = [_reads(group) for group in groups]
     unread = _unread(groups, natives, reads, outside, wanted)
     turns: list[int] = []
@@ -70,8 +75,8 @@ def arrange(
     left = [_call(groups[n], Reshaped()) for n in sorted(unread)]
     order: list[int | Lookup | NativeBlock] = []
     for turn, together in blocks.items():
-        apart = [n for n, at in enumerate(turns) if at == turn and n not in in_blocks]
-        order += [lookups.get(groups[n][1], n) for n in apart if n not in unread]
+        others = [n for n, at in enumerate(turns) if at == turn and n not in in_blocks]
+        order += [lookups.get(groups[n][1], n) for n in others if n not in unread]
         for same in together:
             calls = [_call(groups[n], natives[n], lookups) for n in same]
             made = make_block(calls, totals, kinds, _Wanted(reads, set(same), wanted), lookups)
