@@ -207,11 +207,11 @@ std::vector<std::pair<int, int>> BackwardPairs(const NodeAttrs& attrs) {
   return pairs;
 }
 
-/* What the name of a gradient's operator ends in where it has scratch and so infers its own shapes.
+/* What the name of a gradient's operator ends in where it infers its own shapes, as it has scratch or leaves gradients out.
  *
  * Of an operator that says of itself that it is a gradient MXNet takes the first node it waits for as the
- * forward node, if there is one. Gradients with scratch must not say so: where eight or more gradients are
- * added up, MXNet has each of them wait for the sum before it. */
+ * forward node, if there is one. Gradients with scratch must not say so, as where eight or more gradients are
+ * added up, MXNet has each of them wait for the sum before it; nor may those that have gradients of some inputs only. */
 constexpr char kAlone[] = "_alone";
 
 /* Whether backward computes a gradient of an input, as it does not of conditions. */
@@ -220,11 +220,20 @@ bool HasGradient(const Plan& backward, int input) {
                      [input](const Operand& output) { return output.index == input; });
 }
 
+bool AllHaveGradients(const Plan& backward, int inputs) {
+  for (int i = 0; i < inputs; ++i)
+    if (!HasGradient(backward, i)) return false;
+  return true;
+}
+
 std::vector<NodeEntry> GradientBy(const std::string& op, const ObjectPtr& node,
                                   const std::vector<NodeEntry>& heads) {
   const NodeAttrs& attrs = node->attrs;
   Plan* plan = FindPlan(attrs, true);
-  const bool is_alone = HasBackwardScratch(attrs, *plan);
+  const uint32_t inputs = View(node).inputs.size();
+  // Of a node that is not alone MXNet wants to see all gradients, to match them with the forward node's inputs.
+  const bool leaves_out = !AllHaveGradients(*plan, inputs) && (KnowsShapes(*plan) || attrs.dict.count(kExtents));
+  const bool is_alone = leaves_out || HasBackwardScratch(attrs, *plan);
   std::vector<std::pair<std::string, std::string>> given{{"spec", plan->spec}};
   auto stated = attrs.dict.find(kExtents);
   if (stated != attrs.dict.end()) given.push_back(*stated);
@@ -242,8 +251,8 @@ std::vector<NodeEntry> GradientBy(const std::string& op, const ObjectPtr& node,
     }
   }
   std::vector<NodeEntry> gradients;
-  for (uint32_t i = 0; i < forward.inputs.size(); ++i)
-    gradients.push_back(HasGradient(*plan, i) ? NodeEntry(made, i, 0) : ZerosLike(node, i));
+  for (uint32_t i = 0; i < inputs; ++i)
+    gradients.push_back(leaves_out && !HasGradient(*plan, i) ? ZerosLike(node, i) : NodeEntry(made, i, 0));
   return gradients;
 }
 

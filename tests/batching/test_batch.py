@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-
-
 import gc
 import itertools
 import random
