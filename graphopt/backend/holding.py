@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from graphopt.backend.arrays import numbers_at, view_of
 from graphopt.compat import import_mxnet
@@ -15,6 +17,13 @@ from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.bridge.written import digest_of
 
 T = TypeVar("T")
+
+#: Taken as long as arrays are held, and to fork: before that MXNet waits until all operations are
+#: over, with Python's lock, which whoever holds arrays needs to give them back.
+_HOLDING: Final = threading.RLock()
+os.register_at_fork(
+    before=_HOLDING.acquire, after_in_parent=_HOLDING.release, after_in_child=_HOLDING.release
+)
 
 
 def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
@@ -40,13 +49,14 @@ def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
         for array in arrays:
             array.wait_to_read()
         holding = ctypes.c_void_p()  # written by the bridge, as an interrupt loses what it returns
-        try:
-            if library.graphopt_hold(handles, count, laid_out, holding):
-                raise GraphoptError(library.graphopt_error().decode())
-            if not any(laid_out):
-                return read(*[numbers_at(array) for array in arrays])
-        finally:
-            release(holding)
+        with _HOLDING:
+            try:
+                if library.graphopt_hold(handles, count, laid_out, holding):
+                    raise GraphoptError(library.graphopt_error().decode())
+                if not any(laid_out):
+                    return read(*[numbers_at(array) for array in arrays])
+            finally:
+                release(holding)
     with mx.autograd.pause():
         copies = [array.copy() for array in arrays]
     return read(*[view_of(copy) for copy in copies])

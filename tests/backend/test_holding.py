@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -99,6 +101,35 @@ def test_an_array_that_could_not_be_written() -> None:
     broken = mx.nd.random.normal(0, -1, shape=(4,))
     with pytest.raises(mx.MXNetError, match="scale parameter"):
         held([broken], np.copy)
+
+
+def test_forks_wait_until_it_is_over() -> None:
+    # In a process of its own, which a signal ends if it waits for ever.
+    lines = """
+import os, signal, threading, graphopt, mxnet as mx
+from graphopt.backend.holding import held
+array, begun, go_on = mx.nd.ones((4,)), threading.Event(), threading.Event()
+signal.alarm(60)
+def read(numbers):
+    begun.set()
+    go_on.wait(1)
+    return numbers.sum()
+thread = threading.Thread(target=lambda: print(held([array], read)))
+thread.start()
+begun.wait()
+child = os.fork()
+array[:] = 2
+array.wait_to_read()
+if child == 0:
+    os._exit(0)
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+print(array.sum().asscalar())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", lines], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert ended.stdout.split() == ["4.0", "8.0"]
 
 
 def test_nothing_is_recorded() -> None:
