@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from graphopt.backend.invoke import invoke
 from graphopt.backend.keeping import flush_bulk
 from graphopt.backend.onednn import ONEDNN
 from graphopt.backend.openmp import release_threads
+from graphopt.backend.retiring import cached_op, free_retired, retiring_executor
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 
@@ -112,6 +114,7 @@ class CachedOpEngine:
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; recorded by autograd when it records."""
         release_threads()
+        free_retired()
         if self._counts_writes:
             flush_bulk()  # a write in one piece with what counts it would not be counted yet
         # Of two calls at once MXNet gives one the other's result now and then, and its first call
@@ -119,6 +122,7 @@ class CachedOpEngine:
         with self._lock:
             if self._op is None:
                 self._op = self._plan(arrays)
+            self._op.user = get_ident()
             found = self._op(*self._carried(arrays), *self._spare)
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]
@@ -145,7 +149,7 @@ class CachedOpEngine:
             ("static_alloc", self._is_static),
             ("static_shape", self._is_static),
         ]
-        return import_mxnet().nd.CachedOp(self._planned, flags)
+        return cached_op(import_mxnet(), self._planned, flags)
 
     def _least_learned(self, arrays: Sequence[Any]) -> int | None:
         """The place of the smallest array that the bridge can have a gradient pass through."""
@@ -219,16 +223,17 @@ class ExecutorEngine:
         ]
         by_name = dict(zip(self.inputs, self._bound, strict=True))
         if as_is:
-            self._executor = bind_as_is(symbol, by_name, ctx)
+            executor = bind_as_is(symbol, by_name, ctx)
         else:
             with quiet_binding():
-                self._executor = symbol.bind(
+                executor = symbol.bind(
                     ctx,
                     {n: by_name[n] for n in symbol.list_arguments()},
                     grad_req="null",
                     aux_states={n: by_name[n] for n in symbol.list_auxiliary_states()},
                 )
-        self._outputs = list(self._executor.outputs)[: len(symbol.list_outputs())]
+        self._executor = retiring_executor(executor)
+        self._outputs = list(executor.outputs)[: len(symbol.list_outputs())]
         self._copier = Copier() if ctx.device_type == "cpu" else None
         self._is_numpy = isinstance(symbol, self._mx.symbol.numpy._Symbol)
         self._data = [
@@ -254,6 +259,7 @@ class ExecutorEngine:
         base = self._mx.base
         with self._lock:
             release_threads()
+            self._executor.user = get_ident()
             for at, buffer, size in self._data:
                 self._copy(arrays[at], buffer, size)
             base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))

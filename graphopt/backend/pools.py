@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
 from graphopt.backend.lifetimes import release_with
+from graphopt.backend.retiring import free_retired, retire
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 
@@ -37,6 +40,15 @@ class Pool:
     prepared: set[tuple[Reservation, Names]] = field(default_factory=set)
 
 
+@dataclass
+class _Held:
+    """Numbers of what the bridge holds, and the thread that called last."""
+
+    pools: list[int] = field(default_factory=list)
+    bindings: list[int] = field(default_factory=list)
+    user: int = field(default_factory=get_ident)
+
+
 class Pools:
     """The memory of executors of one net, of whatever shapes; one pool for each call under way."""
 
@@ -44,11 +56,11 @@ class Pools:
         """No memory is taken before something is bound."""
         self._library = executors()
         self._pools: list[Pool] = []
-        self._numbers: dict[str, list[int]] = {"pool": [], "binding": []}
+        self._held = _Held()
         self._reservations: list[Reservation] = []
         self._gradients: Names = frozenset()
         self.lock = threading.RLock()
-        release_with(self, _release, self._library, self._numbers)
+        release_with(self, _release, self._library, self._held)
 
     def __len__(self) -> int:
         """How many there are: as many as calls were under way at a time."""
@@ -63,6 +75,8 @@ class Pools:
             gradients: names of inputs that get a gradient in the call. Memory for these in the
                 largest step is reserved from then on, too.
         """
+        free_retired()
+        self._held.user = get_ident()
         pool = self._unused()
         gradients |= self._gradients
         for reservation in self._reservations:
@@ -102,7 +116,7 @@ class Pools:
 
     def _new(self) -> Pool:
         made = Pool(self._library.graphopt_pool_add())
-        self._numbers["pool"].append(made.number)
+        self._held.pools.append(made.number)
         self._pools.append(made)
         return made
 
@@ -119,7 +133,7 @@ class Pools:
     def add(self, pool: Pool, key: Any, bound: Bound) -> int:
         """Hand an executor over to the bridge, under ``key``."""
         number = _hand_over(self._library, pool.number, bound)
-        self._numbers["binding"].append(number)
+        self._held.bindings.append(number)
         pool.bindings[key] = number
         pool.last = SimpleNamespace(handle=bound.handle, number=number)
         if pool.keeper:
@@ -128,8 +142,8 @@ class Pools:
         return number
 
     def _remove(self, number: int) -> None:
-        self._numbers["binding"].remove(number)
-        self._library.graphopt_binding_remove(number)
+        self._held.bindings.remove(number)
+        _retire(self._library, number, get_ident())
 
 
 @dataclass(frozen=True)
@@ -172,11 +186,19 @@ def _hand_over(library: Any, pool: int, bound: Bound) -> int:
     )
 
 
-def _release(library: Any, numbers: Mapping[str, Sequence[int]]) -> None:
-    for number in numbers["binding"]:
-        library.graphopt_binding_remove(number)
-    for number in numbers["pool"]:
+def _release(library: Any, held: _Held) -> None:
+    for number in held.bindings:
+        _retire(library, number, held.user)
+    for number in held.pools:
         library.graphopt_pool_remove(number)
+
+
+def _retire(library: Any, number: int, user: int) -> None:
+    retire(
+        user,
+        lambda: library.graphopt_binding_users(number) <= 1,
+        partial(library.graphopt_binding_remove, number),
+    )
 
 
 def executors() -> Any:
@@ -186,6 +208,7 @@ def executors() -> Any:
     number = ctypes.c_int64
     library.graphopt_pool_add.restype = number
     library.graphopt_binding_add.restype = number
+    library.graphopt_binding_users.restype = number
     library.graphopt_binding_add.argtypes = [
         number,
         ctypes.c_void_p,
@@ -202,6 +225,7 @@ def executors() -> Any:
         library.graphopt_pool_remove,
         library.graphopt_pool_is_taken,
         library.graphopt_binding_remove,
+        library.graphopt_binding_users,
     ):
         function.argtypes = [number]
     library.graphopt_wants_gradient.argtypes = [ctypes.c_void_p]

@@ -66,6 +66,11 @@ class Numbered {
     auto found = known_.find(number);
     return found == known_.end() ? nullptr : found->second.lock();
   }
+  int64_t Users(int64_t number) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    auto found = known_.find(number);
+    return found == known_.end() ? 0 : found->second.use_count();
+  }
   void Remove(int64_t number) {
     std::shared_ptr<T> last;  // what it holds is freed without the lock
     std::lock_guard<std::mutex> guard(mutex_);

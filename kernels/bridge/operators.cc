@@ -531,6 +531,14 @@ int64_t graphopt_binding_add(int64_t pool, void* executor, int arguments, void**
 
 void graphopt_binding_remove(int64_t binding) { graphopt::bindings.Remove(binding); }
 
+/* How many have an executor that was added: its number, and tapes. */
+int64_t graphopt_binding_users(int64_t binding) { return graphopt::bindings.Users(binding); }
+
+/* How many have the CachedOp of a handle: the handle, and tapes. */
+int64_t graphopt_cached_op_users(void* handle) {
+  return handle ? static_cast<std::shared_ptr<void>*>(handle)->use_count() : 0;
+}
+
 /* See kept.h; returns 0 on success. */
 int graphopt_watch_gradient(const char* op) {
   try {

@@ -1,0 +1,112 @@
+"""What MXNet planned, freed by the thread that used it last, and by nobody else.
+
+MXNet's engine frees a plan (a CachedOp with ``static_shape``, an executor) by operations that write
+all arrays of the plan. It appends an operation to the queue of one array after the other, so of two
+threads that hand over operations on the same two arrays each may come first in one of the queues:
+then both operations wait for ever, and with them whoever asks for a result. A plan is freed with
+whatever refers to it last. That may be a tape, which an operation under way has kept alive, in a
+thread of the engine; or cycles of Python's objects, in whichever thread collects them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from threading import get_ident
+from typing import Any, Final
+
+from graphopt.kernels import bridge
+
+_Retired = tuple[int, Callable[[], bool], Callable[[], object]]
+
+_RETIRED: Final[deque[_Retired]] = deque()
+
+
+def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -> None:
+    """Call ``free`` now if that cannot hang anything, else when :func:`free_retired` is called.
+
+    Args:
+        user: the thread that used it last.
+        is_free: whether nobody else refers to it.
+        free: what frees it.
+    """
+    if user == get_ident() and is_free():
+        free()
+    else:
+        _RETIRED.append((user, is_free, free))
+
+
+def free_retired() -> None:
+    """Free what this thread, or one that is no more, used last, and nobody refers to by now."""
+    if not _RETIRED:
+        return
+    others = {thread.ident for thread in threading.enumerate()} - {get_ident()}
+    for _ in range(len(_RETIRED)):
+        try:
+            retired = _RETIRED.popleft()
+        except IndexError:  # another thread frees, too
+            return
+        user, is_free, free = retired
+        if user not in others and is_free():
+            free()
+        else:
+            _RETIRED.append(retired)
+
+
+def cached_op(mxnet: Any, symbol: Any, flags: Any) -> Any:
+    """A CachedOp of MXNet that is freed as described above; ``user`` is the thread it is of."""
+    free_retired()
+    if mxnet.autograd.is_recording() and not bridge.is_loaded():
+        bridge.load_if_built(mxnet)
+    kind: Any = _retiring(mxnet.nd.CachedOp, _users_of_cached_op)
+    return kind(symbol, flags)
+
+
+def retiring_executor(executor: Any) -> Any:
+    """The same executor, which is freed as described above; ``user`` is the thread it is of."""
+    free_retired()
+    executor.__class__ = _retiring(executor.__class__, _users_of_executor)
+    executor.user = get_ident()
+    return executor
+
+
+@cache
+def _retiring(kind: Any, users: Callable[[Any], int]) -> Any:
+    """A class of objects that MXNet frees by their ``handle`` when they are deleted.
+
+    Args:
+        kind: MXNet's class.
+        users: how many refer to what a handle refers to.
+    """
+
+    class Retiring(kind):
+        def __init__(self, *args: Any) -> None:
+            self.user = get_ident()
+            super().__init__(*args)
+
+        def __del__(self) -> None:
+            retire(self.user, lambda: users(self.handle) <= 1, super().__del__)
+
+    return Retiring
+
+
+def _users_of_cached_op(handle: Any) -> int:
+    """Besides whoever has the handle these are tapes. Only the bridge can tell."""
+    return _function()(handle) if bridge.is_loaded() else 1
+
+
+def _users_of_executor(handle: Any) -> int:
+    """No tape refers to what MXNet's own Python has bound."""
+    return 1
+
+
+@cache
+def _function() -> Callable[[Any], int]:
+    from graphopt.compat import import_mxnet
+
+    users = bridge.load(import_mxnet()).graphopt_cached_op_users
+    users.restype, users.argtypes = ctypes.c_int64, [ctypes.c_void_p]
+    return users

@@ -1,0 +1,140 @@
+"""What MXNet planned is freed by the thread that used it last, when no tape has it any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from graphopt.backend import retiring
+from graphopt.backend.engines import CachedOpEngine, ExecutorEngine
+from graphopt.backend.invoke import invoke
+from graphopt.backend.pools import Bound, Pools
+from graphopt.backend.step import bind
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+
+mx = import_mxnet()
+FREED = "MXFreeCachedOp", "MXExecutorFree"
+
+
+@pytest.fixture(autouse=True)
+def freed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads in which plans were freed from now on, one for each."""
+    retiring.free_retired()
+    found: list[int] = []
+    for name in FREED:
+        free = getattr(mx.base._LIB, name)
+
+        def noted(handle: Any, free: Callable[[Any], int] = free) -> int:
+            found.append(threading.get_ident())
+            return free(handle)
+
+        monkeypatch.setattr(mx.base._LIB, name, noted)
+    return found
+
+
+def engine() -> CachedOpEngine:
+    return CachedOpEngine(mx.sym.var("x") * mx.sym.var("w"), ["x"])
+
+
+def arrays() -> list[Any]:
+    found = [mx.nd.ones((2, 3)), mx.nd.ones((2, 3))]
+    found[1].attach_grad()
+    return found
+
+
+def in_a_thread(run: Callable[[], object]) -> int | None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return thread.ident
+
+
+def executor_engine() -> ExecutorEngine:
+    return ExecutorEngine(mx.sym.var("x") * mx.sym.var("w"), arrays(), ["x"], mx.cpu(), "executor")
+
+
+@pytest.mark.parametrize("make", [engine, executor_engine])
+def test_what_nobody_has_is_freed_at_once(make: Callable[[], Any], freed: list[int]) -> None:
+    made = make()
+    made(arrays())
+    del made
+    assert freed == [threading.get_ident()]
+
+
+@pytest.mark.parametrize("make", [engine, executor_engine])
+def test_another_thread_leaves_it_to_the_last_user(
+    make: Callable[[], Any], freed: list[int]
+) -> None:
+    kept = [make()]
+    kept[0](arrays())
+    in_a_thread(kept.clear)
+    assert freed == []
+    in_a_thread(retiring.free_retired)
+    assert freed == []
+    retiring.free_retired()
+    assert freed == [threading.get_ident()]
+
+
+def test_the_last_user_counts_and_not_the_first(freed: list[int]) -> None:
+    kept = [engine()]
+    kept[0](arrays())
+
+    def use_and_drop() -> None:
+        kept[0](arrays())
+        kept.clear()
+
+    assert freed == [] != (ident := in_a_thread(use_and_drop))
+    assert freed == [ident]
+
+
+def test_what_a_thread_left_is_freed_when_it_is_over(freed: list[int]) -> None:
+    kept = [engine()]
+    in_a_thread(lambda: kept[0](arrays()))
+    kept.clear()
+    assert freed == []
+    engine()(arrays())
+    assert threading.get_ident() in freed
+
+
+def test_a_tape_keeps_a_plan(freed: list[int]) -> None:
+    bridge.load(mx)
+    made, given = engine(), arrays()
+    with mx.autograd.record():
+        (output,) = made(given)
+    made.renew()
+    retiring.free_retired()
+    assert freed == []
+    output.backward()
+    assert given[1].grad.asnumpy().tolist() == [[1] * 3] * 2
+    mx.nd.waitall()
+    del output
+    made(given)
+    assert freed == [threading.get_ident()]
+
+
+def test_a_tape_keeps_an_executor_of_a_budget() -> None:
+    pools = Pools()
+    pool = pools.free()
+    symbol = mx.sym.var("x") * 2
+    x, gradient = mx.nd.ones((2, 3)), mx.nd.zeros((2, 3))
+    executor = bind(symbol, mx.cpu(), {"x": x}, {"x": gradient}, {})
+    outputs, handle = list(executor.outputs), executor.handle
+    executor.handle = mx.base.ExecutorHandle()
+    number = pools.add(pool, ("owner",), Bound(handle, [x], [gradient], [True], outputs, [], 0))
+    x.attach_grad()
+    library = bridge.load(mx)
+    assert library.graphopt_binding_users(number) == 1
+    with mx.autograd.record():
+        output = invoke("graphopt_executor", [x], {"binding": number})
+    assert library.graphopt_binding_users(number) > 1
+    del pools
+    retiring.free_retired()
+    assert library.graphopt_binding_users(number) > 1
+    mx.nd.waitall()
+    del output
+    retiring.free_retired()
+    assert library.graphopt_binding_users(number) == 0
