@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.findings import Findings
 from graphopt.backend.fitting import require, require_known
+from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import Traced, in_call_order
@@ -78,6 +80,8 @@ class Model:
     def _forget(self) -> None:
         """Nothing is compiled."""
         self._memory = ContextPools(self.config.max_shapes)
+        #: Of steps, by context; others that never run at the same time may have them, too.
+        self.plans: defaultdict[Any, Plans] = defaultdict(Plans)
         self._compiled: dict[Signature, Entry] = {}
         self._plain: dict[tuple[str, ...], CachedOpEngine] = {}
         self._rule = SkiRental()
@@ -86,7 +90,7 @@ class Model:
 
     def __getstate__(self) -> dict[str, Any]:
         """What was given: copies compile anew."""
-        own = ("_memory", "_compiled", "_plain", "_rule", "_other_sizes", "_lock")
+        own = ("_memory", "plans", "_compiled", "_plain", "_rule", "_other_sizes", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -324,6 +328,8 @@ class Model:
         pools = self._memory.pools(ctx) if mode == "training" else None
         akin = self._akin(key)
         made = build_graph(self.config, graph, params, arrays, ctx, mode, akin=akin, pools=pools)
+        if mode == "training":
+            made.lowered.plans = self.plans[ctx]
         self._require(made.lowered.read_data - set(arrays))
         traced = Traced(self.symbol, tuple(arrays), None)
         return Entry(mode, _told(arrays), graph, made, traced, [])

@@ -55,8 +55,8 @@ class BoundEngine:
         self._gradients = _handles([*places, *behind])
         requests += [0] * len(behind)
         self._requests = (ctypes.c_int * len(requests))(*requests)
-        size = self._library.graphopt_graph_stash(self._number)
-        self._stash = import_mxnet().nd.empty((size,), arrays[0].ctx)
+        self._size = int(self._library.graphopt_graph_stash(self._number))
+        self._stash: Any = None  # what forward leaves for backward
 
     def forward(self, outputs: Sequence[Any], *, is_train: bool) -> None:
         """Compute the outputs, into arrays."""
@@ -65,18 +65,29 @@ class BoundEngine:
             first = len(self._arrays) - len(self._drawn)
             for at, array in enumerate(self._drawn):
                 self._arrays[first + at] = array.handle
-        made = _handles([*outputs, self._stash])
-        self._check(
-            self._library.graphopt_graph_forward(self._number, self._arrays, made, is_train)
-        )
+        self._run(outputs, is_train=is_train)
 
     def backward(self, heads: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compute gradients by those of the outputs, which the last forward made."""
+        if self._stash is None:
+            self._run(outputs, is_train=True)  # by the same random numbers
         made = _handles([*outputs, self._stash])
         self._check(
             self._library.graphopt_graph_backward(
                 self._number, _handles(heads), self._arrays, made, self._gradients, self._requests
             )
+        )
+
+    def let_go(self) -> None:
+        """Keep nothing for backward, which computes it again if it is called."""
+        self._stash = None
+
+    def _run(self, outputs: Sequence[Any], *, is_train: bool) -> None:
+        if self._stash is None:
+            self._stash = import_mxnet().nd.empty((self._size,), self._ctx)
+        made = _handles([*outputs, self._stash])
+        self._check(
+            self._library.graphopt_graph_forward(self._number, self._arrays, made, is_train)
         )
 
     def _check(self, failed: int) -> None:

@@ -11,6 +11,8 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import count
+from math import prod
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -22,11 +24,14 @@ from graphopt.backend.invoke import invoke
 from graphopt.backend.keeping import flush_bulk
 from graphopt.backend.onednn import ONEDNN
 from graphopt.backend.openmp import release_threads
+from graphopt.backend.plans import Plans
 from graphopt.backend.retiring import cached_op, free_retired, retiring_executor
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 
 _SPARE, _CARRY = "graphopt_spare", "graphopt_carry"
+
+_calls = count(1)
 
 
 class _Locking(Protocol):
@@ -92,6 +97,10 @@ class CachedOpEngine:
         self._planned = symbol
         self._states = symbol.list_auxiliary_states() if writes_states and is_static else []
         self._op: Any = None  # planned in the first call
+        self._types: dict[str, tuple[Any, Any]] = {}  # of what it was planned for
+        #: Engines for other sizes, and when this one was called last.
+        self.plans: Plans | None = None
+        self.last_call = 0
         self._carrier: int | None = None
         self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
         unlocked_in_children(self)
@@ -117,6 +126,10 @@ class CachedOpEngine:
         free_retired()
         if self._counts_writes:
             flush_bulk()  # a write in one piece with what counts it would not be counted yet
+        if self.plans is not None:
+            self.last_call = next(_calls)
+            if self._op is None:
+                self.plans.make_room(self)
         # Of two calls at once MXNet gives one the other's result now and then, and its first call
         # infers shapes where a second one may read them. What is computed is not waited for here.
         with self._lock:
@@ -132,11 +145,31 @@ class CachedOpEngine:
         with self._lock:
             self._op = None
 
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes that its plan for a step keeps, about: all that forward computes."""
+        if self._op is None or not self._is_static:
+            return 0
+        found = self._planned.get_internals()
+        _, shapes, _ = found.infer_shape_partial(
+            **{n: shape for n, (shape, _) in self._types.items()}
+        )
+        _, dtypes, _ = found.infer_type_partial(
+            **{n: dtype for n, (_, dtype) in self._types.items()}
+        )
+        given = {*self._planned.list_inputs()}
+        return sum(
+            prod(shape) * np.dtype(dtype).itemsize
+            for name, shape, dtype in zip(found.list_outputs(), shapes, dtypes, strict=True)
+            if name not in given
+        )
+
     def _plan(self, arrays: Sequence[Any]) -> Any:
         # MXNet plans once around the arrays of those that do not change, and again whenever one is
         # replaced. Its engine is not told which states are written by what it planned: readers
         # would not wait for that. So it is told where a gradient passes last (carry_operator.h),
         # or operators on states are handed to it one by one, which costs them some 50 us each.
+        self._types = {n: (a.shape, a.dtype) for n, a in zip(self.inputs, arrays, strict=True)}
         changing = {*self._names}
         if self._states:
             self._carrier = self._least_learned(arrays)

@@ -17,6 +17,7 @@ from graphopt.backend.fixed import FixedArrays, as_arrays
 from graphopt.backend.keeping import forgetting, runs_keeping, told
 from graphopt.backend.kept import Kept
 from graphopt.backend.memory import give_back_freed_memory, keep_freed_memory
+from graphopt.backend.plans import Plans
 from graphopt.backend.pools import Pools
 from graphopt.backend.settle import settle
 from graphopt.backend.step import StepEngine
@@ -108,6 +109,8 @@ class Lowered:
         self._engine: Engine | None = None
         self._is_settled = True
         self._bound: list[Any] = []
+        #: What is planned for other sizes, to share memory with.
+        self.plans: Plans | None = None
         self._at_any_size: AtAnySize | None = None
         self._findings = active()
         self.choice.like = self._findings.told
@@ -270,6 +273,8 @@ class Lowered:
         chosen = found.engine
         self._keep_what_is_read(chosen, candidates.keepers)
         chosen = ordered(form, chosen, arrays, self.choice)
+        if isinstance(chosen, CachedOpEngine):
+            chosen.plans = self.plans
         kind = CachedOpEngine | ExecutorEngine
         if form.keeps and isinstance(chosen, kind) and runs_keeping(chosen.symbol):
             self.choice.weights = told(form.graph)

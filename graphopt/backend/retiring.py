@@ -61,14 +61,17 @@ def cached_op(mxnet: Any, symbol: Any, flags: Any) -> Any:
     free_retired()
     if mxnet.autograd.is_recording() and not bridge.is_loaded():
         bridge.load_if_built(mxnet)
-    kind: Any = _retiring(mxnet.nd.CachedOp, _users_of_cached_op)
+    # Besides whoever has the handle these are tapes. Only the bridge can tell.
+    users = _users_of_cached_op(bridge.load(mxnet)) if bridge.is_loaded() else _one
+    kind: Any = _retiring(mxnet.nd.CachedOp, users)
     return kind(symbol, flags)
 
 
 def retiring_executor(executor: Any) -> Any:
     """The same executor, which is freed as described above; ``user`` is the thread it is of."""
     free_retired()
-    executor.__class__ = _retiring(executor.__class__, _users_of_executor)
+    # No tape refers to what MXNet's own Python has bound.
+    executor.__class__ = _retiring(executor.__class__, _one)
     executor.user = get_ident()
     return executor
 
@@ -93,20 +96,12 @@ def _retiring(kind: Any, users: Callable[[Any], int]) -> Any:
     return Retiring
 
 
-def _users_of_cached_op(handle: Any) -> int:
-    """Besides whoever has the handle these are tapes. Only the bridge can tell."""
-    return _function()(handle) if bridge.is_loaded() else 1
-
-
-def _users_of_executor(handle: Any) -> int:
-    """No tape refers to what MXNet's own Python has bound."""
-    return 1
-
-
 @cache
-def _function() -> Callable[[Any], int]:
-    from graphopt.compat import import_mxnet
-
-    users = bridge.load(import_mxnet()).graphopt_cached_op_users
+def _users_of_cached_op(library: ctypes.CDLL) -> Callable[[Any], int]:
+    users = library.graphopt_cached_op_users
     users.restype, users.argtypes = ctypes.c_int64, [ctypes.c_void_p]
-    return users
+    return lambda handle: int(users(handle))  # functions of ctypes have no hash
+
+
+def _one(handle: Any) -> int:
+    return 1

@@ -94,7 +94,8 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
             for name, (shape, dtype) in states.items()
         }
         data = {*kwargs, *self.data} & {*arguments}
-        return executor_of(self, self.config, data, ctx, arrays, gradients, aux, requests)
+        parent = shared_exec if isinstance(shared_exec, OptimizedExecutor) else None
+        return executor_of(self, self.config, data, ctx, arrays, gradients, aux, requests, parent)
 
     def _why_plain(self, stype_dict: Any, group2ctx: Any) -> str:
         """Why MXNet's executor has to run it; empty if it need not."""

@@ -17,6 +17,7 @@ from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
 from graphopt.kernels.bridge.memory import have_one_memory, is_shared
 from graphopt.modules import direct
+from graphopt.modules.group import Group
 from graphopt.nn.config import Config
 
 mx = import_mxnet()
@@ -31,6 +32,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     Attributes:
         model: what is compiled; has ``receipts()``, ``graph()``, ``report(path)`` and the like.
+        group: executors that never run at the same time.
     """
 
     def __init__(
@@ -41,10 +43,12 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         gradients: Mapping[str, Any],
         states: Mapping[str, Any],
         grad_req: Mapping[str, str],
+        group: Group | None = None,
     ) -> None:
         """Bind; nothing is compiled before the first call. See :func:`executor_of`."""
         self.handle = None  # there is no executor of MXNet's
         self.model = model
+        self.group = group or Group()
         self.arg_arrays, self.aux_arrays = [*arguments.values()], [*states.values()]
         self.grad_arrays = [gradients.get(name) for name in arguments]
         self._symbol, self._ctx, self._grad_req = model.symbol, ctx, dict(grad_req)
@@ -92,6 +96,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             ValueError: it is of another shape.
         """
         self._load(kwargs)
+        self.group.enter(self)
         self._tape, self._is_run = [], bool(is_train)
         engine = self._direct.get(self._is_run)
         if engine is not None and self._plain is None:
@@ -127,12 +132,13 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if not self._learns:
             return
         engine = self._direct.get(True) if self._is_run else None
+        self.group.enter(self)
         if engine is not None and not self._tape:
             engine.backward(self._known(heads), self.outputs)
             return
-        if not self._tape and self._compute(training=False, recording=True) is None:
+        if not self._tape and self._compute(training=self._is_run, recording=True) is None:
             plain: Any = self._plain  # by now
-            plain.forward(is_train=False)
+            plain.forward(is_train=self._is_run)
             plain.backward(out_grads, is_train)
             return
         mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
@@ -165,12 +171,13 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         aux = {n: _resized(a, s) for (n, a), s in zip(self.aux_dict.items(), states, strict=True)}
         if {*changed} <= {*self.model.data}:
             made = OptimizedExecutor(
-                self.model, self._ctx, arguments, gradients, aux, self._grad_req
+                *(self.model, self._ctx, arguments, gradients, aux, self._grad_req, self.group)
             )
         else:  # the model has other parameters
             made = executor_of(
                 *(self._symbol, self.model.config, self.model.data, self._ctx),
                 *(arguments, gradients, aux, self._grad_req),
+                shared=self,
             )
         if self._monitor_callback is not None:
             made.set_monitor_callback(self._monitor_callback, self._monitor_all)
@@ -215,10 +222,20 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """
         self._predecessor = weakref.ref(executor), list(executor.outputs)
 
+    def let_go(self) -> None:
+        """Have what backward reads computed again if it is called without another forward."""
+        self._tape = []
+        for engine in self._direct.values():
+            if engine is not None:
+                engine.let_go()
+
     def _known(self, heads: Sequence[Any]) -> list[Any]:
-        """Gradients of outputs, ones where none are given."""
+        """Gradients of outputs, ones where none are given; losses read none, so any will do."""
         if not self._ones:
-            self._ones = [mx.nd.ones_like(output) for output in self.outputs]
+            self._ones = [
+                output if is_loss else mx.nd.ones_like(output)
+                for output, is_loss in zip(self.outputs, self._losses, strict=True)
+            ]
         return [one if head is None else head for head, one in zip(heads, self._ones, strict=True)]
 
     def _load(self, given: Mapping[str, Any]) -> None:
@@ -354,6 +371,7 @@ def executor_of(
     gradients: Mapping[str, Any],
     states: Mapping[str, Any],
     grad_req: Mapping[str, str],
+    shared: OptimizedExecutor | None = None,
 ) -> OptimizedExecutor:
     """An executor on such arrays.
 
@@ -366,13 +384,17 @@ def executor_of(
         gradients: an array, or None, by the name of the argument.
         states: arrays by name.
         grad_req: "write", "add" or "null" by the name of the argument.
+        shared: one that never runs at the same time, to share memory with.
     """
     params = [name for name in arguments if name not in data]
     own = own_arrays(arguments, gradients, grad_req, params)
     own |= {name: array.detach() for name, array in states.items()}
     shapes = {name: arguments[name].shape for name in arguments if name in data}
     model = Model(symbol, own, config, shapes, symbol.name or "")
-    return OptimizedExecutor(model, ctx, arguments, gradients, states, grad_req)
+    if shared is not None:
+        model.plans = shared.model.plans
+    group = None if shared is None else shared.group
+    return OptimizedExecutor(model, ctx, arguments, gradients, states, grad_req, group)
 
 
 def own_arrays(

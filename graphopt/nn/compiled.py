@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from graphopt.backend.findings import Findings
+from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
@@ -51,6 +52,7 @@ class CompiledBlock:
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
         self._memory = ContextPools(config.max_shapes)
+        self._plans: defaultdict[Any, Plans] = defaultdict(Plans)  # of steps, by context
         mx = self._mx = import_mxnet()
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
         self._flatten, self._regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
@@ -291,7 +293,7 @@ class CompiledBlock:
             arrays |= {name: parameter.data(ctx) for name, parameter in computed.items()}
         graph = lift_traced(self._block, traced, *_types(arrays), computed)
         parameters = self._parameters(graph, ctx)
-        return compile_graph(
+        entry = compile_graph(
             self._config,
             graph,
             {n: p for n, p in parameters.items() if n not in computed},
@@ -305,6 +307,9 @@ class CompiledBlock:
             numpy=isinstance(given[0], self._mx.np.ndarray),
             pools=self._memory.pools(ctx) if mode == "training" else None,
         )
+        if mode == "training":
+            entry.lowered.plans = self._plans[ctx]
+        return entry
 
     def _computed(self, traced: Traced, arrays: Mapping[str, Any], ctx: Any) -> dict[str, Any]:
         """The Block's parameters by name that are computed for every call, initialized for good.
