@@ -134,7 +134,8 @@ def _is_extent(size: Any) -> bool:
 
 def _optimize(net: Any, config: Config) -> Any:
     from graphopt.compat import import_mxnet
-    from graphopt.nn.optimized import optimized_class, view
+    from graphopt.nn.decorated import optimized_class
+    from graphopt.nn.optimized import view
 
     mx = import_mxnet()
     if isinstance(net, mx.gluon.Trainer):
@@ -149,7 +150,9 @@ def _optimize(net: Any, config: Config) -> Any:
         if not issubclass(net, mx.gluon.Block):
             raise InputError(f"cannot optimize class {net.__name__}: it is no Gluon Block")
         return optimized_class(net, config)
-    if inspect.isfunction(net) or isinstance(net, functools.partial):
+    if isinstance(net, staticmethod | classmethod):
+        return type(net)(_factory(net.__func__, config))
+    if inspect.isfunction(net) or inspect.ismethod(net) or isinstance(net, functools.partial):
         return _factory(net, config)
     return view(net, config)
 

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 def original(block: Any) -> Any:
-    """The user's own object behind a view (an equal one, of the undecorated class)."""
-    twin: Any = object.__new__(block._graphopt_base)
-    twin.__dict__ = block.__dict__
-    return twin
+    """The user's own object behind a view; of a decorated class one that MXNet runs."""
+    try:  # past a `__getattr__` of the user's
+        own: Any = object.__getattribute__(block, "_graphopt_own")
+    except AttributeError:  # the user's code made a copy of the view by its class
+        own = object.__new__(block._graphopt_base)
+    if own.__dict__ is not block.__dict__:
+        own.__dict__ = block.__dict__
+    return own
 
 
 def run(block: Any, args: tuple[Any, ...]) -> Any:
@@ -36,9 +40,7 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
     """
     state = block._graphopt_current()
     hooked = state.structure.hooked()
-    if state.reason is None:
-        state.reason = why_not_whole(block, state.config)
-    reason = hooked or state.reason
+    reason = hooked or _why_not_whole(block, state)
     if not reason:
         try:
             return state.compiled(args)
@@ -64,13 +66,38 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
     elif state.config.strict and not state.reason:
         raise UnsupportedError(hooked)
     if state.config.record:
-        return _recorded(block, state)(original(block).forward, args)
+        return _recorded(block, state)(_python_of(block, original(block)), args)
     if state.config.plans_memory:
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
-    forward = original(block).forward
+
+    def apart() -> Any:
+        return _python_of(block, taken_apart(block))(*args)
+
     if state.config.record is None and not hooked and _may_record(block, state, args):
-        return _measured(block, state, args, forward, lambda: taken_apart(block).forward(*args))
-    return taken_apart(block).forward(*args)
+        return _measured(block, state, args, _python_of(block, original(block)), apart)
+    return apart()
+
+
+def _python_of(block: Any, own: Any) -> Callable[..., Any]:
+    """What a call of a view's Block runs, of an object that MXNet runs."""
+    found: Callable[..., Any] = own if has_own_call(block) else own.forward
+    return found
+
+
+def has_own_call(block: Any) -> bool:
+    """Whether the class of a view's Block has a ``__call__`` of the user's."""
+    return bool(type(block)._graphopt_has_call)
+
+
+def is_whole(block: Any) -> bool:
+    """Whether a view is compiled whole, for all that is known of it."""
+    return not _why_not_whole(block, block._graphopt_current())
+
+
+def _why_not_whole(block: Any, state: State) -> str:
+    if state.reason is None:
+        state.reason = why_not_whole(block, state.config)
+    return state.reason
 
 
 def _by_its_python(block: Any, args: tuple[Any, ...], error: Exception) -> Any:
@@ -83,7 +110,7 @@ def _by_its_python(block: Any, args: tuple[Any, ...], error: Exception) -> Any:
     parameters = original(block).collect_params().values()
     deferred = [(p, p._shape, p._deferred_init) for p in parameters if p._deferred_init]
     try:
-        found = original(block).forward(*args)
+        found = _python_of(block, original(block))(*args)
         for leaf in _leaves([found]):
             if isinstance(leaf, import_mxnet().nd.NDArray):
                 leaf.wait_to_read()

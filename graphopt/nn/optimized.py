@@ -2,13 +2,13 @@
 
 A view is an instance of a subclass of the user's own class that shares the user's ``__dict__``:
 same parameters, same children, same attributes and methods, ``isinstance`` holds. Only the call is
-different. The user's object and class are not touched.
+different. The user's object and class are not touched. Instances of decorated classes are of such
+a subclass from the start (see :mod:`graphopt.nn.decorated`).
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.calls import has_symbol, original, run, taken_apart
+from graphopt.nn.calls import has_own_call, has_symbol, is_whole, original, run, taken_apart
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.partition import parts_of, tried_of
@@ -26,11 +26,15 @@ from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
 from graphopt.recording.active import ACTIVE
 
+#: Of objects that have none of their own; Python 3.10 has none at all.
+_GETSTATE = getattr(object, "__getstate__", None)
+
 if TYPE_CHECKING:
     from graphopt.memory.memory_plan import MemoryPlan
 
-#: Attributes of ``__dict__`` that would send a view's state to the user's object.
-_STATE = "_graphopt_state"
+#: What is kept beside ``__dict__``, which is the user's object's as well: what graphopt knows, and
+#: that object.
+_STATE, _OWN = "_graphopt_state", "_graphopt_own"
 
 
 class Optimized:
@@ -39,6 +43,13 @@ class Optimized:
     _graphopt_state: State
     _graphopt_config: Config
     _graphopt_base: type
+    _graphopt_is_decorated: bool
+    _graphopt_has_call: bool
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Generated classes are none that the user's would want to hear of."""
+        if "_graphopt_base" not in vars(cls):
+            super().__init_subclass__(**arguments)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the user's Block, on the compiled graph for these types."""
@@ -47,6 +58,8 @@ class Optimized:
             # recorded; keywords only layers of gluon.rnn take, which handle them before any graph
             # is made.
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if has_own_call(self) and not is_whole(self):
+            return run(self, args)  # hooks are called where that calls Gluon's
         for hook in self._forward_pre_hooks.values():  # type: ignore[attr-defined]
             hook(self, args)
         found = run(self, args)
@@ -57,11 +70,11 @@ class Optimized:
     @property
     def graphopt_state(self) -> State:
         """What graphopt knows about this view."""
-        try:
-            return self._graphopt_state
+        try:  # past a `__getattr__` of the user's
+            found: State = object.__getattribute__(self, _STATE)
         except AttributeError:
-            self._graphopt_state = State(self, self._graphopt_config)
-            return self._graphopt_state
+            found = self._graphopt_forget()
+        return found
 
     @property
     def _in_format(self) -> Any:
@@ -94,10 +107,13 @@ class Optimized:
     def _graphopt_current(self) -> State:
         """What graphopt knows about this view, nothing if its children are others since."""
         state = self.graphopt_state
-        if state.structure.is_same():
-            return state
-        self.reset()
-        return self.graphopt_state
+        return state if state.structure.is_same() else self._graphopt_forget()
+
+    def _graphopt_forget(self) -> State:
+        """Begin anew, with nothing compiled."""
+        state = State(self, self._graphopt_config)
+        object.__setattr__(self, _STATE, state)
+        return state
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
         """Per compiled signature (mode and input types), a receipt per pass."""
@@ -164,15 +180,21 @@ class Optimized:
         return any(way.chosen is None for way in found)
 
     def reset(self) -> None:
-        """Forget what was compiled: frozen parameters are read anew at the next call."""
-        self._graphopt_state = State(self, self._graphopt_config)
+        """Forget what was compiled: frozen parameters are read anew at the next call.
+
+        Cells of ``gluon.rnn`` forget their states besides, as MXNet's ``reset`` has them do.
+        """
+        self._graphopt_forget()
+        own = getattr(super(), "reset", None)
+        if own is not None:
+            own()
 
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         """As :meth:`reset`: what Blocks within were told since is compiled in at the next call.
 
         The user's own Block stays as it is.
         """
-        self.reset()
+        self._graphopt_forget()
 
     def optimize_for(self, x: Any, *args: Any, backend: Any = None, **kwargs: Any) -> None:
         """As :meth:`hybridize`, but compiled for inference on such arguments now.
@@ -184,7 +206,7 @@ class Optimized:
         """
         if not backend:
             raise InputError("name the backend: optimize_for(x, backend='MKLDNN')")
-        self.reset()
+        self._graphopt_forget()
         with import_mxnet().autograd.pause():
             self(x, *args)
 
@@ -195,13 +217,13 @@ class Optimized:
     def cast(self, dtype: Any) -> None:
         """As Block.cast; compiled graphs are dropped."""
         super().cast(dtype)  # type: ignore[misc]
-        self.reset()
+        self._graphopt_forget()
 
     def load_parameters(self, *args: Any, **kwargs: Any) -> None:
         """As Block.load_parameters; frozen graphs are dropped."""
         super().load_parameters(*args, **kwargs)  # type: ignore[misc]
         if self._graphopt_config.mode == "inference":
-            self.reset()
+            self._graphopt_forget()
 
     def export(
         self,
@@ -235,27 +257,25 @@ class Optimized:
     def __repr__(self) -> str:
         return f"Optimized[{super().__repr__()}]"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __copy__(self) -> Any:
+        """With a ``__dict__`` of its own, as copies of Blocks have."""
         import copy
 
-        twin: Any = object.__new__(self._graphopt_base)
-        memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return view(twin, self._graphopt_config)
+        if not self._graphopt_is_decorated:
+            return view(copy.copy(original(self)), self._graphopt_config)
+        twin = _instance(self._graphopt_base, self._graphopt_config)
+        twin.__dict__.update(self.__dict__)
+        return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle what the user's Block holds; it is compiled anew."""
-        base, cls = self._graphopt_base, type(self)
-        found: Any = sys.modules.get(base.__module__)
-        for name in base.__qualname__.split("."):
-            found = getattr(found, name, None)
-        if found is cls:  # the class itself was decorated
-            return object.__new__, (cls,), self.__dict__
-        # The user's own object, which Gluon's scopes refer to: pickle knows it when it comes again.
-        own = self._scope._block  # type: ignore[attr-defined]
-        if type(own) is not base or own.__dict__ is not self.__dict__:
-            own = original(self)
-        return view, (own, self._graphopt_config)
+        """Copies and pickles hold what the user's Block holds; they are compiled anew."""
+        if not self._graphopt_is_decorated:
+            return view, (original(self), self._graphopt_config)
+        state: Any = self.__dict__
+        getstate = getattr(self._graphopt_base, "__getstate__", _GETSTATE)
+        if getstate is not None and getstate is not _GETSTATE:
+            state = getstate(self)
+        return _instance, (self._graphopt_base, self._graphopt_config), state
 
     def _graphopt_last(self, mode: str | None = None) -> Entry:
         """What was compiled last (of that mode)."""
@@ -288,32 +308,69 @@ def view(block: Any, config: Config) -> Any:
         raise InputError(f"cannot optimize a {kind}: give a Gluon Block, {others}")
     if isinstance(block, Optimized):
         block = original(block)
-    cls = optimized_class(type(block), config)
-    twin: Any = object.__new__(cls)
+    twin: Any = object.__new__(view_class(type(block), config))
     twin.__dict__ = block.__dict__
-    return twin
+    return share(twin, block)
 
 
-def optimized_class(cls: type, config: Config) -> type:
-    """A subclass of a Block class whose instances compile themselves."""
-    if issubclass(cls, Optimized):
-        cls = cls._graphopt_base
+def share(view: Any, own: Any) -> Any:
+    """The view, of that object of the user's, whose ``__dict__`` it has."""
+    object.__setattr__(view, _OWN, own)
+    return view
+
+
+def _instance(cls: type, config: Config) -> Any:
+    """An instance of a decorated class as it is before ``__init__``, for what copies it."""
+    twin: Any = object.__new__(view_class(cls, config, is_decorated=True))
+    own: Any = object.__new__(cls)
+    own.__dict__ = twin.__dict__
+    return share(twin, own)
+
+
+def view_class(
+    cls: Any, config: Config, *, plain: type | None = None, is_decorated: bool = False
+) -> type:
+    """A subclass of a Block class whose instances compile themselves.
+
+    Args:
+        cls: the user's class.
+        config: what the user asked for.
+        plain: the class of the user's objects, if that is another one.
+        is_decorated: instances are the user's objects themselves.
+    """
     body: dict[str, Any] = {
-        "__slots__": (_STATE,),
+        "__slots__": (_STATE, _OWN),
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "_graphopt_config": config,
-        "_graphopt_base": cls,
+        "_graphopt_base": plain or cls,
+        "_graphopt_is_decorated": is_decorated,
+        "_graphopt_has_call": _has_call(cls),
     }
+    if hasattr(cls, "__del__"):
+        body["__del__"] = _stay  # the user's object has one
     hybrid, sequential = import_mxnet().gluon.HybridBlock, import_mxnet().gluon.nn.Sequential
-    forward = cls.forward  # type: ignore[attr-defined]
-    if not issubclass(cls, hybrid):
-        body |= {name: _on_children(name, method) for name, method in methods_of(cls).items()}
+    forward, is_hybrid = cls.forward, issubclass(cls, hybrid)
+    for name, method in methods_of(cls).items():
+        if not is_hybrid:
+            body[name] = _on_children(name, method)
+        elif hasattr(Optimized, name):
+            body[name] = method
     if forward in (hybrid.forward, sequential.forward):
         body["forward"] = _forward(forward)
     # The same name: Gluon derives parameter names from it.
     return type(cls.__name__, (Optimized, cls), body)
+
+
+def _has_call(cls: type) -> bool:
+    """Whether ``__call__`` is the user's."""
+    owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
+    return owner.__module__.partition(".")[0] != "mxnet"
+
+
+def _stay(view: Any) -> None:
+    """Nothing ends with a view."""
 
 
 def _forward(plain: Any) -> Any:
@@ -344,6 +401,8 @@ def _on_children(name: str, method: Any) -> Any:
 def methods_of(cls: type) -> dict[str, Any]:
     """Methods by name that a plain Block's classes define, none of Gluon's and none of ours."""
     found: dict[str, Any] = {}
+    gluon = import_mxnet().gluon
+    own = gluon.HybridBlock if issubclass(cls, gluon.HybridBlock) else gluon.Block
     for base in cls.__mro__:
         for name, value in vars(base).items():
             found.setdefault(name, value if base.__module__.partition(".")[0] != "mxnet" else None)
@@ -352,8 +411,8 @@ def methods_of(cls: type) -> dict[str, Any]:
         for name, value in found.items()
         if isinstance(value, FunctionType)
         and not name.startswith("__")
-        and not hasattr(Optimized, name)
-        and not hasattr(import_mxnet().gluon.Block, name)
+        and not name.startswith("_graphopt")
+        and not hasattr(own, name)
     }
 
 

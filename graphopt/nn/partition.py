@@ -103,11 +103,17 @@ class _Children(OrderedDict[str, Any]):
         super().__delitem__(name)
 
 
-def _set_on_own(twin: Any, name: str, value: Any) -> None:
+def _set_on(own: Any) -> Callable[[Any, str, Any], None]:
     """Attributes are set on the user's Block, where Gluon compares with what is really there."""
-    own: Any = object.__new__(type(twin).__mro__[1])
-    own.__dict__ = vars(twin)
-    setattr(own, name, value)
+
+    def set_on_own(twin: Any, name: str, value: Any) -> None:
+        setattr(own, name, value)
+
+    return set_on_own
+
+
+def _stay(twin: Any) -> None:
+    """Nothing ends with a twin."""
 
 
 class _Partition:
@@ -120,7 +126,9 @@ class _Partition:
     def clone(self, block: Any, *, is_child: bool = False) -> Any:
         base = type(block)
         names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        names["__setattr__"] = _set_on_own
+        names["__setattr__"] = _set_on(block)
+        if hasattr(base, "__del__"):
+            names["__del__"] = _stay  # the user's object has one
         runs = _runs(block)
         if runs:
             names["forward"] = _in_turn
