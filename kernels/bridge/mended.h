@@ -12,6 +12,8 @@
  * - BatchNorm: channels in blocks of 8 or 16, of data and gradient alike. Some convolutions like them in
  *   blocks of 8 or 4 and others of 16, so here one is copied, which takes as long as the fast code.
  * - The gradient of a mean over whole images: small ones. It is nothing but one number written everywhere.
+ *
+ * Gradients to which nothing comes back are mended as well (nothing.h).
  */
 #pragma once
 
@@ -27,6 +29,7 @@
 #include "layouts.h"
 #include "lrn.h"
 #include "marked_convolution.h"
+#include "nothing.h"
 #include "rectifiers.h"
 #include "resizing.h"
 #include "slices.h"
@@ -170,6 +173,7 @@ void MendOperators() {
   Replace("_contrib_ROIAlign", &plain_align, LegacyFunction(&AlignOnRows));
   Replace("_contrib_BilinearResize2D", &plain_resizing, LegacyFunction(&ResizingOnRows));
   Replace("_backward_contrib_BilinearResize2D", &plain_resizing_gradient, LegacyFunction(&ResizingGradientOnRows));
+  PassZeros();
 }
 
 }  // namespace graphopt

@@ -97,7 +97,7 @@ void Register() {
   SetAttribute<mxnet::FInferShape>(schedule, "FInferShape", LegacyFunction(&ScheduleShapes));
   SetAttribute<nnvm::FInferType>(schedule, "FInferType", LegacyFunction(&ScheduleTypes));
   SetAttribute<mxnet::FCompute>(schedule, "FCompute<cpu>", LegacyFunction(&ScheduleForward));
-  SetAttribute<nnvm::FGradient>(schedule, "FGradient", LegacyFunction(&ScheduleGradient));
+  SetAttribute<nnvm::FGradient>(schedule, "FGradient", LegacyFunction(&UnlessZeros<ScheduleGradient>));
   nnvm::Op& unschedule = registry->__REGISTER_OR_GET__("_backward_graphopt_schedule");
   unschedule.get_num_inputs = LegacyFunction(&ScheduleBackwardInputs);
   unschedule.get_num_outputs = LegacyFunction(&ScheduleInputs);

@@ -62,7 +62,7 @@ SchedulePlan ReadPlan(const int32_t* numbers, int64_t count, const std::vector<i
                       const std::vector<RowIndex>& indices);
 
 struct ScheduleCall {
-  std::vector<const void*> externals, heads;
+  std::vector<const void*> externals, heads;  // heads: null where there is no gradient
   std::vector<RowIndex> indices;
   // Null: not wanted. Gradients of arrays with an index have a row for each number, not for each row.
   std::vector<void*> exports, external_gradients;

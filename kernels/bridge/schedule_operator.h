@@ -9,7 +9,8 @@
  * Inputs: arrays from outside, with a row for each first index; the plan, int32 (see
  * graphopt/batching/native/block.py); indices (numbers,) int32, the row of an array that each of the
  * plan's numbers stands for; of each program the matrices and vectors. Outputs: the exports, the
- * stash. Backward reads gradients of the exports, the inputs, the stash.
+ * stash. Backward reads gradients of the exports, the inputs, the stash; its attribute `unused` has a 1
+ * for each export without a gradient, which it does not read, 0 for the others.
  */
 #pragma once
 
@@ -245,7 +246,9 @@ void ScheduleBackward(const NodeAttrs& attrs, const mxnet::OpContext&,
     ++at;
     return found;
   };
-  for (size_t k = 0; k < exports; ++k) call.heads.push_back(inputs[k].dptr_);
+  const std::string& unused = AttributeOf(attrs, "unused");
+  for (size_t k = 0; k < exports; ++k)
+    call.heads.push_back(unused[k] == '1' ? nullptr : inputs[k].dptr_);
   call.stash = inputs.back().dptr_;
   LookedUp looked_up(arguments);
   while (at < arguments.signature.externals) {
@@ -278,12 +281,18 @@ std::vector<NodeEntry> ScheduleGradient(const ObjectPtr& node,
   for (const char* key : {"specs", "externals", "exports", "dtype", "stash_size"})
     own.emplace_back(key, AttributeOf(attrs, key));
   own.emplace_back("indices", std::to_string(signature.indices));
+  std::string unused;
+  for (size_t k = 0; k < signature.exports.size(); ++k) unused += IsZeros(heads[k]) ? '1' : '0';
+  own.emplace_back("unused", unused);
+  const NodeEntry stash(node, static_cast<uint32_t>(signature.exports.size()), 0);
   ObjectPtr made = MakeNode("_backward_graphopt_schedule", attrs.name + "_backward", own);
   LegacyNode& backward = View(made);
   backward.control_deps.push_back(node);
-  for (size_t k = 0; k < signature.exports.size(); ++k) backward.inputs.push_back(heads[k]);
+  // MXNet makes zeros from an array that autograd may not have kept; then it would end the process.
+  for (size_t k = 0; k < signature.exports.size(); ++k)
+    backward.inputs.push_back(unused[k] == '1' ? stash : heads[k]);
   for (const NodeEntry& entry : View(node).inputs) backward.inputs.push_back(entry);
-  backward.inputs.emplace_back(node, static_cast<uint32_t>(signature.exports.size()), 0);
+  backward.inputs.push_back(stash);
   std::vector<NodeEntry> gradients;
   for (uint32_t i = 0; i < signature.inputs(); ++i) gradients.emplace_back(made, i, 0);
   return gradients;

@@ -314,6 +314,7 @@ class ScheduleWalk {
   void Import(size_t k) const {
     int64_t value = s_.plan.exports[k], width = s_.plan.values[value].width;
     size_t step = s_.plan.values[value].step;
+    if (!s_.call.heads[k]) return;
     for (int64_t p = 0; p < Count(step); ++p)
       AddRow(gradient_at_[value] + p * width,
              static_cast<const T*>(s_.call.heads[k]) + RowsOf(step)[p] * width, width);

@@ -481,3 +481,26 @@ def test_what_mxnet_notes_on_a_block_is_no_change() -> None:
         net(*one)
     batched(sentences())
     assert "has changed" not in batched.explain()
+
+
+@pytest.mark.parametrize("slope", [0, 2])
+def test_values_of_which_only_the_order_is_used_get_no_gradient(slope: int) -> None:
+    """With a slope, another output of the same operator has a gradient."""
+
+    def call(net: Any, x: Any) -> Any:
+        ordered, other = nd.tanh(x) * x, nd.sin(x) * x
+        ordered.sum().asscalar()
+        order = nd.argmax(ordered * 2, axis=1)
+        return order + slope * other.sum(axis=1) if slope else order
+
+    given = [rand(1, 4) for _ in range(3)]
+    net = Fn(call)
+    found = []
+    for run in (graphopt.batch(net, debug=True), graphopt.batch(net)):
+        for x in given:
+            x.attach_grad()
+        with mx.autograd.record():
+            total = nd.add_n(*run([(x,) for x in given]))
+        total.backward()
+        found.append(np.concatenate([x.grad.asnumpy() for x in given]))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
