@@ -40,7 +40,8 @@ def load(
         strict: raise where a pass fails.
 
     Returns:
-        A callable :class:`Model`; parameters are frozen.
+        A callable :class:`Model`; parameters are frozen. It returns arrays of ``mx.np`` if
+        ``mx.npx.set_np()`` was on, as a SymbolBlock of such a file does.
 
     Raises:
         ParseError: the symbol file is malformed.
@@ -53,6 +54,8 @@ def load(
         raise InputError(f"load() takes a path, not a {type(symbol_json).__name__}")
     path = Path(symbol_json)
     symbol = read_symbol(path)
+    if import_mxnet().util.is_np_array():
+        symbol = symbol.as_np_ndarray()
     arrays = params if isinstance(params, Mapping) else read_params(params) if params else {}
     values = {name.split(":", 1)[-1] if ":" in name else name: a for name, a in arrays.items()}
     known = set(symbol.list_inputs())

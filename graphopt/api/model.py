@@ -44,7 +44,8 @@ class Model:
     """A Symbol with parameters that compiles itself per input signature.
 
     ``model(x)`` or ``model(data=x)`` takes NDArrays or numpy arrays and returns an NDArray, or a
-    list of them when the Symbol has several outputs. ``model(x, y)`` gives ``data0`` and ``data1``,
+    list of them when the Symbol has several outputs; those of a Symbol of ``mx.np`` are arrays of
+    ``mx.np``. ``model(x, y)`` gives ``data0`` and ``data1``,
     as the Block that was exported takes them, whichever the Symbol reads first. What is in
     ``params`` may be given by name as well, in place of that and for this call only. Under
     ``mx.autograd.record()`` the training graph runs, and gradients reach the arrays in ``params``
@@ -62,6 +63,7 @@ class Model:
         """Keep the parts; nothing is compiled before the first call."""
         mx = import_mxnet()
         self.symbol = symbol
+        self._is_numpy = isinstance(symbol, mx.sym.np._Symbol)
         self.params: dict[str, Any] = {
             key: value
             if isinstance(value, mx.nd.NDArray)
@@ -96,6 +98,8 @@ class Model:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Take over what was given."""
         self.__dict__.update(state)
+        if self._is_numpy:
+            self.symbol = self.symbol.as_np_ndarray()  # MXNet does not pickle which it is
         self._forget()
 
     if not TYPE_CHECKING:  # to which all attributes would be known then
@@ -327,7 +331,17 @@ class Model:
         graph = lift_symbol(self.symbol, shapes, dtypes, data=data, name=self._name)
         pools = self._memory.pools(ctx) if mode == "training" else None
         akin = self._akin(key)
-        made = build_graph(self.config, graph, params, arrays, ctx, mode, akin=akin, pools=pools)
+        made = build_graph(
+            self.config,
+            graph,
+            params,
+            arrays,
+            ctx,
+            mode,
+            akin=akin,
+            numpy=self._is_numpy,
+            pools=pools,
+        )
         if mode == "training":
             made.lowered.plans = self.plans[ctx]
         self._require(made.lowered.read_data - set(arrays))

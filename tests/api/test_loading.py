@@ -279,3 +279,24 @@ def test_threads_compile_a_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for found in executor.map(call, range(4)):
             np.testing.assert_allclose(found, np.tanh(x), rtol=1e-6)
     assert len(compiled) == 1
+
+
+def test_nets_of_numpy_return_arrays_of_numpy(tmp_path: Path) -> None:
+    mx.npx.set_np()
+    try:
+        x = mx.np.ones((2, 3))
+        files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
+        net = mx.gluon.nn.Dense(4, activation="relu", in_units=3)
+        net.initialize()
+        net.hybridize()
+        expected = net(x).asnumpy()
+        net.export(str(tmp_path / "m"))
+        model = graphopt.load(*files)
+        for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert type(one(x)) is mx.np.ndarray
+            np.testing.assert_allclose(one(x).asnumpy(), expected, rtol=1e-5)
+        assert {type(model(mx.np.ones((n, 3)))) for n in range(3, 9)} == {mx.np.ndarray}
+        with mx.autograd.record():
+            assert type(model(x)) is mx.np.ndarray
+    finally:
+        mx.npx.reset_np()
