@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphopt.cli.verb import usage
+from graphopt.errors import GraphoptError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,10 +138,16 @@ def _save_tensors(
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that becomes ``path`` when the block ends well, and vanishes otherwise."""
+    """A file to write that becomes ``path`` when the block ends well, and vanishes otherwise.
+
+    Raises:
+        GraphoptError: it cannot be written.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield draft
         draft.replace(path)
+    except OSError as error:  # which names no file if the disk is full
+        raise GraphoptError(f"cannot write {str(path)!r}: {error.strerror}") from None
     finally:
         draft.unlink(missing_ok=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +163,22 @@ def test_outputs_that_are_refused(graphopt, file, tmp_path):
     assert graphopt("pack", file, "-o", "-", "--json").code == 2
     assert graphopt("pack", file, "-o", file).code == 2
     assert graphopt("pack", file, "-o", tmp_path).code == 2
+
+
+def test_a_full_disk_keeps_what_was_written_before(graphopt, file, tmp_path, monkeypatch):
+    def write_half(path, text, encoding):
+        path.write_bytes(text[: len(text) // 2].encode(encoding))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as close() does: of no file
+
+    out = tmp_path / "out.csv"
+    out.write_text("of an earlier run")
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(Path, "write_text", write_half)
+    ran = graphopt("pack", file, "-o", out)
+    assert ran.code == 1
+    assert ran.err.strip() == f"graphopt: error: cannot write {str(out)!r}: No space left on device"
+    assert out.read_text() == "of an earlier run"
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_help_tells_exit_codes_and_imports_no_numba():
