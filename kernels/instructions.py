@@ -237,6 +237,8 @@ INSTRUCTIONS: Final[dict[str, Info]] = {
     "not": Info(1, gradient=_none, is_bool=True),
     "stop": Info(1, cost=0, gradient=_none),
     "scale_gradient": Info(2, cost=0, gradient=lambda e, a, y, g: (e("mul", g, a[1]), None)),
+    # y, whose slope by x is the third operand
+    "with_slope": Info(3, cost=0, gradient=lambda e, a, y, g: (None, e("mul", g, a[2]), None)),
     # a loss layer's y, whose gradient by x is the third operand, whatever the head's
     "loss_of": Info(3, cost=0, gradient=lambda e, a, y, g: (None, a[2], None)),
     # rows

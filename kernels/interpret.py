@@ -246,5 +246,6 @@ _MAPS: dict[str, Callable[..., Array]] = {
     "not": lambda x: x == 0,
     "stop": lambda x: x,
     "scale_gradient": lambda x, _scale: x,
+    "with_slope": lambda y, _x, _slope: y,
     "loss_of": lambda y, _x, _gradient: y,
 }

@@ -21,7 +21,7 @@ _WAITING_COST = 4.0
 #: Compilers make one instruction of a product and a sum, if both are in one stage; also where some
 #: instructions let the product through.
 _PRODUCTS = {"mul", "square"}
-_LET_THROUGH = {"neg", "stop", "scale_gradient", "where"}
+_LET_THROUGH = {"neg", "stop", "scale_gradient", "with_slope", "where"}
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ def expression(op: str, args: list[str]) -> str:
         "stop": args[0] if args else "",
         "literal": args[0] if args else "",
         "scale_gradient": args[0] if args else "",
+        "with_slope": args[0] if args else "",
         "loss_of": args[0] if args else "",
     }
     return alike.get(op) or f"{op}_({', '.join(args)})"

@@ -2,7 +2,8 @@
 
 Values and gradients are MXNet's, also where these are a matter of taste: which operand of a maximum
 gets the gradient of a tie, what slope a function has at its kink. Where an operator's derivative in
-MXNet is not the derivative of the instructions, ``scale_gradient`` and ``stop`` make it so.
+MXNet is not the derivative of the instructions, ``scale_gradient``, ``with_slope`` and ``stop``
+make it so.
 """
 
 from __future__ import annotations
@@ -211,10 +212,15 @@ def _prelu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
 
 
 def _elu(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    # Of the minimum, since an infinite exponential times a gradient of zero is NaN.
-    below = emit("expm1", emit("min", args[0], 0.0))
-    below = emit("mul", below, single(attrs, "slope", 0.25))
-    return emit("where", emit("le", args[0], 0.0), below, args[0])
+    # Zero above, since an infinite exponential times a gradient of zero is NaN.
+    def curve(low: Arg) -> Arg:
+        return emit("mul", emit("expm1", low), single(attrs, "slope", 0.25))
+
+    if attrs.get("dtype") == "float32":  # by oneDNN, which gives NaN the gradient 1
+        is_below = emit("le", args[0], 0.0)
+        return emit("where", is_below, curve(emit("where", is_below, args[0], 0.0)), args[0])
+    is_above = emit("gt", args[0], 0.0)
+    return emit("where", is_above, args[0], curve(emit("where", is_above, 0.0, args[0])))
 
 
 # MXNet holds both in float32.
@@ -224,14 +230,12 @@ _SELU_LAMBDA: Final = float(np.float32(1.0507009873554805))
 
 def _selu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
     # Below 0 MXNet's slope is lambda * alpha * (1 + lambda * expm1(x)), with one lambda too many.
-    # That is the slope of lambda * alpha * (lambda * expm1(x) + (1 - lambda) * x); its second
-    # summand is given the value of the first one's rest. The bound keeps -inf - -inf out.
-    low = emit("max", emit("min", args[0], 0.0), -1e30)
-    curve = emit("expm1", emit("scale_gradient", low, _SELU_LAMBDA))
-    zero = emit("sub", emit("scale_gradient", low, 1 - _SELU_LAMBDA), emit("stop", low))
-    below = emit("mul", emit("add", curve, zero), _SELU_ALPHA)
-    chosen = emit("where", emit("gt", args[0], 0.0), args[0], below)
-    return emit("mul", chosen, _SELU_LAMBDA)
+    is_above = emit("gt", args[0], 0.0)
+    low = emit("where", is_above, 0.0, args[0])
+    curve = emit("expm1", low)
+    slope = emit("add", emit("mul", curve, _SELU_LAMBDA), 1.0)
+    below = emit("mul", emit("with_slope", curve, low, slope), _SELU_ALPHA)
+    return emit("mul", emit("where", is_above, args[0], below), _SELU_LAMBDA)
 
 
 def _gelu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:

@@ -162,6 +162,7 @@ OTHER_DTYPES = [
 
 #: Where one of two is no number, or both.
 HOLES = np.array([np.nan, 1, np.nan, 3, 3], np.float32), np.array([0, np.nan, np.nan, 1, 3], "f")
+ENDS = np.array([np.nan, -np.inf, -1, -0.0, 0.0, 1, np.inf], np.float32)
 WITH_HOLES = [
     *(
         Case(f"{kind}_{name}", {}, HOLES, " NaN")
@@ -176,7 +177,11 @@ WITH_HOLES = [
         Case("LeakyReLU", {}, (HOLES[0].astype(dtype),), f" NaN {dtype}")
         for dtype in ("float16", "float32", "float64")
     ),
-    Case("LeakyReLU", {"act_type": "elu"}, HOLES[:1], " NaN"),
+    *(
+        Case("LeakyReLU", {"act_type": kind}, (ENDS.astype(dtype),), f" ends {dtype}")
+        for kind in ("elu", "selu")
+        for dtype in ("float16", "float32", "float64")
+    ),
     Case("LeakyReLU", {"act_type": "prelu"}, (HOLES[0][:, None], _smooth(1)), " NaN"),
 ]
 
