@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +68,9 @@ def check_target(output: str, form: str, inputs: Sequence[str | None]) -> None:
     path = Path(output)
     if path.is_dir():
         usage(f"-o: {output!r} is a folder")
-    if not path.absolute().parent.is_dir():
-        usage(f"-o: there is no folder {str(path.parent)!r}")
+    folder = (_followed(path) if path.is_symlink() else path).parent
+    if not folder.is_dir():
+        usage(f"-o: there is no folder {str(folder)!r}")
     targets = [path, parameters_path(path)] if form == "json" else [path]
     for given in inputs:
         for target in targets:
@@ -110,7 +113,7 @@ def save(
     if form == "json":
         if frozen and weights:
             graph, weights = computed_once(graph, weights)
-        written += _save_tensors(graph, parameters_path(path), weights)
+        written += _save_tensors(graph, path, weights)
     with replacing(path) as draft:
         draft.write_text(emit(graph, form) + "\n", encoding="utf-8")
     return written
@@ -123,7 +126,7 @@ def _tensors(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _save_tensors(
-    graph: Graph, path: Path, weights: Mapping[str, np.ndarray[Any, Any]]
+    graph: Graph, output: Path, weights: Mapping[str, np.ndarray[Any, Any]]
 ) -> list[Path]:
     from graphopt.cli.parameters import write_parameters
 
@@ -131,6 +134,12 @@ def _save_tensors(
     arrays = _tensors(graph) | {name: a for name, a in weights.items() if name in read}
     if not arrays:
         return []
+    path = parameters_path(output)
+    if _is_stream(output):
+        usage(
+            f"-o: the result has {len(arrays)} tensors, which Symbol JSON cannot hold, and no"
+            f" .params file can lie beside {str(output)!r}; name a file"
+        )
     with replacing(path) as draft:
         write_parameters(draft, arrays, frozenset(node.name for node in graph.role("aux")))
     return [path]
@@ -140,9 +149,19 @@ def _save_tensors(
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write that becomes ``path`` when the block ends well, and vanishes otherwise.
 
+    Where ``path`` is a link, what it leads to is replaced; a device or a pipe is written to.
+
     Raises:
         GraphoptError: it cannot be written.
     """
+    if _is_stream(path):
+        with tempfile.TemporaryDirectory(prefix="graphopt-") as folder:
+            draft = Path(folder) / "draft"
+            yield draft
+            with draft.open("rb") as made, path.open("wb") as stream:
+                shutil.copyfileobj(made, stream)
+        return
+    path = _followed(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield draft
@@ -151,3 +170,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise GraphoptError(f"cannot write {str(path)!r}: {error.strerror}") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether there is something that no file can take the place of: a device, a pipe.
+
+    Links in ``/dev/fd`` lead to pipes that have no name.
+    """
+    return path.exists() and not _followed(path).is_file()
+
+
+def _followed(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # as `resolve`, which raises where links go in a circle

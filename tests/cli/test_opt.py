@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import numpy as np
@@ -161,6 +162,50 @@ def test_targets_that_cannot_be_written(graphopt, net, tmp_path):
     assert ran == (2, "", f"graphopt opt: error: -o: '{tmp_path}' is a folder\n")
     ran = graphopt("opt", net, "-p", "none", "-o", tmp_path / "no" / "out.gir")
     assert ran == (2, "", f"graphopt opt: error: -o: there is no folder '{tmp_path / 'no'}'\n")
+
+
+def test_a_link_is_written_through(graphopt, net, tmp_path):
+    path, link = tmp_path / "kept" / "out.gir", tmp_path / "link.gir"
+    path.parent.mkdir()
+    link.symlink_to(path)
+    for before in (None, "old"):
+        if before is not None:
+            path.write_text(before)
+        assert graphopt("opt", net, "-p", "dce,cse", "-o", link).code == 0
+        assert link.is_symlink()
+        assert path.read_text() == CLEAN
+    assert list(path.parent.iterdir()) == [path]
+    path.unlink()
+    path.parent.rmdir()
+    ran = graphopt("opt", net, "-p", "none", "-o", link)
+    assert ran == (2, "", f"graphopt opt: error: -o: there is no folder '{path.parent}'\n")
+
+
+def test_a_named_pipe_is_written_to(graphopt, net, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as reading:
+        assert graphopt("opt", net, "-p", "dce,cse", "-o", pipe).code == 0
+        assert reading.read() == CLEAN
+    assert pipe.is_fifo()
+
+
+def test_a_pipe_of_the_shell_is_written_to(graphopt, net):
+    """As for ``-o >(gzip > out.gz)``."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe:
+        assert graphopt("opt", net, "-p", "dce,cse", "-o", f"/dev/fd/{writing}").code == 0
+        os.close(writing)
+        assert pipe.read() == CLEAN
+
+
+def test_no_tensors_go_beside_a_pipe(graphopt, folds, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ran = graphopt("opt", folds, "-p", "fold-constants", "--emit", "json", "-o", pipe)
+    assert (ran.code, ran.out) == (2, "")
+    assert f"no .params file can lie beside '{pipe}'; name a file" in ran.err
+    assert list(tmp_path.glob("*.params")) == []
 
 
 def test_a_failed_write_leaves_the_old_file(graphopt, net, tmp_path, monkeypatch):
