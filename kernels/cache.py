@@ -87,14 +87,20 @@ def _remove(path: Path, owner: int) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Make ``path`` a file with ``data``, whatever other processes do at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    # Not by `tempfile`, whose files no other user can read, whatever the umask allows.
+    new = path.with_name(f".new-{os.urandom(8).hex()}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with new.open("xb") as file:
             file.write(data)
-        Path(name).replace(path)
+        new.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
+
+
+def is_readable(path: Path) -> bool:
+    """Whether there is a file that this user may read: others may keep theirs for themselves."""
+    return os.access(path, os.R_OK)
 
 
 def written(path: Path, data: bytes) -> Path:
@@ -133,8 +139,8 @@ def load(key: str, kind: tuple[str, str] = OBJECTS) -> bytes | None:
 
 
 def has(key: str, kind: tuple[str, str] = OBJECTS) -> bool:
-    """Whether something was stored under ``key``, damaged or not."""
-    return _path(key, kind).exists()
+    """Whether something was stored under ``key`` for this user to read, damaged or not."""
+    return is_readable(_path(key, kind))
 
 
 def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from graphopt.errors import MissingDependencyError
-from graphopt.kernels.cache import folder, wanted, write_atomically, written
+from graphopt.kernels.cache import folder, is_readable, wanted, write_atomically, written
 
 HERE = Path(__file__).parent
 #: What is compiled, each file by a process of its own.
@@ -102,8 +102,8 @@ _NEW_STRINGS = b"_ZN4nnvm2Op3GetERKNSt7__cxx1112basic_string"
 def library(mxnet: Path) -> Path:
     """The bridge for the MXNet in folder ``mxnet``, built first if need be.
 
-    It is kept in the cache folder, or for this process alone where that is full; a wheel built
-    where MXNet was installed brings its own.
+    It is kept in the cache folder, or for this process alone where that is full or another user's;
+    a wheel built where MXNet was installed brings its own.
 
     Raises:
         MissingDependencyError: there is no C++ compiler, or it fails; the message says what to do.
@@ -116,7 +116,7 @@ def library(mxnet: Path) -> Path:
 
 def find(mxnet: Path) -> Path | None:
     """The bridge for the MXNet in folder ``mxnet`` if it is built already."""
-    return next((path for path in (_shipped(mxnet), _kept(mxnet)) if path.exists()), None)
+    return next((path for path in (_shipped(mxnet), _kept(mxnet)) if is_readable(path)), None)
 
 
 def discard(path: Path) -> bool:
@@ -235,7 +235,7 @@ def build_beside() -> bool:
     if mxnet is None:
         return False
     kept = _kept(mxnet)
-    write_atomically(_shipped(mxnet), kept.read_bytes() if kept.exists() else build(mxnet))
+    write_atomically(_shipped(mxnet), kept.read_bytes() if is_readable(kept) else build(mxnet))
     return True
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import warnings
@@ -194,6 +195,17 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert list(folder.iterdir()) == [path]
 
 
+def test_users_may_read_what_the_umask_lets_them(folder: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        cache.store("key", b"data")
+        cache.write_atomically(folder / "bridge" / "bridge.so", b"library")
+    finally:
+        os.umask(before)
+    for path in (folder / "kernels" / "key.o", folder / "bridge" / "bridge.so"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
 def test_a_relative_folder_stays_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,6 +370,26 @@ def test_a_bridge_on_a_full_disk_serves_the_process_that_built_it(
     with pytest.warns(RuntimeWarning, match="no space left on device.*this process alone"):
         assert bridge._open(mxnet).graphopt_run
     assert build.find(mxnet) is None
+
+
+def test_a_bridge_of_another_user_is_built_for_this_process(
+    with_bridge: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mxnet = build.installed()
+    assert mxnet is not None
+    kept = build._kept(mxnet)
+    good = kept.read_bytes()
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may be root's
+    monkeypatch.setattr(cache, "write_atomically", refuse)
+    monkeypatch.setattr(build, "build", lambda of: good)
+    with pytest.warns(RuntimeWarning, match="not yours.*this process alone"):
+        path = build.library(mxnet)
+    assert path.read_bytes() == good
+    assert folder not in path.parents
 
 
 def test_warnings_that_are_errors_lose_no_bridge(
