@@ -154,7 +154,9 @@ def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
 
 def key_of(*parts: str) -> str:
     """The name of an entry that depends on ``parts``."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    # What the system tells, such as paths in the environment, may be no UTF-8.
+    text = "\0".join(parts).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:32]
 
 
 def digest_of(files: Iterable[Path]) -> str:

@@ -310,7 +310,7 @@ def _key(mxnet: Path) -> str:
     binary = (mxnet / "libmxnet.so").stat()
     parts = [str(mxnet), str(binary.st_size), str(int(binary.st_mtime)), sys.platform]
     parts += [instructions(), sources()]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 @cache

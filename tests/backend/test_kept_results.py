@@ -96,6 +96,14 @@ def test_what_they_depend_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert other.runs == 1
 
 
+def test_the_environment_may_be_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MXNET_HOME", os.fsdecode(b"/home/jos\xe9"))
+    first, second = Pipeline(), Pipeline()
+    first()
+    second()
+    assert (first.runs, second.runs) == (1, 0)
+
+
 def test_code_is_told_by_when_it_was_written() -> None:
     told = list(kept_results._code())
     here = Path(kept_results.__file__)

@@ -206,6 +206,11 @@ def test_users_may_read_what_the_umask_lets_them(folder: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+def test_keys_of_what_is_no_text() -> None:
+    keys = {cache.key_of(os.fsdecode(raw)) for raw in (b"/jos", b"/jos\xe9", b"/jos\xe8")}
+    assert len(keys) == 3
+
+
 def test_a_relative_folder_stays_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
