@@ -95,8 +95,16 @@ def kept(graph: Graph, parts: Sequence[str], make: Callable[[], M]) -> tuple[M, 
         return found, True
     made = make()
     if made.is_whole and not findings.told:
-        disk.store(key, pickle.dumps((made, findings.notes), protocol=5), disk.RESULTS)
+        _store(key, made, findings.notes)
     return made, False
+
+
+def _store(key: str, made: Made, notes: Sequence[tuple[Place, Any]]) -> None:
+    try:
+        data = pickle.dumps((made, notes), protocol=5)
+    except Exception:  # noqa: BLE001 - such as of classes that were imported anew since
+        return
+    disk.store(key, data, disk.RESULTS)
 
 
 def _load(key: str) -> tuple[Any, list[tuple[Place, Any]]] | None:

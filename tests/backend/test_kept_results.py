@@ -149,6 +149,15 @@ def test_what_went_by_other_sizes_is_not_kept() -> None:
     assert cache.info().graphs == 0
 
 
+def test_what_cannot_be_pickled_is_not_kept() -> None:
+    """Such as objects of classes whose module was imported anew since."""
+    pipeline = Pipeline()
+    pipeline.findings.note(("there",), lambda: 7)
+    assert not pipeline().is_remembered
+    assert pipeline.runs == 1
+    assert cache.info().graphs == 0
+
+
 def test_what_was_measured_is_noted_again() -> None:
     first, second = Pipeline(), Pipeline()
     first.findings.note(("product", "y"), [1.0, 2.0])
