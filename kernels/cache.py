@@ -21,11 +21,15 @@ from pathlib import Path
 
 _MAGIC = b"graphopt kernel 1\n"
 _DIGEST = 32
-#: What files are called: entries, and what a process has begun to write.
-_KERNELS, _BRIDGES, _GRAPHS, _UNFINISHED = "*.o", "bridge-*.so", "*.pickle", ".new-*"
 #: What entries are: folder and ending of their files.
 OBJECTS, MEASUREMENTS = ("kernels", ".o"), ("measurements", ".json")
 RESULTS = ("graphs", ".pickle")
+#: What files and folders are called. A user may have named a folder with files of his own, so none
+#: is counted or removed by its ending alone.
+_DIGIT = "[0-9a-f]"
+_KEY, _SHORT_KEY = _DIGIT * 32, _DIGIT * 16
+_BRIDGES, _RECORDERS = f"bridge-{_SHORT_KEY}.so", f"graphopt_recording-{_SHORT_KEY}.so"
+_UNFINISHED = f".new-{_SHORT_KEY}"  # what a process has begun to write
 #: Seconds after which nobody goes on writing a file.
 _ABANDONED = 3600
 #: Bytes of all entries of a kind together, above which those unused for longest go.
@@ -177,9 +181,8 @@ class Info:
 
 def info() -> Info:
     """Count the entries."""
-    kernels = list(_files("kernels", _KERNELS))
+    kernels, graphs = list(_entries(OBJECTS)), list(_entries(RESULTS))
     bridges = list(_files("bridge", _BRIDGES))
-    graphs = list(_files("graphs", _GRAPHS))
     total = sum(size for _, size, _ in (*kernels, *bridges, *graphs))
     return Info(folder(), len(kernels), len(bridges), len(graphs), total)
 
@@ -189,13 +192,9 @@ def clear() -> Info:
     before = info()
     # File by file, never a folder with all that is in it: a user may have named any folder at all,
     # such as this project's, which has a folder `kernels` of its own.
-    for name, patterns in {
-        "kernels": (_KERNELS, _UNFINISHED),
-        "measurements": ("*.json", _UNFINISHED),
-        "graphs": (_GRAPHS, _UNFINISHED),
-        "bridge": (_BRIDGES, _UNFINISHED),
-    }.items():
-        for pattern in patterns:
+    patterns = {name: [f"{_KEY}{ending}"] for name, ending in (OBJECTS, MEASUREMENTS, RESULTS)}
+    for name, found in {**patterns, "bridge": [_BRIDGES, _RECORDERS]}.items():
+        for pattern in (*found, _UNFINISHED):
             for path, _, _ in _files(name, pattern):
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -207,10 +206,10 @@ def clear() -> Info:
 
 def _clear_loops(place: Path) -> None:
     """Remove what numba wrote for the memory packer: indices and code, two folders deep."""
-    for path in place.glob("*/*/*.nb[ic]"):
+    for path in place.glob(f"{_SHORT_KEY}/*/*.nb[ic]"):
         with contextlib.suppress(OSError):
             path.unlink()
-    for level in ("*/*", "*", "."):
+    for level in (f"{_SHORT_KEY}/*", _SHORT_KEY, "."):
         for path in place.glob(level) if level != "." else [place]:
             with contextlib.suppress(OSError):  # not empty, or not there
                 path.rmdir()
@@ -221,6 +220,11 @@ def _path(key: str, kind: tuple[str, str]) -> Path:
     return folder() / name / f"{key}{ending}"
 
 
+def _entries(kind: tuple[str, str]) -> Iterator[tuple[Path, int, float]]:
+    name, ending = kind
+    return _files(name, f"{_KEY}{ending}")
+
+
 def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
     for path in (folder() / name).glob(pattern):
         with contextlib.suppress(OSError):
@@ -229,12 +233,11 @@ def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
 
 
 def _trim(kind: tuple[str, str]) -> None:
-    name, ending = kind
-    for path, _, written in list(_files(name, _UNFINISHED)):  # by processes that were killed
+    for path, _, written in list(_files(kind[0], _UNFINISHED)):  # by processes that were killed
         if written < time.time() - _ABANDONED:
             with contextlib.suppress(OSError):
                 path.unlink()
-    files = list(_files(name, f"*{ending}"))
+    files = list(_entries(kind))
     excess = sum(size for _, size, _ in files) - MAX_BYTES[kind]
     for path, size, _ in sorted(files, key=lambda entry: entry[2]):
         if excess <= 0:

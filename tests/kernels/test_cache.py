@@ -25,6 +25,8 @@ from graphopt.kernels.bridge import build
 from tests.places import REPOSITORY
 
 SPEC = "f32[a] (f32[a]) { %1 = tanh %0; %2 = mul %1 %0; return %2:f32[a] }"
+#: Of an entry.
+KEY = cache.key_of("an entry")
 
 #: Runs the kernel as a user's process would, and tells how it came by it.
 RUN = f"""
@@ -93,11 +95,12 @@ def make() -> tuple[int, int]:
 
 def test_entries_come_back_as_they_were(folder: Path) -> None:
     for data in (b"", b"x", bytes(range(256)) * 999):
-        cache.store("key", data)
-        assert cache.load("key") == data
+        cache.store(KEY, data)
+        assert cache.load(KEY) == data
     assert cache.load("other") is None
-    assert [path.name for path in folder.rglob("*") if path.is_file()] == ["key.o"]
-    assert cache.info() == cache.Info(folder, 1, 0, 0, (folder / "kernels/key.o").stat().st_size)
+    (path,) = (path for path in folder.rglob("*") if path.is_file())
+    assert path == folder / "kernels" / f"{KEY}.o"
+    assert cache.info() == cache.Info(folder, 1, 0, 0, path.stat().st_size)
 
 
 def test_kernels_are_compiled_once(folder: Path) -> None:
@@ -226,26 +229,58 @@ def test_the_largest_size_holds_and_the_oldest_go(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_700_000_000
-    for number in range(6):
-        cache.store(f"k{number}", bytes(1000))
-        os.utime(folder / "kernels" / f"k{number}.o", (now + number, now + number))
-    assert cache.load("k0") is not None  # now the youngest
+    keys = [cache.key_of(str(number)) for number in range(7)]
+    for number, key in enumerate(keys[:6]):
+        cache.store(key, bytes(1000))
+        os.utime(folder / "kernels" / f"{key}.o", (now + number, now + number))
+    assert cache.load(keys[0]) is not None  # now the youngest
     monkeypatch.setitem(cache.MAX_BYTES, cache.OBJECTS, 4500)
-    cache.store("new", bytes(1000))
-    assert sorted(path.stem for path in entries(folder)) == ["k0", "k4", "k5", "new"]
+    cache.store(keys[6], bytes(1000))
+    assert {path.stem for path in entries(folder)} == {keys[place] for place in (0, 4, 5, 6)}
     assert cache.info().nbytes <= 4500
+
+
+def test_files_of_the_user_are_not_counted_and_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "MAX_BYTES", {cache.OBJECTS: 0, cache.RESULTS: 0})
+    theirs = [folder / name / f"mine{ending}" for name, ending in (cache.OBJECTS, cache.RESULTS)]
+    theirs.append(folder / "graphs" / ".new-ideas")
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    for kind in (cache.OBJECTS, cache.RESULTS):
+        cache.store(KEY, bytes(1000), kind)
+    assert sorted(folder.rglob("*.*")) == sorted(theirs)
+    assert cache.info() == cache.Info(folder, 0, 0, 0, 0)
+
+
+def test_clear_knows_every_name(folder: Path) -> None:
+    from graphopt.batching import speedups
+
+    mxnet = build.installed()
+    assert mxnet is not None
+    make()
+    for kind in (cache.MEASUREMENTS, cache.RESULTS):
+        cache.store(KEY, b"data", kind)
+    for path in (build._kept(mxnet), speedups._kept()):
+        cache.write_atomically(path, b"library")
+    cache.clear()
+    assert list(folder.iterdir()) == []
 
 
 def test_what_killed_processes_left_goes_when_it_is_old(folder: Path) -> None:
     cache.store("key", b"data")
-    for name, age in ((".new-old", 1_700_000_000), (".new-young", None)):
+    old, young = f".new-{'0' * 16}", f".new-{'1' * 16}"
+    for name, age in ((old, 1_700_000_000), (young, None)):
         path = folder / "kernels" / name
         path.write_bytes(b"half")
         if age is not None:
             os.utime(path, (age, age))
     cache.store("other", b"data")
     names = {path.name for path in (folder / "kernels").iterdir()}
-    assert names == {"key.o", "other.o", ".new-young"}
+    assert names == {"key.o", "other.o", young}
 
 
 def test_keys_depend_on_what_code_depends_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
