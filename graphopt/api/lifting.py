@@ -61,11 +61,11 @@ def _from_file(
         from graphopt.ir.parser import parse
 
         return parse(read_text(path))
+    from graphopt.frontend.file_names import title
     from graphopt.frontend.symbol import lift_symbol
     from graphopt.frontend.symbol_json import read_symbol
 
-    title = path.name.removesuffix(".json").removesuffix("-symbol")
-    return lift_symbol(read_symbol(path), shapes, dtypes, name=title)
+    return lift_symbol(read_symbol(path), shapes, dtypes, name=title(path))
 
 
 def read_text(path: Path) -> str:

@@ -11,6 +11,7 @@ from graphopt.api.model import Model
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.frontend.file_names import for_mxnet, title
 from graphopt.nn.config import Config
 
 
@@ -62,8 +63,7 @@ def load(
     # Checkpoints of fine-tuned nets often hold parameters of layers that were cut off.
     values = {name: value for name, value in values.items() if name in known}
     config = Config(passes, "inference", check, precise, strict)
-    title = path.name.removesuffix(".json").removesuffix("-symbol")
-    model = Model(symbol, values, config, shapes, title)
+    model = Model(symbol, values, config, shapes, title(path))
     if shapes:
         mx = import_mxnet()
         types = input_types(model.data, shapes, {})
@@ -81,7 +81,7 @@ def read_params(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise InputError(f"cannot read {str(path)!r}: no such file")
     try:
-        found = mx.nd.load(str(path)) or {}  # a list, of no arrays
+        found = mx.nd.load(for_mxnet(path)) or {}  # a list, of no arrays
     except mx.MXNetError as error:
         raise InputError(f"{str(path)!r} is no MXNet params file: {first_line(error)}") from None
     except UnicodeDecodeError:

@@ -34,6 +34,7 @@ def command(action: str, as_json: bool) -> None:
     found = cache.info() if action == "info" else cache.clear()
     if action == "clear":
         _check_removed(cache.info())
+    place = str(cache.wanted()).encode(errors="backslashreplace").decode()  # it may be no text
     if as_json:
         say_json(
             {
@@ -47,7 +48,7 @@ def command(action: str, as_json: bool) -> None:
             }
         )
     elif action == "info":
-        say(f"folder   {cache.wanted()}")
+        say(f"folder   {place}")
         say(f"kernels  {found.kernels}")
         say(f"bridges  {found.bridges}")
         say(f"graphs   {found.graphs}")
@@ -56,7 +57,7 @@ def command(action: str, as_json: bool) -> None:
     else:
         kernels, bridges = _count(found.kernels, "kernel"), _count(found.bridges, "bridge")
         told = f"{kernels}, {bridges} and {_count(found.graphs, 'graph')}"
-        say(f"removed {told}, {_size(found.nbytes)}, from {cache.wanted()}")
+        say(f"removed {told}, {_size(found.nbytes)}, from {place}")
 
 
 def _check_removed(left: Info) -> None:

@@ -158,16 +158,15 @@ def _is_json(path: str, text: str) -> bool:
 
 
 def _lift(path: str, text: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> Graph:
+    from graphopt.frontend.file_names import title
     from graphopt.frontend.symbol import lift_symbol
     from graphopt.frontend.symbol_json import parse_symbol
 
     with hushed():
         symbol = parse_symbol(text, "stdin" if path == "-" else path)
     _check_names(symbol.list_inputs(), shapes, dtypes)
-    title = "stdin" if path == "-" else Path(path).name
-    return lift_symbol(
-        symbol, shapes, dtypes, name=title.removesuffix(".json").removesuffix("-symbol")
-    )
+    name = "stdin" if path == "-" else title(path)
+    return lift_symbol(symbol, shapes, dtypes, name=name)
 
 
 def _parse(path: str, text: str) -> Graph:

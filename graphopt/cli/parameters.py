@@ -21,6 +21,7 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
         ParseError: MXNet cannot read it, or its arrays have no names.
     """
     from graphopt.compat import import_mxnet
+    from graphopt.frontend.file_names import for_mxnet
 
     if Path(path).is_dir():
         usage(f"cannot read {path!r}: it is a folder")
@@ -28,7 +29,7 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
         usage(f"cannot read {path!r}: there is no such file")
     mx = import_mxnet()
     try:
-        found = mx.nd.load(path) or {}  # a list, of no arrays
+        found = mx.nd.load(for_mxnet(path)) or {}  # a list, of no arrays
     except (mx.MXNetError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} is no file of parameters that MXNet can read") from error
     if not isinstance(found, dict):
@@ -45,10 +46,11 @@ def write_parameters(
 ) -> None:
     """Write arrays as ``arg:name`` or ``aux:name``."""
     from graphopt.compat import import_mxnet
+    from graphopt.frontend.file_names import for_mxnet
 
     mx = import_mxnet()
     named = {
         f"{'aux' if name in aux else 'arg'}:{name}": mx.nd.array(array, dtype=array.dtype)
         for name, array in arrays.items()
     }
-    mx.nd.save(str(path), named)
+    mx.nd.save(for_mxnet(path), named)

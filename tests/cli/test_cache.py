@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,13 @@ def test_a_folder_that_cannot_be_written_to(graphopt, tmp_path, monkeypatch, act
     assert ran.err == f"{file} cannot be written to: every process compiles its own kernels\n"
     assert str(file) in ran.out
     assert file.read_text() == "in the way"
+
+
+def test_a_folder_whose_name_is_no_text(graphopt, tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", os.fsdecode(bytes(tmp_path / "c") + b"\xff"))
+    place = f"{tmp_path}/c\\udcff"
+    assert graphopt("cache", "info").out.startswith(f"folder   {place}\n")
+    assert graphopt("cache", "clear").out.endswith(f", from {place}\n")
 
 
 @pytest.mark.parametrize("argv", [["cache"], ["cache", "sweep"]])

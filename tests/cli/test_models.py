@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from graphopt.backend.symbol import to_json
 from graphopt.ir.parser import parse
+from tests.places import REPOSITORY
 
 NONE = ("-p", "none")
 
@@ -241,3 +244,33 @@ def test_parameters_saved_by_a_block(graphopt, tmp_path, mx):
     block.save_parameters(str(path))
     argv = ("--shape", "data:1,3,64,64", "-p", "dce", "--params", path)
     assert graphopt("bisect", "model_zoo:mobilenet0_25", *argv).code == 0
+
+
+@pytest.mark.parametrize("verb", ["view", "bisect"])
+def test_names_of_files_that_are_no_text(graphopt, net_json, tmp_path, verb):
+    path = net_json.rename(tmp_path / os.fsdecode(b"b\xffad-symbol.json"))
+    page = tmp_path / "page.html"
+    more = ("-o", page, "--no-run") if verb == "view" else ()
+    ran = graphopt(verb, path, "-p", "dce", "--shape", "data:2,4", *more)
+    assert ran.code == 0
+    told = page.read_text(encoding="utf-8") if verb == "view" else ran.out
+    assert r"b\udcffad" in told
+
+
+def test_parameters_in_a_file_whose_name_is_no_text(graphopt, net, params, tmp_path):
+    path = params(weight=np.ones((3, 4)), bias=np.ones(3)).rename(
+        tmp_path / os.fsdecode(b"b\xffad.params")
+    )
+    ran = graphopt("opt", net, *NONE, "--params", path)
+    assert (ran.code, ran.out) == (1, "")
+    assert "no file whose name is not UTF-8, as " in ran.err
+    assert "rename it" in ran.err
+
+
+def test_parameters_where_names_of_files_are_not_decoded(net, params, tmp_path):
+    """As in the locale C, without its coercion to UTF-8."""
+    path = params(weight=np.ones((3, 4)), bias=np.ones(3)).rename(tmp_path / "ü.params")
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "graphopt", "opt", net, *NONE, "--params", path]
+    done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, check=False)
+    assert (done.returncode, done.stderr.count(b"error")) == (0, 0)
