@@ -53,6 +53,10 @@ def load(
 
     if not isinstance(symbol_json, (str, os.PathLike)):
         raise InputError(f"load() takes a path, not a {type(symbol_json).__name__}")
+    if not isinstance(params, (str, os.PathLike, Mapping, type(None))):
+        raise InputError(
+            f"params of load() are a path, or values by name, not a {type(params).__name__}"
+        )
     path = Path(symbol_json)
     symbol = read_symbol(path)
     if import_mxnet().util.is_np_array():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,15 +39,18 @@ def write_report(
     ``step`` is the memory plan of the training step that runs, where that has one of its own.
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the path is none, or the file cannot be written.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"report() takes the path of a file, not a {type(path).__name__}")
     pipeline = passes if isinstance(passes, str) else tuple(passes)
     seen = inspect(graph, pipeline, mode=mode, frozen=frozen, run=False)
     target = Path(path)
     try:
         target.write_text(render(page_data(title, mode, seen, step)), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {str(path)!r}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # of a null character
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot write {str(path)!r}: {reason}") from None
     return target
 
 

@@ -10,6 +10,7 @@ import click
 from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.saving import check_target, replacing
 from graphopt.cli.verb import read_stdin, usage, verb
+from graphopt.errors import InputError
 
 if TYPE_CHECKING:
     from graphopt.memory import Buffers, Packing
@@ -85,7 +86,10 @@ def command(
 def _read(file: str) -> Buffers:
     from graphopt.memory.table import parse_buffers, read_buffers
 
-    return parse_buffers(read_stdin(), "<stdin>") if file == "-" else read_buffers(file)
+    try:
+        return parse_buffers(read_stdin(), "<stdin>") if file == "-" else read_buffers(file)
+    except OSError as error:
+        raise InputError(f"cannot read {file!r}: {error.strerror or error}") from None
 
 
 def _write(found: Packing, output: str) -> None:

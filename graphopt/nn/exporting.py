@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.frontend.file_names import for_mxnet
 from graphopt.frontend.gluon import describe
 
 
@@ -49,13 +51,18 @@ def write(
     """Write a Symbol and its parameters as MXNet checkpoints are.
 
     Raises:
-        InputError: there is no such folder.
+        InputError: there is no such folder, or MXNet cannot write there.
     """
     mx = import_mxnet()
+    path = for_mxnet(path)
     folder = Path(path).parent
     if "://" not in path and not folder.is_dir():
         raise InputError(f"cannot write {path!r}: there is no folder {str(folder)!r}")
     aux = set(symbol.list_auxiliary_states())
-    symbol.save(f"{path}-symbol.json", remove_amp_cast=remove_amp_cast)
     arrays = {f"{'aux' if name in aux else 'arg'}:{name}": a for name, a in params.items()}
-    mx.nd.save(f"{path}-{epoch:04d}.params", arrays)
+    try:
+        symbol.save(f"{path}-symbol.json", remove_amp_cast=remove_amp_cast)
+        mx.nd.save(f"{path}-{epoch:04d}.params", arrays)
+    except mx.MXNetError as error:
+        reason = first_line(error).rpartition(": ")[2]  # the file's name comes before
+        raise InputError(f"cannot write {path!r}: {reason}") from None

@@ -123,6 +123,9 @@ def test_bad_files_and_arguments(saved: Path) -> None:
         graphopt.load(symbol, damaged)
     with pytest.raises(InputError, match="is no MXNet params file"):
         graphopt.load(symbol, symbol)
+    for given in ([np.ones(3)], 0):
+        with pytest.raises(InputError, match=r"are a path, or values by name, not a (list|int)"):
+            graphopt.load(symbol, given)
     with pytest.raises(InputError, match="no input 'dat'; did you mean 'data'"):
         graphopt.load(symbol, params, {"dat": (1, 8)})
     with pytest.raises(InputError, match=r"no value for parameter fc1_bias, fc1_weight"):

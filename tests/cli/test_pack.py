@@ -143,7 +143,9 @@ def test_malformed_files(graphopt, tmp_path, text, message):
 
 
 def test_files_that_cannot_be_read(graphopt, tmp_path):
-    assert graphopt("pack", tmp_path / "none.csv").code == 1
+    none = tmp_path / "none.csv"
+    told = f"graphopt: error: cannot read '{none}': No such file or directory\n"
+    assert graphopt("pack", none) == (1, "", told)
     (tmp_path / "latin.csv").write_bytes(b"id,lower,upper,size\n\xff,0,1,1\n")
     ran = graphopt("pack", tmp_path / "latin.csv")
     assert (ran.code, ran.err.rsplit(":", 1)[1]) == (1, " the file is not UTF-8 text\n")

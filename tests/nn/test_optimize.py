@@ -627,11 +627,16 @@ def test_reports_before_the_first_call() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "inference"])
-def test_export_to_a_folder_that_is_not_there(tmp_path, mode: str) -> None:
+def test_exports_that_cannot_be_written(tmp_path, mode: str) -> None:
     fast = graphopt.optimize(small_cnn(), mode=mode)
     fast(image())
     with pytest.raises(InputError, match=r"cannot write .*: there is no folder"):
         fast.export(tmp_path / "none" / "m")
+    with pytest.raises(InputError, match=r"cannot write '.*y': File name too long$"):
+        fast.export(tmp_path / ("y" * 300))
+    with pytest.raises(InputError, match="no file's name has a null character"):
+        fast.export(f"{tmp_path}/a\0b")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("mode", ["auto", "inference"])
@@ -646,6 +651,10 @@ def test_report_is_one_html_page_with_every_pass(tmp_path, mode: str) -> None:
         assert receipt.pass_text in text
     with pytest.raises(InputError, match="cannot write"):
         fast.report(tmp_path / "none" / "r.html")
+    with pytest.raises(InputError, match=r"cannot write .*null byte"):
+        fast.report(f"{tmp_path}/a\0b")
+    with pytest.raises(InputError, match="takes the path of a file, not a NoneType"):
+        fast.report(None)
 
 
 def test_batches_in_shared_memory() -> None:
