@@ -28,7 +28,7 @@ from graphopt.backend.convolutions import (
     with_small_tiles,
 )
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
-from graphopt.backend.infer import spoils_shapes
+from graphopt.backend.infer import has_loops, spoils_shapes
 from graphopt.backend.keeping import keeps
 from graphopt.backend.kept import Kept
 from graphopt.backend.onednn import guard, may_rewrite, rewritten_symbol
@@ -210,8 +210,8 @@ class Candidates:
             form.data,
             name,
             is_static=not shares_memory and not spoils_shapes(form.graph),
+            static_shape=not form.training and not has_loops(form.graph),
             counts_writes=form.keeps,
-            writes_states=form.training,
         )
 
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:

@@ -20,16 +20,14 @@ import numpy as np
 
 from graphopt.backend.arrays import Alike, Copier, bytes_of
 from graphopt.backend.environment import environment
-from graphopt.backend.invoke import invoke
 from graphopt.backend.keeping import flush_bulk
 from graphopt.backend.onednn import ONEDNN
 from graphopt.backend.openmp import release_threads
 from graphopt.backend.plans import Plans
 from graphopt.backend.retiring import cached_op, free_retired, retiring_executor
 from graphopt.compat import import_mxnet
-from graphopt.kernels import bridge
 
-_SPARE, _CARRY = "graphopt_spare", "graphopt_carry"
+_SPARE = "graphopt_spare"
 
 _calls = count(1)
 
@@ -76,15 +74,18 @@ class CachedOpEngine:
         name: str = "CachedOp",
         *,
         is_static: bool = True,
+        static_shape: bool = False,
         counts_writes: bool = False,
-        writes_states: bool = False,
     ) -> None:
         """Plan ``symbol``; ``data`` names the inputs that change from call to call.
 
+        ``is_static``: memory is planned once (``static_alloc``).
+        ``static_shape``: operators are prepared once, too, and handed to MXNet's engine in pieces.
+        Not where gradients are wanted: MXNet goes on writing the arrays that it wrote first, which
+        may have been a sum's. Nor for loops, whose own operators nothing waits for then.
         ``counts_writes``: it may have operators that notice writes to parameters.
-        ``writes_states``: its auxiliary states are written, as in training.
         """
-        self._counts_writes, self._writes_states = counts_writes, writes_states
+        self._counts_writes, self._static_shape = counts_writes, is_static and static_shape
         mx = import_mxnet()
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
@@ -95,13 +96,11 @@ class CachedOpEngine:
             symbol = mx.sym.Group([symbol, mx.sym.identity(mx.sym.var(_SPARE))])
             self._spare = [mx.nd.zeros((1,))]
         self._planned = symbol
-        self._states = symbol.list_auxiliary_states() if writes_states and is_static else []
         self._op: Any = None  # planned in the first call
         self._types: dict[str, tuple[Any, Any]] = {}  # of what it was planned for
         #: Engines for other sizes, and when this one was called last.
         self.plans: Plans | None = None
         self.last_call = 0
-        self._carrier: int | None = None
         self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
         unlocked_in_children(self)
 
@@ -116,8 +115,8 @@ class CachedOpEngine:
             self._names,
             self.name,
             is_static=self._is_static,
+            static_shape=self._static_shape,
             counts_writes=self._counts_writes,
-            writes_states=self._writes_states,
         )
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -136,12 +135,12 @@ class CachedOpEngine:
             if self._op is None:
                 self._op = self._plan(arrays)
             self._op.user = get_ident()
-            found = self._op(*self._carried(arrays), *self._spare)
+            found = self._op(*arrays, *self._spare)
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]
 
     def renew(self) -> None:
-        """Plan anew: what MXNet planned goes on writing the gradients that it wrote first."""
+        """Let go of the plan; the next call makes another."""
         with self._lock:
             self._op = None
 
@@ -165,45 +164,17 @@ class CachedOpEngine:
         )
 
     def _plan(self, arrays: Sequence[Any]) -> Any:
-        # MXNet plans once around the arrays of those that do not change, and again whenever one is
-        # replaced. Its engine is not told which states are written by what it planned: readers
-        # would not wait for that. So it is told where a gradient passes last (carry_operator.h),
-        # or operators on states are handed to it one by one, which costs them some 50 us each.
+        # MXNet prepares operators for the arrays of those that do not change, and again whenever
+        # one is replaced.
         self._types = {n: (a.shape, a.dtype) for n, a in zip(self.inputs, arrays, strict=True)}
-        changing = {*self._names}
-        if self._states:
-            self._carrier = self._least_learned(arrays)
-            found = self._states if self._carrier is None else [self.inputs[self._carrier]]
-            changing.update(found)
-        is_data = [name in changing for name in self._planned.list_inputs()]
+        is_data = [name in self._names for name in self._planned.list_inputs()]
         flags = [
             ("data_indices", [i for i, yes in enumerate(is_data) if yes]),
             ("param_indices", [i for i, yes in enumerate(is_data) if not yes]),
             ("static_alloc", self._is_static),
-            ("static_shape", self._is_static),
+            ("static_shape", self._static_shape),
         ]
         return cached_op(import_mxnet(), self._planned, flags)
-
-    def _least_learned(self, arrays: Sequence[Any]) -> int | None:
-        """The place of the smallest array that the bridge can have a gradient pass through."""
-        mx = import_mxnet()
-        if arrays[0].ctx.device_type != "cpu" or bridge.why_not(mx) is not None:
-            return None
-        found = [
-            (array.size, place)
-            for place, (name, array) in enumerate(zip(self.inputs, arrays, strict=True))
-            if name not in self._names and array.dtype == np.float32 and _has_gradient(array)
-        ]
-        return min(found)[1] if found else None
-
-    def _carried(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The arrays, one of which tells the engine in backward that states were written."""
-        if self._carrier is None or not import_mxnet().autograd.is_recording():
-            return arrays
-        states = [array for n, array in zip(self.inputs, arrays, strict=True) if n in self._states]
-        carrier, given = self._carrier, list(arrays)
-        (given[carrier],) = invoke(_CARRY, [given[carrier], *states], {"states": len(states)})
-        return given
 
     def forget_threads(self) -> None:
         """In a forked child: whoever was in a call is no more."""
@@ -216,10 +187,6 @@ def _forget_threads() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_threads)
-
-
-def _has_gradient(array: Any) -> bool:
-    return array.grad is not None and array.grad.stype == "default"
 
 
 class ExecutorEngine:

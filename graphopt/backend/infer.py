@@ -20,6 +20,8 @@ Types = dict[NodeId, tuple[TensorType, ...]]
 
 #: Operators that write wrong shapes, or shapes with gaps, where their inputs' stood.
 SHAPE_SPOILERS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
+#: Operators that hand operators of their own to MXNet's engine as they run.
+LOOPS: Final = frozenset({"_foreach", "_while_loop", "_cond", "_CachedOp", "_CachedOpThreadSafe"})
 
 #: MXNet's inference is given this dtype as attribute of a variable only.
 _STATED_ONLY: Final = "bfloat16"
@@ -119,6 +121,11 @@ def _resolved(node: Node, types: tuple[TensorType, ...]) -> Attrs:
 def spoils_shapes(graph: Graph) -> bool:
     """Whether MXNet learns shapes as it runs only, too late for a static CachedOp."""
     return any(canonical(node.op) in SHAPE_SPOILERS for node in graph)
+
+
+def has_loops(graph: Graph) -> bool:
+    """Whether operators of it run operators of their own."""
+    return any(canonical(node.op) in LOOPS for node in graph)
 
 
 def _shielded(graph: Graph) -> Graph:

@@ -234,11 +234,6 @@ class Lowered:
         if self._engine is not None:
             self._bound = self._fixed.values(self._engine.inputs)
 
-    def renew_gradients(self) -> None:
-        """Go on with other arrays for gradients of parameters, which NDArrays know themselves."""
-        if isinstance(self._engine, CachedOpEngine):
-            self._engine.renew()
-
     def _choose_once(self, data: Mapping[str, Any]) -> list[Any] | None:
         """Choose the engine if no thread did; what trying it computed of ``data``, if anything."""
         with self._lock:

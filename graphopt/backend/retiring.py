@@ -11,7 +11,7 @@ thread of the engine; or cycles of Python's objects, in whichever thread collect
 from __future__ import annotations
 
 import ctypes
-import threading
+import sys
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -33,7 +33,7 @@ def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -
         is_free: whether nobody else refers to it.
         free: what frees it.
     """
-    if user == get_ident() and is_free():
+    if _may_free(user) and is_free():
         free()
     else:
         _RETIRED.append((user, is_free, free))
@@ -41,19 +41,21 @@ def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -
 
 def free_retired() -> None:
     """Free what this thread, or one that is no more, used last, and nobody refers to by now."""
-    if not _RETIRED:
-        return
-    others = {thread.ident for thread in threading.enumerate()} - {get_ident()}
     for _ in range(len(_RETIRED)):
         try:
             retired = _RETIRED.popleft()
         except IndexError:  # another thread frees, too
             return
         user, is_free, free = retired
-        if user not in others and is_free():
+        if _may_free(user) and is_free():
             free()
         else:
             _RETIRED.append(retired)
+
+
+def _may_free(user: int) -> bool:
+    """Whether this is that thread, or it is no more."""
+    return user == get_ident() or user not in sys._current_frames()
 
 
 def cached_op(mxnet: Any, symbol: Any, flags: Any) -> Any:

@@ -44,10 +44,6 @@ class Built:
         """Go on with other arrays for parameters."""
         self.lowered.rebind(values)
 
-    def renew_gradients(self) -> None:
-        """Go on with other arrays for gradients of parameters."""
-        self.lowered.renew_gradients()
-
     def release(self) -> None:
         """Hand back shared memory; there are no calls to come."""
         self.lowered.release()

@@ -68,7 +68,7 @@ class Entry:
         return found
 
     def refresh(self, ctx: Any) -> bool:
-        """Follow parameters that got new arrays or gradients.
+        """Follow parameters that got new arrays.
 
         They do by ``cast``, ``initialize``, ``reset_ctx``, and when ``grad_req`` changes.
 
@@ -76,15 +76,10 @@ class Entry:
             Whether it could; one may be computed now that was not.
         """
         stale = with_new_arrays(self.watched)
-        learns = self.mode == "training"
-        others = learns and any(p._grad is not gradients for p, *_, gradients in self.watched)
         if stale:
             if any(is_replaced(parameter, ctx) for parameter in stale):
                 return False
             self.built.rebind({p.name: own_array(p, ctx) for p in stale})
-        if others:
-            self.built.renew_gradients()
-        if stale or others:
             self.watched = [watched(p, ctx) for p, *_ in self.watched]
         return True
 

@@ -147,9 +147,6 @@ class Following:
                 self._frozen = None
                 self._freeze()
 
-    def renew_gradients(self) -> None:
-        """Inference has no gradients."""
-
     def release(self) -> None:
         """Inference has no shared memory."""
 

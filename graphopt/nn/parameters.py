@@ -7,9 +7,9 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 
-#: A parameter, its list of arrays, the place there of a context's and that one (``None`` without),
-#: and its list of gradients.
-Watched = tuple[Any, Any, int, Any, Any]
+#: A parameter, its list of arrays, and the place there of a context's and that one (``None``
+#: without).
+Watched = tuple[Any, Any, int, Any]
 
 
 def is_there(parameter: Any, ctx: Any) -> bool:
@@ -36,18 +36,18 @@ def is_replaced(parameter: Any, ctx: Any) -> bool:
 
 def watched(parameter: Any, ctx: Any) -> Watched:
     """A parameter as it is."""
-    arrays, gradients = parameter._data, parameter._grad
+    arrays = parameter._data
     if not is_there(parameter, ctx):
-        return parameter, arrays, 0, None, gradients
+        return parameter, arrays, 0, None
     array = own_array(parameter, ctx)
     at = next(at for at, each in enumerate(arrays) if each is array)
-    return parameter, arrays, at, array, gradients
+    return parameter, arrays, at, array
 
 
 def with_new_arrays(known: Iterable[Watched]) -> list[Any]:
     """Those parameters that hold other arrays now."""
     return [
         parameter
-        for parameter, arrays, at, array, _ in known
+        for parameter, arrays, at, array in known
         if parameter._data is not arrays or (array is not None and arrays[at] is not array)
     ]

@@ -11,7 +11,6 @@
 #include "attention_operator.h"
 #include "batch_dot.h"
 #include "batch_norm_operator.h"
-#include "carry_operator.h"
 #include "clip.h"
 #include "convolutions_operator.h"
 #include "dense_operator.h"
@@ -113,7 +112,6 @@ void Register() {
   RegisterKeeping();
   RegisterSmall();
   RegisterExecutor();
-  RegisterCarry();
   MendOperators();
 }
 

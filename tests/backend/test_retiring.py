@@ -92,12 +92,30 @@ def test_the_last_user_counts_and_not_the_first(freed: list[int]) -> None:
 
 
 def test_what_a_thread_left_is_freed_when_it_is_over(freed: list[int]) -> None:
+    kept, is_used, may_end = [engine()], threading.Event(), threading.Event()
+
+    def use() -> None:
+        kept[0](arrays())
+        is_used.set()
+        may_end.wait()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    is_used.wait()
+    kept.clear()
+    retiring.free_retired()
+    assert freed == []
+    may_end.set()
+    thread.join()
+    engine()(arrays())
+    assert freed == [threading.get_ident()] * 2
+
+
+def test_what_was_used_in_a_thread_that_is_over_is_freed_at_once(freed: list[int]) -> None:
     kept = [engine()]
     in_a_thread(lambda: kept[0](arrays()))
     kept.clear()
-    assert freed == []
-    engine()(arrays())
-    assert threading.get_ident() in freed
+    assert freed == [threading.get_ident()]
 
 
 def test_a_tape_keeps_a_plan(freed: list[int]) -> None:
