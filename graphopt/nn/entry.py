@@ -17,6 +17,7 @@ from graphopt.ir.graph import Graph
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
+from graphopt.nn.control_flow import require_gradients
 from graphopt.nn.following import Following
 from graphopt.nn.parameters import Watched, is_replaced, own_array, watched, with_new_arrays
 from graphopt.pipeline.base import Mode
@@ -116,6 +117,8 @@ def compile_graph(
         pools: memory that steps share.
     """
     settings = config.settings(mode)
+    if mode == "training":
+        require_gradients(graph)
     if mode == "training" and config.plans_memory:
         for name, parameter in parameters.items():
             if parameter._grad_stype != "default":

@@ -13,7 +13,8 @@
  *   blocks of 8 or 4 and others of 16, so here one is copied, which takes as long as the fast code.
  * - The gradient of a mean over whole images: small ones. It is nothing but one number written everywhere.
  *
- * Gradients to which nothing comes back are mended as well (nothing.h).
+ * Gradients to which nothing comes back are mended as well (nothing.h), and those that control flow leaves
+ * unwritten (branches.h).
  */
 #pragma once
 
@@ -24,6 +25,7 @@
 #include "align_operator.h"
 #include "arrays.h"
 #include "boxes.h"
+#include "branches.h"
 #include "deconvolution.h"
 #include "joins.h"
 #include "layouts.h"
@@ -174,6 +176,7 @@ void MendOperators() {
   Replace("_contrib_BilinearResize2D", &plain_resizing, LegacyFunction(&ResizingOnRows));
   Replace("_backward_contrib_BilinearResize2D", &plain_resizing_gradient, LegacyFunction(&ResizingGradientOnRows));
   PassZeros();
+  WriteAllGradients();
 }
 
 }  // namespace graphopt

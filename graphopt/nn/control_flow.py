@@ -1,0 +1,37 @@
+"""Control flow that MXNet differentiates in its Python, but not as a node of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import Node
+from graphopt.kernels import bridge
+
+#: MXNet leaves gradients of their inputs unwritten, which the bridge mends.
+_MENDED = frozenset({"_cond", "_while_loop"})
+
+
+def require_gradients(graph: Graph) -> None:
+    """Refuse a graph whose gradients would not be those of the Block's Python.
+
+    Raises:
+        UnsupportedError: a node has no such gradients; the message names it.
+    """
+    for node in _with_nested(graph):
+        why = _why_no_gradients(node)
+        if why:
+            raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
+
+
+def _why_no_gradients(node: Node) -> str | None:
+    return bridge.why_not(import_mxnet()) if node.op in _MENDED else None
+
+
+def _with_nested(graph: Graph) -> Iterator[Node]:
+    for node in graph:
+        yield node
+        for nested in node.graphs:
+            yield from _with_nested(nested)

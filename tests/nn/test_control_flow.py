@@ -1,0 +1,63 @@
+"""Nets with cond and while_loop learn as MXNet's Python has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.kernels import bridge
+
+mx = import_mxnet()
+
+
+class Net(mx.gluon.HybridBlock):
+    def __init__(self, f: Callable[..., Any]) -> None:
+        super().__init__()
+        self.f = f
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.f(F, x)
+
+
+def branching(F: Any, x: Any) -> Any:
+    h = F.tanh(x)
+    return F.contrib.cond(F.sum(h) > 0, lambda: h * 3, lambda: h * 5)
+
+
+def steps(x: np.ndarray, net: Any) -> list[np.ndarray]:
+    """The output and the gradient of its sum."""
+    given = mx.nd.array(x)
+    given.attach_grad()
+    with mx.autograd.record():
+        out = net(given)
+    out.backward()
+    return [out.asnumpy(), given.grad.asnumpy()]
+
+
+def assert_learns(f: Callable[..., Any], net: Any) -> None:
+    rng = np.random.default_rng(0)
+    for sign in (1, -1) * 4:
+        x = sign * rng.uniform(0, 1, (4, 3))
+        for got, want in zip(steps(x, net), steps(x, Net(f)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_gradients_of_what_a_branch_reads() -> None:
+    net = graphopt.optimize(Net(branching), strict=True)
+    assert_learns(branching, net)
+    assert "training" in {entry.mode for entry in net.graphopt_state.compiled.entries}
+
+
+def test_by_its_python_where_nothing_mends_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge, "why_not", lambda _mxnet: "no compiler")
+    net = graphopt.optimize(Net(branching))
+    assert_learns(branching, net)
+    assert "(_cond) has no gradients in a graph: no compiler" in net.explain()
+    with pytest.raises(UnsupportedError, match="no compiler"):
+        steps(np.ones((4, 3)), graphopt.optimize(Net(branching), strict=True))
