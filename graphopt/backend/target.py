@@ -213,9 +213,10 @@ def _backward(
             grad_req={name: "write" if name in wanted else "null" for name in args},
             aux_states=aux,
         )
-    outputs = executor.forward(is_train=True)
-    found = {f"output{i}": output.asnumpy() for i, output in enumerate(outputs)}
-    executor.backward([_head_gradient(mx, output, i) for i, output in enumerate(outputs)])
+    with mx.autograd.pause():  # while autograd records, MXNet runs no nested graph backward
+        outputs = executor.forward(is_train=True)
+        found = {f"output{i}": output.asnumpy() for i, output in enumerate(outputs)}
+        executor.backward([_head_gradient(mx, output, i) for i, output in enumerate(outputs)])
     found |= {f"grad:{name}": executor.grad_dict[name].asnumpy() for name in wanted}
     return found | {f"aux:{name}": array.asnumpy() for name, array in aux.items()}
 

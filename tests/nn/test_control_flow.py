@@ -30,6 +30,16 @@ def branching(F: Any, x: Any) -> Any:
     return F.contrib.cond(F.sum(h) > 0, lambda: h * 3, lambda: h * 5)
 
 
+def looping(F: Any, x: Any) -> Any:
+    _, (_, last) = F.contrib.while_loop(
+        cond=lambda i, a: i < 3,
+        func=lambda i, a: ((), (i + 1, F.tanh(a) * 2)),
+        loop_vars=(F.zeros((1,)), F.exp(x)),
+        max_iterations=4,
+    )
+    return last
+
+
 def steps(x: np.ndarray, net: Any) -> list[np.ndarray]:
     """The output and the gradient of its sum."""
     given = mx.nd.array(x)
@@ -48,10 +58,9 @@ def assert_learns(f: Callable[..., Any], net: Any) -> None:
             np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_gradients_of_what_a_branch_reads() -> None:
-    net = graphopt.optimize(Net(branching), strict=True)
-    assert_learns(branching, net)
-    assert "training" in {entry.mode for entry in net.graphopt_state.compiled.entries}
+@pytest.mark.parametrize("f", [branching, looping])
+def test_gradients(f: Callable[..., Any]) -> None:
+    assert_learns(f, graphopt.optimize(Net(f), strict=True))
 
 
 def test_by_its_python_where_nothing_mends_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +70,8 @@ def test_by_its_python_where_nothing_mends_gradients(monkeypatch: pytest.MonkeyP
     assert "(_cond) has no gradients in a graph: no compiler" in net.explain()
     with pytest.raises(UnsupportedError, match="no compiler"):
         steps(np.ones((4, 3)), graphopt.optimize(Net(branching), strict=True))
+
+
+@pytest.mark.parametrize("f", [branching, looping])
+def test_checked_while_autograd_records(f: Callable[..., Any]) -> None:
+    assert_learns(f, graphopt.optimize(Net(f), check=True, strict=True))
