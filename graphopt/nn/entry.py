@@ -120,10 +120,7 @@ def compile_graph(
     if mode == "training":
         require_gradients(graph)
     if mode == "training" and config.plans_memory:
-        for name, parameter in parameters.items():
-            if parameter._grad_stype != "default":
-                kind = parameter._grad_stype
-                raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
+        _require_sizes(graph, parameters)
     values = {name: own_array(p, ctx) for name, p in parameters.items()}
     built = build_graph(
         config,
@@ -142,3 +139,20 @@ def compile_graph(
     followed = [] if settings.frozen else parameters.values()
     known = [watched(p, ctx) for p in followed]
     return Entry(mode, types, graph, built, traced, known, computed)
+
+
+def _require_sizes(graph: Graph, parameters: Mapping[str, Any]) -> None:
+    """Refuse a training step whose memory cannot be planned.
+
+    Raises:
+        UnsupportedError: the size of an array is not known before it is computed.
+    """
+    for name, parameter in parameters.items():
+        if parameter._grad_stype != "default":
+            kind = parameter._grad_stype
+            raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
+    for node in graph:
+        if not node.is_input and any(found.shape is None for found in node.types):
+            raise UnsupportedError(
+                f"the shape of {node.name!r} ({node.op}) is known only once it has run"
+            )

@@ -682,6 +682,17 @@ def test_sparse_gradients_are_refused_by_name() -> None:
         graphopt.optimize(net, memory="1GB")(mx.nd.ones((2, 3)))
 
 
+@pytest.mark.parametrize("options", [{"memory": "1GB"}, {"max_shapes": {"data": (4, 3)}}])
+def test_a_shape_that_is_found_as_it_runs_is_refused(options: dict[str, Any]) -> None:
+    class Branching(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.contrib.cond(F.sum(x) > 0, lambda: x * 3, lambda: x * 5)
+
+    net = graphopt.optimize(Branching(prefix="net_"), **options)
+    with pytest.raises(UnsupportedError, match=r"'net__cond0' \(_cond\)"), autograd.record():
+        net(mx.nd.ones((4, 3)))
+
+
 def test_shapes_that_are_forgotten_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 2)
     fast = graphopt.optimize(small(), max_shapes={"data": (9, 5)})
