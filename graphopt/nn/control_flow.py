@@ -27,7 +27,15 @@ def require_gradients(graph: Graph) -> None:
 
 
 def _why_no_gradients(node: Node) -> str | None:
+    if node.op == "_while_loop" and _has_inputs_of_condition(node):
+        return "its condition reads what its body does not"
     return bridge.why_not(import_mxnet()) if node.op in _MENDED else None
+
+
+def _has_inputs_of_condition(loop: Node) -> bool:
+    """Whether some inputs are the condition's alone: MXNet's backward counts them as the body's."""
+    places = loop.attrs["func_input_locs"]
+    return len(loop.inputs) != (len(places) if isinstance(places, tuple) else 1)
 
 
 def _with_nested(graph: Graph) -> Iterator[Node]:

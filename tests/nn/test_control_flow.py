@@ -72,6 +72,22 @@ def test_by_its_python_where_nothing_mends_gradients(monkeypatch: pytest.MonkeyP
         steps(np.ones((4, 3)), graphopt.optimize(Net(branching), strict=True))
 
 
+def test_a_condition_that_reads_what_the_body_does_not() -> None:
+    def up_to(F: Any, x: Any) -> Any:
+        most = F.sum(x)
+        _, (_, last) = F.contrib.while_loop(
+            cond=lambda i, a: i < most,
+            func=lambda i, a: ((), (i + 1, F.tanh(a) * 2)),
+            loop_vars=(F.zeros((1,)), F.exp(x)),
+            max_iterations=4,
+        )
+        return last
+
+    net = graphopt.optimize(Net(up_to))
+    assert_learns(up_to, net)
+    assert "its condition reads what its body does not" in net.explain()
+
+
 @pytest.mark.parametrize("f", [branching, looping])
 def test_checked_while_autograd_records(f: Callable[..., Any]) -> None:
     assert_learns(f, graphopt.optimize(Net(f), check=True, strict=True))
