@@ -13,13 +13,15 @@ from typing import Any
 from graphopt.batching import special
 from graphopt.batching.changes import fingerprint
 from graphopt.batching.entries import Unary
+from graphopt.batching.family import Rented
+from graphopt.batching.layout import Layout, layout_of, regroup
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.library import FOREIGN
 from graphopt.batching.operators import handle
 from graphopt.batching.recorder import Recorder, Unrecorded
 from graphopt.batching.rules import NotRowwiseError
 from graphopt.batching.signature import Signature
-from graphopt.batching.unit import Layout, Rented, Unit, layout_of, make_unit, regroup
+from graphopt.batching.unit import Unit, make_unit
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import describe
 from graphopt.nn.ski_rental import AT_ONCE

@@ -10,12 +10,12 @@ from typing import Any
 
 from graphopt.batching.changes import fingerprint
 from graphopt.batching.constants import Constants
+from graphopt.batching.family import Family
 from graphopt.batching.kinds import Kind, typed
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.recorder import Real, Recorder
 from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
-from graphopt.batching.unit import Family
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import describe
 
