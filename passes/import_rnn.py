@@ -17,6 +17,7 @@ from graphopt.passes.recurrence.cells import GATES, Cell, body_of
 from graphopt.passes.recurrence.operator import Layer, layer_graph
 from graphopt.passes.select_recurrence import SelectRecurrence
 from graphopt.pipeline.base import Pass, PassContext
+from graphopt.pipeline.remarks import in_ms
 from graphopt.rewrite.substitute import transplant
 
 
@@ -104,7 +105,7 @@ class ImportRnn(Pass):
 
         parts = ("rnn", *_measured_parts(node, layers), *_roles(plain), str(training))
         theirs, mine = target.measured_once(parts, measure, (node.name,))
-        told = f"{mine:.3g} ms, MXNet's operator {theirs:.3g} ms"
+        told = f"{in_ms(mine)}, MXNet's operator {in_ms(theirs)}"
         if mine > theirs:
             cx.missed(f"RNN stays, as it is faster: as {many} it takes {told}", node)
             return False

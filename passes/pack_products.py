@@ -16,6 +16,7 @@ from graphopt.kernels.products import FEW_ROWS
 from graphopt.passes.fusion.region import replace_region
 from graphopt.passes.select_gemm import Problem, as_dot, as_timed, of_so_many
 from graphopt.pipeline.base import Mode, Pass, PassContext, Target
+from graphopt.pipeline.remarks import in_ms
 from graphopt.rewrite.substitute import transplant
 
 #: What ``dot`` may be faster for than FullyConnected: as in select-gemm.
@@ -119,8 +120,8 @@ class PackProducts(Pass):
         plain, some = min(ms[name] for name in ms if name in _MXNETS), of_so_many(timed, problem)
         gain = 1 / _WORTH_MXNETS if is_near else 1.0 if activation else self.min_gain
         if plain < gain * ms[way]:
-            return way, f"that takes {ms[way]:.3g} ms, MXNet's product {plain:.3g} ms{some}"
-        cx.passed(f"{way} {ms[way]:.3g} ms, by MXNet {plain:.3g} ms{some}", node)
+            return way, f"that takes {in_ms(ms[way])}, MXNet's product {in_ms(plain)}{some}"
+        cx.passed(f"{way} {in_ms(ms[way])}, by MXNet {in_ms(plain)}{some}", node)
         return way, None
 
 

@@ -13,6 +13,7 @@ from graphopt.ir.ops import canonical
 from graphopt.passes.pack_products import alone, not_ours, problem_of
 from graphopt.passes.select_gemm import Problem, as_timed, of_so_many
 from graphopt.pipeline.base import Pass, PassContext, Target
+from graphopt.pipeline.remarks import in_ms
 
 #: Rows below which most of a tile would be empty.
 _LEAST_ROWS: Final = 32
@@ -96,7 +97,7 @@ class ReplaceDense(Pass):
         problem = problem_of(graph, node)
         timed = as_timed(problem)
         ours, plain = _measured(timed, node, cx.target)
-        told = f"{cx.target.dense_means()} {ours:.3g} ms, by MXNet {plain:.3g} ms"
+        told = f"{cx.target.dense_means()} {in_ms(ours)}, by MXNet {in_ms(plain)}"
         told += of_so_many(timed, problem)
         if plain < self.min_gain * ours:
             return told

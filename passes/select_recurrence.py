@@ -12,6 +12,7 @@ from graphopt.ir.node import RECURRENCE, Node
 from graphopt.kernels.products import BY_UNIT
 from graphopt.passes.recurrence.alone import Alone
 from graphopt.pipeline.base import Mode, Pass, PassContext, Target
+from graphopt.pipeline.remarks import in_ms
 
 #: Rows and weights below which products are by vectors anyway; see kernels/bridge/matrix.h.
 _LEAST_ROWS: Final = 16
@@ -92,7 +93,7 @@ class SelectRecurrence(Pass):
         steps = _timed_steps(one)
         unit, vectors = _measured(one, steps, cx.settings.mode, target)
         some = "" if steps == one.steps else f" for {steps} of its {one.steps} steps"
-        told = f"by vectors {vectors:.3g} ms, by the matrix unit {unit:.3g} ms{some}"
+        told = f"by vectors {in_ms(vectors)}, by the matrix unit {in_ms(unit)}{some}"
         if unit < self.min_gain * vectors:
             return told
         cx.passed(told, one.node)

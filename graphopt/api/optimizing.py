@@ -19,7 +19,7 @@ _MODES = ("auto", "training", "inference")
 
 
 def optimize(
-    net: Any = None,
+    net: Any = ...,
     *,
     passes: str | Sequence[Pass] = "default",
     mode: OptimizeMode = "auto",
@@ -75,7 +75,7 @@ def optimize(
     config = _config(
         passes, mode, memory, max_shapes, check=check, precise=precise, strict=strict, record=record
     )
-    if net is None:
+    if net is ...:
         return functools.partial(_optimize, config=config)
     return _optimize(net, config)
 

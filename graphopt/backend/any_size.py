@@ -24,7 +24,7 @@ from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import PARAM
+from graphopt.ir.node import AUX, PARAM
 from graphopt.ir.sizes import FILLS, Sized, Sizes
 from graphopt.ir.types import Shape
 
@@ -58,6 +58,7 @@ class AtAnySize:
             value: the array of a parameter or a constant.
         """
         self._graph, self._form, self._value = graph, form, value
+        self._users = {node.name for node in graph.inputs if node.op in (PARAM, AUX)}
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[Sized, Sizes], dict[str, Any]] = OrderedDict()
         self._engines: dict[str, _Bound] = {}
@@ -91,7 +92,11 @@ class AtAnySize:
         if engine == REGIONS and self._regions is not None:
             run, bound = self._with_regions(self._regions, data)
         given = {**self._sized(sized, sizes), **data}
-        return run([given.get(n, fixed) for n, fixed in zip(run.inputs, bound, strict=True)])
+        arrays = {n: given.get(n, fixed) for n, fixed in zip(run.inputs, bound, strict=True)}
+        if import_mxnet().autograd.is_recording():  # as in Lowered.run
+            users = self._users | data.keys()
+            arrays = {n: a if n in users else a.detach() for n, a in arrays.items()}
+        return run([*arrays.values()])
 
     def _sized(self, sized: Sized, sizes: Sizes) -> dict[str, Any]:
         """Constants, and what is computed of them, for a size."""

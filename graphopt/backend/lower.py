@@ -109,6 +109,7 @@ class Lowered:
         self._engine: Engine | None = None
         self._is_settled = True
         self._bound: list[Any] = []
+        self._made_at: list[int] = []  # where the engine reads arrays that are not the user's
         #: What is planned for other sizes, to share memory with.
         self.plans: Plans | None = None
         self._at_any_size: AtAnySize | None = None
@@ -151,6 +152,10 @@ class Lowered:
         arrays = [
             data.get(n, fixed) for n, fixed in zip(self._engine.inputs, self._bound, strict=True)
         ]
+        if self._made_at and import_mxnet().autograd.is_recording():
+            # Autograd notes calls on arrays, and backward of one call ends what it noted for all.
+            for at in self._made_at:
+                arrays[at] = arrays[at].detach()
         return self._engine(arrays)
 
     @property
@@ -274,6 +279,7 @@ class Lowered:
         if form.keeps and isinstance(chosen, kind) and runs_keeping(chosen.symbol):
             self.choice.weights = told(form.graph)
         self._bound = self._fixed.values(chosen.inputs)
+        self._made_at = [at for at, name in enumerate(chosen.inputs) if name in self._fixed.made]
         del candidates, made, arrays
         self._is_settled = not give_back_freed_memory()
         return chosen, found.outputs

@@ -120,6 +120,7 @@ def _graph(
 ) -> Graph:
     graph = Graph(title)
     nodes: list[Node] = []
+    inputs: dict[str, Node] = {}  # a SymbolBlock that is called twice brings its own for each call
     pointers = document.get("node_row_ptr")
     parsed: dict[tuple[Any, ...], Attrs] = {}  # layers of a net have few settings
     for number, entry in enumerate(document["nodes"]):
@@ -130,8 +131,10 @@ def _graph(
             attrs = parsed[key] = from_mxnet(texts, raw=raw)
         name = entry["name"]
         if entry["op"] == "null":
-            role = roles.get(name, DATA)
-            nodes.append(graph.add_input(name, role, types.get(name, UNKNOWN), attrs))
+            if name not in inputs:
+                role, type_ = roles.get(name, DATA), types.get(name, UNKNOWN)
+                inputs[name] = graph.add_input(name, role, type_, attrs)
+            nodes.append(inputs[name])
             continue
         # Hidden outputs (a BatchNorm's batch statistics) go when types are inferred.
         outputs = pointers[number + 1] - pointers[number] if pointers else 1

@@ -303,6 +303,8 @@ def view(block: Any, config: Config) -> Any:
     """
     mx = import_mxnet()
     if not isinstance(block, mx.gluon.Block):
+        if block is None:
+            raise InputError("cannot optimize None: does what builds the net return it?")
         kind = type(block).__name__
         others = "a Symbol, a module, an executor or a Trainer"
         raise InputError(f"cannot optimize a {kind}: give a Gluon Block, {others}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import numbers
 import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -107,8 +108,10 @@ class TrainStep:
         read, labels = _arrays("data", data), _arrays("label", label)
         given = read + labels
         size = given[0].shape[0] if batch_size is None else batch_size
-        if not size:
-            raise InputError(f"batch_size {size!r}: gradients cannot be divided by it")
+        if not _is_number(size) or not size:
+            several = "; give several labels, or weights of samples, as a list: step(x, [y, w])"
+            hint = several if isinstance(size, self._mx.nd.NDArray) else ""
+            raise InputError(f"batch_size {size!r}: gradients cannot be divided by it{hint}")
         self._follow()
         told = None if self._has_hooks() else told_of(given)
         known = None if told is None else self._small.get(told)
@@ -201,6 +204,10 @@ class TrainStep:
         if len(self._small) >= _MOST_TYPES:
             self._small.clear()
         self._small[told] = small
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, numbers.Real)
 
 
 def _step_of_copies(net: Any, loss: Any, trainer: Any) -> TrainStep:

@@ -19,6 +19,7 @@ from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.pipeline.base import Mode
+from graphopt.pipeline.remarks import in_ms
 
 if TYPE_CHECKING:
     from graphopt.nn.entry import Entry
@@ -107,7 +108,7 @@ class Ways:
         """What ``explain()`` says of it; empty while it is tried."""
         if self.chosen is None:
             return ""
-        times = ", ".join(f"{way} {ms:.3g} ms" for way, ms in self.best_ms.items())
+        times = ", ".join(f"{way} {in_ms(ms)}" for way, ms in self.best_ms.items())
         return f"{self._mode}: {self.chosen}, {self.why or f'measured in its calls: {times}'}"
 
     def _turn(self, args: Sequence[Any]) -> _Turn | None:

@@ -35,3 +35,9 @@ class Remark:
             "message": self.message,
             "nodes": list(self.nodes),
         }
+
+
+def in_ms(milliseconds: float) -> str:
+    """A time as remarks tell it, to three digits."""
+    small = milliseconds < 1000
+    return f"{milliseconds:.3g} ms" if small else f"{milliseconds:,.0f} ms"

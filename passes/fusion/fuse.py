@@ -323,10 +323,16 @@ def _check_extents(spec: KernelSpec) -> None:
 
 
 def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
-    """Values a region reads from outside, and its own that are read outside."""
+    """Values a region reads from outside, and its own that are read outside.
+
+    MXNet runs what they come from in their order, the last first in backward. Operators that write
+    states, as BatchNorms that share them do, stay in the order they had.
+    """
     inside = {node.id for node in nodes}
     inputs = dict.fromkeys(v for node in nodes for v in node.inputs if v.node not in inside)
-    return list(inputs), results(graph, nodes)
+    writers = {v for v in inputs if info(graph[v.node].op, graph[v.node].attrs).mutates}
+    ordered = iter(sorted(writers, key=lambda value: value.node))
+    return [next(ordered) if v in writers else v for v in inputs], results(graph, nodes)
 
 
 def _body(

@@ -70,6 +70,85 @@ def test_steps_of_different_losses(
             np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-3 * abs(want).max())
 
 
+@pytest.mark.parametrize("options", [{}, {"record": True}, {"memory": "1GB"}], ids=str)
+def test_two_calls_with_constants_each_have_a_backward(options: dict[str, Any]) -> None:
+    loss = mx.gluon.loss.SoftmaxCELoss()  # picks by a range, a constant of the compiled graph
+    fast = graphopt.optimize(loss, **options)
+    weight, label = mx.nd.ones((6, 4)), mx.nd.array([0, 1, 2])
+    inputs = [mx.nd.array(np.random.default_rng(n).normal(size=(3, 6))) for n in range(2)]
+    weight.attach_grad("add")
+    found = []
+    for called in (loss, fast, fast):
+        weight.grad[:] = 0
+        with autograd.record():
+            losses = [called(mx.nd.dot(x, weight), label.copy()) for x in inputs]
+        for each in losses:
+            each.backward()
+        found.append(weight.grad.asnumpy())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-5, atol=1e-6)
+
+
+class Twin(mx.gluon.HybridBlock):
+    """Calls one BatchNorm twice; what is computed last reads the first call last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2, use_bias=False)
+            self.norm = nn.BatchNorm(in_channels=2)
+
+    def hybrid_forward(self, F: Any, a: Any, b: Any) -> Any:
+        return self.norm(self.dense(a)) + 2 * self.norm(self.dense(b))
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": "1GB"}], ids=str)
+def test_states_of_a_layer_called_twice_are_written_in_order(options: dict[str, Any]) -> None:
+    a = mx.nd.array([[0.0, 1], [2, 3]])
+    states = []
+    for is_plain in (True, False):
+        net = Twin()
+        net.initialize(mx.init.One())
+        called = net if is_plain else graphopt.optimize(net, **options)
+        for _ in range(3):
+            with autograd.record():
+                loss = (called(a, a + 10) ** 2).sum()
+            loss.backward()
+        states.append(net.norm.running_mean.data().asnumpy())
+    np.testing.assert_allclose(states[1], states[0], rtol=1e-5)
+
+
+class Siamese(mx.gluon.HybridBlock):
+    """Calls a SymbolBlock twice, which brings its variables each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        data = mx.sym.var("data", dtype="float32")
+        with self.name_scope():
+            dense = mx.sym.FullyConnected(data, num_hidden=4, name="fc")
+            self.block = mx.gluon.SymbolBlock(dense, data)
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
+        return F.abs(self.block(x) - self.block(y)).sum(axis=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"record": True}, {"memory": "1GB"}], ids=str)
+def test_a_symbol_block_that_is_called_twice(options: dict[str, Any]) -> None:
+    net = Siamese()
+    net.initialize(mx.init.Normal(0.5))
+    fast = graphopt.optimize(net, **options)
+    x, y = (mx.nd.array(np.random.default_rng(n).normal(size=(2, 3))) for n in range(2))
+    np.testing.assert_allclose(fast(x, y).asnumpy(), net(x, y).asnumpy(), rtol=1e-5)
+    gradients = []
+    for called in (net, fast):
+        with autograd.record():
+            loss = called(x, y).sum()
+        loss.backward()
+        gradients.append([p.grad().asnumpy() for p in net.collect_params().values()])
+    for found, want in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
 class Loops(mx.gluon.HybridBlock):
     """Loops behind each other, whose steps cannot be one operator."""
 

@@ -601,6 +601,7 @@ def test_inputs_that_do_not_fit_name_the_node() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        ({"net": None}, InputError, "cannot optimize None: does what builds the net return it"),
         ({"net": 3}, InputError, "cannot optimize a int: give a Gluon Block, a Symbol"),
         ({"net": dict}, InputError, "cannot optimize class dict: it is no Gluon Block"),
         ({"mode": "fast"}, InputError, "mode 'fast' is none of auto, training, inference"),

@@ -524,3 +524,18 @@ def test_a_shallow_copy_has_the_same_net_and_trainer() -> None:
     for each in found:
         losses = by_hand(net, loss.L2Loss(), trainer, [x], [y])
         assert_same(each, learned(net, trainer, losses))
+
+
+def test_weights_of_samples_are_no_batch_size() -> None:
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    step = graphopt.train_step(net, mx.gluon.loss.L2Loss(), trainer)
+    before = net.weight.data().asnumpy()
+    x, y = mx.nd.ones((4, 3)), mx.nd.ones((4, 2))
+    with pytest.raises(InputError, match=r"step\(x, \[y, w\]\)"):
+        step(x, y, mx.nd.ones((4, 1)))
+    with pytest.raises(InputError, match="batch_size '4'"):
+        step(x, y, "4")  # type: ignore[arg-type]
+    np.testing.assert_array_equal(net.weight.data().asnumpy(), before)
+    step(x, [y, mx.nd.ones((4, 1))])
