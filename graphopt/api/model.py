@@ -95,6 +95,11 @@ class Model:
         own = ("_memory", "plans", "_compiled", "_plain", "_rule", "_other_sizes", "_lock")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
+    def __repr__(self) -> str:
+        """Its name, and how much is compiled."""
+        name = self._name or self.symbol.name or ""
+        return f"Model({name!r}, mode={self.config.mode!r}, compiled={len(self._compiled)})"
+
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         """Take over what was given."""
         self.__dict__.update(state)

@@ -126,6 +126,11 @@ class TrainStep:
             self._prepare(told, entry, given)
         return losses
 
+    def __repr__(self) -> str:
+        """The net, the loss and the trainer, which tell of themselves."""
+        net, loss, trainer = (type(given).__name__ for given in self._given)
+        return f"TrainStep(net={net}, loss={loss}, trainer={trainer})"
+
     def explain(self) -> str:
         """What was done to net and loss, what updates the weights, and which thread runs it."""
         blocks = list(self._wholes.values()) or self._parts

@@ -242,6 +242,7 @@ def test_an_optimized_symbol_takes_every_input_by_name(options: dict[str, str]) 
 def test_a_model_is_no_symbol() -> None:
     symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="dense")
     model = graphopt.optimize(symbol)
+    assert repr(model) == "Model('dense', mode='auto', compiled=0)"
     with pytest.raises(AttributeError, match=r"its Symbol has: \.symbol\.list_arguments.*Module"):
         mx.mod.Module(model)
     with pytest.raises(AttributeError, match=r"graphopt\.optimize\(symbol\.simple_bind"):

@@ -539,3 +539,4 @@ def test_weights_of_samples_are_no_batch_size() -> None:
         step(x, y, "4")  # type: ignore[arg-type]
     np.testing.assert_array_equal(net.weight.data().asnumpy(), before)
     step(x, [y, mx.nd.ones((4, 1))])
+    assert repr(step) == "TrainStep(net=Dense, loss=L2Loss, trainer=Trainer)"
