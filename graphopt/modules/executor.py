@@ -67,7 +67,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._tape: list[Any] = []
         # What runs on these arrays, for training or not, once it is known.
         self._direct: dict[bool, BoundEngine | None] = {}
-        self._ones: list[Any] = []
+        self._ones: dict[int, Any] = {}
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
         self._plain: Any = None
@@ -230,13 +230,11 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
                 engine.let_go()
 
     def _known(self, heads: Sequence[Any]) -> list[Any]:
-        """Gradients of outputs, ones where none are given; losses read none, so any will do."""
-        if not self._ones:
-            self._ones = [
-                output if is_loss else mx.nd.ones_like(output)
-                for output, is_loss in zip(self.outputs, self._losses, strict=True)
-            ]
-        return [one if head is None else head for head, one in zip(heads, self._ones, strict=True)]
+        """Gradients of outputs, ones where none are given."""
+        missing = [at for at, head in enumerate(heads) if head is None]
+        for at in set(missing).difference(self._ones):
+            self._ones[at] = mx.nd.ones_like(self.outputs[at])
+        return [self._ones[at] if head is None else head for at, head in enumerate(heads)]
 
     def _load(self, given: Mapping[str, Any]) -> None:
         for name, array in given.items():

@@ -25,9 +25,16 @@ def original(block: Any) -> Any:
     try:  # past a `__getattr__` of the user's
         own: Any = object.__getattribute__(block, "_graphopt_own")
     except AttributeError:  # the user's code made a copy of the view by its class
-        own = object.__new__(block._graphopt_base)
+        return beside(block)
     if own.__dict__ is not block.__dict__:
         own.__dict__ = block.__dict__
+    return own
+
+
+def beside(block: Any) -> Any:
+    """Another object of the user's class with a view's ``__dict__``."""
+    own: Any = object.__new__(block._graphopt_base)
+    own.__dict__ = block.__dict__
     return own
 
 
@@ -129,7 +136,7 @@ def _attempt(block: Any, args: tuple[Any, ...], apart: Callable[[], Any]) -> Any
     state = block._graphopt_current()
     if state.structure.hooked() or not _may_record(block, state, args):
         return apart()
-    state.reason = state.reason or why_not_whole(block, state.config)
+    _why_not_whole(block, state)  # explain() tells it
     return _measured(block, state, args, original(block), apart)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from graphopt.nn.calls import beside
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import Optimized, methods_of, share, view_class
 
@@ -64,9 +65,7 @@ def _new(cls: type, config: Config) -> Any:
         is_objects = new is object.__new__  # which takes no arguments
         found = new(generated) if is_objects else new(generated, *args, **kwargs)
         if not is_made and type(found) is generated:
-            plain: Any = object.__new__(generated._graphopt_base)
-            plain.__dict__ = found.__dict__
-            share(found, plain)
+            share(found, beside(found))
         return found
 
     return make

@@ -17,7 +17,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.calls import has_own_call, has_symbol, is_whole, original, run, taken_apart
+from graphopt.nn.calls import beside, has_own_call, has_symbol, is_whole, original, run, taken_apart
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.partition import parts_of, tried_of
@@ -324,9 +324,7 @@ def share(view: Any, own: Any) -> Any:
 def _instance(cls: type, config: Config) -> Any:
     """An instance of a decorated class as it is before ``__init__``, for what copies it."""
     twin: Any = object.__new__(view_class(cls, config, is_decorated=True))
-    own: Any = object.__new__(cls)
-    own.__dict__ = twin.__dict__
-    return share(twin, own)
+    return share(twin, beside(twin))
 
 
 def view_class(
