@@ -12,6 +12,7 @@ from graphopt.ir.node import CONSTANT, Node, NodeId, Value
 from graphopt.ir.ops import Gradient, OpInfo, canonical, info
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.base import Pass, PassContext
+from graphopt.pipeline.remarks import counted
 from graphopt.rewrite.edit import MAX_ORIGIN
 from graphopt.rewrite.substitute import substitute, substitute_outputs
 
@@ -160,6 +161,6 @@ def _report(
     gone = [node for nodes in twins.values() for node in nodes]
     if gone:
         cx.count("merged", len(gone))
-        cx.passed(f"merged {len(gone)} operators into equal ones", *gone[:_NAMED])
+        cx.passed(f"merged {counted(len(gone), 'operators')} into equal ones", *gone[:_NAMED])
     for reason, nodes in refused.items():
         cx.missed(f"{len(nodes)} repeated operators stay: {reason}", *nodes[:_NAMED])

@@ -10,6 +10,7 @@ from graphopt.analysis.effects import is_pure
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import NodeId
 from graphopt.pipeline.base import Pass, PassContext
+from graphopt.pipeline.remarks import counted
 
 _NAMED = 5
 
@@ -61,7 +62,7 @@ class EliminateDeadCode(Pass):
         for node in reversed(dead):  # users before producers
             pruned.erase(node.id)
         cx.count("erased", len(dead))
-        cx.passed(f"erased {len(dead)} operators that no output needs", *dead[:_NAMED])
+        cx.passed(f"erased {counted(len(dead), 'operators')} that no output needs", *dead[:_NAMED])
         return pruned
 
 

@@ -140,7 +140,7 @@ class _Fold:
         bias = add_shift(build, bias, shift, anchor.outputs, dtype)
         self.rebuild(build, anchor, layer, node, (layer.inputs[0], weight, bias))
         self.drop(layer.id)
-        self.cx.passed(f"folded into the weights of {layer.name!r}, behind which it stands", node)
+        self.cx.passed("folded into the weights of the layer behind which it stands", node, layer)
 
     def fold_through(self, affine: Affine) -> bool:
         """Fold a plain factor into a layer that views and products separate from it."""
@@ -163,7 +163,7 @@ class _Fold:
         self.rebuild(build, anchor, layer, layer, (layer.inputs[0], weight, bias))
         self.become(node, graph[affine.data.node])
         where = "from which views and products lead to it"
-        self.cx.passed(f"folded into the weights of {layer.name!r}, {where}", node)
+        self.cx.passed(f"folded into the weights of the layer {where}", node, layer)
         return True
 
     def become(self, node: Node, last: Node) -> None:
@@ -217,7 +217,7 @@ class _Fold:
         self.rebuild(build, anchor, node, layer, (data, weight, bias))
         self.drop(node.id)
         self.cx.passed(
-            f"folded into the weights of {layer.name!r}, in front of which it stands", node
+            "folded into the weights of the layer in front of which it stands", node, layer
         )
 
     def layer_after(self, node: Node) -> tuple[Node | None, Node]:

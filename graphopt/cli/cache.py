@@ -9,6 +9,7 @@ import click
 from graphopt.cli.console import note, say, say_json
 from graphopt.cli.verb import verb
 from graphopt.errors import GraphoptError
+from graphopt.pipeline.remarks import counted
 
 if TYPE_CHECKING:
     from graphopt.kernels.cache import Info
@@ -55,15 +56,14 @@ def command(action: str, as_json: bool) -> None:
         say(f"size     {_size(found.nbytes)}")
         say(f"made by  {_makers(most(), why_not())}")
     else:
-        kernels, bridges = _count(found.kernels, "kernel"), _count(found.bridges, "bridge")
-        told = f"{kernels}, {bridges} and {_count(found.graphs, 'graph')}"
-        say(f"removed {told}, {_size(found.nbytes)}, from {place}")
+        say(f"removed {_told(found)}, {_size(found.nbytes)}, from {place}")
 
 
 def _check_removed(left: Info) -> None:
     if left.kernels or left.bridges or left.graphs:
-        told = f"{left.kernels} kernels, {left.bridges} bridges and {left.graphs} graphs"
-        raise GraphoptError(f"{told} in {left.folder} could not be removed; see who owns the files")
+        raise GraphoptError(
+            f"{_told(left)} in {left.folder} could not be removed; see who owns the files"
+        )
 
 
 def _makers(most: int, why_not: str | None) -> str:
@@ -72,8 +72,9 @@ def _makers(most: int, why_not: str | None) -> str:
     return "1 other process" if most == 1 else f"up to {most} other processes"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _told(found: Info) -> str:
+    kernels, bridges = counted(found.kernels, "kernels"), counted(found.bridges, "bridges")
+    return f"{kernels}, {bridges} and {counted(found.graphs, 'graphs')}"
 
 
 def _size(nbytes: int) -> str:

@@ -11,8 +11,11 @@ from graphopt.cli import models
 from graphopt.cli.console import note, paint, say, say_json
 from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.verb import (
+    all_option,
     as_mode,
     build_pipeline,
+    idle_line,
+    is_pipeline_given,
     mode_option,
     note_failures,
     pass_name,
@@ -41,6 +44,7 @@ _SHOWN = 6
 @mode_option
 @click.option("--node", metavar="NAME", help="Tell what became of this node.")
 @click.option("only", "--pass", metavar="NAME", help="Only what this pass remarks.")
+@all_option
 def command(
     model: str,
     shapes: dict[str, Shape],
@@ -49,6 +53,7 @@ def command(
     mode: str,
     node: str | None,
     only: str | None,
+    everything: bool,
     as_json: bool,
 ) -> int:
     """Tell what was done to a model, what was not, and why.
@@ -73,23 +78,33 @@ def command(
     chosen = [s for s, own in zip(steps, names, strict=True) if name in (None, own)]
     note_failures(step.receipt for step in chosen)
     if node is None:
-        _tell_all(chosen, as_json=as_json)
+        everything = everything or only is not None or is_pipeline_given()
+        _tell_all(chosen, everything=everything, as_json=as_json)
     else:
         _tell_node(node, graph, steps, chosen, as_json=as_json)
     return int(any(step.receipt.status == "rolled back" for step in chosen))
 
 
-def _tell_all(steps: Sequence[Step], *, as_json: bool) -> None:
+def _tell_all(steps: Sequence[Step], *, everything: bool, as_json: bool) -> None:
     if as_json:
         say_json({"passes": [_step_dict(step) for step in steps]})
         return
-    for step in steps:
+    shown = [step for step in steps if everything or _has_news(step)]
+    for step in shown:
         receipt = step.receipt
-        size = f"{receipt.before.nodes} -> {receipt.after.nodes} nodes"
+        before, after = receipt.before.nodes, receipt.after.nodes
+        size = f"{before} nodes" if before == after else f"{before} -> {after} nodes"
         reason = f": {receipt.reason}" if receipt.reason else ""
         say(f"{receipt.pass_text}: {receipt.status}{reason}, {size}")
         for line in remark_lines(step.remarks):
             say(f"  {line}")
+    if len(shown) < len(steps):
+        say(idle_line(len(steps) - len(shown)))
+
+
+def _has_news(step: Step) -> bool:
+    receipt = step.receipt
+    return receipt.status != "unchanged" or bool(receipt.reason or step.remarks)
 
 
 def _step_dict(step: Step) -> dict[str, object]:

@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from graphopt.cli import models
 from graphopt.cli.console import Table, paint, say, say_json
@@ -14,8 +13,11 @@ from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.memory import show as show_memory
 from graphopt.cli.progress import progress
 from graphopt.cli.verb import (
+    all_option,
     as_mode,
     build_pipeline,
+    idle_line,
+    is_pipeline_given,
     mode_option,
     pipeline_option,
     usage,
@@ -82,10 +84,8 @@ SPARE = ("engine", ">original ms", ">parameters", ">pass ms", ">MB", ">nodes")
     help="With --memory --mode training: what a step may take, such as 900MB; what does not fit is"
     " computed again.",
 )
-@click.pass_context
+@all_option
 def command(
-    ctx: click.Context,
-    /,
     model: str,
     shapes: dict[str, Shape],
     dtypes: dict[str, str],
@@ -97,6 +97,7 @@ def command(
     seconds: float,
     memory: bool,
     budget: str | None,
+    everything: bool,
     as_json: bool,
 ) -> int:
     """Show what each pass does to a model: size, bytes, time, error.
@@ -115,10 +116,9 @@ def command(
     allowed = None if budget is None else _size(budget)
     found = models.load(model, shapes, dtypes)
     if memory:
-        is_given = ctx.get_parameter_source("pipeline") is ParameterSource.COMMANDLINE
         return show_memory(
             found.graph,
-            passes if is_given else (),
+            passes if is_pipeline_given() else (),
             mode,
             as_json=as_json,
             budget=allowed,
@@ -138,7 +138,7 @@ def command(
     if as_json:
         say_json(_document(found.graph.name, mode, seen))
     else:
-        _show(seen)
+        _show(seen, everything=everything or is_pipeline_given())
     failed = any(row.status == "rolled back" for row in seen.rows)
     if failed and run:
         models.doubt_random(params)
@@ -164,9 +164,12 @@ def _document(name: str, mode: str, seen: Inspection) -> dict[str, object]:
     }
 
 
-def _show(seen: Inspection) -> None:
-    rows = [_cells(row) for row in (*seen.rows, seen.total)]
+def _show(seen: Inspection, *, everything: bool) -> None:
+    shown = [row for row in seen.rows if everything or row.status != "unchanged" or row.reason]
+    rows = [_cells(row) for row in (*shown, seen.total)]
     Table(COLUMNS, rows, last=True, spare=SPARE).show()
+    if len(shown) < len(seen.rows):
+        say(idle_line(len(seen.rows) - len(shown)))
     for row in seen.rows:
         if row.reason:
             colour = "red" if row.status == "rolled back" else "yellow"
@@ -177,6 +180,13 @@ def _milliseconds(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _times(ratio: float | None) -> str:
+    """A ratio to three digits, which is more than its measurement is worth."""
+    if ratio is None:
+        return ""
+    return f"{ratio:.{max(0, 2 - int(math.log10(max(ratio, 1))))}f}x"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -191,7 +201,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.pass_ms:.1f}" if row.status else "",
         _milliseconds(row.run_ms),
         _milliseconds(row.original_ms),
-        f"{row.speed_up:.2f}x" if row.speed_up is not None else "",
+        _times(row.speed_up),
         f"{row.max_error:.1e}" if row.max_error is not None else "",
         row.engine.removesuffix(" subgraphs"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,15 +81,25 @@ def read(path: str) -> str:
     try:
         return read_stdin() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ParseError(f"{path} is no UTF-8 text") from None
+        hint = "; give it with --params, and as MODEL its *-symbol.json" if _is_params(path) else ""
+        raise ParseError(f"{path} is no UTF-8 text{hint}") from None
     except IsADirectoryError:
         usage(f"cannot read {path!r}: it is a folder")
     except OSError as error:
         folder = Path(path).parent
         names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
-        near = difflib.get_close_matches(Path(path).name, names, n=1)
+        exported = f"{Path(path).name}-symbol.json"  # MODEL may be the prefix that export() got
+        near = [exported] if exported in names else _close(Path(path).name, names)
         hint = f"; did you mean {str(folder / near[0])!r}?" if near else ""
         usage(f"cannot read {path!r}: {error.strerror or error}{hint}")
+
+
+def _close(name: str, names: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, names, n=1)
+
+
+def _is_params(path: str) -> bool:
+    return path.endswith(".params")
 
 
 def require_types(graph: Graph) -> None:

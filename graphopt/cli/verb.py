@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from graphopt.cli.console import note
 from graphopt.errors import GraphoptError
@@ -52,6 +53,26 @@ mode_option = click.option(
     show_default=True,
     help="What has to stay the same: outputs, or outputs and gradients.",
 )
+
+
+all_option = click.option(
+    "everything",
+    "--all",
+    is_flag=True,
+    help="Show passes that changed nothing, too, as is done for a pipeline given by -p.",
+)
+
+
+def is_pipeline_given() -> bool:
+    """Whether the command line names the passes."""
+    source = click.get_current_context().get_parameter_source("pipeline")
+    return source is ParameterSource.COMMANDLINE
+
+
+def idle_line(count: int) -> str:
+    """The line for passes that are not shown, as they changed nothing and have nothing to tell."""
+    told = "1 pass changed nothing; --all shows it"
+    return told if count == 1 else f"{count} passes changed nothing; --all shows them"
 
 
 def pipeline_option(default: str | None = "default") -> Decorator:

@@ -7,9 +7,9 @@ r"""Text form of a graph; :mod:`graphopt.ir.parser` reads it back to an equal gr
       return %fc
     }
 
-A value is ``%name`` or ``%name#index``. A name that is no plain word is quoted, one that several
-nodes share gets ``~2``, ``~3`` ... in topological order. Nested graphs follow in brackets,
-control dependencies as ``after(%a, %b)``.
+Inputs that do not fit on 100 columns have a line each. A value is ``%name`` or ``%name#index``. A
+name that is no plain word is quoted, one that several nodes share gets ``~2``, ``~3`` ... in
+topological order. Nested graphs follow in brackets, control dependencies as ``after(%a, %b)``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from graphopt.ir.types import UNKNOWN
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.$/:@+-]*[A-Za-z0-9_.$/@+-]|")
 _INDENT = "  "
+_WIDTH = 100  # columns
 
 
 def print_graph(graph: Graph) -> str:
@@ -55,7 +56,7 @@ def labels(graph: Graph) -> dict[NodeId, str]:
 def _lines(graph: Graph, indent: str) -> Iterator[str]:
     names = labels(graph)
     title = graph.name if _is_title(graph.name) else json.dumps(graph.name)
-    yield f"{indent}graph {title}({', '.join(_input(n, names) for n in graph.inputs)}) {{"
+    yield from _head(f"{indent}graph {title}(", [_input(n, names) for n in graph.inputs], indent)
     given = {node.id for node in graph.inputs}
     for node in graph.topological():
         if node.id not in given:
@@ -63,6 +64,17 @@ def _lines(graph: Graph, indent: str) -> Iterator[str]:
     returned = ", ".join(_value(value, names) for value in graph.outputs)
     yield f"{indent}{_INDENT}return {returned}".rstrip()
     yield indent + "}"
+
+
+def _head(begin: str, inputs: list[str], indent: str) -> Iterator[str]:
+    """A graph's first line, or a line for each input where one line would be too wide to read."""
+    line = f"{begin}{', '.join(inputs)}) {{"
+    if len(line) <= _WIDTH:
+        yield line
+        return
+    yield begin
+    yield ",\n".join(f"{indent}{_INDENT}{text}" for text in inputs)
+    yield f"{indent}) {{"
 
 
 def _is_title(name: str) -> bool:

@@ -17,7 +17,7 @@ from graphopt.nn.optimized import methods_of, views_of
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.manager import Result
-from graphopt.pipeline.remarks import RemarkKind
+from graphopt.pipeline.remarks import RemarkKind, counted
 
 _SHOWN = 5
 #: Passes whose remarks a user wants to read: there are few, with what was measured.
@@ -118,8 +118,8 @@ def explain_result(
         if receipt.reason:
             lines.append(f"  {receipt.pass_text} {receipt.status}: {receipt.reason}")
         elif receipt.stats:
-            stats = ", ".join(f"{value} {key}" for key, value in receipt.stats.items())
-            lines.append(f"  {receipt.pass_text}: {stats}")
+            stats = (counted(value, key) for key, value in receipt.stats.items() if value)
+            lines.append(f"  {receipt.pass_text}: {', '.join(stats)}")
             lines += _told(result, receipt.pass_text.partition("{")[0])
     return lines + _missed(result)
 

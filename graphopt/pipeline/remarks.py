@@ -37,6 +37,16 @@ class Remark:
         }
 
 
+def counted(count: int, what: str) -> str:
+    """A count as remarks tell it.
+
+    Args:
+        count: how many.
+        what: of what, in the plural if it is a plain noun ("operators", but "by columns").
+    """
+    return f"1 {what.removesuffix('s')}" if count == 1 and what.isalpha() else f"{count} {what}"
+
+
 def in_ms(milliseconds: float) -> str:
     """A time as remarks tell it, to three digits."""
     small = milliseconds < 1000

@@ -112,7 +112,7 @@ def test_files_that_cannot_be_removed(graphopt, folder, monkeypatch):
     ran = graphopt("cache", "clear")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == (
-        f"graphopt: error: 2 kernels, 1 bridges and 1 graphs in {folder} could not be removed;"
+        f"graphopt: error: 2 kernels, 1 bridge and 1 graph in {folder} could not be removed;"
         " see who owns the files\n"
     )
 

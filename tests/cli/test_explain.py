@@ -16,7 +16,7 @@ def test_passes(graphopt, net):
     assert lines[1].endswith("[unused]")
     assert lines[2] == "eliminate-common-subexpressions: changed, 4 -> 3 nodes"
     assert lines[-1] == (
-        "fold-batch-norm: refused: it would change what training computes, 3 -> 3 nodes"
+        "fold-batch-norm: refused: it would change what training computes, 3 nodes"
     )
 
 
@@ -92,5 +92,14 @@ def test_without_shapes_it_says_so(graphopt, net_json):
 def test_a_pass_that_fails_is_1(graphopt, net):
     ran = graphopt("explain", net, "-p", "dce,crash")
     assert ran.code == 1
-    assert "crash: rolled back: ValueError: on purpose, 4 -> 4 nodes" in ran.out
+    assert "crash: rolled back: ValueError: on purpose, 4 nodes" in ran.out
     assert ran.err == "rolled back: crash: ValueError: on purpose\n"
+
+
+def test_what_changed_nothing_is_counted(graphopt, net):
+    lines = graphopt("explain", net).out.splitlines()
+    assert not [line for line in lines if "unchanged" in line]
+    assert lines[-1].endswith(" passes changed nothing; --all shows them")
+    every = graphopt("explain", net, "--all").out.splitlines()
+    unchanged = [line for line in every if ": unchanged, " in line]
+    assert len(unchanged) == int(lines[-1].split()[0])

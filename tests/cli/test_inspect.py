@@ -101,6 +101,13 @@ def test_a_pass_that_changes_nothing_is_not_timed(graphopt, net):
     assert found["rows"][2]["run_ms"] is None
 
 
+def test_what_changed_nothing_is_counted(graphopt, net):
+    lines = graphopt("inspect", net, "--no-run").out.splitlines()
+    every = graphopt("inspect", net, "--no-run", "--all").out.splitlines()
+    assert not [line for line in lines if "unchanged" in line]
+    assert lines[-1] == f"{len(every) - len(lines) + 1} passes changed nothing; --all shows them"
+
+
 @pytest.mark.usefixtures("wrong_passes")
 def test_a_wrong_pass_is_rolled_back_and_1(graphopt, net):
     ran = graphopt("inspect", net, "-p", "dce,double,crash,cse", "--seconds", 0)

@@ -62,7 +62,9 @@ def test_types_that_contradict(graphopt, net):
 def test_zoo(graphopt):
     ran = graphopt("opt", "model_zoo:mobilenet0.25", *NONE, "--shape", "data:1,3,64,64")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("graph mobilenet0_25(%data: f32[1,3,64,64], param %mobilenet0_25_")
+    assert ran.out.startswith(
+        "graph mobilenet0_25(\n  %data: f32[1,3,64,64],\n  param %mobilenet0_25_"
+    )
 
 
 def test_zoo_knows_its_shape(graphopt):
@@ -97,6 +99,18 @@ def test_missing_file(graphopt, net):
         f"graphopt inspect: error: cannot read '{wrong}': No such file or directory;"
         f" did you mean '{net}'?\n"
     )
+
+
+def test_the_prefix_of_exported_files(graphopt, net_json):
+    ran = graphopt("inspect", str(net_json).removesuffix("-symbol.json"))
+    assert ran.code == 2
+    assert ran.err.endswith(f"; did you mean {str(net_json)!r}?\n")
+
+
+def test_parameters_for_a_model(graphopt, params):
+    ran = graphopt("inspect", params(arg__weight=np.ones(3)))
+    assert ran.code == 1
+    assert "give it with --params, and as MODEL its *-symbol.json" in ran.err
 
 
 def test_folder(graphopt, net, tmp_path):

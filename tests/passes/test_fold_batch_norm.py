@@ -52,7 +52,8 @@ def test_example(example):
     assert result.graph == after
     assert_equivalent(before, result.graph)
     (remark,) = result.remarks
-    assert remark.message == "folded into the weights of 'conv', behind which it stands"
+    assert remark.message == "folded into the weights of the layer behind which it stands"
+    assert remark.nodes[1:] == ("conv",)
     assert result.receipts[0].stats == {"folded": 1}
 
 
@@ -224,8 +225,9 @@ def test_batch_norm_in_front(case):
     result = fold(graph)
     assert live(result) == [n.op for n in graph if n.name in ("f", "l")]
     assert result.remarks[0].message == (
-        "folded into the weights of 'l', in front of which it stands"
+        "folded into the weights of the layer in front of which it stands"
     )
+    assert result.remarks[0].nodes[1:] == ("l",)
     assert_equivalent(graph, result.graph)
 
 
@@ -326,7 +328,7 @@ def test_a_scale_folds_in_front_of_padding_where_a_shift_cannot():
     result = fold(graph)
     assert live(result) == ["_minus_scalar", "Convolution"]
     assert [r.message for r in result.remarks] == [
-        "folded into the weights of 'l', in front of which it stands",
+        "folded into the weights of the layer in front of which it stands",
         "not folded: it stands behind 'x' (data); its shift would be missing at the border of 'l'",
     ]
     assert_equivalent(graph, result.graph)
@@ -400,8 +402,9 @@ def test_a_number_moves_up_to_a_projection(scaling):
     assert len(live(result)) == 10
     (remark,) = result.remarks
     assert remark.message == (
-        "folded into the weights of 'q', from which views and products lead to it"
+        "folded into the weights of the layer from which views and products lead to it"
     )
+    assert remark.nodes[1:] == ("q",)
     assert result.graph.find("c").origin == ("s", "c")
     assert_equivalent(graph, result.graph)
     assert fold(result.graph).graph is result.graph
@@ -410,7 +413,7 @@ def test_a_number_moves_up_to_a_projection(scaling):
 def test_a_number_moves_up_to_the_other_projection_if_one_is_read_elsewhere():
     graph = attention(returned="%a, %q2")
     result = fold(graph)
-    assert result.remarks[0].message.startswith("folded into the weights of 'k'")
+    assert result.remarks[0].nodes[1:] == ("k",)
     assert_equivalent(graph, result.graph)
 
 
