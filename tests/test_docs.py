@@ -15,7 +15,8 @@ PAGES = [
     *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.name != "passes.md"),
 ]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def blocks(page: Path) -> list[str]:
@@ -33,7 +34,15 @@ def test_code_runs(
         exec(compile(code, f"{page.name} block {number}", "exec", dont_inherit=True), scope)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in _LINK.findall(page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    found = _HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in found}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for name, anchor in _LINK.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / name if name else page
+        assert target.exists(), f"{page.name} links to {name}"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {name}#{anchor}"
