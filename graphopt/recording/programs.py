@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.backend.findings import Findings
+from graphopt.backend.plans import Plans
 from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import applied, name_of
 from graphopt.compat import import_mxnet
@@ -187,7 +188,10 @@ class Programs:
         self.compiled += 1
         start = time.perf_counter()
         try:
-            entry = self._compile(mode, tape, wanted, self._akin(key))
+            akin = list(self._akin(key))
+            entry = self._compile(mode, tape, wanted, (one.built.findings for one in akin))
+            if mode == "training":
+                entry.lowered.plans = next((one.lowered.plans for one in akin), None) or Plans()
         except (GraphoptError, import_mxnet().MXNetError) as error:
             if self._config.strict:
                 raise
@@ -203,14 +207,14 @@ class Programs:
                 oldest.built.release()
         return entry
 
-    def _akin(self, key: Any) -> Iterator[Findings]:
-        """What was measured for programs of the same operators."""
+    def _akin(self, key: Any) -> Iterator[Entry]:
+        """Programs of the same operators, on arrays of other shapes."""
         *kind, _, calls, wanted = key
         for (*other_kind, _, others, also_wanted), entry in self._entries.items():
             if entry is None or [*other_kind, also_wanted] != [*kind, wanted]:
                 continue
             if [call.op for call in others] == [call.op for call in calls]:
-                yield entry.built.findings
+                yield entry
 
     def _compile(
         self, mode: Mode, tape: Tape, wanted: tuple[int, ...], akin: Iterable[Findings]

@@ -123,3 +123,40 @@ def test_two_tapes_of_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(
                 one.grad().asnumpy(), other.grad().asnumpy(), rtol=1e-4, atol=1e-4
             )
+
+
+class Reading(mx.gluon.Block):
+    """A Block that reads a value, so a step of it is two programs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2D(4, 3, in_channels=2), nn.Conv2D(3, 3, in_channels=4)
+
+    def forward(self, x: Any) -> Any:
+        found = mx.nd.tanh(self.first(x)) ** 2
+        return self.second(found * (2 if float(found.sum().asscalar()) > 0 else 1)) ** 3
+
+
+@pytest.mark.parametrize(("batches", "times"), [((2, 2, 2), 2), ((2, 3, 2, 3), 8)])
+def test_programs_of_a_recorded_block(
+    batches: tuple[int, ...],
+    times: int,
+    planned: list[CachedOpEngine],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "MOST_BYTES", 0)
+    net, plain = Reading(), Reading()
+    for one in (net, plain):
+        one.initialize(mx.init.Constant(0.3))
+    fast = graphopt.optimize(net, record=True)
+    for batch in batches:
+        x = mx.nd.array(np.random.default_rng(batch).normal(size=(batch, 2, 8, 8)))
+        found = []
+        for block, called in ((net, fast), (plain, plain)):
+            with autograd.record():
+                loss = called(x).sum()
+            loss.backward()
+            found.append([p.grad().asnumpy() for p in block.collect_params().values()])
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert len(planned) == times  # programs of one step leave each other's plans alone
