@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, UnsupportedError
+from graphopt.errors import GraphError, InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, why_not_traceable
 from graphopt.nn.config import Config
 from graphopt.nn.partition import keep_python, looks_up_words, partition
@@ -61,7 +61,7 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
             found = _by_its_python(block, args, error)
             state.reason = f"its graph refuses arguments that its Python takes: {error}"
             return found
-        except import_mxnet().MXNetError as error:
+        except (import_mxnet().MXNetError, GraphError) as error:
             entry = state.compiled.entry(args)
             if state.config.strict or state.config.plans_memory or (entry and entry.has_run):
                 raise

@@ -41,6 +41,8 @@ def explain(block: Any) -> str:
         lines += [f"  {note}" for note in state.notes]
         if not state.config.record and not state.ways and not state.config.plans_memory:
             lines.append("  its own code calls operators one by one; record=True compiles them")
+    if len(lines) == 1 and state.reason:
+        lines.append(f"its Python ran, since {state.reason}")
     for each in views_of(block)[1:]:
         told = [text for text in map(Ways.told, each.graphopt_state.ways.values()) if text]
         lines += [f"  {describe(each)}: {text}" for text in told]

@@ -9,7 +9,8 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
+from graphopt.errors import GraphError, InputError
+from graphopt.nn import compiled
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -280,6 +281,22 @@ def test_graphs_that_mxnet_refuses():
         np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-6)
     assert "MXNet runs its Python, but not its graph: Operator _shuffle" in net.explain()
     with pytest.raises(mx.MXNetError, match="_shuffle"), mx.autograd.record():
+        graphopt.optimize(plain, strict=True)(x)
+
+
+def test_graphs_that_graphopt_cannot_write(monkeypatch):
+    def refused(*args, **kwargs):
+        raise GraphError("MXNet does not accept it")
+
+    plain = mx.gluon.nn.Dense(3, in_units=4)
+    plain.initialize()
+    x = mx.nd.ones((2, 4))
+    expected = plain(x).asnumpy()
+    monkeypatch.setattr(compiled, "lift_traced", refused)
+    net = graphopt.optimize(plain)
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
+    assert "not its graph: MXNet does not accept it" in net.explain()
+    with pytest.raises(GraphError, match="does not accept"):
         graphopt.optimize(plain, strict=True)(x)
 
 
