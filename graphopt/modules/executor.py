@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,9 +14,9 @@ from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
-from graphopt.kernels.bridge.memory import have_one_memory, is_shared
 from graphopt.modules import direct
 from graphopt.modules.group import Group
+from graphopt.modules.outputs import Outputs
 from graphopt.nn.config import Config
 
 mx = import_mxnet()
@@ -62,8 +61,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             gradient is not None and self._grad_req.get(name, "null") != "null"
             for name, gradient in self.grad_dict.items()
         )
-        self._outputs: list[Any] | None = None
-        self._predecessor: tuple[weakref.ref[Any], list[Any]] | None = None
+        self._outputs = Outputs(model.symbol, ctx, self.arg_dict, self.aux_arrays)
         self._tape: list[Any] = []
         # What runs on these arrays, for training or not, once it is known.
         self._direct: dict[bool, BoundEngine | None] = {}
@@ -79,14 +77,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     @property
     def outputs(self) -> list[Any]:
         """Arrays, one per output, for others in the same memory in all calls."""
-        self._succeed()
-        if self._outputs is None:
-            shapes, dtypes = self._types()
-            self._outputs = [
-                mx.nd.zeros(shape, self._ctx, dtype)
-                for shape, dtype in zip(shapes, dtypes, strict=True)
-            ]
-        return self._outputs
+        return self._outputs.arrays
 
     def forward(self, is_train: bool = False, **kwargs: Any) -> list[Any]:
         """Compute the outputs, of the arguments that are given and those that are bound.
@@ -105,10 +96,10 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if self._plain is None:
             found = self._compute(training=bool(is_train), recording=bool(is_train))
             if found is not None:
-                self._give(found)
+                self._outputs.give(found)
                 self._find_direct(is_train=self._is_run)
                 return self.outputs
-        self._give(self._plain.forward(is_train=is_train))
+        self._outputs.give(self._plain.forward(is_train=is_train))
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -220,7 +211,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
         If it is still there at the first use of outputs, they stay its own.
         """
-        self._predecessor = weakref.ref(executor), list(executor.outputs)
+        self._outputs.take_over(executor)
 
     def let_go(self) -> None:
         """Have what backward reads computed again if it is called without another forward."""
@@ -281,33 +272,6 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             found.forward(self.outputs, is_train=False)
         self._direct[False] = found
 
-    def _succeed(self) -> None:
-        """Settle whose the outputs are."""
-        if self._predecessor is None:
-            return
-        (executor, outputs), self._predecessor = self._predecessor, None
-        if executor() is None and self._outputs is None:
-            self._outputs = _apart(outputs, [*self.arg_arrays, *self.aux_arrays])
-
-    def _give(self, found: Sequence[Any]) -> None:
-        """Put what was computed into the arrays that were given out as outputs.
-
-        Others may have their memory: views, and executors that are bound on them. Where nobody has,
-        it is exchanged, which takes no time.
-        """
-        self._succeed()
-        if self._outputs is None:
-            self._outputs = list(found)
-            return
-        for output, array in zip(self._outputs, found, strict=True):
-            if have_one_memory(mx, output, array):
-                continue
-            if is_shared(mx, output):
-                with mx.autograd.pause():
-                    array.copyto(output)
-            else:
-                output.handle, array.handle = array.handle, output.handle
-
     def _heads(self, given: Any) -> list[Any]:
         names = self._output_names
         if isinstance(given, Mapping):
@@ -340,12 +304,6 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """Of each output, whether it is a loss's, which needs no gradient."""
         document = document_of(self._symbol)
         return [info(document["nodes"][at]["op"]).loss for at, *_ in document["heads"]]
-
-    def _types(self) -> tuple[list[tuple[int, ...]], list[Any]]:
-        """Of outputs."""
-        shapes = {n: a.shape for n, a in zip(self._names, self.arg_arrays, strict=True)}
-        dtypes = {n: a.dtype for n, a in zip(self._names, self.arg_arrays, strict=True)}
-        return self._symbol.infer_shape(**shapes)[1], self._symbol.infer_type(**dtypes)[1]
 
     def _run_plain(self, reason: str) -> None:
         """Go on with MXNet's executor."""
@@ -414,15 +372,6 @@ def own_arrays(
     if learned:
         mx.autograd.mark_variables(*map(list, zip(*learned, strict=True)))
     return own
-
-
-def _apart(arrays: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """The arrays; instead of those that lie in memory of one before or of others, new ones."""
-    found: list[Any] = []
-    for array in arrays:
-        is_taken = any(have_one_memory(mx, array, other) for other in (*others, *found))
-        found.append(array.copy() if is_taken else array)
-    return found
 
 
 def _resized(array: Any, shape: tuple[int, ...]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -195,6 +197,20 @@ def test_outputs_of_an_executor_that_stays_are_its_own() -> None:
     before = plain.forward(data=mx.nd.zeros((6, 5)))[0].asnumpy()
     assert not np.array_equal(fast.forward(data=mx.nd.ones((6, 5)))[0].asnumpy(), before)
     assert np.array_equal(kept.asnumpy(), before)
+
+
+def test_an_executor_that_nobody_holds_is_gone_at_once() -> None:
+    fast, _ = pair(chain(), data=(6, 5), w=(6, 5))
+    fast.forward(is_train=True)
+    fast.backward(mx.nd.ones((6, 5)))
+    fast.forward()
+    seen = weakref.ref(fast)
+    gc.disable()
+    try:
+        del fast
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_outputs_in_one_memory() -> None:
