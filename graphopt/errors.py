@@ -27,6 +27,10 @@ class UnsupportedError(GraphoptError, NotImplementedError):
     """The request is understood, but this version cannot serve it; nothing was changed."""
 
 
+class UninitializedError(InputError, RuntimeError):
+    """A parameter has no values yet; a RuntimeError as well, which MXNet raises then."""
+
+
 class BudgetError(InputError):
     """No plan keeps a training step within its memory budget."""
 

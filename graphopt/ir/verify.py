@@ -20,7 +20,7 @@ Stage = Literal["captured", "optimized"]
 OWN_OPS: Final = frozenset({CONSTANT})
 
 #: How many inputs they take hangs on attributes in ways the operator table does not tell.
-_ANY_NUMBER: Final = frozenset({"_npi_bincount", "_npi_ediff1d"})
+_ANY_NUMBER: Final = frozenset({"_npi_bincount", "_npi_delete", "_npi_ediff1d"})
 
 
 def verify(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphopt.backend.documents import text_of
+from graphopt.backend.documents import document_of, text_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.symbol import data_names
@@ -18,6 +18,15 @@ mx = import_mxnet()
 
 _DEFAULT_STORAGE = ("0", "-1", "default", "undefined")
 _REQUESTS = "write", "add", "null"
+
+
+def _makes_sparse(op: str, attrs: Mapping[str, str]) -> bool:
+    """Whether an operator has a sparse result or gradient though all that is given is dense."""
+    if op == "Embedding":
+        return attrs.get("sparse_grad", "False") in ("True", "true", "1")
+    if op == "cast_storage":
+        return attrs.get("stype") not in _DEFAULT_STORAGE
+    return op == "_contrib_SparseEmbedding"
 
 
 class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
@@ -106,7 +115,12 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
             kind = attributes.get("__storage_type__", "0")
             if kind not in _DEFAULT_STORAGE:
                 kinds[name] = kind
-        return f"argument {next(iter(kinds))!r} is sparse" if kinds else ""
+        if kinds:
+            return f"argument {next(iter(kinds))!r} is sparse"
+        for node in document_of(self)["nodes"]:
+            if _makes_sparse(node["op"], node.get("attrs", {})):
+                return f"{node['name']!r} ({node['op']}) asks for sparse arrays"
+        return ""
 
     def _types(
         self, shapes: Mapping[str, Any], dtypes: Mapping[str, Any] | None

@@ -183,7 +183,9 @@ def buckets_view(module: Any, config: Config) -> Any:
     twin._graphopt_config = config
     twin._sym_gen = _binding(module._sym_gen, config, module._state_names)
     twin._buckets = {key: module_view(each, config) for key, each in module._buckets.items()}
-    twin._curr_module = twin._buckets.get(module._curr_bucket_key)
+    # Modules that were loaded have a current one, but not its key.
+    current = (key for key, each in module._buckets.items() if each is module._curr_module)
+    twin._curr_module = twin._buckets.get(next(current, None))
     return twin
 
 

@@ -68,10 +68,27 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
             found = _by_its_python(block, args, error)
             state.reason = f"MXNet runs its Python, but not its graph: {first_line(error)}"
             return found
-    if not hooked:
-        state.reason = reason
-    elif state.config.strict and not state.reason:
+    if hooked and state.config.strict and not state.reason:
         raise UnsupportedError(hooked)
+    is_first = not hooked and not state.reason
+    if is_first:
+        state.reason = reason
+    try:
+        return _in_python(block, state, args, reason, is_hooked=bool(hooked))
+    except BaseException:
+        if is_first:
+            state.compile_whole()  # the fault lay with the arguments
+        raise
+
+
+def _in_python(
+    block: Any, state: State, args: tuple[Any, ...], reason: str, *, is_hooked: bool
+) -> Any:
+    """A call of a view that is not compiled whole.
+
+    Raises:
+        UnsupportedError: its memory was to be planned.
+    """
     if state.config.record:
         return _recorded(block, state)(_python_of(block, original(block)), args)
     if state.config.plans_memory:
@@ -80,7 +97,7 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
     def apart() -> Any:
         return _python_of(block, taken_apart(block))(*args)
 
-    if state.config.record is None and not hooked and _may_record(block, state, args):
+    if state.config.record is None and not is_hooked and _may_record(block, state, args):
         return _measured(block, state, args, _python_of(block, original(block)), apart)
     return apart()
 

@@ -11,7 +11,7 @@ from typing import Any
 from graphopt.backend.findings import Findings
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, UnsupportedError
+from graphopt.errors import InputError, UninitializedError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
@@ -333,7 +333,8 @@ class CompiledBlock:
         """The Block's parameters that the graph reads, initialized for good.
 
         Raises:
-            InputError: ``initialize()`` was never called, or not for this context.
+            UninitializedError: ``initialize()`` was never called.
+            InputError: or not for this context.
         """
         known = self._block.collect_params()
         found = {n.name: known[n.name] for n in graph.inputs if n.name in known}
@@ -342,7 +343,7 @@ class CompiledBlock:
                 parameter.shape = graph.find_input(name).type.shape
                 parameter._finish_deferred_init()
             if parameter._data is None:
-                raise InputError(
+                raise UninitializedError(
                     f"parameter {name!r} of {describe(self._block)} is not initialized:"
                     " call .initialize() or .load_parameters() first"
                 )

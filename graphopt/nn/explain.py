@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from graphopt.backend.choice import Choice
@@ -16,7 +16,7 @@ from graphopt.nn.calls import why_not_whole
 from graphopt.nn.optimized import methods_of, views_of
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.nn.ways import Ways
-from graphopt.pipeline.manager import Result
+from graphopt.pipeline.manager import Receipt, Result
 from graphopt.pipeline.remarks import RemarkKind, counted
 
 _SHOWN = 5
@@ -117,13 +117,22 @@ def explain_result(
     if len(receipts) > 1 and len(reasons) == 1 and "" not in reasons:
         return [*lines, f"  no pass runs: {min(reasons)}"]
     for receipt in receipts:
-        if receipt.reason:
-            lines.append(f"  {receipt.pass_text} {receipt.status}: {receipt.reason}")
-        elif receipt.stats:
+        if receipt.stats and not receipt.reason:
             stats = (counted(value, key) for key, value in receipt.stats.items() if value)
             lines.append(f"  {receipt.pass_text}: {', '.join(stats)}")
             lines += _told(result, receipt.pass_text.partition("{")[0])
+    for (status, reason), names in _refused(receipts).items():
+        lines.append(f"  {', '.join(names)} {status}: {reason}")
     return lines + _missed(result)
+
+
+def _refused(receipts: Iterable[Receipt]) -> dict[tuple[str, str], list[str]]:
+    """Passes that did not run or were rolled back, by what became of them and why."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for receipt in receipts:
+        if receipt.reason:
+            found.setdefault((receipt.status, receipt.reason), []).append(receipt.pass_text)
+    return found
 
 
 def _grouped(tuning: Sequence[str]) -> list[str]:

@@ -27,3 +27,8 @@ class State:
         self.notes: list[str] = []
         self.recorded: RecordedBlock | None = None
         self.ways: dict[Mode, Ways] = {}  # where all of them may be gone
+
+    def compile_whole(self) -> None:
+        """Take the Block for one that is compiled whole, whatever was said of it before."""
+        self.reason, self.fallback, self.recorded = "", None, None
+        self.notes, self.ways = [], {}

@@ -81,3 +81,20 @@ def test_bound_buckets() -> None:
         np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
     assert fast.graph().name == "softmax"
     assert len(fast.executors()) == 2
+
+
+def test_loaded_buckets(tmp_path: Any) -> None:
+    plain = mx.mod.BucketingModule(sym_gen, default_bucket_key=8)
+    trained(plain, "sgd")
+    plain.save_checkpoint(str(tmp_path / "net"), 1)
+    fast = graphopt.optimize(
+        mx.mod.BucketingModule.load(str(tmp_path / "net"), 1, sym_gen=sym_gen, default_bucket_key=8)
+    )
+    data = sentences()
+    fast.bind(data.provide_data, data.provide_label, for_training=False)
+    for batch in data:
+        found = []
+        for module in (plain, fast):
+            module.forward(batch, is_train=False)
+            found.append(module.get_outputs()[0].asnumpy())
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)

@@ -191,6 +191,39 @@ def test_sparse_parameters_are_left_to_mxnet() -> None:
     assert "MXNet's executor runs it: argument 'data' is sparse" in fast.explain()
 
 
+@pytest.mark.parametrize("kind", ["gradient", "embedding", "cast"])
+def test_sparse_results_are_left_to_mxnet(kind: str) -> None:
+    """Though all arguments are dense."""
+
+    def make() -> Any:
+        data, weight = sym.var("data"), sym.var("rows_weight", shape=(20, 5))
+        if kind == "gradient":
+            found = sym.mean(sym.Embedding(data, weight, 20, 5, sparse_grad=True), axis=1)
+        elif kind == "embedding":
+            found = sym.mean(sym.contrib.SparseEmbedding(data, weight, 20, 5), axis=1)
+        else:
+            found = sym.dot(sym.cast_storage(data, "csr"), weight)
+        return mx.mod.Module(
+            sym.LinearRegressionOutput(found, name="lin"), label_names=["lin_label"]
+        )
+
+    rng = np.random.default_rng(0)
+    batch = mx.io.DataBatch(
+        [mx.nd.array(rng.integers(0, 20, (4, 20)))], [mx.nd.array(rng.normal(size=(4, 5)))]
+    )
+    found = []
+    for module in (make(), graphopt.optimize(make())):
+        module.bind([("data", (4, 20))], [("lin_label", (4, 5))])
+        module.init_params(mx.init.One())
+        module.init_optimizer(kvstore=None, optimizer_params={"learning_rate": 0.1})
+        for _ in range(3):
+            module.forward_backward(batch)
+            module.update()
+        found.append(module.get_params()[0]["rows_weight"].asnumpy())
+    assert "asks for sparse arrays" in module.explain()
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
 def test_weights_of_half_precision_are_updated_by_mxnet() -> None:
     found = []
     for optimize in (graphopt.optimize, lambda module: module):
