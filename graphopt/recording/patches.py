@@ -98,7 +98,7 @@ def _invoke(
         return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
     if out is None:
         return tape.call(operator, args, keys, vals, is_np=is_np_op, as_list=output_is_list)
-    tape.flush()
+    tape.flush_before_writing(*(out if isinstance(out, (list, tuple)) else (out,)))
     with Unrecorded():
         return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
 
@@ -122,7 +122,7 @@ def _checked(function: Any) -> Any:
             function(self, key, value)
             return
         if type(self) in PENDING or sys._getframe(1).f_code not in _FRESH:
-            tape.flush()
+            tape.flush_before_writing(self)
         for array in (value, *(key if isinstance(key, tuple) else (key,))):
             if type(array) in PENDING:
                 array.handle  # noqa: B018 - makes it

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from graphopt.backend.findings import Findings
 from graphopt.backend.plans import Plans
@@ -26,7 +26,7 @@ from graphopt.pipeline.base import Mode
 from graphopt.recording.histories import Histories, Split, has_history, leaf_set
 
 if TYPE_CHECKING:
-    from graphopt.recording.tape import Tape
+    from graphopt.recording.tape import Call, Tape
     from graphopt.recording.types import Type
 
 #: Recording is in vain where more runs than this, and more than one in three, are of programs that
@@ -37,6 +37,28 @@ PLAIN_OF_RUNS: Final = 3
 MOST_CALLS: Final = 2000
 #: There is no end of programs that come once.
 _MAX_HISTORIES: Final = 256
+#: Nor of arrays that are made and written in every call.
+_MAX_WRITTEN: Final = 256
+
+
+class Key(NamedTuple):
+    """All that a program is.
+
+    Attributes:
+        mode: which pipeline it is compiled by.
+        ctx: where its arrays are.
+        names: of the parameters among its leaves; ``None`` where a leaf is none.
+        types: of its leaves.
+        calls: what it does.
+        wanted: numbers of the values that it returns.
+    """
+
+    mode: Mode
+    ctx: Any
+    names: tuple[str | None, ...]
+    types: tuple[Type | None, ...]
+    calls: tuple[Call, ...]
+    wanted: tuple[int, ...]
 
 
 class Programs:
@@ -53,13 +75,15 @@ class Programs:
     def __init__(self, block: Any, config: Config) -> None:
         """Nothing is compiled."""
         self._block, self._config = block, config
-        self._entries: OrderedDict[Any, Entry | None] = OrderedDict()
+        self._entries: OrderedDict[Key, Entry | None] = OrderedDict()
         self._lock = threading.RLock()
         self._names: dict[int, str] = {}  # of parameters, by the id of their arrays
         self._known: dict[int, tuple[Any, Type]] = {}
         self._parameters: dict[str, Any] = {}
         self._constants: set[str] = set()  # names of parameters that never learn
-        self._histories: dict[Any, Histories] = {}  # of programs, by their keys
+        self._computed: set[str] = set()  # names of parameters that the Block's Python writes
+        self._written: set[int] = set()  # ids of arrays that it writes; others may get one of them
+        self._histories: dict[Key, Histories] = {}  # of programs, by their keys
         self._watched: list[Watched] = []
         self._ctx: Any = None
         self.notes: list[str] = []
@@ -88,6 +112,17 @@ class Programs:
         found = self._known.get(id(array))
         return None if found is None else found[1]
 
+    def note_written(self, array: Any, ctx: Any) -> None:
+        """Know an array that the Block's Python writes, which is data even if a parameter's."""
+        with self._lock:
+            self._follow_parameters(ctx)
+            name = self._names.pop(id(array), None)
+            if name is not None:
+                self._computed.add(name)
+            if len(self._written) >= _MAX_WRITTEN:
+                self._written.clear()
+            self._written.add(id(array))
+
     def run(self, tape: Tape, wanted: tuple[int, ...]) -> list[Any]:
         """The values of those numbers on a tape, as fresh arrays."""
         mx = import_mxnet()
@@ -106,7 +141,7 @@ class Programs:
                 return tape.replayed(wanted)
             if split.together != wanted:
                 key = self._key(mode, tape, split.together)
-        found = self._run(key, mode, tape, split)
+        found = self._run(key, tape, split)
         values = {
             number: value.detach() if number in split.detached else value
             for number, value in zip(split.together, found, strict=True)
@@ -115,46 +150,50 @@ class Programs:
             tape.replay(split.apart, values)
         return [values[number] for number in wanted]
 
-    def _run(self, key: Any, mode: Mode, tape: Tape, split: Split) -> list[Any]:
+    def _run(self, key: Key, tape: Tape, split: Split) -> list[Any]:
         """What is computed together."""
-        wanted = split.together
         with self._lock:
             is_too_long = self._config.record is None and len(tape.calls) > MOST_CALLS
             if is_too_long:
                 self.too_long = len(tape.calls)
             is_rented = not is_too_long and self._is_rented(key)
             is_compiled = not (is_rented or is_too_long)
-            entry = self._entry(key, mode, tape, wanted) if is_compiled else None
-            data = [
-                leaf.detach() if at in split.cut else leaf
-                for at, leaf in enumerate(tape.leaves)
-                if id(leaf) not in self._names
-            ]
+            entry = self._entry(key, tape) if is_compiled else None
         if is_rented:
-            with self.rule.timed(hash(key), is_step=mode == "training") as made:
-                made += tape.replayed(wanted)
+            with self.rule.timed(hash(key), is_step=key.mode == "training") as made:
+                made += tape.replayed(key.wanted)
             return made
         if entry is None:
-            return tape.replayed(wanted)
+            return tape.replayed(key.wanted)
         entry.refresh(tape.ctx)
+        data = [
+            self._as_read(leaf, is_cut=at in split.cut)
+            for at, leaf in enumerate(tape.leaves)
+            if key.names[at] is None
+        ]
         return entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
 
-    def _split(self, key: Any, tape: Tape, wanted: tuple[int, ...]) -> Split | None:
+    def _as_read(self, leaf: Any, *, is_cut: bool) -> Any:
+        """A leaf for a program; a copy if backward may find it written, where it reads it again."""
+        array = leaf.detach() if is_cut else leaf
+        is_kept = id(leaf) in self._written and import_mxnet().autograd.is_recording()
+        return array.copy() if is_kept else array
+
+    def _split(self, key: Key, tape: Tape, wanted: tuple[int, ...]) -> Split | None:
         """How values are computed, so that they lead where they do call by call."""
         found = self._histories.get(key)
         if found is None:
             if len(self._histories) >= _MAX_HISTORIES:
                 self._histories.clear()
-            names = [self._names.get(id(leaf)) for leaf in tape.leaves]
-            sets = [leaf_set(at, name, self._constants) for at, name in enumerate(names)]
+            sets = [leaf_set(at, name, self._constants) for at, name in enumerate(key.names)]
             found = self._histories[key] = Histories(tuple(tape.calls), wanted, sets)
         return found.split(lambda leaf: has_history(tape.leaves[leaf]))
 
-    def _key(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Any:
+    def _key(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Key:
         names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
-        return mode, tape.ctx, names, tuple(tape.leaf_types), tuple(tape.calls), wanted
+        return Key(mode, tape.ctx, names, tuple(tape.leaf_types), tuple(tape.calls), wanted)
 
-    def _is_rented(self, key: Any) -> bool:
+    def _is_rented(self, key: Key) -> bool:
         """Whether a program is run call by call, as it is not worth compiling yet."""
         if self._config.strict or key in self._entries:
             return False
@@ -172,7 +211,8 @@ class Programs:
             array = found[3]
             if array is None or is_replaced(parameter, ctx):
                 continue
-            self._names[id(array)] = name
+            if name not in self._computed:
+                self._names[id(array)] = name
             self._parameters[name] = parameter
             if isinstance(parameter, import_mxnet().gluon.Constant):
                 self._constants.add(name)
@@ -180,7 +220,7 @@ class Programs:
                 # The array is kept, or another one might come to have its id.
                 self._known[id(array)] = array, (array.shape, dtype_name(array.dtype))
 
-    def _entry(self, key: Any, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Entry | None:
+    def _entry(self, key: Key, tape: Tape) -> Entry | None:
         """The compiled program; ``None`` for one that cannot be."""
         if key in self._entries:
             self._entries.move_to_end(key)
@@ -189,8 +229,8 @@ class Programs:
         start = time.perf_counter()
         try:
             akin = list(self._akin(key))
-            entry = self._compile(mode, tape, wanted, (one.built.findings for one in akin))
-            if mode == "training":
+            entry = self._compile(key, tape, (one.built.findings for one in akin))
+            if key.mode == "training":
                 entry.lowered.plans = next((one.lowered.plans for one in akin), None) or Plans()
         except (GraphoptError, import_mxnet().MXNetError) as error:
             if self._config.strict:
@@ -207,20 +247,17 @@ class Programs:
                 oldest.built.release()
         return entry
 
-    def _akin(self, key: Any) -> Iterator[Entry]:
+    def _akin(self, key: Key) -> Iterator[Entry]:
         """Programs of the same operators, on arrays of other shapes."""
-        *kind, _, calls, wanted = key
-        for (*other_kind, _, others, also_wanted), entry in self._entries.items():
-            if entry is None or [*other_kind, also_wanted] != [*kind, wanted]:
+        for other, entry in self._entries.items():
+            if entry is None or other._replace(types=key.types, calls=key.calls) != key:
                 continue
-            if [call.op for call in others] == [call.op for call in calls]:
+            if [call.op for call in other.calls] == [call.op for call in key.calls]:
                 yield entry
 
-    def _compile(
-        self, mode: Mode, tape: Tape, wanted: tuple[int, ...], akin: Iterable[Findings]
-    ) -> Entry:
-        leaves, names = self._variables(tape)
-        symbol = _symbol(tape, wanted, leaves)
+    def _compile(self, key: Key, tape: Tape, akin: Iterable[Findings]) -> Entry:
+        leaves, names = self._variables(key)
+        symbol = _symbol(tape, key.wanted, leaves)
         read = set(symbol.list_inputs())
         types = {
             leaf.name: type_
@@ -235,25 +272,25 @@ class Programs:
             name=self._block.name,
         )
         parameters = {n: p for n, p in self._parameters.items() if n in read}
-        arrays = dict(zip(names, [a for a in tape.leaves if id(a) not in self._names], strict=True))
+        given = [a for a, name in zip(tape.leaves, key.names, strict=True) if name is None]
+        arrays = dict(zip(names, given, strict=True))
         return compile_graph(
             self._config,
             graph,
             parameters,
             arrays,
             tape.ctx,
-            mode,
+            key.mode,
             traced=Traced(symbol, tuple(names), None),
             akin=akin,
         )
 
-    def _variables(self, tape: Tape) -> tuple[list[Any], list[str]]:
+    def _variables(self, key: Key) -> tuple[list[Any], list[str]]:
         """A Symbol per leaf, and the names of those that are no parameters."""
         mx = import_mxnet()
         leaves: list[Any] = []
         names: list[str] = []
-        for leaf in tape.leaves:
-            name = self._names.get(id(leaf))
+        for name in key.names:
             if name is None:
                 name = f"data{len(names)}"
                 while name in self._parameters:

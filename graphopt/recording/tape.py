@@ -144,11 +144,14 @@ class Tape:
             self._views[ref_of(found).number] = (ref_of(of).number, method, argument)
         return found
 
-    def flush(self) -> None:
-        """Run what was recorded; every pending array that somebody holds is there after it.
+    def flush_before_writing(self, *arrays: Any) -> None:
+        """What was recorded reads arrays as they are now; what comes, as they will be."""
+        for array in arrays:
+            self._programs.note_written(array, self.ctx)
+        self.flush()
 
-        Whoever is about to write calls this too: what was recorded reads arrays as they are now.
-        """
+    def flush(self) -> None:
+        """Run what was recorded; every pending array that somebody holds is there after it."""
         with self._lock:
             if not self.calls:
                 return

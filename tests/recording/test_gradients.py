@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
@@ -126,3 +127,59 @@ def test_parameters_that_are_replaced() -> None:
     np.testing.assert_allclose(optimized(x).asnumpy(), net(x).asnumpy(), rtol=1e-5)
     net.dense.weight.set_data(mx.nd.zeros((3, 4)))
     assert not optimized(x).asnumpy().any()
+
+
+class Centred(mx.gluon.Block):
+    """Subtracts a moving mean that it keeps by hand: an array or a parameter."""
+
+    def __init__(self, kind: str, *, is_read_first: bool) -> None:
+        super().__init__()
+        self.kind, self.is_read_first = kind, is_read_first
+        with self.name_scope():
+            self.gain = self.params.get("gain", shape=(3,), init="ones")
+            self.kept = self.params.get("mean", shape=(3,), init="zeros", grad_req="null")
+        self.array = mx.nd.zeros(3)
+
+    def mean(self) -> Any:
+        return self.array if self.kind == "array" else self.kept.data()
+
+    def learn(self, x: Any) -> None:
+        with mx.autograd.pause():
+            found = self.mean() * 0.5 + x.mean(axis=0) * 0.5
+            if self.kind == "array":
+                self.array[:] = found
+            else:
+                self.kept.set_data(found)
+
+    def forward(self, x: Any) -> Any:
+        if not self.is_read_first:
+            self.learn(x)
+        found = mx.nd.tanh(x - self.mean()) * self.gain.data()
+        if self.is_read_first:
+            self.learn(x)
+        return found
+
+
+@pytest.mark.parametrize("kind", ["array", "parameter"])
+@pytest.mark.parametrize("is_read_first", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"record": True}])
+def test_states_that_are_written_between_two_calls(
+    kind: str, is_read_first: bool, settings: dict[str, Any]
+) -> None:
+    """Backward of the first call reads the state as that call did.
+
+    Unless nothing has told by then that it is written, as in the first step if it is read first.
+    """
+    x = mx.nd.arange(12).reshape((4, 3)) / 10
+    found = []
+    for optimize in (lambda net: net, lambda net: graphopt.optimize(net, **settings)):
+        net = Centred(kind, is_read_first=is_read_first)
+        net.initialize()
+        called = optimize(net)
+        for _ in range(5):
+            with mx.autograd.record():
+                loss = called(x).sum() + called(x * 3).sum()
+            loss.backward()
+            found.append([loss.asscalar(), *net.gain.grad().asnumpy(), *net.mean().asnumpy()])
+    first = int(is_read_first)
+    np.testing.assert_allclose(found[5 + first :], found[first:5], rtol=1e-5, atol=1e-6)
