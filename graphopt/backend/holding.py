@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from graphopt.backend.arrays import numbers_at, view_of
@@ -62,9 +62,10 @@ def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
     return read(*[view_of(copy) for copy in copies])
 
 
-def digest(array: Any) -> int:
-    """A number for what a dense array holds: another for other bits, but in one case of 2**64."""
-    return held([array], partial(digest_of, import_mxnet()))
+def digests(arrays: Sequence[Any]) -> list[int]:
+    """Numbers for what dense arrays hold: another for other bits, but in one case of 2**64."""
+    mx = import_mxnet()
+    return held(arrays, lambda *numbers: [digest_of(mx, each) for each in numbers])
 
 
 @cache

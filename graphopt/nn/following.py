@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from graphopt.backend.arrays import address_of
 from graphopt.backend.findings import Findings
-from graphopt.backend.holding import digest
+from graphopt.backend.holding import digests
 from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
@@ -31,10 +31,11 @@ LONGEST: Final = 512
 #: BatchNorm counts as a writer of what it only reads.
 LOOKS: Final = 16
 CALLS_PER_LOOK: Final = 8
-#: Comparing so many, which takes some 0.1 ms, counts for one as well.
+#: Comparing so many, which takes some 0.1 ms, counts for one as well, unless it is in vain.
 FEW_BYTES: Final = 1 << 20
 #: What a comparison counts for in a net that learns between all calls.
 COST_IN_VAIN: Final = 8
+DEBT: Final = 2.0  # at most
 
 
 _followings: weakref.WeakSet[Following] = weakref.WeakSet()
@@ -198,15 +199,17 @@ class Following:
         """Whether the arrays hold what they held although they were written, for all we know."""
         touched = self._writes.touched()
         everything = sum(map(_bytes, self._values.values()))
-        cost = sum(map(_bytes, touched)) / max(everything, FEW_BYTES)
+        written = sum(map(_bytes, touched))
+        cost = written / max(everything, FEW_BYTES)
         if cost > self._looks:
             for array in touched:
                 self._digests.pop(id(array), None)
             return False
-        found = {id(array): digest(array) for array in touched}
+        found = _digests(touched)
         is_same = found.items() <= self._digests.items()
-        in_vain = self._frozen is None and not is_same
-        self._looks = max(0, self._looks - cost * (COST_IN_VAIN if in_vain else 1))
+        if self._frozen is None and not is_same:  # however few, it takes longer than a small net
+            cost = COST_IN_VAIN * written / everything
+        self._looks = max(-DEBT, self._looks - cost)
         self._digests |= found
         return is_same
 
@@ -219,7 +222,7 @@ class Following:
             # In this order: what is written while it is built shows in the next call.
             states = [array for name, array in self._values.items() if name in self._states]
             self._writes = Writes(mx, arrays, states)
-            self._digests = {id(array): digest(array) for array in arrays}
+            self._digests = _digests(arrays)
             self._frozen = self._build(True)
         except (GraphoptError, mx.MXNetError) as error:
             if self._strict:
@@ -234,6 +237,11 @@ def _share(one: Any, other: Any) -> bool:
     if (one.shape, one.dtype, one.ctx) != (other.shape, other.dtype, other.ctx):
         return False
     return address_of(one) == address_of(other)
+
+
+def _digests(arrays: Sequence[Any]) -> dict[int, int]:
+    """Numbers for what arrays hold, by the ids of the arrays."""
+    return dict(zip(map(id, arrays), digests(arrays), strict=True))
 
 
 def _bytes(array: Any) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 import graphopt
 from graphopt.backend import holding
-from graphopt.backend.holding import digest, held
+from graphopt.backend.holding import digests, held
 from graphopt.compat import import_mxnet
 from tests.recording.test_interrupts import Interrupting, in_time
 
@@ -94,7 +94,7 @@ def test_writes_go_on_after_an_interrupt_while_the_bridge_waits(
 def test_arrays_in_another_order_stay_in_it() -> None:
     weights, numbers = laid_out_weights()
     np.testing.assert_array_equal(held([weights], np.copy), numbers)
-    assert digest(weights) == digest(mx.nd.array(numbers))
+    assert digests([weights]) == digests([mx.nd.array(numbers)])
 
 
 def test_an_array_that_could_not_be_written() -> None:
