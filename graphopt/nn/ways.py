@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.backend.measured import remember, remembered
@@ -32,6 +33,12 @@ RECORDED, PLAIN, APART = "recorded", "as it is", "child by child"
 _ROW: Final = 4
 #: How many times as fast as the Block itself recorded calls need to be for no other to be tried.
 _CLEARLY: Final = 1.25
+#: How many times as fast children need to be where no two calls are alike.
+_NOTABLY: Final = 1.15
+#: Milliseconds of Python for each operator that is recorded, which compiled children spare; and the
+#: share of a recorded call from which on these are tried.
+_PYTHON_MS: Final = 0.01
+_MUCH: Final = 0.25
 #: Calls with arguments of other types than the call before before the trial ends, where there are
 #: more types than a few; and calls of one type in a row before the trial goes on with that one.
 _MOST_OTHERS: Final = 16
@@ -67,7 +74,7 @@ class Ways:
 
     Attributes:
         chosen: the way of all calls from now on; ``None`` while it is tried.
-        best_ms: milliseconds of a call, or of a training step, each way.
+        best_ms: milliseconds of a call, or of a training step, each way; the median if all differ.
         why: why it was chosen, if not for these.
     """
 
@@ -84,6 +91,8 @@ class Ways:
         self._last_types: Any = None
         self._seen: set[Any] = set()  # types, until they are more than a few
         self._others = self._row = self._made = 0
+        self._is_of_any_types = False
+        self._took: dict[str, list[float]] = {}
         self._open: tuple[str, float] | None = None  # a step that ends where the next call begins
 
     def run(self, args: Sequence[Any], call: Callable[[str], Any]) -> Any:
@@ -109,33 +118,45 @@ class Ways:
         if self.chosen is None:
             return ""
         times = ", ".join(f"{way} {in_ms(ms)}" for way, ms in self.best_ms.items())
-        return f"{self._mode}: {self.chosen}, {self.why or f'measured in its calls: {times}'}"
+        others = ", with ever other types of arguments" if self._is_of_any_types else ""
+        measured = f"measured in its calls{others}: {times}"
+        return f"{self._mode}: {self.chosen}, {self.why or measured}"
 
     def _turn(self, args: Sequence[Any]) -> _Turn | None:
         import_mxnet().nd.waitall()
         if self._open is not None:
             self._note(*self._open)
             self._open = None
+        if self._is_of_any_types:
+            return next(self._turns, None)
         types = _types(args)
         self._row = self._row + 1 if types == self._last_types else 1
         self._last_types = types
         if types != self._types:
-            self._note_others(types)
+            if self._are_too_many(types):
+                return next(self._turns, None)
             enough = 2 if self._made <= _WARMING else _MOST_OTHERS
             if self._types is not None and self._row < enough:
                 return None  # as the last batch of an epoch, or one of two that take turns
             self._types, self._turns = types, self._schedule()
-            self.best_ms.clear()
+            self._begin()
         self._made += 1
         return next(self._turns, None)
 
-    def _note_others(self, types: Any) -> None:
-        """Count a call of other types than those on trial; too many end it."""
+    def _begin(self) -> None:
+        """Nothing was timed."""
+        self._took.clear()
+        self.best_ms.clear()
+
+    def _are_too_many(self, types: Any) -> bool:
+        """Count a call of other types than those on trial; too many begin another trial."""
         if len(self._seen) <= _FEW_TYPES:
             self._seen.add(types)
         self._others += self._row == 1 and len(self._seen) > _FEW_TYPES
         if self._others > _MOST_OTHERS:
-            self._choose(APART, "as it is called with ever other types of arguments")
+            self._is_of_any_types, self._turns = True, self._schedule_of_any_types()
+            self._begin()
+        return self._is_of_any_types
 
     def _schedule(self) -> Iterator[_Turn]:
         known = -1
@@ -148,7 +169,9 @@ class Ways:
             return
         yield PLAIN, False
         yield from self._in_turns(RECORDED, PLAIN)
-        if self.best_ms[RECORDED] * _CLEARLY > self.best_ms[PLAIN]:
+        python_ms = _PYTHON_MS * sum(len(entry.original) for entry in self._entries())
+        is_clear = self.best_ms[RECORDED] * _CLEARLY <= self.best_ms[PLAIN]
+        if not is_clear or python_ms > self.best_ms[RECORDED] * _MUCH:
             yield APART, False
             yield APART, False
             yield from self._in_turns(APART, RECORDED)
@@ -158,6 +181,18 @@ class Ways:
         if fastest == RECORDED and self._entries():
             remember(self._key(), {"chosen": fastest, "best_ms": self.best_ms})
         self._choose(fastest)
+
+    def _schedule_of_any_types(self) -> Iterator[_Turn]:
+        """For calls with ever other types of arguments, of which none would be recorded again.
+
+        Those of one way are as different as those of the other, so the medians tell; some of them
+        compile children. MXNet works beside the Python of a Block as it is, which is not seen here.
+        """
+        yield from [(APART, False)] * _ROW
+        for way in (PLAIN, APART, APART, PLAIN) * 2:
+            yield from [(way, True)] * _ROW
+        is_faster = self.best_ms[APART] * _NOTABLY < self.best_ms[PLAIN]
+        self._choose(APART if is_faster else PLAIN)
 
     def _is_too_long(self) -> bool:
         assert self._programs is not None
@@ -214,7 +249,9 @@ class Ways:
 
     def _note(self, way: str, start: float) -> None:
         took = (time.perf_counter() - start) * 1e3
-        self.best_ms[way] = min(self.best_ms.get(way, took), took)
+        times = self._took.setdefault(way, [])
+        times.append(took)
+        self.best_ms[way] = median(times) if self._is_of_any_types else min(times)
 
     def _choose(self, way: str, why: str = "") -> None:
         self.chosen, self.why = way, why
@@ -230,7 +267,7 @@ class Ways:
 
     def _key(self) -> tuple[str, ...]:
         graphs = (fingerprint(entry.original) for entry in self._entries())
-        return ("way", self._mode, *graphs)
+        return ("fastest way", self._mode, *graphs)
 
 
 def _types(args: Sequence[Any]) -> Any:

@@ -190,14 +190,34 @@ def test_a_call_of_another_type_does_not_matter(told: Any) -> None:
     assert chosen(net) == RECORDED
 
 
-def test_ever_other_types_are_not_recorded(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
+@pytest.mark.parametrize(("plain_ms", "way"), [(2.0, APART), (0.5, PLAIN)])
+def test_ever_other_types_are_not_recorded(told: Any, plain_ms: float, way: str) -> None:
+    told({RECORDED: 1.0, PLAIN: plain_ms, APART: 1.0})
     plain = made()
     net = graphopt.optimize(plain)
-    for rows in range(1, ENOUGH):
+    for rows in range(1, 2 * ENOUGH):
         check(net, plain, data(rows))
+    assert chosen(net) == way
+    assert "with ever other types of arguments" in net.explain()
+
+
+def test_of_ever_other_types_medians_tell() -> None:
+    plain = made()
+    net = graphopt.optimize(plain)
+    for rows in range(1, 2 * ENOUGH):
+        check(net, plain, data(rows))
+    (trial,) = net.graphopt_state.ways.values()
+    assert {*trial.best_ms} == {PLAIN, APART}
+    assert trial.chosen in trial.best_ms
+
+
+def test_children_are_tried_where_recording_them_is_much_of_a_call(told: Any) -> None:
+    told({RECORDED: 0.1, PLAIN: 1.0, APART: 0.05})
+    plain = made()
+    net = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        check(net, plain, data())
     assert chosen(net) == APART
-    assert "ever other types" in net.explain()
 
 
 @pytest.mark.parametrize("turns", [(3, 5), (3, 3, 5, 5), (3, 5, 5)])
