@@ -23,7 +23,7 @@ from graphopt.backend.choice import (
     PRODUCT_KERNELS,
     Choice,
 )
-from graphopt.backend.documents import text_of
+from graphopt.backend.documents import renamed, text_of
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.findings import active
 from graphopt.backend.measured import remember, remembered
@@ -353,13 +353,17 @@ def ordered(form: Form, engine: Engine, arrays: Mapping[str, Any], choice: Choic
         return engine
     if engine.name in (CONVOLUTION_KERNELS, EXACT_CONVOLUTIONS, PRODUCT_KERNELS):
         return engine  # regions share their memory already; packed nodes have no plain order
-    parts = ("order", engine.name, *key_of(form, ()))
+    parts, graph = ("order", engine.name, *key_of(form, ())), unfuse(form.graph, is_packed)
+    names = [node.name for node in graph]
     known = remembered(parts)
-    if known is None:
-        found = in_less_memory(engine, unfuse(form.graph, is_packed), arrays, form.ctx)
-        known = {"told": str(found or ""), "json": text_of(found.symbol) if found else ""}
+    if known is None or len(known.get("names", ())) != len(names):
+        found = in_less_memory(engine, graph, arrays, form.ctx)
+        text = text_of(found.symbol) if found else ""
+        known = {"told": str(found or ""), "json": text, "names": names}
         remember(parts, known)
     if not known["json"]:
         return engine
     choice.memory = known["told"]
-    return engine.on(form.typed(import_mxnet().sym.load_json(known["json"])))
+    # It may have been found for an equal graph with other names.
+    text = renamed(known["json"], dict(zip(known["names"], names, strict=True)))
+    return engine.on(form.typed(import_mxnet().sym.load_json(text)))

@@ -29,8 +29,9 @@ def measure_costs(
         arrays: all it reads, by name.
         ctx: where it runs.
     """
+    names = (node.name for node in graph)
     found: dict[str, float] = once(
-        ("operators", fingerprint(graph), str(ctx)), lambda: _measure(symbol, arrays, ctx)
+        ("operators", fingerprint(graph), *names, str(ctx)), lambda: _measure(symbol, arrays, ctx)
     )
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from hashlib import blake2b
 from typing import Final
 
@@ -23,9 +23,10 @@ _ALL: Final = frozenset((DATA, PARAM, AUX))
 
 
 def fingerprint(graph: Graph) -> str:
-    """Hex digest of a graph: structure, attributes, input names and roles, and the types of inputs.
+    """Hex digest of a graph: structure, attributes, and the roles and types of inputs.
 
-    Ids, the names of operators and the initializers of inputs do not count.
+    Data counts by name, what is learned by its place among the inputs: a net has the same digest
+    under any prefix. Ids, names of operators and initializers of inputs do not count.
     """
     return _fingerprint(graph, _NONE)
 
@@ -39,13 +40,17 @@ def fingerprint_of_any_size(graph: Graph, names: Container[str] = ()) -> str:
 
 
 def node_digests(graph: Graph) -> dict[NodeId, bytes]:
-    """Per node, a digest of everything that determines its value. Linear."""
-    return _digests(graph, _NONE)
+    """Per node, a digest of everything that determines its value, inputs by their names. Linear."""
+    return _digests(graph, {node.id: node.name for node in graph.inputs}, _NONE)
 
 
 def _fingerprint(graph: Graph, of_any_size: frozenset[str], names: Container[str] = ()) -> str:
     """``of_any_size``: roles of inputs whose extents do not count; ``names``: of some more."""
-    digests = _digests(graph, of_any_size, names)
+    called = {
+        node.id: node.name if node.op == DATA else f"\0{place}"
+        for place, node in enumerate(graph.inputs)
+    }
+    digests = _digests(graph, called, of_any_size, names)
     total = blake2b(digest_size=16)
     for node in graph.inputs:
         total.update(digests[node.id])
@@ -55,17 +60,22 @@ def _fingerprint(graph: Graph, of_any_size: frozenset[str], names: Container[str
 
 
 def _digests(
-    graph: Graph, of_any_size: frozenset[str], names: Container[str] = ()
+    graph: Graph,
+    called: Mapping[NodeId, str],
+    of_any_size: frozenset[str],
+    names: Container[str] = (),
 ) -> dict[NodeId, bytes]:
+    """``called``: what tells inputs apart."""
     digests: dict[NodeId, bytes] = {}
     for node in graph.topological():
-        digests[node.id] = _digest(node, digests, of_any_size, names)
+        digests[node.id] = _digest(node, digests, called, of_any_size, names)
     return digests
 
 
 def _digest(
     node: Node,
     digests: dict[NodeId, bytes],
+    called: Mapping[NodeId, str],
     of_any_size: frozenset[str],
     names: Container[str],
 ) -> bytes:
@@ -78,7 +88,7 @@ def _digest(
     if node.is_input:
         is_free = node.op in of_any_size or node.name in names
         told = _of_any_size(node.type) if is_free else node.type
-        state.update(f"{node.name}\0{told}".encode())
+        state.update(f"{called[node.id]}\0{told}".encode())
     for value in node.inputs:
         state.update(digests[value.node] + value.index.to_bytes(4, "little"))
     for before in node.after:

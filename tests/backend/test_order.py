@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import graphopt
+from graphopt.backend import choosing, measured
 from graphopt.backend import order as ordering
 from graphopt.backend.choice import CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN
+from graphopt.backend.documents import document_of
 from graphopt.backend.engines import bind_as_is
 from graphopt.backend.lower import lower
 from graphopt.backend.order import in_order, other_orders
@@ -78,6 +81,31 @@ def test_wide_graphs_run_in_less_memory(engine: str) -> None:
     after, before = (allocated(executor.debug_str()) for executor in (runs, plain))
     assert (after, before) == (3, 12)
     assert f"{after} MiB instead of {before}" in lowered.choice.memory
+
+
+@pytest.mark.parametrize("engine", [CACHED_OP, EXECUTOR_ONEDNN])
+def test_an_order_is_found_once_for_all_names(
+    engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(measured, "ENABLED", True)
+    told = []
+    for prefix in ("one_", "other_"):
+        with mx.name.Prefix(prefix):
+            x, weight = mx.sym.var("data"), mx.sym.var(f"{prefix}w")
+            symbol = branches(mx.sym, mx.sym.broadcast_mul(x, weight))
+        shapes = {"data": SHAPE, weight.name: SHAPE}
+        values = {name: array() for name in shapes}
+        graph = lift_symbol(symbol, shapes, {}, data={"data"})
+        lowered = lower(graph, {weight.name: values[weight.name]}, engine=engine)
+        (found,) = lowered.run({"data": values["data"]})
+        np.testing.assert_array_equal(found.asnumpy(), symbol.eval(**values)[0].asnumpy())
+        told.append(lowered.choice.memory)
+        assert lowered._engine is not None
+        names = {node["name"] for node in document_of(lowered._engine.rewritten())["nodes"]}
+        assert all(name.startswith((prefix, "data", "sg_")) for name in names)
+        monkeypatch.setattr(choosing, "in_less_memory", lambda *_: pytest.fail("it is known"))
+    assert told[0] == told[1] != ""
 
 
 def test_models_say_what_their_order_saves() -> None:

@@ -44,6 +44,7 @@ def test_same_in_another_process():
     ("old", "new"),
     [
         ("%a", "%other"),
+        ("%w", "%net1_weight"),
         ("graph g", "graph h"),
         ('act="x", size=(1, 2)', 'size=(1, 2), act="x"'),
         (" : f32[2,4]", ""),  # types of operators follow
@@ -86,6 +87,19 @@ def test_depends_on_the_order_of_inputs():
     assert fingerprint(parse(swapped)) != fingerprint(parse(TEXT))
 
 
+@pytest.mark.parametrize("role", ["param", "aux"])
+def test_depends_on_which_parameter_is_read(role: str) -> None:
+    def made(first: str, second: str) -> str:
+        return fingerprint(
+            parse(
+                f"graph g(%x: f32[2,2], {role} %v: f32[2,2], {role} %w: f32[2,2]) {{"
+                f"%a = dot(%x, %{first}) %b = dot(%a, %{second}) return %b }}"
+            )
+        )
+
+    assert len({made("v", "w"), made("w", "v"), made("v", "v"), made("w", "w")}) == 4
+
+
 def test_depends_on_control_dependencies_and_nested_graphs():
     def made(line):
         return fingerprint(parse(f"graph g(%x: ?) {{ %a = relu(%x)\n %b = {line} return %b }}"))
@@ -114,3 +128,13 @@ def test_equal_nodes_have_equal_digests():
     digests = {graph[node].name: digest for node, digest in node_digests(graph).items()}
     assert digests["a"] == digests["b"] != digests["c"]
     assert len(digests) == 4
+
+
+def test_digests_of_nodes_depend_on_names_of_parameters():
+    graph = parse("graph g(param %v: f32[2], param %w: f32[2]) { %a = f(%v) %b = f(%w) return %b }")
+    digests = {graph[node].name: digest for node, digest in node_digests(graph).items()}
+    assert digests["a"] != digests["b"]
+    other = parse(str(graph).replace("%w", "%v1"))
+    found = {other[node].name: digest for node, digest in node_digests(other).items()}
+    assert found["a"] == digests["a"]
+    assert found["b"] != digests["b"]
