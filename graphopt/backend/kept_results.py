@@ -5,6 +5,9 @@ model would run them again. As in the FX graph cache of PyTorch's Inductor, what
 the key: the graph as it prints, the pipeline and its settings, graphopt's code, versions of what it
 uses, the processor and the environment. What passes measured is kept in the same folder, and what
 went by measurements of other sizes is not kept.
+
+Names do not count: Gluon gives a net that is made anew another prefix. Passes get a graph with
+placeholders for names, and what they made of it gets the names of the graph at hand.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from graphopt.backend.findings import Place, active
 from graphopt.compat import import_mxnet
 from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
+from graphopt.ir.naming import Placeholders, renamed
 from graphopt.ir.node import WITH_SPEC
 from graphopt.kernels import bridge
 from graphopt.kernels import cache as disk
@@ -34,6 +38,9 @@ from graphopt.pipeline.manager import Result
 _SETTINGS: Final = ("GRAPHOPT_", "MXNET_", "OMP_")
 #: And what does not, though it is called so.
 _OTHERS: Final = ("GRAPHOPT_CACHE_DIR", "GRAPHOPT_REMEMBER")
+
+
+S = TypeVar("S")
 
 
 class Made(Protocol):
@@ -47,6 +54,9 @@ class Made(Protocol):
     def is_whole(self) -> bool:
         """Whether nothing failed."""
 
+    def named(self: S, names: Placeholders) -> S:
+        """The same with names for placeholders."""
+
 
 M = TypeVar("M", bound=Made)
 
@@ -55,7 +65,7 @@ def kept_result(
     graph: Graph,
     pipeline: str | Iterable[Pass],
     settings: Mapping[str, object],
-    run: Callable[[], Result],
+    run: Callable[[Graph], Result],
 ) -> Result:
     """What an earlier process made of the graph, or ``run`` makes of it now, which is then kept.
 
@@ -63,16 +73,16 @@ def kept_result(
         graph: as it was captured, for the CPU or another device.
         pipeline: over it. Ready-made passes always run, as they may be the user's own.
         settings: of the pipeline, by name; ``device`` among them.
-        run: runs the pipeline.
+        run: runs the pipeline over it, or over the same graph with other names.
     """
     # Kernels for GPUs depend on the GPU.
     if settings["device"] != "cpu" or not isinstance(pipeline, str):
-        return run()
+        return run(graph)
     result, is_kept = kept(graph, (pipeline, str(settings)), run)
     return replace(result, is_remembered=is_kept)
 
 
-def kept(graph: Graph, parts: Sequence[str], make: Callable[[], M]) -> tuple[M, bool]:
+def kept(graph: Graph, parts: Sequence[str], make: Callable[[Graph], M]) -> tuple[M, bool]:
     """What an earlier process made of a graph for the CPU, or ``make`` does, and whether it was.
 
     What was measured for it is noted in the active findings as if it had been measured now.
@@ -80,23 +90,29 @@ def kept(graph: Graph, parts: Sequence[str], make: Callable[[], M]) -> tuple[M, 
     Args:
         graph: what is changed.
         parts: what else it depends on, besides graphopt, the machine and the environment.
-        make: makes it.
+        make: makes it of the graph, or of the same graph with other names.
     """
     if not measured.ENABLED:
-        return make(), False
-    key, findings = _key(graph, parts), active()
+        return make(graph), False
+    names = Placeholders(graph)
+    nameless = renamed(graph, names.placeholder)
+    key, findings = _key(nameless, (names.order, *parts)), active()
     known = _load(key)
     if known is not None:
         found, notes = known
         for place, what in notes:
             findings.note(place, what)
+        found = found.named(names)
         for each in found.graphs:
             _initialize(each, graph)
         return found, True
-    made = make()
+    try:
+        made = make(nameless)
+    except Exception:  # noqa: BLE001 - it fails again, and its message names what the user knows
+        return make(graph), False
     if made.is_whole and not findings.told:
         _store(key, made, findings.notes)
-    return made, False
+    return made.named(names), False
 
 
 def _store(key: str, made: Made, notes: Sequence[tuple[Place, Any]]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from graphopt.backend.kept_results import kept
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
 from graphopt.ir.graph import Graph
+from graphopt.ir.naming import Placeholders, renamed
 from graphopt.ir.node import FUSED, RECURRENCE
 from graphopt.ir.ops import canonical
 from graphopt.passes.fuse_pointwise import FusePointwise
@@ -32,6 +33,11 @@ class Tuned:
     graph: Graph
     told: tuple[str, ...] = ()
     is_whole: bool = True
+
+    def named(self, names: Placeholders) -> Tuned:
+        """The same with names for placeholders."""
+        told = tuple(map(names.text, self.told))
+        return replace(self, graph=renamed(self.graph, names.name), told=told)
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,17 @@ class Products:
         """Whether no pass failed on either."""
         return self.plain.is_whole and (self.packed is None or self.packed.is_whole)
 
+    def named(self, names: Placeholders) -> Products:
+        """The same with names for placeholders."""
+        packed = None if self.packed is None else self.packed.named(names)
+        return Products(self.plain.named(names), packed)
+
 
 def tune(graph: Graph) -> Products:
     """A frozen graph with the products that are the fastest here."""
     if not _has_layers(graph):
         return Products(Tuned(graph), None)
-    return kept(graph, ("products",), lambda: _products(graph))[0]
+    return kept(graph, ("products",), _products)[0]
 
 
 def _products(graph: Graph) -> Products:

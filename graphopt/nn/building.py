@@ -81,7 +81,7 @@ def build_graph(
         if config.check:
             result = run(graph, pipeline, **options, check=True, feeds=feeds)
         else:
-            result = kept_result(graph, pipeline, options, lambda: run(graph, pipeline, **options))
+            result = kept_result(graph, pipeline, options, lambda g: run(g, pipeline, **options))
         lowered = lower(
             result.graph,
             values,

@@ -7,13 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from graphopt.analysis.metrics import Meter, Metrics
 from graphopt.errors import GraphoptError, PassError
 from graphopt.ir.graph import Graph
 from graphopt.ir.halves import why_left
+from graphopt.ir.naming import Placeholders, renamed
 from graphopt.pipeline.base import Pass, PassContext, Settings, Target
 from graphopt.pipeline.instruments import Instrument, Verify
 from graphopt.pipeline.remarks import Remark
@@ -76,6 +77,16 @@ class Result:
     def is_whole(self) -> bool:
         """Whether no pass was rolled back."""
         return all(receipt.status != "rolled back" for receipt in self.receipts)
+
+    def named(self, names: Placeholders) -> Result:
+        """The same with names for placeholders."""
+        receipts = (replace(r, reason=names.text(r.reason)) for r in self.receipts)
+        remarks = (
+            replace(r, message=names.text(r.message), nodes=tuple(map(names.name, r.nodes)))
+            for r in self.remarks
+        )
+        graph = renamed(self.graph, names.name)
+        return replace(self, graph=graph, receipts=tuple(receipts), remarks=tuple(remarks))
 
 
 def run_passes(

@@ -20,6 +20,8 @@ from graphopt.backend.kept_results import kept_result
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
+from graphopt.ir.naming import renamed
+from graphopt.ir.node import FUSED
 from graphopt.ir.parser import parse
 from graphopt.kernels import cache
 from graphopt.passes.dce import EliminateDeadCode
@@ -56,9 +58,9 @@ class Pipeline:
         self.findings = Findings()
 
     def __call__(self) -> Any:
-        def run() -> Any:
+        def run(graph: Graph) -> Any:
             self.runs += 1
-            return graphopt.run(self.graph, self.passes, mode=self.settings["mode"])
+            return graphopt.run(graph, self.passes, mode=self.settings["mode"])
 
         with self.findings.active():
             return kept_result(self.graph, self.passes, self.settings, run)
@@ -78,7 +80,7 @@ def test_what_they_depend_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     Pipeline()()
     others = [
         Pipeline(TEXT.replace("[2,3]", "[5,3]")),
-        Pipeline(TEXT.replace("%y", "%other")),
+        Pipeline(TEXT.replace("relu", "tanh")),
         Pipeline(passes="dce"),
     ]
     others.append(Pipeline())
@@ -94,6 +96,47 @@ def test_what_they_depend_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
     other = Pipeline()
     other()
     assert other.runs == 1
+
+
+def test_names_do_not_count() -> None:
+    text = (
+        "graph g(%x: f32[64,3], param %w: f32[64,3]) {"
+        "%y = tanh(%x) : f32[64,3] %z = elemwise_mul(%y, %w) : f32[64,3] return %z }"
+    )
+    first, second = Pipeline(text), Pipeline(text)
+    second.graph = renamed(second.graph, lambda name: {"w": "z", "z": "w"}.get(name, f"({name})*"))
+    made, found = first(), second()
+    assert (first.runs, second.runs) == (1, 0)
+    assert [node.name for node in found.graph.inputs] == ["(x)*", "z"]
+    (fused,) = (node for node in found.graph if node.op == FUSED)
+    (others,) = (node for node in made.graph if node.op == FUSED)
+    assert found.graph.name == "(g)*"
+    assert (others.name, fused.name) == ("z_fused", "w_fused")
+    assert (others.origin, fused.origin) == (("y", "z"), ("(y)*", "w"))
+    assert [remark.nodes for remark in found.remarks] != [remark.nodes for remark in made.remarks]
+    assert not any("@" in str(told) for told in (found.graph, *found.remarks, *made.remarks))
+
+
+def test_which_parameter_is_shared_counts() -> None:
+    text = (
+        "graph g(%x: f32[2,2], param %v: f32[2,2], param %w: f32[2,2]) {"
+        "%a = dot(%x, %v) %b = dot(%a, %w) return %b }"
+    )
+    texts = text, text.replace("%a, %w", "%a, %v"), text.replace("%x, %v", "%x, %w")
+    for each in texts:
+        pipeline = Pipeline(each)
+        pipeline()
+        assert pipeline.runs == 1
+
+
+def test_failures_name_what_the_user_knows() -> None:
+    graph = parse(TEXT)
+
+    def fail(given: Graph) -> Any:
+        raise GraphoptError(f"not {given.find_input(given.role('param')[0].name).name}")
+
+    with pytest.raises(GraphoptError, match="not w"):
+        kept_result(graph, "dce", SETTINGS, fail)
 
 
 def test_the_environment_may_be_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +261,23 @@ def test_nets_run_what_was_kept(net: Any) -> None:
         half = len(found) // 2
         for one, other in zip(found[:half], found[half:], strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_nets_with_other_prefixes_run_what_was_kept() -> None:
+    x = mx.nd.random.uniform(shape=(3, 6))
+    for prefix in ("kiwi_", "plum_"):
+        net = nn.HybridSequential(prefix=prefix)
+        with net.name_scope():
+            net.add(nn.Dense(6, activation="tanh", in_units=6), nn.BatchNorm(in_channels=6))
+            net.add(nn.Dense(6, in_units=6), nn.LayerNorm(in_channels=6))
+        net.initialize(mx.init.Xavier())
+        fast = graphopt.optimize(net)
+        np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-4, atol=1e-6)
+        told = fast.explain()
+        is_second = prefix == "plum_"
+        assert ("passes run earlier" in told) == is_second
+        assert ("measured earlier" in told) == is_second
+        assert ("kiwi" in told) == (not is_second)
 
 
 def test_the_fastest_products_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
