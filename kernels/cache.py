@@ -34,6 +34,10 @@ _UNFINISHED = f".new-{_SHORT_KEY}"  # what a process has begun to write
 _ABANDONED = 3600
 #: Bytes of all entries of a kind together, above which those unused for longest go.
 MAX_BYTES = {OBJECTS: 256 << 20, RESULTS: 64 << 20}
+#: The part of these that is freed at once, and that a process may write before it counts again.
+_PART = 1 / 32
+#: By folder: bytes when its entries were counted, and what this process wrote since.
+_counts: dict[Path, tuple[int, int]] = {}
 
 
 def folder() -> Path:
@@ -153,7 +157,7 @@ def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
     with contextlib.suppress(OSError):
         write_atomically(_path(key, kind), raw)
         if kind in MAX_BYTES:
-            _trim(kind)
+            _keep_bound(kind, len(raw))
 
 
 def key_of(*parts: str) -> str:
@@ -232,16 +236,36 @@ def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
             yield path, found.st_size, found.st_mtime
 
 
-def _trim(kind: tuple[str, str]) -> None:
+def _keep_bound(kind: tuple[str, str], written: int) -> None:
+    """Trim at the first entry that a process writes, and then seldom.
+
+    To count takes a look at each file, and there may be thousands. Other processes write as well,
+    so each counts again before it has written much.
+    """
+    place, most = folder() / kind[0], MAX_BYTES[kind]
+    if place in _counts:
+        counted, before = _counts[place]
+        since = before + written
+        if counted + since <= most and since <= most * _PART:
+            _counts[place] = counted, since
+            return
+    _counts[place] = _trim(kind), 0
+
+
+def _trim(kind: tuple[str, str]) -> int:
+    """Remove what nobody finishes, and what was unused for longest; returns the bytes left."""
     for path, _, written in list(_files(kind[0], _UNFINISHED)):  # by processes that were killed
         if written < time.time() - _ABANDONED:
             with contextlib.suppress(OSError):
                 path.unlink()
     files = list(_entries(kind))
-    excess = sum(size for _, size, _ in files) - MAX_BYTES[kind]
+    most, total = MAX_BYTES[kind], sum(size for _, size, _ in files)
+    if total <= most:
+        return total
     for path, size, _ in sorted(files, key=lambda entry: entry[2]):
-        if excess <= 0:
-            return
+        if total <= most * (1 - _PART):
+            break
         with contextlib.suppress(OSError):
             path.unlink()
-            excess -= size
+            total -= size
+    return total

@@ -270,8 +270,30 @@ def test_clear_knows_every_name(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_what_killed_processes_left_goes_when_it_is_old(folder: Path) -> None:
+def test_the_entries_are_counted_seldom_and_the_largest_size_holds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    trim = cache._trim
+    monkeypatch.setattr(cache, "_trim", lambda kind: trims.append(trim(kind)) or trims[-1])
+    monkeypatch.setitem(cache.MAX_BYTES, cache.OBJECTS, 200_000)
+    for number in range(20):
+        cache.store(cache.key_of(str(number)), bytes(200))
+    assert len(trims) == 1  # at the first
+    for number in range(20, 220):
+        # Another process, which this one is told nothing of, writes as much.
+        cache.write_atomically(folder / "kernels" / f"{cache.key_of(f'o{number}')}.o", bytes(1000))
+        cache.store(cache.key_of(str(number)), bytes(1000))
+        assert cache.info().nbytes <= 200_000 * 34 / 32
+    assert len(trims) < 60
+    assert cache.info().nbytes > 180_000
+
+
+def test_what_killed_processes_left_goes_when_it_is_old(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache.store("key", b"data")
+    monkeypatch.setattr(cache, "_counts", {})  # as in a new process
     old, young = f".new-{'0' * 16}", f".new-{'1' * 16}"
     for name, age in ((old, 1_700_000_000), (young, None)):
         path = folder / "kernels" / name
