@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from graphopt.nn.following import Following
 
 #: Calls of each that are timed.
 _ROUNDS: Final = 8
+#: Of what was compiled, whether to infer without it, by whether parameters were computed in.
+_decided: weakref.WeakKeyDictionary[Following, dict[bool, bool]] = weakref.WeakKeyDictionary()
 
 
 def training(
@@ -52,14 +55,27 @@ def inference(
     """What infers on arrays that stay the same, if that is faster than what was compiled.
 
     Parameters are read in every call then, rather than computed in. Of dense layers that is worth
-    it where putting data in and taking results out would last longer than packing weights.
+    it where putting data in and taking results out would last longer than packing weights. That is
+    found out once, for whichever arrays come first.
 
     Args:
         built: what was compiled.
         data: arrays that calls are given, by name.
         outputs: arrays for results.
     """
-    if not isinstance(built, Following) or not may_learn(built.result.graph):
+    if not isinstance(built, Following):
+        return None
+    decided, is_frozen = _decided.setdefault(built, {}), built.frozen
+    if is_frozen not in decided:
+        found = _faster(built, data, outputs)
+        decided[is_frozen] = found is not None
+        return found
+    return _bound(built.living().lowered, data, {}, {}) if decided[is_frozen] else None
+
+
+def _faster(built: Following, data: Mapping[str, Any], outputs: list[Any]) -> BoundEngine | None:
+    """See :func:`inference`."""
+    if not may_learn(built.result.graph):
         return None
     mx = import_mxnet()
     try:

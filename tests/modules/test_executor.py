@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -388,6 +389,37 @@ def test_steps_without_autograd(width: int, infers: bool, monkeypatch: pytest.Mo
         executor.backward([head, ones])
     assert seen
     assert_same(fast, plain)
+
+
+@pytest.mark.parametrize("infers", [False, True])
+def test_sizes_that_come_again_are_timed_once(
+    infers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[int] = []
+
+    def best_of(*calls: Callable[[], list[Any]]) -> list[float]:
+        timed.append(len(calls))
+        return [1.0, 0.5 if infers else 2.0]
+
+    monkeypatch.setattr("graphopt.modules.direct._best_of", best_of)
+    x = sym.FullyConnected(sym.var("data"), num_hidden=16, name="wide")
+    symbol = sym.FullyConnected(sym.tanh(x), num_hidden=3, name="out")
+    fast, plain = pair(symbol, "null", data=(32, 16))
+    data = mx.nd.array(np.random.default_rng(1).standard_normal((32, 16)))
+    for size in (32, 5, 32, 5, 32):
+        fast, plain = (
+            executor.reshape(data=(size, 16), partial_shaping=True, allow_up_sizing=True)
+            for executor in (fast, plain)
+        )
+        for executor in (fast, plain):
+            executor.forward(is_train=False, data=data[:size])
+        assert_same(fast, plain)
+        assert ("inference on these arrays: " in fast.explain()) == infers
+    assert timed == [2, 2]
+    before = fast.outputs[0].copy()
+    for name in ("out_weight", "out_bias"):
+        fast.arg_dict[name][:] *= 0.5
+    assert_near(fast.forward(is_train=False)[0], before * 0.5)
 
 
 def test_gradients_in_one_array_are_autograds() -> None:
