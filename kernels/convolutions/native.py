@@ -15,9 +15,11 @@ from graphopt.kernels.convolutions.program import Program
 from graphopt.kernels.convolutions.single import Layer, single
 from graphopt.kernels.convolutions.steps import Kind
 
-#: Layers are timed against each other so often, or until this is spent.
+#: Algorithms are timed against each other so often, or until each has been given so many seconds.
 _MOST_ROUNDS = 12
 _PATIENCE_S = 0.06
+#: After so many rounds those that take this many times the best one's time are not timed again.
+_FEWEST_ROUNDS, _HOPELESS = 3, 1.5
 #: Different numbers that they are timed with; a prime, so that no two rows are alike.
 _NUMBERS = 4099
 _MEASURED = (Kind.DIRECT, Kind.WINOGRAD, Kind.DEPTHWISE)
@@ -122,17 +124,20 @@ def layer_times_ms(mxnet: Any, layer: Layer, algorithms: Sequence[str]) -> dict[
     inputs = {name: _filled(library, str(spec), len(programs[name].inputs))
               for name, spec in regions.items()}  # fmt: skip
     output = np.empty(layer.made, np.float32)
-    best = dict.fromkeys(algorithms, float("inf"))
-    spent = 0.0
-    for _ in range(_MOST_ROUNDS):
-        for name, spec in regions.items():
-            program = programs[name]
-            seconds = _run(library, str(spec), program, inputs[name], [output], threads, 1)
+    best, spent = dict.fromkeys(algorithms, float("inf")), dict.fromkeys(algorithms, 0.0)
+    running = list(algorithms)
+    for rounds in range(1, 1 + _MOST_ROUNDS):
+        for name in running:
+            text, program = str(regions[name]), programs[name]
+            seconds = _run(library, text, program, inputs[name], [output], threads, 1)
             steps = zip(program.steps, seconds, strict=True)
             took = sum(each for step, each in steps if step.kind in _MEASURED)
             best[name] = min(best[name], took * 1e3)
-            spent += took
-        if spent > _PATIENCE_S * len(algorithms):
+            spent[name] += took
+        if rounds >= _FEWEST_ROUNDS:
+            most = min(best.values()) * _HOPELESS
+            running = [name for name in running if best[name] <= most]
+        if len(running) == 1 or sum(map(spent.__getitem__, running)) > _PATIENCE_S * len(running):
             break
     return best
 

@@ -13,6 +13,7 @@ from graphopt.ir.node import CONVOLUTIONS
 from graphopt.ir.parser import parse as parse_graph
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.plan import plan
+from graphopt.kernels.convolutions.program import Program
 from graphopt.kernels.convolutions.single import Layer, algorithms, single
 from graphopt.kernels.convolutions.spec import ALGORITHMS, ConvolutionsSpec, parse
 from graphopt.kernels.convolutions.steps import Kind
@@ -154,6 +155,29 @@ def test_winograd_is_offered_where_it_can_be() -> None:
     assert algorithms(layer((1, 64, 14, 14), 64, apart)) == ALGORITHMS
     assert algorithms(layer((1, 64, 14, 14), 64, Window((3, 3), (2, 2)))) == ("direct", "paired")
     assert algorithms(layer((1, 64, 14, 14), 64, three, groups=64)) == ("direct",)
+
+
+def test_algorithms_far_behind_are_not_timed_again(mx, monkeypatch: pytest.MonkeyPatch) -> None:
+    each = layer((1, 16, 12, 12), 16, Window((3, 3), pad=(1, 1)))
+    seconds = {"direct": 3e-3, "winograd2": 1.2e-3, "winograd4": 1e-3}
+    texts = {str(single(each, native.lanes(mx), name)): name for name in seconds}
+    calls: list[str] = []
+
+    def run(library: object, text: str, program: Program, *_: object) -> list[float]:
+        calls.append(texts[text])
+        # One that is disturbed at first is timed on.
+        slow = 2.0 if calls[-1] == "winograd2" and calls.count("winograd2") < 3 else 1.0
+        wanted = [step.kind in (Kind.DIRECT, Kind.WINOGRAD) for step in program.steps]
+        return [seconds[calls[-1]] * slow / sum(wanted) * is_wanted for is_wanted in wanted]
+
+    monkeypatch.setattr(native, "_run", run)
+    times = native.layer_times_ms(mx, each, list(seconds))
+    assert times == pytest.approx({name: 1e3 * took for name, took in seconds.items()})
+    assert [calls.count(name) for name in seconds] == [3, 12, 12]
+    calls.clear()
+    seconds["winograd2"] = 2e-3
+    assert native.layer_times_ms(mx, each, list(seconds)).keys() == seconds.keys()
+    assert [calls.count(name) for name in seconds] == [3, 3, 3]  # one is clearly ahead
 
 
 def test_rounding_of_winograd_is_bounded(mx) -> None:
