@@ -259,7 +259,9 @@ class Side:
     def train_step(self, draw):
         place, x, y = draw.randrange(2), self.array(draw), self.array(draw)
         net, options = self.nets[place], {"learning_rate": 0.05, "momentum": 0.9}
-        trainer = gluon.Trainer(self.blocks[place].collect_params(), "sgd", options)
+        # A list: names, by which MXNet sorts others, are "dense9" here and "dense10" there.
+        own = list(self.blocks[place].collect_params().values())
+        trainer = gluon.Trainer(own, "sgd", options)
         if self.optimized:
             step = graphopt.train_step(net, self.loss, trainer)
             return [step(x, y), step(y, x)]
