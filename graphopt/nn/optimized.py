@@ -98,6 +98,19 @@ class Optimized:
     def _out_format(self, layout: Any) -> None:
         self.__dict__["_out_format"] = layout
 
+    @property
+    def _cached_graph(self) -> Any:
+        """Inputs and outputs of the graph, which converters (``mx.contrib.amp``) ask for."""
+        own, entries = self.__dict__.get("_cached_graph"), self.graphopt_state.compiled.entries
+        if own or not entries:
+            return own or ()
+        traced = entries[-1].traced
+        return [import_mxnet().sym.var(name) for name in traced.names], traced.symbol
+
+    @_cached_graph.setter
+    def _cached_graph(self, graph: Any) -> None:
+        self.__dict__["_cached_graph"] = graph
+
     def _graphopt_noted(self, name: str, which: str) -> Any:
         """What MXNet noted of the user's Block, or else what was traced last."""
         own = self.__dict__.get(name)

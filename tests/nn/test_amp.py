@@ -227,3 +227,16 @@ assert "bfloat16" in fast.explain()
 def test_where_it_is_initialized() -> None:
     """In a process of its own: it changes MXNet's functions for good."""
     subprocess.run([sys.executable, "-c", INITIALIZED], check=True)
+
+
+def test_views_are_converted() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(5))
+    net.initialize()
+    x, fast = noise(2, 3, 8, 8), graphopt.optimize(net)
+    with pytest.raises(RuntimeError, match="run forward"):
+        amp.convert_hybrid_block(fast, target_dtype="bfloat16", ctx=mx.cpu())
+    found = fast(x)
+    converted = amp.convert_hybrid_block(fast, target_dtype="bfloat16", ctx=mx.cpu())
+    np.testing.assert_allclose(converted(x).asnumpy(), found.asnumpy(), atol=0.02)
+    assert not net._cached_graph  # the user's Block is as it was
