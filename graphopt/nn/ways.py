@@ -8,6 +8,7 @@ compute the same. Nothing is computed twice.
 
 from __future__ import annotations
 
+import dis
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,9 @@ _MOST_OTHERS: Final = 16
 _FEW_TYPES: Final = 2
 #: Recorded calls until programs have to be known: parameters get their shapes in the first.
 _WARMING: Final = 3
+
+#: Packages whose errors may hang on the way.
+_OURS: Final = ("mxnet", "graphopt")
 
 #: A way, and whether it is timed.
 _Turn = tuple[str, bool]
@@ -237,7 +241,9 @@ class Ways:
     def _called(self, way: str, call: Callable[[str], Any]) -> Any:
         try:
             return call(way)
-        except Exception as error:  # noqa: BLE001 - the other way tells whose it is
+        except Exception as error:
+            if _is_raised_by_user(error):
+                raise
             # As it is a Block fails that was hybridized and cannot be traced.
             other, chosen = (PLAIN, APART) if way == RECORDED else (RECORDED, RECORDED)
             try:
@@ -268,6 +274,16 @@ class Ways:
     def _key(self) -> tuple[str, ...]:
         graphs = (fingerprint(entry.original) for entry in self._entries())
         return ("fastest way", self._mode, *graphs)
+
+
+def _is_raised_by_user(error: Exception) -> bool:
+    """Whether a ``raise`` or an ``assert`` outside of MXNet and graphopt made the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _types(args: Sequence[Any]) -> Any:

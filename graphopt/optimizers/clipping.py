@@ -17,6 +17,7 @@ from graphopt.kernels import bridge
 from graphopt.kernels.library import prepare
 from graphopt.kernels.spec import Builder, Operand
 from graphopt.optimizers.updating import DTYPES, why_no_kernels
+from graphopt.recording.active import flush_recorded
 
 
 def clip_global_norm(
@@ -48,6 +49,7 @@ def clip_global_norm(
     arrays = list(arrays)
     if not arrays or not all(isinstance(array, mx.nd.NDArray) for array in arrays):
         raise InputError("arrays: give NDArrays, one at least")
+    flush_recorded()
     if not _is_ours(arrays):
         return mx.gluon.utils.clip_global_norm(arrays, max_norm, check_isfinite)
     total = _clipped(arrays, float(max_norm))

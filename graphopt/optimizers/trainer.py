@@ -18,6 +18,7 @@ from graphopt.optimizers.plan import Plan, Slot, are_same
 from graphopt.optimizers.rule import Rule
 from graphopt.optimizers.rules import rule_of
 from graphopt.optimizers.updating import Freshness, why_no_kernels
+from graphopt.recording.active import flush_recorded
 
 _STATE = "_graphopt_state"
 
@@ -33,6 +34,7 @@ class OptimizedTrainer:
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         """As MXNet's, which ``step`` and ``update`` call."""
+        flush_recorded()
         if not self.graphopt_state.update(ignore_stale_grad=ignore_stale_grad):
             super()._update(ignore_stale_grad)  # type: ignore[misc]
 

@@ -18,6 +18,12 @@ class Active(threading.local):
 ACTIVE: Final = Active()
 
 
+def flush_recorded() -> None:
+    """Run what this thread has recorded, before arrays are written in ways that no tape sees."""
+    if ACTIVE.tape is not None:
+        ACTIVE.tape.flush()
+
+
 class Unrecorded:
     """Inside the block this thread's calls of MXNet are made at once.
 

@@ -5,13 +5,17 @@ The replaced functions ask for the tape of the calling thread; without one they 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from graphopt.backend.turns import TURNS, Kind, Turn
+from graphopt.batching.operators import name_of
 from graphopt.compat import import_mxnet
-from graphopt.recording.active import ACTIVE, Unrecorded
+from graphopt.ir.ops import info
+from graphopt.recording.active import ACTIVE, Unrecorded, flush_recorded
 from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
 from graphopt.recording.tape import INVOKE, Tape
 
@@ -19,7 +23,6 @@ mx = import_mxnet()
 _register = mx.ndarray.register
 _autograd = mx.autograd
 _Nd, _Np = mx.nd.NDArray, mx.np.ndarray
-_set_recording, _set_training = _autograd.set_recording, _autograd.set_training
 _set_nd, _set_np = _Nd.__setitem__, _Np.__setitem__
 _get_index = _Nd._get_index_nd
 _Parameter, _Hybrid = mx.gluon.Parameter, mx.gluon.HybridBlock
@@ -27,6 +30,18 @@ _finish_deferred_init = _Parameter._finish_deferred_init
 _call_cached_op = _Hybrid._call_cached_op
 _verify_nd, _verify_np = _register._verify_all_legacy_ndarrays, _register._verify_all_np_ndarrays
 _check_np = mx.gluon.block._check_all_np_ndarrays
+#: Functions that change what recorded calls depend on: autograd's state, gradients, other arrays
+#: and numbers that are drawn.
+_FLUSHED_BEFORE: Final = tuple(
+    (owner, name, getattr(owner, name))
+    for owner, names in (
+        (_autograd, ("set_recording", "set_training", "backward", "grad")),
+        (_Nd, ("backward", "_sync_copyfrom")),
+        (mx.kvstore.KVStore, ("pull", "pushpull", "broadcast", "row_sparse_pull")),
+        (mx.random, ("seed",)),
+    )
+    for name in names
+)
 #: Functions of MXNet that fill an array they have just made.
 _FRESH: Final = frozenset(
     {
@@ -47,7 +62,12 @@ def recorded(tape: Tape, run: Callable[[], Any]) -> Any:
         if not TURNS.try_enter(_KIND, turn):
             return run()
         ACTIVE.tape = tape
-        found = run()
+        try:
+            found = run()
+        except Exception:
+            with suppress(Exception):
+                tape.flush()  # the Block may have kept something, or hand it over in what it raises
+            raise
         tape.flush()
         return found
     finally:
@@ -58,8 +78,8 @@ def recorded(tape: Tape, run: Callable[[], Any]) -> Any:
 
 def _install() -> None:
     _register._imperative_invoke = _invoke
-    _autograd.set_recording = _flushed_before(_set_recording)
-    _autograd.set_training = _flushed_before(_set_training)
+    for owner, name, function in _FLUSHED_BEFORE:
+        setattr(owner, name, _flushed_before(function))
     _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
     _Nd._get_index_nd = _index_of_real
     _Parameter._finish_deferred_init = _finish_unrecorded
@@ -71,7 +91,8 @@ def _install() -> None:
 
 def _remove() -> None:
     _register._imperative_invoke = INVOKE
-    _autograd.set_recording, _autograd.set_training = _set_recording, _set_training
+    for owner, name, function in _FLUSHED_BEFORE:
+        setattr(owner, name, function)
     _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
     _Nd._get_index_nd = _get_index
     _Parameter._finish_deferred_init = _finish_deferred_init
@@ -98,21 +119,20 @@ def _invoke(
         return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
     if out is None:
         return tape.call(operator, args, keys, vals, is_np=is_np_op, as_list=output_is_list)
-    tape.flush_before_writing(*(out if isinstance(out, (list, tuple)) else (out,)))
+    outputs = out if isinstance(out, (list, tuple)) else (out,)
+    states = [args[at] for at in info(name_of(operator)).writes(len(args))]  # of an optimizer
+    tape.flush_before_writing(*outputs, *states)
     with Unrecorded():
         return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
 
 
 def _flushed_before(function: Any) -> Any:
-    """Autograd's state belongs to the calls that were made in it."""
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flush_recorded()
+        return function(*args, **kwargs)
 
-    def changed(state: bool) -> Any:
-        tape = ACTIVE.tape
-        if tape is not None:
-            tape.flush()
-        return function(state)
-
-    return changed
+    return call
 
 
 def _checked(function: Any) -> Any:

@@ -17,6 +17,7 @@ from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.types import dtype_name
+from graphopt.kernels.bridge.memory import memory_of
 from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry, compile_graph
@@ -82,7 +83,8 @@ class Programs:
         self._parameters: dict[str, Any] = {}
         self._constants: set[str] = set()  # names of parameters that never learn
         self._computed: set[str] = set()  # names of parameters that the Block's Python writes
-        self._written: set[int] = set()  # ids of arrays that it writes; others may get one of them
+        self._ids: dict[int, int] = {}  # of parameters' arrays, by their memory
+        self._written: set[int] = set()  # memory that it writes; others may get it later
         self._histories: dict[Key, Histories] = {}  # of programs, by their keys
         self._watched: list[Watched] = []
         self._ctx: Any = None
@@ -116,12 +118,13 @@ class Programs:
         """Know an array that the Block's Python writes, which is data even if a parameter's."""
         with self._lock:
             self._follow_parameters(ctx)
-            name = self._names.pop(id(array), None)
+            memory = memory_of(import_mxnet(), array)
+            name = self._names.pop(self._ids.pop(memory, 0), None)
             if name is not None:
                 self._computed.add(name)
             if len(self._written) >= _MAX_WRITTEN:
                 self._written.clear()
-            self._written.add(id(array))
+            self._written.add(memory)
 
     def run(self, tape: Tape, wanted: tuple[int, ...]) -> list[Any]:
         """The values of those numbers on a tape, as fresh arrays."""
@@ -171,13 +174,28 @@ class Programs:
             for at, leaf in enumerate(tape.leaves)
             if key.names[at] is None
         ]
-        return entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
+        try:
+            found = entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
+        except import_mxnet().MXNetError as error:
+            if self._config.strict or entry.has_run:
+                raise
+            with self._lock:
+                self._entries[key] = None
+                self._note_refused(tape, error)
+            return tape.replayed(key.wanted)
+        entry.has_run = True
+        return found
 
     def _as_read(self, leaf: Any, *, is_cut: bool) -> Any:
         """A leaf for a program; a copy if backward may find it written, where it reads it again."""
+        mx = import_mxnet()
         array = leaf.detach() if is_cut else leaf
-        is_kept = id(leaf) in self._written and import_mxnet().autograd.is_recording()
-        return array.copy() if is_kept else array
+        if not self._written or not mx.autograd.is_recording():
+            return array
+        if array.stype != "default" or memory_of(mx, leaf) not in self._written:
+            return array
+        # Not array.copy(), whose backward overwrites a gradient that is to be added to.
+        return mx.np.copy(array) if isinstance(array, mx.np.ndarray) else mx.nd.identity(array)
 
     def _split(self, key: Key, tape: Tape, wanted: tuple[int, ...]) -> Split | None:
         """How values are computed, so that they lead where they do call by call."""
@@ -205,6 +223,7 @@ class Programs:
             return
         self._ctx, self._watched = ctx, []
         self._names, self._known, self._parameters, self._constants = {}, {}, {}, set()
+        self._ids = {}
         for name, parameter in self._block.collect_params().items():
             found = watched(parameter, ctx)
             self._watched.append(found)
@@ -213,6 +232,7 @@ class Programs:
                 continue
             if name not in self._computed:
                 self._names[id(array)] = name
+                self._ids[memory_of(import_mxnet(), array)] = id(array)
             self._parameters[name] = parameter
             if isinstance(parameter, import_mxnet().gluon.Constant):
                 self._constants.add(name)
@@ -235,9 +255,7 @@ class Programs:
         except (GraphoptError, import_mxnet().MXNetError) as error:
             if self._config.strict:
                 raise
-            self.note(
-                f"a program of {len(tape.calls)} calls runs call by call: {first_line(error)}"
-            )
+            self._note_refused(tape, error)
             entry = None
         self.rule.compiled(hash(key), time.perf_counter() - start)
         self._entries[key] = entry
@@ -246,6 +264,10 @@ class Programs:
             if oldest is not None:
                 oldest.built.release()
         return entry
+
+    def _note_refused(self, tape: Tape, error: Exception) -> None:
+        calls = len(tape.calls)
+        self.note(f"a program of {calls} calls runs call by call: {first_line(error)}")
 
     def _akin(self, key: Key) -> Iterator[Entry]:
         """Programs of the same operators, on arrays of other shapes."""

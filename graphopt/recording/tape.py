@@ -111,6 +111,8 @@ class Tape:
             A pending array, or a list of them.
         """
         op = handle(operator) if isinstance(operator, str) else operator
+        if not self.calls:
+            self._np_shape = mx.util.is_np_shape()  # a decorator of the Block may have set it
         numbers: list[int] = []
         types: list[Type | None] = []
         for array in args:
@@ -146,9 +148,13 @@ class Tape:
 
     def flush_before_writing(self, *arrays: Any) -> None:
         """What was recorded reads arrays as they are now; what comes, as they will be."""
+        pending = [array for array in arrays if type(array) in PENDING]
         for array in arrays:
-            self._programs.note_written(array, self.ctx)
+            if type(array) not in PENDING:
+                self._programs.note_written(array, self.ctx)
         self.flush()
+        for array in pending:  # they are there by now
+            self._programs.note_written(array, self.ctx)
 
     def flush(self) -> None:
         """Run what was recorded; every pending array that somebody holds is there after it."""
@@ -157,7 +163,7 @@ class Tape:
                 return
             held = self._held()
             if held:
-                with Unrecorded():
+                with Unrecorded(), mx.util.np_shape(self._np_shape):
                     values = self._computed(held)
                 for number in held:
                     settle(self._pending[number], values[number])

@@ -24,6 +24,15 @@ def have_one_memory(mxnet: Any, array: Any, other: Any) -> bool:
     return bool(library.graphopt_have_one_memory(array.handle, other.handle))
 
 
+def memory_of(mxnet: Any, array: Any) -> int:
+    """A number for the memory of an array, which views share; another may get it once it is freed.
+
+    Where that is not known, a number for the array itself.
+    """
+    library = _functions(mxnet)
+    return id(array) if library is None else int(library.graphopt_memory_of(array.handle))
+
+
 @cache
 def _functions(mxnet: Any) -> ctypes.CDLL | None:
     """``None`` where the bridge does not know how this build of MXNet lays out arrays."""
@@ -33,4 +42,6 @@ def _functions(mxnet: Any) -> ctypes.CDLL | None:
     library.graphopt_memory_users.argtypes = [ctypes.c_void_p]
     library.graphopt_memory_users.restype = ctypes.c_int64
     library.graphopt_have_one_memory.argtypes = [ctypes.c_void_p] * 2
+    library.graphopt_memory_of.argtypes = [ctypes.c_void_p]
+    library.graphopt_memory_of.restype = ctypes.c_int64
     return library
