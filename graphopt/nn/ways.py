@@ -277,7 +277,12 @@ class Ways:
 
 
 def _is_raised_by_user(error: Exception) -> bool:
-    """Whether a ``raise`` or an ``assert`` outside of MXNet and graphopt made the error."""
+    """Whether a ``raise`` or an ``assert`` outside of MXNet and graphopt made the error.
+
+    Not if it is about types, as recorded arrays have others.
+    """
+    if isinstance(error, TypeError):
+        return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
