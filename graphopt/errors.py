@@ -35,6 +35,10 @@ class BudgetError(InputError):
     """No plan keeps a training step within its memory budget."""
 
 
+class HigherOrderError(UnsupportedError):
+    """Gradients are to be differentiated, which compiled graphs cannot be twice."""
+
+
 class PassError(GraphoptError, RuntimeError):
     """A pass raised, broke the graph or changed its values; raised only in strict mode."""
 

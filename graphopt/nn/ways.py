@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
+from graphopt.errors import HigherOrderError
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.remarks import in_ms
@@ -246,6 +247,8 @@ class Ways:
                 raise
             # As it is a Block fails that was hybridized and cannot be traced.
             other, chosen = (PLAIN, APART) if way == RECORDED else (RECORDED, RECORDED)
+            if isinstance(error, HigherOrderError):
+                chosen = PLAIN
             try:
                 found = call(other)
             except Exception:  # noqa: BLE001 - it is the Block's own, whichever way it goes

@@ -6,6 +6,7 @@ The replaced functions ask for the tape of the calling thread; without one they 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any, Final
 from graphopt.backend.turns import TURNS, Kind, Turn
 from graphopt.batching.operators import name_of
 from graphopt.compat import import_mxnet
+from graphopt.errors import HigherOrderError
 from graphopt.ir.ops import info
 from graphopt.recording.active import ACTIVE, Unrecorded, flush_recorded
 from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
@@ -23,19 +25,20 @@ mx = import_mxnet()
 _register = mx.ndarray.register
 _autograd = mx.autograd
 _Nd, _Np = mx.nd.NDArray, mx.np.ndarray
-_set_nd, _set_np = _Nd.__setitem__, _Np.__setitem__
+_set_nd, _set_np, _plain_grad = _Nd.__setitem__, _Np.__setitem__, _autograd.grad
 _get_index = _Nd._get_index_nd
 _Parameter, _Hybrid = mx.gluon.Parameter, mx.gluon.HybridBlock
 _finish_deferred_init = _Parameter._finish_deferred_init
 _call_cached_op = _Hybrid._call_cached_op
 _verify_nd, _verify_np = _register._verify_all_legacy_ndarrays, _register._verify_all_np_ndarrays
 _check_np = mx.gluon.block._check_all_np_ndarrays
+_GRAD: Final = inspect.signature(_plain_grad)
 #: Functions that change what recorded calls depend on: autograd's state, gradients, other arrays
 #: and numbers that are drawn.
 _FLUSHED_BEFORE: Final = tuple(
     (owner, name, getattr(owner, name))
     for owner, names in (
-        (_autograd, ("set_recording", "set_training", "backward", "grad")),
+        (_autograd, ("set_recording", "set_training", "backward")),
         (_Nd, ("backward", "_sync_copyfrom")),
         (mx.kvstore.KVStore, ("pull", "pushpull", "broadcast", "row_sparse_pull")),
         (mx.random, ("seed",)),
@@ -80,6 +83,7 @@ def _install() -> None:
     _register._imperative_invoke = _invoke
     for owner, name, function in _FLUSHED_BEFORE:
         setattr(owner, name, _flushed_before(function))
+    _autograd.grad = _grad
     _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
     _Nd._get_index_nd = _index_of_real
     _Parameter._finish_deferred_init = _finish_unrecorded
@@ -93,6 +97,7 @@ def _remove() -> None:
     _register._imperative_invoke = INVOKE
     for owner, name, function in _FLUSHED_BEFORE:
         setattr(owner, name, function)
+    _autograd.grad = _plain_grad
     _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
     _Nd._get_index_nd = _get_index
     _Parameter._finish_deferred_init = _finish_deferred_init
@@ -133,6 +138,16 @@ def _flushed_before(function: Any) -> Any:
         return function(*args, **kwargs)
 
     return call
+
+
+@functools.wraps(_plain_grad)
+def _grad(*args: Any, **kwargs: Any) -> Any:
+    if ACTIVE.tape is not None:
+        given = _GRAD.bind(*args, **kwargs).arguments
+        if given.get("create_graph"):
+            raise HigherOrderError("autograd.grad(create_graph=True) within a recorded Block")
+    flush_recorded()
+    return _plain_grad(*args, **kwargs)
 
 
 def _checked(function: Any) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from graphopt.errors import HigherOrderError
 
 mx = import_mxnet()
 nn, autograd = mx.gluon.nn, mx.autograd
@@ -221,3 +222,31 @@ def test_a_scope_of_shapes_within() -> None:
         y = fast(x)
     y.backward()
     assert x.grad.tolist() == [[6, 6]]
+
+
+def penalized(net: Any, x: Any) -> Any:
+    """A critic's score, and the penalty of WGAN-GP."""
+    x = x.copy()
+    x.attach_grad()
+    with autograd.record():
+        score = mx.nd.sigmoid(net.dense(x))
+        (slope,) = autograd.grad(score, [x], create_graph=True, retain_graph=True)
+        return score.mean() + ((slope**2 - 1) ** 2).mean()
+
+
+def test_gradients_of_gradients() -> None:
+    found = []
+    for optimize in (lambda net: net, graphopt.optimize):
+        net = Called(penalized)
+        net.initialize(mx.init.Constant(0.3))
+        called, gradients = optimize(net), []
+        for step in range(STEPS):
+            with autograd.record():
+                loss = called(mx.nd.arange(12).reshape((4, 3)) / (10 + step))
+            loss.backward()
+            gradients.append(net.dense.weight.grad().asnumpy())
+        found.append(gradients)
+    np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+    assert "as it fails recorded: autograd.grad(create_graph=True)" in called.explain()
+    with pytest.raises(HigherOrderError, match="within a recorded Block"), autograd.record():
+        graphopt.optimize(net, record=True)(mx.nd.ones((4, 3)))
