@@ -33,18 +33,6 @@ _call_cached_op = _Hybrid._call_cached_op
 _verify_nd, _verify_np = _register._verify_all_legacy_ndarrays, _register._verify_all_np_ndarrays
 _check_np = mx.gluon.block._check_all_np_ndarrays
 _GRAD: Final = inspect.signature(_plain_grad)
-#: Functions that change what recorded calls depend on: autograd's state, gradients, other arrays
-#: and numbers that are drawn.
-_FLUSHED_BEFORE: Final = tuple(
-    (owner, name, getattr(owner, name))
-    for owner, names in (
-        (_autograd, ("set_recording", "set_training", "backward")),
-        (_Nd, ("backward", "_sync_copyfrom")),
-        (mx.kvstore.KVStore, ("pull", "pushpull", "broadcast", "row_sparse_pull")),
-        (mx.random, ("seed",)),
-    )
-    for name in names
-)
 #: Functions of MXNet that fill an array they have just made.
 _FRESH: Final = frozenset(
     {
@@ -52,6 +40,29 @@ _FRESH: Final = frozenset(
         mx.ndarray.ndarray.full.__code__,
         mx.np.array.__code__,
     }
+)
+
+
+def _flushed_before(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flush_recorded()
+        return function(*args, **kwargs)
+
+    return call
+
+
+#: Functions that change what recorded calls depend on: autograd's state, gradients, other arrays
+#: and numbers that are drawn.
+_FLUSHED_BEFORE: Final = tuple(
+    (owner, name, getattr(owner, name), _flushed_before(getattr(owner, name)))
+    for owner, names in (
+        (_autograd, ("set_recording", "set_training", "backward")),
+        (_Nd, ("backward", "_sync_copyfrom")),
+        (mx.kvstore.KVStore, ("pull", "pushpull", "broadcast", "row_sparse_pull")),
+        (mx.random, ("seed",)),
+    )
+    for name in names
 )
 
 
@@ -81,8 +92,8 @@ def recorded(tape: Tape, run: Callable[[], Any]) -> Any:
 
 def _install() -> None:
     _register._imperative_invoke = _invoke
-    for owner, name, function in _FLUSHED_BEFORE:
-        setattr(owner, name, _flushed_before(function))
+    for owner, name, _, flushed in _FLUSHED_BEFORE:
+        setattr(owner, name, flushed)
     _autograd.grad = _grad
     _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
     _Nd._get_index_nd = _index_of_real
@@ -95,7 +106,7 @@ def _install() -> None:
 
 def _remove() -> None:
     _register._imperative_invoke = INVOKE
-    for owner, name, function in _FLUSHED_BEFORE:
+    for owner, name, function, _ in _FLUSHED_BEFORE:
         setattr(owner, name, function)
     _autograd.grad = _plain_grad
     _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
@@ -129,15 +140,6 @@ def _invoke(
     tape.flush_before_writing(*outputs, *states)
     with Unrecorded():
         return INVOKE(operator, args, keys, vals, out, is_np_op, output_is_list)
-
-
-def _flushed_before(function: Any) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        flush_recorded()
-        return function(*args, **kwargs)
-
-    return call
 
 
 @functools.wraps(_plain_grad)

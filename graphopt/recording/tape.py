@@ -163,7 +163,7 @@ class Tape:
                 return
             held = self._held()
             if held:
-                with Unrecorded(), mx.util.np_shape(self._np_shape):
+                with Unrecorded():
                     values = self._computed(held)
                 for number in held:
                     settle(self._pending[number], values[number])
@@ -171,6 +171,9 @@ class Tape:
 
     def _computed(self, held: Sequence[int]) -> dict[int, Any]:
         """The values of those numbers; arrays that share memory in MXNet do so here."""
+        if mx.util.is_np_shape() != self._np_shape:  # the scope that recorded them is over
+            with mx.util.np_shape(self._np_shape):
+                return self._computed(held)
         members = Counter(self._root(number) for number in held)
         shared = {root for root, count in members.items() if count > 1}
         wanted = [n for n in held if self._root(n) not in shared]
