@@ -83,6 +83,8 @@ class Programs:
         self._parameters: dict[str, Any] = {}
         self._constants: set[str] = set()  # names of parameters that never learn
         self._computed: set[str] = set()  # names of parameters that the Block's Python writes
+        self._is_known = False  # whether a first step is over
+        self._first: Tape | None = None  # its tape
         self._ids: dict[int, int] = {}  # of parameters' arrays, by their memory
         self._written: set[int] = set()  # memory that it writes; others may get it later
         self._histories: dict[Key, Histories] = {}  # of programs, by their keys
@@ -132,6 +134,8 @@ class Programs:
         is_recording = mx.autograd.is_recording()
         differentiating = is_recording or mx.autograd.is_training()
         mode = self._config.graph_mode(differentiating=differentiating)
+        if is_recording and self._is_first(tape):
+            return tape.replayed(wanted)
         with self._lock:
             self.runs += 1
             self._follow_parameters(tape.ctx)
@@ -152,6 +156,14 @@ class Programs:
         if split.apart:
             tape.replay(split.apart, values)
         return [values[number] for number in wanted]
+
+    def _is_first(self, tape: Tape) -> bool:
+        """Whether it is of the first step: before its end nobody knows which arrays are written."""
+        if not self._is_known and self._first is None:
+            self._first = tape
+        if self._first is not None and self._first is not tape:
+            self._is_known, self._first = True, None
+        return self._first is tape
 
     def _run(self, key: Key, tape: Tape, split: Split) -> list[Any]:
         """What is computed together."""

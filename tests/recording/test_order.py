@@ -128,7 +128,6 @@ def state_of_an_optimizer(net: Any, x: Any) -> Any:
     "function", [row_of_a_state, written_through_a_view, state_of_an_optimizer]
 )
 def test_gradients_of_two_calls(function: Any, record: bool | None) -> None:
-    """Of the first step nothing tells by then that the state is written."""
     found = []
     for optimize in (lambda net: net, lambda net: graphopt.optimize(net, record=record)):
         net = Called(function)
@@ -140,7 +139,7 @@ def test_gradients_of_two_calls(function: Any, record: bool | None) -> None:
                 loss = called(x).sum() + called(x * 3).sum()
             loss.backward()
             gradients.append(net.dense.weight.grad().asnumpy())
-        found.append(gradients[1:])
+        found.append(gradients)
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
 
 
@@ -220,7 +219,8 @@ def test_a_scope_of_shapes_within() -> None:
     assert fast(x).tolist() == [[4, 7]]
     with autograd.record():
         y = fast(x)
-    y.backward()
+    with mx.util.np_shape(True):
+        y.backward()
     assert x.grad.tolist() == [[6, 6]]
 
 
