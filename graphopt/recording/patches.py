@@ -26,7 +26,7 @@ _register = mx.ndarray.register
 _autograd = mx.autograd
 _Nd, _Np = mx.nd.NDArray, mx.np.ndarray
 _set_nd, _set_np, _plain_grad = _Nd.__setitem__, _Np.__setitem__, _autograd.grad
-_get_index = _Nd._get_index_nd
+_get_index, _sync_copyfrom = _Nd._get_index_nd, _Nd._sync_copyfrom
 _Parameter, _Hybrid = mx.gluon.Parameter, mx.gluon.HybridBlock
 _finish_deferred_init = _Parameter._finish_deferred_init
 _call_cached_op = _Hybrid._call_cached_op
@@ -58,7 +58,7 @@ _FLUSHED_BEFORE: Final = tuple(
     (owner, name, getattr(owner, name), _flushed_before(getattr(owner, name)))
     for owner, names in (
         (_autograd, ("set_recording", "set_training", "backward")),
-        (_Nd, ("backward", "_sync_copyfrom")),
+        (_Nd, ("backward",)),
         (mx.kvstore.KVStore, ("pull", "pushpull", "broadcast", "row_sparse_pull")),
         (mx.random, ("seed",)),
     )
@@ -96,7 +96,7 @@ def _install() -> None:
         setattr(owner, name, flushed)
     _autograd.grad = _grad
     _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
-    _Nd._get_index_nd = _index_of_real
+    _Nd._get_index_nd, _Nd._sync_copyfrom = _index_of_real, _copy_from_numpy
     _Parameter._finish_deferred_init = _finish_unrecorded
     _Hybrid._call_cached_op = _call_inlined
     _register._verify_all_legacy_ndarrays = _verified(_verify_nd, PendingNd, _Nd)
@@ -110,7 +110,7 @@ def _remove() -> None:
         setattr(owner, name, function)
     _autograd.grad = _plain_grad
     _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
-    _Nd._get_index_nd = _get_index
+    _Nd._get_index_nd, _Nd._sync_copyfrom = _get_index, _sync_copyfrom
     _Parameter._finish_deferred_init = _finish_deferred_init
     _Hybrid._call_cached_op = _call_cached_op
     _register._verify_all_legacy_ndarrays = _verify_nd
@@ -167,6 +167,12 @@ def _checked(function: Any) -> Any:
             function(self, key, value)
 
     return setitem
+
+
+def _copy_from_numpy(self: Any, numbers: Any) -> None:
+    if ACTIVE.tape is not None:
+        ACTIVE.tape.flush_before_writing(self)
+    _sync_copyfrom(self, numbers)
 
 
 def _index_of_real(self: Any, key: tuple[Any, ...]) -> Any:

@@ -24,6 +24,7 @@ from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.parameters import Watched, is_replaced, watched, with_new_arrays
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
+from graphopt.recording.active import Unrecorded
 from graphopt.recording.histories import Histories, Split, has_history, leaf_set
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class Programs:
 
     def __init__(self, block: Any, config: Config) -> None:
         """Nothing is compiled."""
+        mx = import_mxnet()
+        # memory_of() first tries on arrays of its own, which no tape may see.
+        with Unrecorded(), mx.autograd.pause():
+            memory_of(mx, mx.nd.zeros(1))
         self._block, self._config = block, config
         self._entries: OrderedDict[Key, Entry | None] = OrderedDict()
         self._lock = threading.RLock()

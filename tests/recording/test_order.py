@@ -11,6 +11,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import HigherOrderError
+from graphopt.kernels.bridge import memory, versions
 
 mx = import_mxnet()
 nn, autograd = mx.gluon.nn, mx.autograd
@@ -114,6 +115,12 @@ def written_through_a_view(net: Any, x: Any) -> Any:
     return found
 
 
+def state_of_numpy(net: Any, x: Any) -> Any:
+    found = mx.nd.tanh(net.dense(x) - net.state)
+    net.state._sync_copyfrom(x.asnumpy())
+    return found
+
+
 def state_of_an_optimizer(net: Any, x: Any) -> Any:
     found = mx.nd.tanh(net.dense(x) - net.state)
     if net.kept is None:
@@ -125,7 +132,7 @@ def state_of_an_optimizer(net: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("record", [True, None])
 @pytest.mark.parametrize(
-    "function", [row_of_a_state, written_through_a_view, state_of_an_optimizer]
+    "function", [row_of_a_state, written_through_a_view, state_of_numpy, state_of_an_optimizer]
 )
 def test_gradients_of_two_calls(function: Any, record: bool | None) -> None:
     found = []
@@ -141,6 +148,14 @@ def test_gradients_of_two_calls(function: Any, record: bool | None) -> None:
             gradients.append(net.dense.weight.grad().asnumpy())
         found.append(gradients)
     np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_known_before_anything_is_recorded() -> None:
+    """Whether this MXNet tells it is tried out on arrays, once in a process."""
+    versions.fit.cache_clear()
+    memory._functions.cache_clear()
+    test_gradients_of_two_calls(written_through_a_view, record=True)
+    assert memory._functions(mx) is not None or not versions.fit(mx)
 
 
 def test_gradients_that_are_added_up() -> None:
