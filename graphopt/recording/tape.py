@@ -111,6 +111,24 @@ class Tape:
             A pending array, or a list of them.
         """
         op = handle(operator) if isinstance(operator, str) else operator
+        texts = tuple(map(str, vals))
+        with self._lock:  # threads that the Block started may ask for values meanwhile
+            found = self._noted(op, args, tuple(keys), texts, is_np=is_np)
+            if found is None:
+                self.flush()
+                return INVOKE(op, args, keys, vals, None, is_np, as_list)
+        return found if as_list or len(found) > 1 else found[0]
+
+    def _noted(
+        self,
+        op: int,
+        args: Sequence[Any],
+        keys: tuple[str, ...],
+        texts: tuple[str, ...],
+        *,
+        is_np: bool,
+    ) -> list[Any] | None:
+        """Pending arrays for the results of a call; ``None`` where these have no type before."""
         if not self.calls:
             self._np_shape = mx.util.is_np_shape()  # a decorator of the Block may have set it
         numbers: list[int] = []
@@ -125,20 +143,18 @@ class Tape:
             number = self._leaf(array)
             numbers.append(number)
             types.append(self.leaf_types[~number])
-        texts = tuple(map(str, vals))
         if "ctx" in keys and texts[keys.index("ctx")] not in ("None", self._device):
             types.append(None)
-        made = self._types(op, tuple(keys), texts, tuple(types))
+        made = self._types(op, keys, texts, tuple(types))
         if made is None:
-            self.flush()
-            return INVOKE(op, args, keys, vals, None, is_np, as_list)
-        self.calls.append(Call(op, tuple(keys), texts, tuple(numbers), len(made)))
+            return None
+        self.calls.append(Call(op, keys, texts, tuple(numbers), len(made)))
         first = len(self._pending)
         found = [
             pending(Ref(self, first + at, type_), is_np=is_np) for at, type_ in enumerate(made)
         ]
         self._pending += found
-        return found if as_list or len(found) > 1 else found[0]
+        return found
 
     def is_view(self, found: Any, of: Any, method: str, argument: Any) -> Any:
         """Note that MXNet's result shares the memory of ``of``; returns ``found``."""

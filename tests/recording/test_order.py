@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -265,3 +266,21 @@ def test_gradients_of_gradients() -> None:
     assert "as it fails recorded: autograd.grad(create_graph=True)" in called.explain()
     with pytest.raises(HigherOrderError, match="within a recorded Block"), autograd.record():
         graphopt.optimize(net, record=True)(mx.nd.ones((4, 3)))
+
+
+def test_threads_that_a_block_starts() -> None:
+    def pooled(net: Any, x: Any) -> Any:
+        h = net.dense(x)
+        tasks = [pool.submit(lambda k: mx.nd.tanh(h * k).sum(axis=1), k) for k in range(1, 5)]
+        y = h + 1
+        for _ in range(20):
+            y = y * 1.01
+        return mx.nd.stack(*[task.result() for task in tasks]).sum(axis=0).expand_dims(1) + y
+
+    net = Called(pooled)
+    net.initialize(mx.init.Constant(0.3))
+    fast = graphopt.optimize(net, record=True)
+    with ThreadPoolExecutor(4) as pool:
+        for step in range(60):
+            x = mx.nd.ones((4, 3)) * step / 60
+            np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-5)
