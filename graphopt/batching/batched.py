@@ -24,6 +24,7 @@ from graphopt.recording import active as calls
 
 Scheduler = Literal["depth", "agenda"]
 
+_CONTAINERS = (tuple, list, dict)
 _PLAIN = (int, str, float, bool, type(None))
 #: Plans kept; the oldest goes first.
 MAX_PLANS = 64
@@ -137,11 +138,10 @@ class Batched:
         began = time.perf_counter()
 
         def run() -> Outcome:
-            wrapped = [_wrap(recorder, sample) for sample in samples]
             return runner.run(
                 recorder,
                 self.net,
-                wrapped,
+                _wrapped(recorder, samples),
                 lambda: self._flush(recorder, statistics, runner.finished),
             )
 
@@ -211,19 +211,41 @@ class Batched:
         raise SampleError(outcome.failures, [outputs.real(r) for r in outcome.results]) from error
 
 
-def _wrap(recorder: Recorder, nested: Any) -> Any:
-    """Arguments with rows for arrays, also inside plain tuples, lists and dicts."""
+def _wrapped(recorder: Recorder, samples: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
+    """Samples with rows for arrays, also inside plain tuples, lists and dicts.
+
+    What is one object stays one, within a sample and between samples.
+    """
+    known: dict[int, Any] = {}
+    try:
+        return [_wrap(recorder, sample, known) for sample in samples]
+    except RecursionError:  # a long linked list; what arrays it holds are met one by one
+        return samples
+
+
+def _wrap(recorder: Recorder, nested: Any, known: dict[int, Any]) -> Any:
     mx = import_mxnet()
     kind = type(nested)
     if kind is mx.nd.NDArray and nested.shape and nested.shape[0]:
         leaf = recorder.rows_of(nested)
         leaf.array = nested
         return leaf
-    if kind is tuple or kind is list:
-        items = [item if type(item) in _PLAIN else _wrap(recorder, item) for item in nested]
-        # The user's own object where there is no array in it.
-        return kind(items) if any(map(is_not, items, nested)) else nested
-    if kind is dict:
-        found = {key: _wrap(recorder, item) for key, item in nested.items()}
-        return found if any(map(is_not, found.values(), nested.values())) else nested
-    return nested
+    if kind not in _CONTAINERS:
+        return nested
+    if id(nested) in known:
+        return known[id(nested)]
+    made: Any = None if kind is tuple else kind()
+    if made is not None:
+        known[id(nested)] = made  # what it holds may lead back to it
+    given = nested.values() if kind is dict else nested
+    items = [i if type(i) in _PLAIN else _wrap(recorder, i, known) for i in given]
+    if not any(map(is_not, items, given)):
+        made = nested  # the user's own object where there is no array in it
+    elif kind is dict:
+        made.update(zip(nested, items, strict=True))
+    elif kind is list:
+        made += items
+    else:
+        made = tuple(items)
+    known[id(nested)] = made
+    return made

@@ -39,7 +39,8 @@ def combine(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
 
 
 def _arrays(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) -> Any:
-    nd = import_mxnet().nd
+    mx = import_mxnet()
+    nd = mx.nd
     first = results[0]
     alike = _are_like_rows(results, recorder) or all(
         isinstance(r, nd.NDArray)
@@ -61,6 +62,8 @@ def _arrays(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
     given = [real(result) for result in results]
     if len(given) == 1:
         return given[0]
+    if all(isinstance(array, mx.np.ndarray) for array in given):
+        return mx.np.concatenate(given, axis=batch_axis)
     return nd.concat(*given, dim=batch_axis)
 
 

@@ -738,3 +738,75 @@ def test_children_on_a_length_that_is_no_longer_new() -> None:
     assert batched.statistics.groups > 2
     same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
     assert batched.statistics.groups == 2
+
+
+@pytest.mark.parametrize("name", ["gamma", "gammaln"])
+def test_operators_that_kernels_have_no_derivative_of(name: str) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        return getattr(mx.nd, name)(net.g(x) + 3) * 2
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    check(net, [(rand(1, 2),) for _ in range(3)])
+
+
+def test_results_of_mxnets_numpy_are_joined() -> None:
+    net = initialized(Fn(lambda net, x: mx.np.exp(x)))
+    samples = [(mx.np.full((1, 2), value),) for value in (1.0, 2.0)]
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        found = graphopt.batch(net)(samples)
+        assert isinstance(found, mx.np.ndarray)
+        assert np.allclose(found.asnumpy(), np.exp([[1, 1], [2, 2]]))
+
+
+def test_what_samples_share_stays_shared() -> None:
+    def forward(net: Any, state: Any, x: Any) -> Any:
+        state["seen"] += 1
+        return net.g(x + state["x"]) * state["seen"]
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    found = []
+    for debug in (True, False):
+        shared = {"seen": 0, "x": rand(1, 2, seed=1)}
+        samples = [(shared, rand(1, 2, seed=n)) for n in range(3)]
+        found.append(graphopt.batch(net, debug=debug)(samples))
+    same(*found, 1e-5)
+
+
+def test_containers_that_lead_back_or_meet_again() -> None:
+    def total(net: Any, node: Any, seen: dict[int, Any]) -> Any:
+        if id(node) not in seen:
+            found = net.g(node["x"])
+            for child in node["children"]:
+                found = found + total(net, child, seen)
+            seen[id(node)] = found
+        return seen[id(node)]
+
+    net = initialized(Fn(lambda net, root: total(net, root, {}), g=nn.Dense(2, in_units=2)))
+    samples = []
+    for sample in range(2):
+        node: dict[str, Any] = {"x": rand(1, 2, seed=sample), "children": []}
+        for level in range(30):  # each below is there twice
+            above = {"x": rand(1, 2, seed=level), "children": [node, node]}
+            node["parent"] = above
+            node = above
+        samples.append((node,))
+    batched = graphopt.batch(net)
+    same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-4)
+    assert batched.statistics.calls < 200
+
+
+def test_a_list_that_is_linked_far() -> None:
+    def forward(net: Any, entry: Any) -> Any:
+        found = net.g(entry[0])
+        while entry[1] is not None:
+            entry = entry[1]
+        return found + entry[0]
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    samples = []
+    for sample in range(2):
+        entry: Any = (rand(1, 2, seed=sample), None)
+        for _ in range(3000):
+            entry = (entry[0], entry)
+        samples.append((entry,))
+    same(graphopt.batch(net)(samples), graphopt.batch(net, debug=True)(samples), 1e-5)

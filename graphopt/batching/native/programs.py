@@ -11,10 +11,12 @@ from graphopt.batching.kinds import Kind
 from graphopt.batching.native.graphs import ordered
 from graphopt.batching.operators import applied, handle, variables
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError
+from graphopt.errors import GraphoptError, UnsupportedError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.attrs import from_mxnet
 from graphopt.ir.graph import Graph
+from graphopt.ir.ops import canonical
+from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.trees import Learned, hoist
@@ -298,6 +300,11 @@ def _operator(source: Operator) -> Described:
 
 def _rows(graph: Graph, names: Sequence[str], getter: Callable[[str], Parameter]) -> Rows:
     made = ordered(graph, names)
+    for node in made.topological():
+        found = INSTRUCTIONS.get(canonical(node.op))
+        if found is not None and found.gradient is None:
+            # The plan of a block is one that has a backward, at inference too.
+            raise UnsupportedError(f"{node.op}: kernels have no derivative of it")
     body = translate(made, len(names), 0)
     inputs = [node.name for node in made.inputs]
     groups = [*((n,) for n in body.matrices), *body.vectors]
