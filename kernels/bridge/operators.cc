@@ -146,9 +146,10 @@ void graphopt_versions_free(void* noted) { graphopt::FreeVersions(noted); }
 /* How many arrays lie in the memory of one, those of operators that are still to run among them. */
 int64_t graphopt_memory_users(void* array) { return graphopt::ChunkOf(*static_cast<mxnet::NDArray*>(array)).use_count(); }
 
-/* A number for the memory of an array, which views of it share; another one may get it later. */
+/* A number for the memory of an array, which views of it share; another one may get it later. 0 if it has none. */
 int64_t graphopt_memory_of(void* array) {
-  return reinterpret_cast<int64_t>(graphopt::VariableOf(array));
+  const bool is_there = *static_cast<std::shared_ptr<graphopt::LegacyChunk>*>(array) != nullptr;
+  return is_there ? reinterpret_cast<int64_t>(graphopt::VariableOf(array)) : 0;
 }
 
 int graphopt_have_one_memory(void* array, void* other) {

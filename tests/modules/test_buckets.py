@@ -51,6 +51,15 @@ def trained(module: Any, optimizer: str) -> dict[str, np.ndarray]:
     return {name: array.asnumpy() for name, array in module.get_params()[0].items()}
 
 
+def assert_same_outputs(plain: Any, fast: Any, data: Any) -> None:
+    for batch in data:
+        found = []
+        for module in (plain, fast):
+            module.forward(batch, is_train=False)
+            found.append(module.get_outputs()[0].asnumpy())
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_fit(optimizer: str) -> None:
     fast = graphopt.optimize(mx.mod.BucketingModule(sym_gen, default_bucket_key=8))
@@ -72,13 +81,7 @@ def test_bound_buckets() -> None:
     plain = mx.mod.BucketingModule(sym_gen, default_bucket_key=8)
     trained(plain, "adam")
     fast = graphopt.optimize(plain)
-    data = sentences()
-    for batch in data:
-        found = []
-        for module in (plain, fast):
-            module.forward(batch, is_train=False)
-            found.append(module.get_outputs()[0].asnumpy())
-        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+    assert_same_outputs(plain, fast, sentences())
     assert fast.graph().name == "softmax"
     assert len(fast.executors()) == 2
 
@@ -92,9 +95,4 @@ def test_loaded_buckets(tmp_path: Any) -> None:
     )
     data = sentences()
     fast.bind(data.provide_data, data.provide_label, for_training=False)
-    for batch in data:
-        found = []
-        for module in (plain, fast):
-            module.forward(batch, is_train=False)
-            found.append(module.get_outputs()[0].asnumpy())
-        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+    assert_same_outputs(plain, fast, data)
