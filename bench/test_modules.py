@@ -157,7 +157,7 @@ def test_softmax_output(
     found = [{"gradient": e.grad_dict["x"].asnumpy()} for e in executors.values()]
     error = relative_error(found[1], found[0])
     assert error < LARGEST_ERROR
-    assert "fuse-loss-heads: 1 kernels" in executors["graphopt"].explain()
+    assert "fuse-loss-heads: 1 kernel" in executors["graphopt"].explain()
     contenders = {key: lambda e=executor: step(e) for key, executor in executors.items()}
     medians = race(benchmark, contenders, rounds, quick)
     if medians:
