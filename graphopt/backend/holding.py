@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, TypeVar
 
 from graphopt.backend.arrays import numbers_at, view_of
@@ -64,8 +64,9 @@ def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
 
 def digests(arrays: Sequence[Any]) -> list[int]:
     """Numbers for what dense arrays hold: another for other bits, but in one case of 2**64."""
-    mx = import_mxnet()
-    return held(arrays, lambda *numbers: [digest_of(mx, each) for each in numbers])
+    # One by one: who holds several waits for all of them in the queues of MXNet's engine at once.
+    read = partial(digest_of, import_mxnet())
+    return [held([array], read) for array in arrays]
 
 
 @cache
