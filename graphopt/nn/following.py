@@ -206,7 +206,7 @@ class Following:
         found = _digests(touched)
         is_same = found.items() <= self._digests.items()
         if self._frozen is None and not is_same:  # however few, it takes longer than a small net
-            cost = COST_IN_VAIN * written / everything
+            cost = COST_IN_VAIN * written / max(everything, 1)
         self._looks = max(-DEBT, self._looks - cost)
         self._digests |= found
         return is_same
