@@ -12,6 +12,7 @@ from graphopt.backend.step import bind
 from graphopt.compat import import_mxnet
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
+from graphopt.kernels.waiting import wait_for_all
 
 
 def measure_costs(
@@ -57,11 +58,11 @@ def _measure(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> dict[str, floa
 
     with mx.autograd.pause(train_mode=True):
         executor.forward(is_train=True)
-        mx.nd.waitall()
+        wait_for_all(mx)
         executor.set_monitor_callback(note)
         last = time.perf_counter()
         executor.forward(is_train=True)
-        mx.nd.waitall()
+        wait_for_all(mx)
     return seconds
 
 

@@ -16,6 +16,7 @@ from graphopt.backend.lifetimes import release_with
 from graphopt.backend.retiring import free_retired, retire
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
+from graphopt.kernels.waiting import wait_for_all
 
 #: How long memory is waited for that may be given back any moment.
 _PATIENCE, _A_MOMENT_S = 20, 1e-3
@@ -100,7 +101,7 @@ class Pools:
         if pool is None and self._pools:
             # Operators that are still to run hold tapes that nobody else has, and MXNet lets go of
             # them shortly after they were waited for.
-            import_mxnet().nd.waitall()
+            wait_for_all(import_mxnet())
             for _ in range(_PATIENCE):
                 pool = self._idle()
                 if pool is not None:

@@ -28,6 +28,7 @@ from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.marked import Times, Ways, direction_times_ms
 from graphopt.kernels.convolutions.single import Layer
 from graphopt.kernels.products import dense_means, is_tiled, packed_size
+from graphopt.kernels.waiting import wait_for_all
 
 #: Graphs are timed against each other so often, or so often at least until this is spent.
 _MOST_ROUNDS, _FEWEST_ROUNDS = 5, 3
@@ -122,6 +123,7 @@ class MXNetTarget:
 
         With ``training`` forward and backward, by all inputs.
         """
+        wait_for_all(import_mxnet())  # nothing else is to run beside
         calls = [_caller(graph, training=training) for graph in graphs]
         with same_draws(*graphs, training=training):
             return _best_times(calls)
@@ -152,15 +154,15 @@ def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
     for name, array in zip(engine.inputs, arrays, strict=True) if training else ():
         if name not in indices:
             array.attach_grad()
+    gradients = [array.grad for array in arrays if array.grad is not None]
 
     def call() -> None:
         with mx.autograd.record() if training else mx.autograd.pause(train_mode=False):
             outputs = engine(arrays)
         if training:
             mx.autograd.backward(outputs)
-        for output in outputs:
-            output.wait_to_read()
-        mx.nd.waitall()
+        for array in (*outputs, *gradients):
+            array.wait_to_read()
 
     return call
 

@@ -13,6 +13,7 @@ from graphopt.backend.lower import Lowered
 from graphopt.backend.small import may_learn
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.kernels.waiting import wait_for_all
 from graphopt.nn.built import Built
 from graphopt.nn.following import Following
 
@@ -116,7 +117,7 @@ def _bound(
 
 def _best_of(*calls: Callable[[], list[Any]]) -> list[float]:
     """Seconds at best until the arrays that each returns are there, in turns."""
-    import_mxnet().nd.waitall()
+    wait_for_all(import_mxnet())
     best = [float("inf")] * len(calls)
     for _ in range(_ROUNDS):
         for at, call in enumerate(calls):

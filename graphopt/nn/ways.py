@@ -21,6 +21,7 @@ from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import HigherOrderError
 from graphopt.ir.fingerprint import fingerprint
+from graphopt.kernels.waiting import wait_for_all
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.remarks import in_ms
 
@@ -128,7 +129,7 @@ class Ways:
         return f"{self._mode}: {self.chosen}, {self.why or measured}"
 
     def _turn(self, args: Sequence[Any]) -> _Turn | None:
-        import_mxnet().nd.waitall()
+        wait_for_all(import_mxnet())
         if self._open is not None:
             self._note(*self._open)
             self._open = None
@@ -235,7 +236,7 @@ class Ways:
         if is_timed and is_step:
             self._open = way, start
         elif is_timed:
-            import_mxnet().nd.waitall()
+            wait_for_all(import_mxnet())
             self._note(way, start)
         return found
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from graphopt.kernels.convolutions.single import Layer
 from graphopt.kernels.convolutions.spec import DIRECT, PAIRED
+from graphopt.kernels.waiting import wait_for_all
 
 #: The attribute that is the mark; MXNet keeps attributes with such names for others.
 MARK: Final = "__algorithms__"
@@ -193,7 +194,7 @@ def _in_turns(mxnet: Any, calls: Mapping[str, Callable[[], object]]) -> dict[str
         for name, call in calls.items():
             start = time.perf_counter()
             call()
-            mxnet.nd.waitall()
+            wait_for_all(mxnet)
             took = time.perf_counter() - start
             if number:  # the first one allocates
                 best[name] = min(best[name], took * 1e3)
