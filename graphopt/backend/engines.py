@@ -24,7 +24,8 @@ from graphopt.backend.keeping import flush_bulk
 from graphopt.backend.onednn import ONEDNN
 from graphopt.backend.openmp import release_threads
 from graphopt.backend.plans import Plans
-from graphopt.backend.retiring import cached_op, free_retired, retiring_executor
+from graphopt.backend.pushing import TURN, turn_to_call
+from graphopt.backend.retiring import bound_executor, cached_op, free_retired
 from graphopt.compat import import_mxnet
 
 _SPARE = "graphopt_spare"
@@ -101,7 +102,9 @@ class CachedOpEngine:
         #: Engines for other sizes, and when this one was called last.
         self.plans: Plans | None = None
         self.last_call = 0
-        self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
+        # Of two calls at once MXNet gives one the other's result now and then, and its first call
+        # infers shapes where a second one may read them. What is computed is not waited for here.
+        self._turn = turn_to_call(symbol)
         unlocked_in_children(self)
 
     def rewritten(self) -> Any:
@@ -129,9 +132,7 @@ class CachedOpEngine:
             self.last_call = next(_calls)
             if self._op is None:
                 self.plans.make_room(self)
-        # Of two calls at once MXNet gives one the other's result now and then, and its first call
-        # infers shapes where a second one may read them. What is computed is not waited for here.
-        with self._lock:
+        with self._turn:
             if self._op is None:
                 self._op = self._plan(arrays)
             self._op.user = get_ident()
@@ -141,7 +142,7 @@ class CachedOpEngine:
 
     def renew(self) -> None:
         """Let go of the plan; the next call makes another."""
-        with self._lock:
+        with self._turn:
             self._op = None
 
     @property
@@ -178,7 +179,8 @@ class CachedOpEngine:
 
     def forget_threads(self) -> None:
         """In a forked child: whoever was in a call is no more."""
-        self._lock = threading.RLock()
+        if self._turn is not TURN:
+            self._turn = threading.RLock()
 
 
 def _forget_threads() -> None:
@@ -226,13 +228,14 @@ class ExecutorEngine:
             executor = bind_as_is(symbol, by_name, ctx)
         else:
             with quiet_binding():
-                executor = symbol.bind(
+                executor = bound_executor(
+                    symbol,
                     ctx,
                     {n: by_name[n] for n in symbol.list_arguments()},
                     grad_req="null",
                     aux_states={n: by_name[n] for n in symbol.list_auxiliary_states()},
                 )
-        self._executor = retiring_executor(executor)
+        self._executor = executor
         self._outputs = list(executor.outputs)[: len(symbol.list_outputs())]
         self._copier = Copier() if ctx.device_type == "cpu" else None
         self._is_numpy = isinstance(symbol, self._mx.symbol.numpy._Symbol)
@@ -262,7 +265,8 @@ class ExecutorEngine:
             self._executor.user = get_ident()
             for at, buffer, size in self._data:
                 self._copy(arrays[at], buffer, size)
-            base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
+            with TURN:
+                base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
             found = []
             for output, alike, size in self._made:
                 fresh = alike()
@@ -289,7 +293,8 @@ def bind_as_is(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> Any:
     whole = mx.sym.Group([symbol, mx.sym.identity(mx.sym.var(_SPARE))])
     names = symbol.list_arguments()
     with environment(MXNET_SUBGRAPH_VERBOSE="0"):
-        return whole.bind(
+        return bound_executor(
+            whole,
             ctx,
             {name: arrays[name] for name in names} | {_SPARE: spare},
             {_SPARE: mx.nd.zeros((1,), ctx)},

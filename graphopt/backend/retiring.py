@@ -1,11 +1,10 @@
-"""What MXNet planned, freed by the thread that used it last, and by nobody else.
+"""What MXNet planned, freed by the thread that used it last, in a turn of its own.
 
 MXNet's engine frees a plan (a CachedOp with ``static_shape``, an executor) by operations that write
-all arrays of the plan. It appends an operation to the queue of one array after the other, so of two
-threads that hand over operations on the same two arrays each may come first in one of the queues:
-then both operations wait for ever, and with them whoever asks for a result. A plan is freed with
-whatever refers to it last. That may be a tape, which an operation under way has kept alive, in a
-thread of the engine; or cycles of Python's objects, in whichever thread collects them.
+all arrays of the plan, also the parameters that it shares: :mod:`graphopt.backend.pushing` tells
+what comes of that if another thread hands over operations on them. A plan is freed with whatever
+refers to it last. That may be a tape, which an operation under way has kept alive, in a thread of
+the engine; or cycles of Python's objects, in whichever thread collects them.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from functools import cache
 from threading import get_ident
 from typing import Any, Final
 
+from graphopt.backend.pushing import alone, done_alone
 from graphopt.kernels import bridge
 
 _Retired = tuple[int, Callable[[], bool], Callable[[], object]]
@@ -33,9 +33,7 @@ def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -
         is_free: whether nobody else refers to it.
         free: what frees it.
     """
-    if _may_free(user) and is_free():
-        free()
-    else:
+    if not (_may_free(user) and is_free() and done_alone(free)):
         _RETIRED.append((user, is_free, free))
 
 
@@ -46,11 +44,7 @@ def free_retired() -> None:
             retired = _RETIRED.popleft()
         except IndexError:  # another thread frees, too
             return
-        user, is_free, free = retired
-        if _may_free(user) and is_free():
-            free()
-        else:
-            _RETIRED.append(retired)
+        retire(*retired)
 
 
 def _may_free(user: int) -> bool:
@@ -69,9 +63,17 @@ def cached_op(mxnet: Any, symbol: Any, flags: Any) -> Any:
     return kind(symbol, flags)
 
 
-def retiring_executor(executor: Any) -> Any:
-    """The same executor, which is freed as described above; ``user`` is the thread it is of."""
+def bound_executor(symbol: Any, *args: Any, **kwargs: Any) -> Any:
+    """An executor of MXNet that is freed as described above; ``user`` is the thread it is of.
+
+    Args:
+        symbol: what it runs.
+        args: of ``symbol.bind``.
+        kwargs: of ``symbol.bind``.
+    """
     free_retired()
+    with alone():
+        executor = symbol.bind(*args, **kwargs)
     # No tape refers to what MXNet's own Python has bound.
     executor.__class__ = _retiring(executor.__class__, _one)
     executor.user = get_ident()

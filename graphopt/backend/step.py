@@ -16,6 +16,7 @@ import numpy as np
 from graphopt.backend.environment import environment
 from graphopt.backend.invoke import invoke
 from graphopt.backend.pools import Bound, Names, Pool, Pools, executors
+from graphopt.backend.retiring import bound_executor
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.types import dtype_name
@@ -285,7 +286,8 @@ def bind(
         gradients = {name: import_mxnet().nd.zeros(array.shape, ctx, array.dtype)}
     # MXNet announces oneDNN's subgraphs, of which it makes none in training.
     with environment(MXNET_SUBGRAPH_VERBOSE="0", NNVM_EXEC_MATCH_RANGE=str(match)):
-        return symbol.bind(
+        return bound_executor(
+            symbol,
             ctx,
             dict(arguments),
             args_grad=dict(gradients),

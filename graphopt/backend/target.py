@@ -15,6 +15,7 @@ from graphopt.backend.infer import Types, infer_types
 from graphopt.backend.keeping import keeping
 from graphopt.backend.measured import once
 from graphopt.backend.random_feeds import quick_feeds
+from graphopt.backend.retiring import bound_executor
 from graphopt.backend.stacks import without_stacks
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, first_line, to_symbol
@@ -208,7 +209,8 @@ def _backward(
     aux = {name: arrays[name] for name in symbol.list_auxiliary_states()}
     wanted = [n for n in args if n not in plain and args[n].dtype.__name__ in _GRADIENT_DTYPES]
     with quiet_binding():
-        executor = symbol.bind(
+        executor = bound_executor(
+            symbol,
             mx.cpu(),
             args,
             args_grad={name: mx.nd.zeros_like(args[name]) for name in wanted},

@@ -12,6 +12,7 @@ from graphopt.backend.documents import document_of
 from graphopt.backend.engines import quiet_binding
 from graphopt.backend.environment import environment
 from graphopt.backend.infer import with_types
+from graphopt.backend.retiring import bound_executor
 from graphopt.backend.symbol import MXNET_VERSION, first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
@@ -102,7 +103,8 @@ def bind(
 
     try:
         with quiet_binding():
-            executor = symbol.bind(
+            executor = bound_executor(
+                symbol,
                 ctx,
                 {name: array(name) for name in arguments},
                 {name: array(name) for name in gradients},
@@ -176,7 +178,7 @@ def forward_bytes(graph: Graph, ctx: Any = None) -> int:
     aux = {name: arrays[name] for name in symbol.list_auxiliary_states()}
     try:
         with quiet_binding():
-            executor = symbol.bind(ctx, args, None, "null", aux)
+            executor = bound_executor(symbol, ctx, args, None, "null", aux)
     except mx.MXNetError as error:
         raise InputError(f"MXNet cannot bind graph {graph.name!r}: {first_line(error)}") from None
     return parse(executor.debug_str()).megabytes << 20

@@ -173,6 +173,18 @@ int graphopt_hold(void** arrays, int64_t count, int* laid_out, graphopt::Holding
 /* Gives back what is held, if anything is. */
 void graphopt_release(graphopt::Holding** held) { delete std::exchange(*held, nullptr); }
 
+/* Until graphopt_end_alone this thread alone hands operations to MXNet's engine, of all that ask; unless it `waits` for
+ * others, only if there are none. `is_alone` tells: an interrupt may keep the caller from what this returns. */
+void graphopt_begin_alone(int waits, int* is_alone) {
+  if (waits) graphopt::Pushing::Begin(true);
+  *is_alone = waits || graphopt::Pushing::TryBegin();
+}
+
+/* Ends that if it began. */
+void graphopt_end_alone(int* is_alone) {
+  if (std::exchange(*is_alone, 0)) graphopt::Pushing::End();
+}
+
 /* Puts how often each array was written into `counts`, waiting for what is being written; -1 if that
  * failed. */
 int graphopt_count_writes(void** arrays, int64_t count, uint64_t* counts) {

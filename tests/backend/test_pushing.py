@@ -1,0 +1,176 @@
+"""Threads that hand graphs on the same arrays to MXNet's engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.backend import pushing, retiring
+from graphopt.backend.pushing import TURN, alone, done_alone, turn_to_call
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+from tests.places import REPOSITORY
+
+mx = import_mxnet()
+
+_SCRIPT = """
+import threading
+import graphopt
+from graphopt.backend.engines import CachedOpEngine, ExecutorEngine
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+
+mx = import_mxnet()
+if {is_loaded}:
+    bridge.load(mx)
+net = mx.gluon.nn.HybridSequential()
+for _ in range(4):
+    net.add(mx.gluon.nn.Dense(6, flatten=False), mx.gluon.nn.LayerNorm())
+net.initialize()
+net(mx.nd.ones((2, 4)))
+symbol = net(mx.sym.var("data"))
+known = {{p.name: p.data() for p in net.collect_params().values()}}
+
+
+def bind(number):
+    arrays = [known.get(name, mx.nd.ones((2, 4))) for name in symbol.list_inputs()]
+    for _ in range(200):
+        ExecutorEngine(symbol, arrays, ["data"], mx.cpu(), "executor")(arrays)
+
+
+def call(number):
+    x = mx.nd.ones((2 + number % 3, 4))
+    arrays = [known.get(name, x) for name in symbol.list_inputs()]
+    engine = CachedOpEngine(symbol, ["data"])
+    for _ in range(400):
+        engine(arrays)[0].wait_to_read()
+
+
+works = [bind, bind, call, call, call, call]
+threads = [threading.Thread(target=work, args=(at,)) for at, work in enumerate(works)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_executors_are_bound_and_freed_while_threads_call_nets_with_their_arrays(
+    is_loaded: bool,
+) -> None:
+    script = _SCRIPT.format(is_loaded=is_loaded)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.stdout.strip() == "done", ran.stderr
+
+
+def elsewhere(work: Any) -> Any:
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join(60)
+    return found[0]
+
+
+def test_what_is_freed_waits_for_nobody() -> None:
+    bridge.load(mx)
+    freed: list[str] = []
+    with TURN:
+        assert not elsewhere(lambda: done_alone(lambda: freed.append("in a call")))
+        assert done_alone(lambda: freed.append("own"))
+        elsewhere(
+            lambda: retiring.retire(
+                threading.get_ident(), lambda: True, lambda: freed.append("later")
+            )
+        )
+        assert freed == ["own"]
+    retiring.free_retired()
+    assert freed == ["own", "later"]
+    with alone(), alone():
+        assert done_alone(lambda: freed.append("own again"))
+    assert elsewhere(lambda: done_alone(lambda: freed.append("of another")))
+    assert freed[2:] == ["own again", "of another"]
+
+
+def test_a_push_of_the_bridge_keeps_others_from_being_alone() -> None:
+    library: Any = bridge.load(mx)
+    begun, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pushing._begun(waits=True):
+            begun.set()
+            ended.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait(60)
+    assert not done_alone(lambda: None)
+    ended.set()
+    thread.join()
+    assert done_alone(lambda: None)
+    assert library is bridge.load(mx)
+
+
+class Doubling(mx.operator.CustomOp):
+    """Calls an optimized net, in a thread of MXNet's."""
+
+    net: Any = None
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        self.assign(out_data[0], req[0], Doubling.net(in_data[0]))
+
+
+@mx.operator.register("graphopt_test_doubling")
+class DoublingProp(mx.operator.CustomOpProp):
+    def infer_shape(self, in_shape: Any) -> Any:
+        return in_shape, in_shape, []
+
+    def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> Any:
+        return Doubling()
+
+
+class Loop(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        _, (found,) = F.contrib.while_loop(
+            lambda v: F.sum(v) < 100, lambda v: ([], [v * 2]), [x], max_iterations=20
+        )
+        return found
+
+
+def test_a_loop_waits_for_python_that_calls_a_net() -> None:
+    dense = mx.gluon.nn.Dense(4, weight_initializer="ones", in_units=4)
+    dense.initialize()
+    Doubling.net = graphopt.optimize(dense)
+    loop = graphopt.optimize(Loop())
+    x = mx.nd.ones((1, 4))
+    loop(x)
+    for _ in range(3):
+        found = loop(mx.nd.Custom(x, op_type="graphopt_test_doubling"))
+        np.testing.assert_array_equal(found.asnumpy(), [[32.0] * 4])
+
+
+@pytest.mark.parametrize(
+    ("op", "is_own"), [("Custom", True), ("_contrib_boolean_mask", True), ("elemwise_add", False)]
+)
+def test_graphs_that_are_waited_for_have_a_turn_of_their_own(op: str, is_own: bool) -> None:
+    x, y = mx.sym.var("x"), mx.sym.var("y")
+    made = {
+        "Custom": lambda: mx.sym.Custom(x, op_type="graphopt_test_doubling"),
+        "_contrib_boolean_mask": lambda: mx.sym.contrib.boolean_mask(x, y),
+        "elemwise_add": lambda: mx.sym.elemwise_add(x, y, name="Custom"),
+    }
+    assert (turn_to_call(made[op]()) is not TURN) == is_own
