@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from graphopt.backend.arrays import numbers_at, view_of
@@ -33,40 +33,58 @@ def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
     place, whatever thread runs them; that is put off until ``read`` returns. Where they are in
     such an order already, and where MXNet does not let them be held, they are copied.
 
-    This is no context manager, as an interrupt (Ctrl-C) may raise at the start of any function,
-    such as ``__exit__``: arrays would be held, and nobody could write to them, for ever.
-
     Raises:
         GraphoptError: MXNet's engine does not take it.
         MXNetError: what was to write an array has failed.
     """
-    mx = import_mxnet()
-    is_on_host = all(array.ctx.device_type == "cpu" for array in arrays)
-    if arrays and is_on_host and fit(mx):
-        library, count = _functions(mx), len(arrays)
-        handles = (ctypes.c_void_p * count)(*[array.handle for array in arrays])
-        laid_out, release = (ctypes.c_int * count)(), library.graphopt_release
-        for array in arrays:
-            array.wait_to_read()
-        holding = ctypes.c_void_p()  # written by the bridge, as an interrupt loses what it returns
-        with _HOLDING:
-            try:
-                if library.graphopt_hold(handles, count, laid_out, holding):
-                    raise GraphoptError(library.graphopt_error().decode())
-                if not any(laid_out):
-                    return read(*[numbers_at(array) for array in arrays])
-            finally:
-                release(holding)
-    with mx.autograd.pause():
-        copies = [array.copy() for array in arrays]
-    return read(*[view_of(copy) for copy in copies])
+    found = _in_place(
+        arrays, lambda numbers: [] if any(n is None for n in numbers) else [read(*numbers)]
+    )
+    return found[0] if found else read(*_copied(arrays))
 
 
 def digests(arrays: Sequence[Any]) -> list[int]:
     """Numbers for what dense arrays hold: another for other bits, but in one case of 2**64."""
-    # One by one: who holds several waits for all of them in the queues of MXNet's engine at once.
-    read = partial(digest_of, import_mxnet())
-    return [held([array], read) for array in arrays]
+    mx = import_mxnet()
+    found = _in_place(
+        arrays, lambda numbers: [None if n is None else digest_of(mx, n) for n in numbers]
+    )
+    return [
+        digest_of(mx, *_copied([array])) if digest is None else digest
+        for array, digest in zip(arrays, found, strict=True)
+    ]
+
+
+def _in_place(arrays: Sequence[Any], read: Callable[[list[Any]], T]) -> T:
+    """What ``read`` returns for the numbers of arrays; None in place of those to be copied.
+
+    This is no context manager, as an interrupt (Ctrl-C) may raise at the start of any function,
+    such as ``__exit__``: arrays would be held, and nobody could write to them, for ever.
+    """
+    mx = import_mxnet()
+    is_on_host = all(array.ctx.device_type == "cpu" for array in arrays)
+    if not (arrays and is_on_host and fit(mx)):
+        return read([None] * len(arrays))
+    library, count = _functions(mx), len(arrays)
+    handles = (ctypes.c_void_p * count)(*[array.handle for array in arrays])
+    laid_out, release = (ctypes.c_int * count)(), library.graphopt_release
+    for array in arrays:
+        array.wait_to_read()
+    holding = ctypes.c_void_p()  # written by the bridge, as an interrupt loses what it returns
+    with _HOLDING:
+        try:
+            if library.graphopt_hold(handles, count, laid_out, holding):
+                raise GraphoptError(library.graphopt_error().decode())
+            return read(
+                [None if at else numbers_at(a) for a, at in zip(arrays, laid_out, strict=True)]
+            )
+        finally:
+            release(holding)
+
+
+def _copied(arrays: Sequence[Any]) -> list[Any]:
+    with import_mxnet().autograd.pause():
+        return [view_of(array.copy()) for array in arrays]
 
 
 @cache
