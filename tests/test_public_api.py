@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 
@@ -140,8 +141,28 @@ def test_a_pass_without_a_name_is_refused():
         graphopt.optimize(passes=[Nameless()])
 
 
-@pytest.mark.parametrize("passes", [["cse"], 3])
-def test_what_is_no_pipeline_is_refused(passes):
+class Nothing(Pass):
+    """Forgets to return its graph."""
+
+    name: ClassVar[str] = "nothing"
+
+    def run(self, graph, cx):
+        graph.copy()
+
+
+@pytest.mark.parametrize(
+    ("passes", "hint"), [([2], "2"), (3, "3"), ([Nothing], ".*: make one, Nothing()")]
+)
+def test_what_is_no_pipeline_is_refused(passes, hint):
     graph = graphopt.parse("graph g(%x: f32[2]) { return %x }")
-    with pytest.raises(ParseError, match="a pipeline is a text such as 'cse,dce' or passes, not"):
+    with pytest.raises(ParseError, match="such as 'cse,dce' or passes or both, not " + hint):
         graphopt.run(graph, passes)
+
+
+def test_texts_stand_beside_passes():
+    graph = graphopt.parse("graph g(%x: f32[2]) { return %x }")
+    found = graphopt.run(graph, ["cse,dce", Nothing(), "dce"])
+    names = ["eliminate-common-subexpressions", "eliminate-dead-code"]
+    assert [r.pass_text for r in found.receipts] == [*names, "nothing", names[1]]
+    assert found.receipts[2].reason == "it returned None, not a graph"
+    assert found.receipts[2].status == "rolled back"

@@ -23,7 +23,7 @@ CHECKS: Final = (False, True, "mxnet", "reference")
 
 def run(
     graph: Graph,
-    pipeline: str | Iterable[Pass] = "default",
+    pipeline: str | Iterable[Pass | str] = "default",
     *,
     mode: Mode = "inference",
     frozen: bool | None = None,

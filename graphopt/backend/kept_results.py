@@ -63,7 +63,7 @@ M = TypeVar("M", bound=Made)
 
 def kept_result(
     graph: Graph,
-    pipeline: str | Iterable[Pass],
+    pipeline: str | Iterable[Pass | str],
     settings: Mapping[str, object],
     run: Callable[[Graph], Result],
 ) -> Result:

@@ -43,7 +43,7 @@ class _AnyLength:
             The outputs, and with ``states`` the final states.
 
         Raises:
-            InputError: states or lengths have another shape or dtype than they need.
+            InputError: inputs, states or lengths have another shape or dtype than they need.
             MXNetError: a length is not between 0 and the number of steps (when results are read).
         """
         skips = states is None
@@ -75,6 +75,8 @@ class _AnyLength:
         **params: Any,
     ) -> tuple[Any, list[Any]]:
         """The outputs and the final states."""
+        if F is mx.nd:
+            _check_inputs(inputs, params["l0_i2h_weight"])
         if F is mx.nd and (states or not _call.starts_from_zero):
             batch = inputs.shape[self._layout.find("N")]  # type: ignore[attr-defined]
             _check_states(states, self.state_info(batch))  # type: ignore[attr-defined]
@@ -205,6 +207,19 @@ def _translated(cell: Cell, dtype: str) -> tuple[Body, str]:
     # The batch is not part of it.
     body = translate(body_of(cell, 2, dtype), 1, len(cell.states))
     return body, str(body.spec)
+
+
+def _check_inputs(inputs: Any, weight: Any) -> None:
+    columns = weight.shape[1]
+    if inputs.ndim != 3 or inputs.shape[2] != columns:
+        raise InputError(
+            f"inputs have shape {inputs.shape}, the layer needs three axes, the last of {columns}"
+        )
+    if inputs.dtype != weight.dtype:
+        raise InputError(
+            f"inputs are {inputs.dtype.__name__}, the layer's weights {weight.dtype.__name__}:"
+            " cast one of them"
+        )
 
 
 def _check_states(states: Sequence[Any], wanted: Sequence[Mapping[str, Any]]) -> None:

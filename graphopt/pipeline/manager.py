@@ -168,6 +168,8 @@ def _run_one(
     try:
         made = pass_.run(given, cx)
         spent = time.perf_counter() - start
+        if not isinstance(made, Graph):
+            raise GraphoptError(f"it returned {made!r}, not a graph")
         if not given.is_unchanged_from(graph):
             raise GraphoptError("it wrote to the graph it was given")
         after = graph if made.is_unchanged_from(graph) else made

@@ -56,7 +56,7 @@ class Registry:
         return f"unknown pass {name!r}{hint}"
 
 
-def build(text: str | Iterable[Pass], registry: Registry) -> tuple[Pass, ...]:
+def build(text: str | Iterable[Pass | str], registry: Registry) -> tuple[Pass, ...]:
     """Passes of a pipeline text, pipeline names expanded; ready-made passes go through.
 
     Raises:
@@ -64,13 +64,8 @@ def build(text: str | Iterable[Pass], registry: Registry) -> tuple[Pass, ...]:
             something that is neither text nor passes.
     """
     if not isinstance(text, str):
-        passes = tuple(text) if isinstance(text, Iterable) else (text,)
-        for item in passes:
-            if not isinstance(item, Pass):
-                raise ParseError(f"a pipeline is a text such as 'cse,dce' or passes, not {item!r}")
-            if not isinstance(getattr(item, "name", None), str):
-                raise ParseError(f"pass {type(item).__name__} has no name: give its class one")
-        return passes
+        items = tuple(text) if isinstance(text, Iterable) else (text,)
+        return tuple(pass_ for item in items for pass_ in _passes_of(item, registry))
     result: list[Pass] = []
     for name, options in parse_items(text):
         if name in registry.pipelines:
@@ -80,6 +75,19 @@ def build(text: str | Iterable[Pass], registry: Registry) -> tuple[Pass, ...]:
         else:
             result.append(make(registry.pass_class(name), options))
     return tuple(result)
+
+
+def _passes_of(item: object, registry: Registry) -> tuple[Pass, ...]:
+    if isinstance(item, str):
+        return build(item, registry)
+    if not isinstance(item, Pass):
+        hint = f": make one, {item.__name__}()" if isinstance(item, type) else ""
+        raise ParseError(
+            f"a pipeline is a text such as 'cse,dce' or passes or both, not {item!r}{hint}"
+        )
+    if not isinstance(getattr(item, "name", None), str):
+        raise ParseError(f"pass {type(item).__name__} has no name: give its class one")
+    return (item,)
 
 
 def make(cls: type[Pass], options: Mapping[str, AttrValue]) -> Pass:

@@ -128,7 +128,7 @@ WRONG = [
     (Does(raises), "ZeroDivisionError: by hand"),
     (Does(writes), "it wrote to the graph it was given"),
     (Does(writes_and_returns_a_copy), "it wrote to the graph it was given"),
-    (Does(returns_nothing), "AttributeError: 'NoneType' object has no attribute"),
+    (Does(returns_nothing), "it returned None, not a graph"),
     (changed(dangling), "node 'y' (elemwise_mul) reads node 77, which is not there"),
     (changed(cyclic), "graph 'net' has a cycle: y <- a <- y"),
     (changed(renames_input), "does changed the graph's inputs: ['w']"),
