@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from operator import is_not
 from typing import Any, Literal
 
 from graphopt.batching import outputs
 from graphopt.batching.agenda import by_agenda, by_depth
 from graphopt.batching.execute import NotRecording, run_plan, settle_gradients
+from graphopt.batching.given import Given
 from graphopt.batching.hooks import autograd_state, recorded
 from graphopt.batching.library import Library
 from graphopt.batching.liveness import is_steep
@@ -24,8 +24,6 @@ from graphopt.recording import active as calls
 
 Scheduler = Literal["depth", "agenda"]
 
-_CONTAINERS = (tuple, list, dict)
-_PLAIN = (int, str, float, bool, type(None))
 #: Plans kept; the oldest goes first.
 MAX_PLANS = 64
 
@@ -136,14 +134,15 @@ class Batched:
         self._library.refresh()
         recorder = Recorder(self._library, autograd_state(), runner.pause)
         began = time.perf_counter()
+        given = Given(recorder, samples)
+
+        def flush() -> None:
+            done = runner.finished
+            finished = None if done is None else [*done, *(c.copy for c in given.written())]
+            self._flush(recorder, statistics, finished)
 
         def run() -> Outcome:
-            return runner.run(
-                recorder,
-                self.net,
-                _wrapped(recorder, samples),
-                lambda: self._flush(recorder, statistics, runner.finished),
-            )
+            return runner.run(recorder, self.net, given.samples, flush)
 
         outcome = recorded(recorder, run)
         spent = time.perf_counter() - began
@@ -154,7 +153,9 @@ class Batched:
         self.statistics = statistics
         try:
             if recorder.guards:
-                settle_gradients(recorder, outputs.runs_in(outcome.results, recorder))
+                results = [*outcome.results, *(c.copy for c in given.written())]
+                settle_gradients(recorder, outputs.runs_in(results, recorder))
+            given.write_back()
             return self._finish(outcome, recorder)
         finally:
             recorder.forget()
@@ -209,43 +210,3 @@ class Batched:
         if isinstance(error, UnsupportedError):
             raise UnsupportedError(f"sample {number}: {error}") from error
         raise SampleError(outcome.failures, [outputs.real(r) for r in outcome.results]) from error
-
-
-def _wrapped(recorder: Recorder, samples: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
-    """Samples with rows for arrays, also inside plain tuples, lists and dicts.
-
-    What is one object stays one, within a sample and between samples.
-    """
-    known: dict[int, Any] = {}
-    try:
-        return [_wrap(recorder, sample, known) for sample in samples]
-    except RecursionError:  # a long linked list; what arrays it holds are met one by one
-        return samples
-
-
-def _wrap(recorder: Recorder, nested: Any, known: dict[int, Any]) -> Any:
-    mx = import_mxnet()
-    kind = type(nested)
-    if kind is mx.nd.NDArray and nested.shape and nested.shape[0]:
-        leaf = recorder.rows_of(nested)
-        leaf.array = nested
-        return leaf
-    if kind not in _CONTAINERS:
-        return nested
-    if id(nested) in known:
-        return known[id(nested)]
-    made: Any = None if kind is tuple else kind()
-    if made is not None:
-        known[id(nested)] = made  # what it holds may lead back to it
-    given = nested.values() if kind is dict else nested
-    items = [i if type(i) in _PLAIN else _wrap(recorder, i, known) for i in given]
-    if not any(map(is_not, items, given)):
-        made = nested  # the user's own object where there is no array in it
-    elif kind is dict:
-        made.update(zip(nested, items, strict=True))
-    elif kind is list:
-        made += items
-    else:
-        made = tuple(items)
-    known[id(nested)] = made
-    return made

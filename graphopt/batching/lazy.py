@@ -116,17 +116,24 @@ class Lazy(_NDArray):
         return self if context == self.kind.ctx else super().as_in_context(context)
 
     def attach_grad(self, grad_req: str = "write", stype: Any = None) -> None:
-        """Refused: the array does not exist yet."""
-        raise refused("attach_grad() on")
+        """Refused within the call that computes it: the array does not exist yet."""
+        self._after_call("attach_grad() on").attach_grad(grad_req, stype)
 
     def backward(
         self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True
     ) -> None:
-        """Refused: all samples are one graph, which the first backward would use up."""
-        raise refused("backward() from")
+        """Refused within the call: all samples are one graph, which it would use up."""
+        self._after_call("backward() from").backward(out_grad, retain_graph, train_mode)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise refused("writing into")
+        self._after_call("writing into")[key] = value
+
+    def _after_call(self, what: str) -> Any:
+        from graphopt.batching.recorder import ACTIVE
+
+        if ACTIVE.recorder is self.recorder:
+            raise refused(what)
+        return real(self)
 
     def __hash__(self) -> int:
         return id(self) // 16
@@ -144,6 +151,6 @@ def real(x: Lazy) -> Any:
 def refused(what: str) -> UnsupportedError:
     """What to raise where a value would be changed in place."""
     return UnsupportedError(
-        f"{what} an array that a batched Block computes is not possible inside of it: make a new"
+        f"{what} an array that a batched Block makes is not possible inside of it: make a new"
         " array instead (concat, stack, where), or use graphopt.batch(net, debug=True)"
     )

@@ -8,6 +8,7 @@ from typing import Any
 from graphopt.batching.execute import NotRecording, owned
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.lazy import real as array_of
+from graphopt.batching.nested import are_laid_out_alike, items_of, remake_of
 from graphopt.batching.plan import Joiner, plan_rows
 from graphopt.batching.recorder import Recorder
 from graphopt.batching.runs import unpack
@@ -19,7 +20,8 @@ def combine(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
     """Join the results of all samples.
 
     Args:
-        results: one per sample, at least one: arrays, or nested tuples, lists and dicts of them.
+        results: one per sample, at least one: arrays, or nested tuples, lists and dicts of them, or
+            tuples with names of their own.
         batch_axis: to join along.
         recorder: that has the values, if they were recorded.
 
@@ -31,10 +33,10 @@ def combine(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
     kind = type(first)
     if isinstance(first, import_mxnet().nd.NDArray):
         return _arrays(results, batch_axis, recorder)
-    if kind in (tuple, list) and all(type(r) is kind and len(r) == len(first) for r in results):
-        return kind(combine(parts, batch_axis, recorder) for parts in zip(*results, strict=True))
-    if kind is dict and all(type(r) is dict and r.keys() == first.keys() for r in results):
-        return {key: combine([r[key] for r in results], batch_axis, recorder) for key in first}
+    remake = remake_of(kind)
+    if remake is not None and are_laid_out_alike(results):
+        parts = zip(*(_in_order_of(first, result) for result in results), strict=True)
+        return remake(first, [combine(part, batch_axis, recorder) for part in parts])
     return [real(result) for result in results]
 
 
@@ -80,11 +82,12 @@ def real(result: Any) -> Any:
     """A result with real arrays in it, whatever it is."""
     if isinstance(result, Lazy):
         return array_of(result)
-    if type(result) in (tuple, list):
-        return type(result)(real(item) for item in result)
-    if type(result) is dict:
-        return {key: real(item) for key, item in result.items()}
-    return result
+    remake = remake_of(type(result))
+    return result if remake is None else remake(result, [real(i) for i in items_of(result)])
+
+
+def _in_order_of(first: Any, result: Any) -> Any:
+    return [result[key] for key in first] if isinstance(first, dict) else result
 
 
 def stores_of(results: Sequence[Any], recorder: Recorder) -> frozenset[int]:
@@ -101,8 +104,6 @@ def runs_in(results: Sequence[Any], recorder: Recorder) -> tuple[int, ...]:
         if isinstance(result, Lazy):
             if result.recorder is recorder:
                 found += runs_of(result)
-        elif type(result) in (tuple, list):
-            pending += result
-        elif type(result) is dict:
-            pending += result.values()
+        elif remake_of(type(result)) is not None:
+            pending += items_of(result)
     return tuple(found)

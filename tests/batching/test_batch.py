@@ -17,7 +17,7 @@ from graphopt.batching.recorder import Recorder
 from graphopt.batching.unit import Unit
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, SampleError
-from tests.batching.comparing import Fn, check, flat, gradients, initialized, rand, same
+from tests.batching.comparing import Fn, check, gradients, initialized, rand, same
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -465,22 +465,6 @@ def test_cell_as_mxnets_own_example_writes_it() -> None:
     check(initialized(net), [([rand(1, 2) for _ in range(n)],) for n in (3, 1, 2, 5, 3)])
 
 
-def test_nested_arguments_and_results() -> None:
-    def forward(net: Any, given: Any) -> Any:
-        a, (b, c) = given["a"], given["bc"]
-        return {"x": net.g(a), "more": [b + c, (c * 2, net.g(b))]}, given["name"]
-
-    net = initialized(Fn(forward, g=nn.Dense(3, in_units=2)))
-    samples = [
-        ({"a": rand(1, 2), "bc": (rand(1, 2), rand(1, 2)), "name": n},) for n in ("s", "t", "u")
-    ]
-    batched = check(net, samples)
-    found = batched(samples)
-    assert found[0]["x"].shape == (3, 3)
-    assert found[1] == ["s", "t", "u"]
-    assert len(flat(found)) == 4
-
-
 def test_results_of_unequal_shapes_are_lists() -> None:
     net = initialized(Fn(lambda net, x: net.g(x), g=nn.Dense(3, in_units=2)))
     samples = [(rand(n, 2),) for n in (1, 2, 3)]
@@ -756,57 +740,3 @@ def test_results_of_mxnets_numpy_are_joined() -> None:
         found = graphopt.batch(net)(samples)
         assert isinstance(found, mx.np.ndarray)
         assert np.allclose(found.asnumpy(), np.exp([[1, 1], [2, 2]]))
-
-
-def test_what_samples_share_stays_shared() -> None:
-    def forward(net: Any, state: Any, x: Any) -> Any:
-        state["seen"] += 1
-        return net.g(x + state["x"]) * state["seen"]
-
-    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
-    found = []
-    for debug in (True, False):
-        shared = {"seen": 0, "x": rand(1, 2, seed=1)}
-        samples = [(shared, rand(1, 2, seed=n)) for n in range(3)]
-        found.append(graphopt.batch(net, debug=debug)(samples))
-    same(*found, 1e-5)
-
-
-def test_containers_that_lead_back_or_meet_again() -> None:
-    def total(net: Any, node: Any, seen: dict[int, Any]) -> Any:
-        if id(node) not in seen:
-            found = net.g(node["x"])
-            for child in node["children"]:
-                found = found + total(net, child, seen)
-            seen[id(node)] = found
-        return seen[id(node)]
-
-    net = initialized(Fn(lambda net, root: total(net, root, {}), g=nn.Dense(2, in_units=2)))
-    samples = []
-    for sample in range(2):
-        node: dict[str, Any] = {"x": rand(1, 2, seed=sample), "children": []}
-        for level in range(30):  # each below is there twice
-            above = {"x": rand(1, 2, seed=level), "children": [node, node]}
-            node["parent"] = above
-            node = above
-        samples.append((node,))
-    batched = graphopt.batch(net)
-    same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-4)
-    assert batched.statistics.calls < 200
-
-
-def test_a_list_that_is_linked_far() -> None:
-    def forward(net: Any, entry: Any) -> Any:
-        found = net.g(entry[0])
-        while entry[1] is not None:
-            entry = entry[1]
-        return found + entry[0]
-
-    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
-    samples = []
-    for sample in range(2):
-        entry: Any = (rand(1, 2, seed=sample), None)
-        for _ in range(3000):
-            entry = (entry[0], entry)
-        samples.append((entry,))
-    same(graphopt.batch(net)(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
