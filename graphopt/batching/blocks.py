@@ -54,6 +54,8 @@ def call_block(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
     if unit is None or _is_due(unit):
         layout = (tuple, (0,) * len(values))
         is_new = unit is None
+        if is_new and recorder.library.is_fleeting(recorder, block):
+            return descend(block, args)
         unit = recorder.units[tuple(key)] = _enter(recorder, block, values, layout, is_new=is_new)
     if unit is _DESCEND:
         return descend(block, args)
@@ -151,6 +153,8 @@ def _call_nested(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
     unit = recorder.units.get(key)
     if unit is None or _is_due(unit):
         is_new = unit is None
+        if is_new and recorder.library.is_fleeting(recorder, block):
+            return descend(block, args)
         unit = recorder.units[key] = _enter(recorder, block, values, layout, is_new=is_new)
     if not isinstance(unit, Unit):
         return descend(block, args)

@@ -17,7 +17,7 @@ from graphopt.batching.recorder import Real, Recorder
 from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.gluon import descendants, describe
 
 #: From a recorder and a call's arguments to its result.
 Entry = Callable[[Recorder, Sequence[Any]], Any]
@@ -28,6 +28,9 @@ MAX_ENTRIES = 32768
 #: A Block that changes more often than this, and more than once in so many calls, is traced no
 #: more; once an epoch is fine.
 MAX_CHANGES, CALLS_PER_CHANGE = 8, 16
+#: More Blocks of one class than this that are none of the net's children, and it makes them as it
+#: runs.
+MAX_STRANGERS = 64
 
 
 class Tag:
@@ -66,6 +69,8 @@ class Library:
         self.cautions: set[str] = set()
         self._calls = 0
         self._changes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._strangers: Counter[type] = Counter()
+        self._children: set[int] | None = None  # of the net, as of this call
         self._serial = 0  # never starts anew: groups being recorded are known by it
         self.forget()
 
@@ -85,7 +90,7 @@ class Library:
     def refresh(self) -> None:
         """Forget what was made of Blocks that have changed since."""
         with self.lock:
-            self._calls += 1
+            self._calls, self._children = self._calls + 1, None
             changed = [block for block, was in self.traced.items() if fingerprint(block) != was]
             for block in changed:
                 self._changes[block] = self._changes.get(block, 0) + 1
@@ -96,6 +101,28 @@ class Library:
     def is_restless(self, block: Any) -> bool:
         """Whether a Block changes so often that tracing it anew each time is too much."""
         return self._changes.get(block, 0) > MAX_CHANGES + self._calls / CALLS_PER_CHANGE
+
+    def is_fleeting(self, recorder: Recorder, block: Any) -> bool:
+        """Whether a Block that was not met before is one of many that the net makes as it runs.
+
+        To trace each takes long, and whatever is kept of it is kept for ever.
+        """
+        kind = type(block)
+        if self._strangers[kind] > MAX_STRANGERS:
+            return not self._is_childs(block)
+        with self.lock:
+            if block not in self.traced and not self._is_childs(block):
+                self._strangers[kind] += 1
+            if self._strangers[kind] <= MAX_STRANGERS:
+                return False
+            self.note(f"{describe(block)} is recorded operator by operator: made in every call")
+            self._forget_in(recorder)
+            return True
+
+    def _is_childs(self, block: Any) -> bool:
+        if self._children is None:
+            self._children = {id(child) for child in descendants(self.net)}
+        return id(block) in self._children
 
     def enter(
         self, recorder: Recorder, key: Any, operator: int, args: Sequence[Any], attrs: Any
@@ -110,12 +137,15 @@ class Library:
 
         with self.lock:
             if len(self._signatures) > MAX_SIGNATURES or len(self.entries) > MAX_ENTRIES:
-                self.forget()
-                recorder.entries, recorder.units = self.entries, self.units
+                self._forget_in(recorder)
             entry, is_kept = make_entry(self, recorder, operator, args, attrs)
             if is_kept:
                 self.entries[key] = entry
             return entry
+
+    def _forget_in(self, recorder: Recorder) -> None:
+        self.forget()
+        recorder.entries, recorder.units = self.entries, self.units
 
     def known(self, key: Any, state: int) -> Signature | None:
         """The Signature for a key, if there is one."""

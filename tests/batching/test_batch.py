@@ -740,3 +740,25 @@ def test_results_of_mxnets_numpy_are_joined() -> None:
         found = graphopt.batch(net)(samples)
         assert isinstance(found, mx.np.ndarray)
         assert np.allclose(found.asnumpy(), np.exp([[1, 1], [2, 2]]))
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_blocks_that_are_made_in_every_call(is_held: bool) -> None:
+    held: list[Any] = []
+
+    def forward(net: Any, x: Any) -> Any:
+        made = nn.HybridSequential()
+        made.add(nn.Dropout(0.5), nn.Activation("tanh"))
+        if is_held:
+            held.append(made)
+        return made(net.g(x))
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    samples = [(rand(1, 2),) for _ in range(30)]
+    batched = graphopt.batch(net)
+    for _ in range(6):
+        same(batched(samples), graphopt.batch(net, debug=True)(samples), 1e-5)
+    assert "made in every call" in batched.explain()
+    assert len(batched._library.units) == 1
+    assert batched.statistics.groups < 4
+    gradients(lambda: batched(samples), net)
