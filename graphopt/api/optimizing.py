@@ -135,7 +135,7 @@ def _is_extent(size: Any) -> bool:
 def _optimize(net: Any, config: Config) -> Any:
     from graphopt.compat import import_mxnet
     from graphopt.nn.decorated import optimized_class
-    from graphopt.nn.optimized import view
+    from graphopt.nn.views import view
 
     mx = import_mxnet()
     if isinstance(net, mx.gluon.Trainer):

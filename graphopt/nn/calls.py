@@ -208,7 +208,7 @@ def _let_go(state: State) -> None:
 
 def taken_apart(block: Any) -> Any:
     """A view's Block with optimized children."""
-    from graphopt.nn.optimized import view  # whose calls these are
+    from graphopt.nn.views import view  # whose calls these are
 
     state = block._graphopt_current()
     found = state.fallback  # another thread may let go of it

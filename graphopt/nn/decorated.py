@@ -7,7 +7,8 @@ from typing import Any
 
 from graphopt.nn.calls import beside
 from graphopt.nn.config import Config
-from graphopt.nn.optimized import Optimized, methods_of, share, view_class
+from graphopt.nn.optimized import Optimized
+from graphopt.nn.views import methods_of, share, view_class
 
 #: Of a class: the generated one of its instances, and what that was generated of.
 _MADE = "_graphopt_made"

@@ -13,8 +13,9 @@ from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
 from graphopt.nn.any_size import AnySize
 from graphopt.nn.calls import why_not_whole
-from graphopt.nn.optimized import methods_of, views_of
+from graphopt.nn.optimized import views_of
 from graphopt.nn.ski_rental import SkiRental
+from graphopt.nn.views import methods_of
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.manager import Receipt, Result
 from graphopt.pipeline.remarks import RemarkKind, counted

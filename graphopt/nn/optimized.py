@@ -3,21 +3,19 @@
 A view is an instance of a subclass of the user's own class that shares the user's ``__dict__``:
 same parameters, same children, same attributes and methods, ``isinstance`` holds. Only the call is
 different. The user's object and class are not touched. Instances of decorated classes are of such
-a subclass from the start (see :mod:`graphopt.nn.decorated`).
+a subclass from the start (see :mod:`graphopt.nn.decorated`). :mod:`graphopt.nn.views` makes both.
 """
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.calls import beside, has_own_call, has_symbol, is_whole, original, run, taken_apart
+from graphopt.nn.calls import has_own_call, has_symbol, is_whole, original, run
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.partition import parts_of, tried_of
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
 #: What is kept beside ``__dict__``, which is the user's object's as well: what graphopt knows, and
 #: that object.
-_STATE, _OWN = "_graphopt_state", "_graphopt_own"
+STATE, OWN = "_graphopt_state", "_graphopt_own"
 
 
 class Optimized:
@@ -71,7 +69,7 @@ class Optimized:
     def graphopt_state(self) -> State:
         """What graphopt knows about this view."""
         try:  # past a `__getattr__` of the user's
-            found: State = object.__getattribute__(self, _STATE)
+            found: State = object.__getattribute__(self, STATE)
         except AttributeError:
             found = self._graphopt_forget()
         return found
@@ -125,7 +123,7 @@ class Optimized:
     def _graphopt_forget(self) -> State:
         """Begin anew, with nothing compiled."""
         state = State(self, self._graphopt_config)
-        object.__setattr__(self, _STATE, state)
+        object.__setattr__(self, STATE, state)
         return state
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
@@ -274,21 +272,25 @@ class Optimized:
         """With a ``__dict__`` of its own, as copies of Blocks have."""
         import copy
 
+        from graphopt.nn.views import instance, view  # which are made of this
+
         if not self._graphopt_is_decorated:
             return view(copy.copy(original(self)), self._graphopt_config)
-        twin = _instance(self._graphopt_base, self._graphopt_config)
+        twin = instance(self._graphopt_base, self._graphopt_config)
         twin.__dict__.update(self.__dict__)
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles hold what the user's Block holds; they are compiled anew."""
+        from graphopt.nn.views import instance, view
+
         if not self._graphopt_is_decorated:
             return view, (original(self), self._graphopt_config)
         state: Any = self.__dict__
         getstate = getattr(self._graphopt_base, "__getstate__", _GETSTATE)
         if getstate is not None and getstate is not _GETSTATE:
             state = getstate(self)
-        return _instance, (self._graphopt_base, self._graphopt_config), state
+        return instance, (self._graphopt_base, self._graphopt_config), state
 
     def _graphopt_last(self, mode: str | None = None) -> Entry:
         """What was compiled last (of that mode)."""
@@ -306,127 +308,6 @@ class Optimized:
         for child in views_in(state.fallback):
             found += child._graphopt_entries()
         return found
-
-
-def view(block: Any, config: Config) -> Any:
-    """An optimized view of a Block.
-
-    Raises:
-        InputError: it is no Gluon Block.
-    """
-    mx = import_mxnet()
-    if not isinstance(block, mx.gluon.Block):
-        if block is None:
-            raise InputError("cannot optimize None: does what builds the net return it?")
-        kind = type(block).__name__
-        others = "a Symbol, a module, an executor or a Trainer"
-        raise InputError(f"cannot optimize a {kind}: give a Gluon Block, {others}")
-    if isinstance(block, Optimized):
-        block = original(block)
-    twin: Any = object.__new__(view_class(type(block), config))
-    twin.__dict__ = block.__dict__
-    return share(twin, block)
-
-
-def share(view: Any, own: Any) -> Any:
-    """The view, of that object of the user's, whose ``__dict__`` it has."""
-    object.__setattr__(view, _OWN, own)
-    return view
-
-
-def _instance(cls: type, config: Config) -> Any:
-    """An instance of a decorated class as it is before ``__init__``, for what copies it."""
-    twin: Any = object.__new__(view_class(cls, config, is_decorated=True))
-    return share(twin, beside(twin))
-
-
-def view_class(
-    cls: Any, config: Config, *, plain: type | None = None, is_decorated: bool = False
-) -> type:
-    """A subclass of a Block class whose instances compile themselves.
-
-    Args:
-        cls: the user's class.
-        config: what the user asked for.
-        plain: the class of the user's objects, if that is another one.
-        is_decorated: instances are the user's objects themselves.
-    """
-    body: dict[str, Any] = {
-        "__slots__": (_STATE, _OWN),
-        "__doc__": cls.__doc__,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "_graphopt_config": config,
-        "_graphopt_base": plain or cls,
-        "_graphopt_is_decorated": is_decorated,
-        "_graphopt_has_call": _has_call(cls),
-    }
-    if hasattr(cls, "__del__"):
-        body["__del__"] = _stay  # the user's object has one
-    hybrid, sequential = import_mxnet().gluon.HybridBlock, import_mxnet().gluon.nn.Sequential
-    forward, is_hybrid = cls.forward, issubclass(cls, hybrid)
-    for name, method in methods_of(cls).items():
-        if not is_hybrid:
-            body[name] = _on_children(name, method)
-        elif hasattr(Optimized, name):
-            body[name] = method
-    if forward in (hybrid.forward, sequential.forward):
-        body["forward"] = _forward(forward)
-    # The same name: Gluon derives parameter names from it.
-    return type(cls.__name__, (Optimized, cls), body)
-
-
-def _has_call(cls: type) -> bool:
-    """Whether ``__call__`` is the user's."""
-    owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
-    return owner.__module__.partition(".")[0] != "mxnet"
-
-
-def _stay(view: Any) -> None:
-    """Nothing ends with a view."""
-
-
-def _forward(plain: Any) -> Any:
-    """``forward`` of a Block whose code is Gluon's, which methods of it and other Blocks may call.
-
-    It is where Gluon runs the graph of a hybridized Block, so it runs ours.
-    """
-
-    @functools.wraps(plain)
-    def forward(self: Any, *args: Any) -> Any:
-        return plain(self, *args) if ACTIVE.tape or has_symbol(args) else run(self, args)
-
-    return forward
-
-
-def _on_children(name: str, method: Any) -> Any:
-    """A method of a plain Block, run on one whose children are optimized."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if ACTIVE.tape or "_children" not in vars(self):
-            return method(self, *args, **kwargs)
-        return getattr(taken_apart(self), name)(*args, **kwargs)
-
-    return call
-
-
-def methods_of(cls: type) -> dict[str, Any]:
-    """Methods by name that a plain Block's classes define, none of Gluon's and none of ours."""
-    found: dict[str, Any] = {}
-    gluon = import_mxnet().gluon
-    own = gluon.HybridBlock if issubclass(cls, gluon.HybridBlock) else gluon.Block
-    for base in cls.__mro__:
-        for name, value in vars(base).items():
-            found.setdefault(name, value if base.__module__.partition(".")[0] != "mxnet" else None)
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, FunctionType)
-        and not name.startswith("__")
-        and not name.startswith("_graphopt")
-        and not hasattr(own, name)
-    }
 
 
 def views_in(block: Any) -> list[Any]:

@@ -22,9 +22,10 @@ from graphopt.kernels import bridge
 from graphopt.nn.calls import original
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
-from graphopt.nn.optimized import Optimized, view
+from graphopt.nn.optimized import Optimized
 from graphopt.nn.signatures import told_of
 from graphopt.nn.structure import Structure
+from graphopt.nn.views import view
 from graphopt.optimizers.trainer import OptimizedTrainer, TrainerPlan, trainer_view
 
 #: The most elements of all weights that one thread updates, and of those of one operation.

@@ -1,0 +1,135 @@
+"""Making optimized views of Gluon Blocks: the subclasses of users' classes, and instances."""
+
+from __future__ import annotations
+
+import functools
+from types import FunctionType
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+from graphopt.nn.calls import beside, has_symbol, original, run, taken_apart
+from graphopt.nn.config import Config
+from graphopt.nn.optimized import OWN, STATE, Optimized
+from graphopt.recording.active import ACTIVE
+
+
+def view(block: Any, config: Config) -> Any:
+    """An optimized view of a Block.
+
+    Raises:
+        InputError: it is no Gluon Block.
+    """
+    mx = import_mxnet()
+    if not isinstance(block, mx.gluon.Block):
+        if block is None:
+            raise InputError("cannot optimize None: does what builds the net return it?")
+        kind = type(block).__name__
+        others = "a Symbol, a module, an executor or a Trainer"
+        raise InputError(f"cannot optimize a {kind}: give a Gluon Block, {others}")
+    if isinstance(block, Optimized):
+        block = original(block)
+    twin: Any = object.__new__(view_class(type(block), config))
+    twin.__dict__ = block.__dict__
+    return share(twin, block)
+
+
+def share(view: Any, own: Any) -> Any:
+    """The view, of that object of the user's, whose ``__dict__`` it has."""
+    object.__setattr__(view, OWN, own)
+    return view
+
+
+def instance(cls: type, config: Config) -> Any:
+    """An instance of a decorated class as it is before ``__init__``, for what copies it."""
+    twin: Any = object.__new__(view_class(cls, config, is_decorated=True))
+    return share(twin, beside(twin))
+
+
+def view_class(
+    cls: Any, config: Config, *, plain: type | None = None, is_decorated: bool = False
+) -> type:
+    """A subclass of a Block class whose instances compile themselves.
+
+    Args:
+        cls: the user's class.
+        config: what the user asked for.
+        plain: the class of the user's objects, if that is another one.
+        is_decorated: instances are the user's objects themselves.
+    """
+    body: dict[str, Any] = {
+        "__slots__": (STATE, OWN),
+        "__doc__": cls.__doc__,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "_graphopt_config": config,
+        "_graphopt_base": plain or cls,
+        "_graphopt_is_decorated": is_decorated,
+        "_graphopt_has_call": _has_call(cls),
+    }
+    if hasattr(cls, "__del__"):
+        body["__del__"] = _stay  # the user's object has one
+    hybrid, sequential = import_mxnet().gluon.HybridBlock, import_mxnet().gluon.nn.Sequential
+    forward, is_hybrid = cls.forward, issubclass(cls, hybrid)
+    for name, method in methods_of(cls).items():
+        if not is_hybrid:
+            body[name] = _on_children(name, method)
+        elif hasattr(Optimized, name):
+            body[name] = method
+    if forward in (hybrid.forward, sequential.forward):
+        body["forward"] = _forward(forward)
+    # The same name: Gluon derives parameter names from it.
+    return type(cls.__name__, (Optimized, cls), body)
+
+
+def _has_call(cls: type) -> bool:
+    """Whether ``__call__`` is the user's."""
+    owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
+    return owner.__module__.partition(".")[0] != "mxnet"
+
+
+def _stay(view: Any) -> None:
+    """Nothing ends with a view."""
+
+
+def _forward(plain: Any) -> Any:
+    """``forward`` of a Block whose code is Gluon's, which methods of it and other Blocks may call.
+
+    It is where Gluon runs the graph of a hybridized Block, so it runs ours.
+    """
+
+    @functools.wraps(plain)
+    def forward(self: Any, *args: Any) -> Any:
+        return plain(self, *args) if ACTIVE.tape or has_symbol(args) else run(self, args)
+
+    return forward
+
+
+def _on_children(name: str, method: Any) -> Any:
+    """A method of a plain Block, run on one whose children are optimized."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if ACTIVE.tape or "_children" not in vars(self):
+            return method(self, *args, **kwargs)
+        return getattr(taken_apart(self), name)(*args, **kwargs)
+
+    return call
+
+
+def methods_of(cls: type) -> dict[str, Any]:
+    """Methods by name that a plain Block's classes define, none of Gluon's and none of ours."""
+    found: dict[str, Any] = {}
+    gluon = import_mxnet().gluon
+    own = gluon.HybridBlock if issubclass(cls, gluon.HybridBlock) else gluon.Block
+    for base in cls.__mro__:
+        for name, value in vars(base).items():
+            found.setdefault(name, value if base.__module__.partition(".")[0] != "mxnet" else None)
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, FunctionType)
+        and not name.startswith("__")
+        and not name.startswith("_graphopt")
+        and not hasattr(own, name)
+    }
