@@ -107,6 +107,8 @@ class Library:
 
         To trace each takes long, and whatever is kept of it is kept for ever.
         """
+        if not hasattr(self.net, "_children"):  # a Fold's, which is given Blocks
+            return False
         kind = type(block)
         if self._strangers[kind] > MAX_STRANGERS:
             return not self._is_childs(block)
