@@ -28,11 +28,15 @@ _RETIRED: Final[deque[_Retired]] = deque()
 def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -> None:
     """Call ``free`` now if that cannot hang anything, else when :func:`free_retired` is called.
 
+    Nothing is freed once Python ends.
+
     Args:
         user: the thread that used it last.
         is_free: whether nobody else refers to it.
         free: what frees it.
     """
+    if sys.is_finalizing():  # the process ends with it, and modules are taken apart
+        return
     if not (_may_free(user) and is_free() and done_alone(free)):
         _RETIRED.append((user, is_free, free))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -156,3 +158,25 @@ def test_a_tape_keeps_an_executor_of_a_budget() -> None:
     del output
     retiring.free_retired()
     assert library.graphopt_binding_users(number) == 0
+
+
+def test_a_script_ends_in_silence() -> None:
+    script = """
+import graphopt, mxnet as mx
+nn = mx.gluon.nn
+net = nn.HybridSequential()
+net.add(nn.Conv2D(8, 3), nn.BatchNorm(), nn.Activation("relu"))
+net.initialize()
+x = mx.nd.ones((2, 3, 10, 10))
+net(x)
+net = graphopt.optimize(net)
+for _ in range(2):
+    with mx.autograd.record():
+        loss = net(x).mean()
+    loss.backward()
+loss.wait_to_read()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ended.stderr == ""
