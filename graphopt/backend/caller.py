@@ -19,6 +19,7 @@ from graphopt.backend.arrays import Alike
 from graphopt.backend.draws import Draws
 from graphopt.backend.engines import unlocked_in_children
 from graphopt.backend.lifetimes import release_with
+from graphopt.backend.retiring import free_retired
 from graphopt.backend.small import KINDS, SEED, VIEWS, root_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
@@ -148,6 +149,7 @@ class CallerEngine:
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run on arrays in the order of ``inputs``."""
+        free_retired()
         found = [make() for make in self._makers]
         given = [arrays[at].handle for at in self._at] + [array.handle for array in found]
         with self._lock:

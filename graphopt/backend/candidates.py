@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from graphopt.analysis.effects import may_draw
 from graphopt.backend.caller import CallerEngine, LearningEngine
 from graphopt.backend.choice import (
     AT_ONCE,
@@ -235,7 +236,8 @@ class Candidates:
         symbol = self._form.typed(to_symbol(guard(graph)))
         values = [arrays[name] for name in symbol.list_inputs()]
         form, as_is = self._form, not may_rewrite(graph)
-        return ExecutorEngine(symbol, values, form.data, form.ctx, name, as_is=as_is)
+        draws = may_draw(graph, training=False)
+        return ExecutorEngine(symbol, values, form.data, form.ctx, name, as_is=as_is, draws=draws)
 
     def _packed(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         ctx = self._form.ctx

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import count
 from math import prod
 from threading import get_ident
@@ -210,15 +211,20 @@ class ExecutorEngine:
         name: str,
         *,
         as_is: bool = False,
+        draws: bool = False,
     ) -> None:
         """Bind ``symbol`` to ``arrays``, given in the order of its inputs.
 
         ``as_is``: oneDNN's rewrites were made before.
+        ``draws``: it may have operators that draw. An executor's draw from the generator of the
+        thread that binds it, and ``mx.random.seed`` seeds that of the thread that calls; so in
+        other threads a CachedOp runs.
         """
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
         self._mx = import_mxnet()
         self.symbol, self._names, self._ctx, self._as_is = symbol, data, ctx, as_is
+        self._home = _this_thread() if draws else None
         self._bound = [
             array.copy() if name in data else array
             for name, array in zip(self.inputs, arrays, strict=True)
@@ -255,10 +261,20 @@ class ExecutorEngine:
         """An engine like this one for another symbol, rewritten, with the same inputs."""
         known = dict(zip(self.inputs, self._bound, strict=True))
         arrays = [known[name] for name in symbol.list_inputs()]
-        return ExecutorEngine(symbol, arrays, self._names, self._ctx, self.name, as_is=True)
+        draws = self._home is not None
+        return ExecutorEngine(
+            symbol, arrays, self._names, self._ctx, self.name, as_is=True, draws=draws
+        )
+
+    @cached_property
+    def _elsewhere(self) -> CachedOpEngine:
+        return CachedOpEngine(self.symbol, self._names, self.name)
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; the outputs are copies, since the executor writes to the same arrays again."""
+        if self._home is not None and self._home is not _this_thread():
+            return self._elsewhere(arrays)
+        free_retired()
         base = self._mx.base
         with self._lock:
             release_threads()
@@ -279,6 +295,18 @@ class ExecutorEngine:
             source.copyto(target)
         else:
             self._copier.copy(source, target, size)
+
+
+_threads = threading.local()
+
+
+def _this_thread() -> object:
+    """The same for calls in one thread, whose number a later one may have as well."""
+    try:
+        found: object = _threads.token
+    except AttributeError:
+        found = _threads.token = object()
+    return found
 
 
 def bind_as_is(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> Any:

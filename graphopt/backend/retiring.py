@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from threading import get_ident
 from typing import Any, Final
@@ -23,6 +24,9 @@ from graphopt.kernels import bridge
 _Retired = tuple[int, Callable[[], bool], Callable[[], object]]
 
 _RETIRED: Final[deque[_Retired]] = deque()
+#: Which threads are no more is looked up as seldom as this, and was then.
+_A_WHILE_S: Final = 0.1
+_looked_at = 0.0
 
 
 def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -> None:
@@ -43,12 +47,24 @@ def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -
 
 def free_retired() -> None:
     """Free what this thread, or one that is no more, used last, and nobody refers to by now."""
+    global _looked_at
+    if not _RETIRED:
+        return
+    here, now = get_ident(), time.monotonic()
+    living: Collection[int] | None = None
+    if now >= _looked_at + _A_WHILE_S:  # which takes longer the more threads there are
+        # Not the frames, which would keep what is in them, this one among them.
+        living, _looked_at = frozenset(sys._current_frames()), now
     for _ in range(len(_RETIRED)):
         try:
             retired = _RETIRED.popleft()
         except IndexError:  # another thread frees, too
             return
-        retire(*retired)
+        user = retired[0]
+        if user == here or (living is not None and user not in living):
+            retire(*retired)
+        else:
+            _RETIRED.append(retired)
 
 
 def _may_free(user: int) -> bool:

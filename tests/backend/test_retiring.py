@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import graphopt
 from graphopt.backend import retiring
 from graphopt.backend.engines import CachedOpEngine, ExecutorEngine
 from graphopt.backend.invoke import invoke
@@ -25,6 +27,7 @@ FREED = "MXFreeCachedOp", "MXExecutorFree"
 @pytest.fixture(autouse=True)
 def freed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The threads in which plans were freed from now on, one for each."""
+    monkeypatch.setattr(retiring, "_A_WHILE_S", 0.0)
     retiring.free_retired()
     found: list[int] = []
     for name in FREED:
@@ -51,7 +54,14 @@ def arrays() -> list[Any]:
 def in_a_thread(run: Callable[[], object]) -> int | None:
     thread = threading.Thread(target=run)
     thread.start()
+    return ended(thread)
+
+
+def ended(thread: threading.Thread) -> int | None:
+    """Its number, once Python knows no more of it, which is shortly after it has ended."""
     thread.join()
+    while thread.ident in sys._current_frames():
+        time.sleep(0.001)
     return thread.ident
 
 
@@ -81,6 +91,40 @@ def test_another_thread_leaves_it_to_the_last_user(
     assert freed == [threading.get_ident()]
 
 
+def small_engine() -> Any:
+    net = mx.gluon.nn.Dense(3, in_units=4)
+    net.initialize()
+    fast = graphopt.optimize(net)
+    x = mx.nd.ones((2, 4))
+    fast(x)
+    assert "calling thread" in fast.explain()
+    return lambda _: fast(x)
+
+
+@pytest.mark.parametrize("serve", [engine, executor_engine, small_engine])
+def test_a_server_frees_what_was_dropped_while_it_waited(
+    serve: Callable[[], Any], freed: list[int]
+) -> None:
+    kept, other = [executor_engine()], serve()
+    is_used, is_dropped = threading.Event(), threading.Event()
+
+    def work() -> None:
+        kept[0](arrays())
+        is_used.set()
+        is_dropped.wait()
+        other(arrays())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    is_used.wait()
+    freed.clear()
+    kept.clear()
+    assert freed == []
+    is_dropped.set()
+    thread.join()
+    assert freed == [thread.ident]
+
+
 def test_the_last_user_counts_and_not_the_first(freed: list[int]) -> None:
     kept = [engine()]
     kept[0](arrays())
@@ -108,7 +152,7 @@ def test_what_a_thread_left_is_freed_when_it_is_over(freed: list[int]) -> None:
     retiring.free_retired()
     assert freed == []
     may_end.set()
-    thread.join()
+    ended(thread)
     engine()(arrays())
     assert freed == [threading.get_ident()] * 2
 
