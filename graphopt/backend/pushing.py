@@ -3,8 +3,8 @@
 The engine appends an operation to the queue of one array after the other. Of two threads that hand
 over operations on the same two arrays each may come first in one of the queues: where one of the
 two operations writes them, both wait for ever, and with them whoever asks for a result. Threads
-that call one net share its parameters, and all threads share the few arrays that MXNet's operators
-take for scratch. To bind an executor or to free one "writes" all that it reads.
+that call one net share its parameters, and what operators take for scratch is that of the thread
+that prepared them. To bind an executor or to free one "writes" all that it reads.
 """
 
 from __future__ import annotations
