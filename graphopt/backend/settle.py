@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from graphopt.backend.fixed import FixedArrays
 from graphopt.backend.keeping import keeping
+from graphopt.backend.own_weights import with_own_weights
 from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
 from graphopt.backend.products import has_products
 from graphopt.backend.tuning import Products, Tuned, tune_learning, tune_recurrences
@@ -35,6 +36,8 @@ def settle(
         is_tuned: measure algorithms on this machine.
     """
     is_tuned = is_tuned and is_on_cpu
+    if frozen and is_on_cpu:
+        graph = with_own_weights(graph)
     found = Products(Tuned(fixed.freeze(graph) if frozen else graph), None)
     if is_tuned:
         found = Products(tune_recurrences(found.plain.graph, training=training), None)

@@ -85,6 +85,7 @@ class Following:
         """
         self._build, self._values, self._strict = build, values, strict
         self._states = frozenset(states)
+        self._bytes = sum(map(_bytes, values.values()))
         self._lock = threading.RLock()
         self._living: Built | None = None
         self._frozen: Built | None = None
@@ -198,7 +199,7 @@ class Following:
     def _is_same(self) -> bool:
         """Whether the arrays hold what they held although they were written, for all we know."""
         touched = self._writes.touched()
-        everything = sum(map(_bytes, self._values.values()))
+        everything = self._bytes
         written = sum(map(_bytes, touched))
         cost = written / max(everything, FEW_BYTES)
         if cost > self._looks:

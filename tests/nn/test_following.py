@@ -380,3 +380,20 @@ def test_recorded_blocks_follow(builds: list[bool]) -> None:
         set_data(net.inner, x)
     assert_follows(fast, net, x)
     assert builds == [True] * 3
+
+
+def test_weights_of_deconvolutions_are_not_taken_for_written() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, 2, 1, use_bias=False, in_channels=3), nn.BatchNorm(in_channels=8))
+    net.add(nn.Conv2DTranspose(5, 8, strides=4, padding=2, in_channels=8))
+    net.initialize()
+    x, fast = image(16), graphopt.optimize(net)
+    fast(x)
+    writes = followed(fast)._writes
+    for _ in range(40):
+        fast(x).wait_to_read()
+        assert writes.are_none()
+    assert "parameters: computed in, and anew" in fast.explain()
+    for _ in range(3):
+        net[2].weight.set_data(net[2].weight.data() * 2)
+        assert_follows(fast, net, x, 3)
