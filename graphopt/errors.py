@@ -12,7 +12,7 @@ class MissingDependencyError(GraphoptError, ImportError):
 
 
 class GraphError(GraphoptError, ValueError):
-    """A graph breaks an invariant of the IR (dangling value, cycle, duplicate input name ...)."""
+    """A graph breaks an invariant of the IR (dangling value, cycle ...), or MXNet refuses it."""
 
 
 class ParseError(GraphoptError, ValueError):

@@ -88,7 +88,7 @@ def choose(
 
     Raises:
         BudgetError: no training step takes as little as was asked for.
-        GraphoptError: none of them runs; the message says why not.
+        GraphError: none of them runs; the message says why not.
     """
     if not may_repeat(form.graph, training=False):
         candidates = dict([next(iter(candidates.items()))])
@@ -116,7 +116,7 @@ def choose(
         engines = trial.run()
     if not engines:
         reasons = "; ".join(f"{name}: {why}" for name, why in choice.failed.items())
-        raise GraphoptError(f"MXNet cannot run graph {form.graph.name!r}: {reasons}")
+        raise GraphError(f"MXNet cannot run graph {form.graph.name!r}: {reasons}")
     choice.engine = trial.fastest()
     if len(candidates) > 1:
         times = choice.measured_ms

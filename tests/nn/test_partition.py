@@ -284,6 +284,46 @@ def test_graphs_that_mxnet_refuses():
         graphopt.optimize(plain, strict=True)(x)
 
 
+class Looped(mx.gluon.HybridBlock):
+    """A sum behind a loop has no shape in a graph, where `+` is MXNet's of equal shapes then."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(3, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        _, (last,) = F.contrib.while_loop(
+            cond=lambda a: F.sum(a * a) < 100,
+            func=lambda a: ([], [a * 2 + 1]),
+            loop_vars=[self.dense(x)],
+            max_iterations=8,
+        )
+        return self.dense(x) + last.sum()
+
+
+@pytest.mark.parametrize("record", [None, True, False])
+@pytest.mark.parametrize("trains_first", [True, False])
+def test_graphs_that_no_engine_runs(record, trains_first):
+    plain = Looped()
+    plain.initialize(mx.init.Xavier())
+    net = graphopt.optimize(plain, record=record)
+    for rows, trains in ((4, trains_first), (4, True), (4, False), (3, True), (3, False)):
+        x = mx.nd.arange(rows * 4).reshape((rows, 4)) / 10
+        found = []
+        for block in (net, plain):
+            with mx.autograd.record() if trains else mx.autograd.pause():
+                y = block(x)
+            if trains:
+                y.backward()
+            found.append((y.asnumpy(), plain.dense.weight.grad().asnumpy()))
+        for got, want in zip(*found, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert "MXNet runs its Python, but not its graph: " in net.explain()
+    with pytest.raises(GraphError, match="MXNet cannot run graph"):
+        graphopt.optimize(plain, strict=True)(x)
+
+
 def test_graphs_that_graphopt_cannot_write(monkeypatch):
     def refused(*args, **kwargs):
         raise GraphError("MXNet does not accept it")
