@@ -162,7 +162,7 @@ class CachedOpEngine:
         return sum(
             prod(shape) * np.dtype(dtype).itemsize
             for name, shape, dtype in zip(found.list_outputs(), shapes, dtypes, strict=True)
-            if name not in given
+            if name not in given and _is_known(shape)
         )
 
     def _plan(self, arrays: Sequence[Any]) -> Any:
@@ -182,6 +182,11 @@ class CachedOpEngine:
         """In a forked child: whoever was in a call is no more."""
         if self._turn is not TURN:
             self._turn = threading.RLock()
+
+
+def _is_known(shape: tuple[int, ...] | None) -> bool:
+    """Whether MXNet knows a shape before it has run; what it plans has such shapes."""
+    return shape is not None and -1 not in shape
 
 
 def _forget_threads() -> None:

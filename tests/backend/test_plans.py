@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,48 @@ def test_two_tapes_of_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(
                 one.grad().asnumpy(), other.grad().asnumpy(), rtol=1e-4, atol=1e-4
             )
+
+
+def masked(F: Any, x: Any) -> Any:
+    return F.contrib.boolean_mask(F.exp(x), F.sum(x, axis=1) > 0) ** 2
+
+
+def looping(F: Any, x: Any) -> Any:
+    parts, _ = F.contrib.while_loop(
+        cond=lambda a: F.sum(a) < 100,
+        func=lambda a: (F.sum(a), [a * a + 1]),
+        loop_vars=[F.exp(x)],
+        max_iterations=3,
+    )
+    return F.slice_axis(parts, axis=0, begin=0, end=1)  # those of steps not taken are anything
+
+
+class Net(mx.gluon.HybridBlock):
+    def __init__(self, f: Callable[..., Any]) -> None:
+        super().__init__()
+        self.f = f
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.f(F, x)
+
+
+@pytest.mark.parametrize("f", [masked, looping])
+def test_shapes_that_are_known_once_they_ran(f: Callable[..., Any]) -> None:
+    """MXNet tells them as unknown with shapes as of `mx.np`; of one batch nothing is left."""
+    fast = graphopt.optimize(Net(f), strict=True)
+    with mx.util.np_shape(True):
+        for batch, least in ((2, -0.5), (3, -0.5), (3, -2), (2, -0.5), (5, -0.5)):
+            data = np.random.default_rng(batch).uniform(least, least + 1.5, (batch, 4))
+            found = []
+            for net in (fast, Net(f)):
+                x = mx.nd.array(data)
+                x.attach_grad()
+                with autograd.record():
+                    y = net(x)
+                y.backward()
+                found.append((y.asnumpy(), x.grad.asnumpy()))
+            for one, other in zip(*found, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
 class Reading(mx.gluon.Block):
