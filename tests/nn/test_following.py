@@ -185,7 +185,8 @@ def test_it_waits_longer_each_time_it_was_in_vain(builds: list[bool]) -> None:
     for _ in range(2 * PATIENCE - 1):
         fast(x)
         assert not followed(fast).frozen
-    assert_follows(fast, net, x, 6)  # MXNet may write a weight itself, in another layout
+    # MXNet writes weights of few channels itself, so looks may have to be paid back first.
+    assert_follows(fast, net, x, 4 * PATIENCE)
     assert builds == [True, False, True]
     set_data(net, x)
     assert_follows(fast, net, x)
@@ -382,10 +383,13 @@ def test_recorded_blocks_follow(builds: list[bool]) -> None:
     assert builds == [True] * 3
 
 
-def test_weights_of_deconvolutions_are_not_taken_for_written() -> None:
+@pytest.mark.parametrize(
+    "last", [lambda: nn.Conv2DTranspose(5, 8, strides=4, padding=2), lambda: nn.Conv2D(5, 1)]
+)
+def test_weights_of_few_channels_are_not_taken_for_written(last: Callable[[], Any]) -> None:
     net = nn.HybridSequential()
     net.add(nn.Conv2D(8, 3, 2, 1, use_bias=False, in_channels=3), nn.BatchNorm(in_channels=8))
-    net.add(nn.Conv2DTranspose(5, 8, strides=4, padding=2, in_channels=8))
+    net.add(last())
     net.initialize()
     x, fast = image(16), graphopt.optimize(net)
     fast(x)
