@@ -74,7 +74,9 @@ def _usable(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             return path
-    except OSError:
+    except OSError as error:
+        if os.environ.get("GRAPHOPT_CACHE_DIR"):  # somebody thinks that it can
+            _warn(path, error)
         return _private()
 
 
@@ -106,6 +108,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def _warn(path: Path, error: OSError) -> None:
+    # Where warnings are errors, this one still must not lose what took minutes to compile.
+    with contextlib.suppress(RuntimeWarning):
+        text = (
+            f"{path} cannot be written ({error.strerror or error}): what is compiled serves"
+            " this process alone, and the next one compiles it again"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
 def is_readable(path: Path) -> bool:
     """Whether there is a file that this user may read: others may keep theirs for themselves."""
     return os.access(path, os.R_OK)
@@ -116,13 +128,7 @@ def written(path: Path, data: bytes) -> Path:
     try:
         write_atomically(path, data)
     except OSError as error:
-        # Where warnings are errors, this one still must not lose what took minutes to compile.
-        with contextlib.suppress(RuntimeWarning):
-            text = (
-                f"{path} cannot be written ({error.strerror or error}): what was compiled serves"
-                " this process alone, and the next one compiles it again"
-            )
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        _warn(path, error)
         path = _private() / path.name
         path.write_bytes(data)
     return path

@@ -163,9 +163,11 @@ def test_a_folder_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.Mo
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "not yours")
 
+    told = r"cannot be written \(not yours\): what is compiled serves this process alone"
     with monkeypatch.context() as patch:
         patch.setattr(cache.tempfile, "TemporaryFile", refuse)
-        private = cache.folder()
+        with pytest.warns(RuntimeWarning, match=told):
+            private = cache.folder()
     assert private != folder
     assert make() == (1, 0)
     assert list(folder.iterdir()) == []
