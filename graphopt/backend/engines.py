@@ -256,7 +256,7 @@ class ExecutorEngine:
             if name in data
         ]
         self._made = [(output, Alike(output), bytes_of(output)) for output in self._outputs]
-        self._lock = threading.Lock()
+        self._lock, self._caller = threading.RLock(), 0
 
     def rewritten(self) -> Any:
         """The symbol as it runs, with oneDNN's rewrites."""
@@ -277,23 +277,32 @@ class ExecutorEngine:
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run; the outputs are copies, since the executor writes to the same arrays again."""
-        if self._home is not None and self._home is not _this_thread():
+        here = get_ident()
+        is_away = self._home is not None and self._home is not _this_thread()
+        if is_away or self._caller == here:  # by a signal's handler in the midst of a call
             return self._elsewhere(arrays)
         free_retired()
-        base = self._mx.base
         with self._lock:
-            release_threads()
-            self._executor.user = get_ident()
-            for at, buffer, size in self._data:
-                self._copy(arrays[at], buffer, size)
-            with TURN:
-                base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
-            found = []
-            for output, alike, size in self._made:
-                fresh = alike()
-                self._copy(output, fresh, size)
-                found.append(fresh)
+            try:
+                self._caller = self._executor.user = here
+                found = self._run(arrays)
+            finally:
+                self._caller = 0
         return [array.as_np_ndarray() for array in found] if self._is_numpy else found
+
+    def _run(self, arrays: Sequence[Any]) -> list[Any]:
+        base = self._mx.base
+        release_threads()
+        for at, buffer, size in self._data:
+            self._copy(arrays[at], buffer, size)
+        with TURN:
+            base.check_call(base._LIB.MXExecutorForward(self._executor.handle, 0))
+        found = []
+        for output, alike, size in self._made:
+            fresh = alike()
+            self._copy(output, fresh, size)
+            found.append(fresh)
+        return found
 
     def _copy(self, source: Any, target: Any, size: int) -> None:
         if self._copier is None:

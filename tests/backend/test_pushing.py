@@ -12,6 +12,7 @@ import pytest
 
 import graphopt
 from graphopt.backend import pushing, retiring
+from graphopt.backend.engines import ExecutorEngine
 from graphopt.backend.pushing import TURN, alone, done_alone, turn_to_call
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
@@ -174,3 +175,19 @@ def test_graphs_that_are_waited_for_have_a_turn_of_their_own(op: str, is_own: bo
         "elemwise_add": lambda: mx.sym.elemwise_add(x, y, name="Custom"),
     }
     assert (turn_to_call(made[op]()) is not TURN) == is_own
+
+
+def test_a_call_in_the_midst_of_a_call_of_one_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = mx.nd.ones((2, 3)) * 3, mx.nd.ones((2, 3)) * 5
+    symbol = mx.sym.var("x") * mx.sym.var("w")
+    engine = ExecutorEngine(symbol, [x, w], ["x"], mx.cpu(), "executor")
+    run, nested = engine._run, []
+
+    def interrupted(arrays: Any) -> Any:  # as a signal's handler does
+        nested.append(engine([x + 1, w])[0].asnumpy().max())
+        return run(arrays)
+
+    monkeypatch.setattr(engine, "_run", interrupted)
+    for _ in range(2):
+        assert engine([x, w])[0].asnumpy().max() == 15
+    assert nested == [20, 20]
