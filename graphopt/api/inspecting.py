@@ -13,6 +13,7 @@ from graphopt.analysis.metrics import Metrics, measure
 from graphopt.api.running import run as run_pipeline
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA
+from graphopt.ir.types import dtype_name
 from graphopt.pipeline.base import Mode, Pass, PassContext
 from graphopt.pipeline.instruments import CheckNumerics, Instrument
 from graphopt.pipeline.manager import Receipt, Result
@@ -248,7 +249,7 @@ class _Runner:
 
 
 def _of_floats(arrays: Mapping[str, Any]) -> list[Any]:
-    return [array for array in arrays.values() if array.dtype.__name__.startswith("float")]
+    return [array for array in arrays.values() if dtype_name(array.dtype).startswith("float")]
 
 
 def _medians(runners: list[_Runner], seconds: float) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphopt.batching.lazy import Lazy, refused
+from graphopt.batching.lazy import Lazy
 from graphopt.batching.operators import handle
 from graphopt.batching.sums import PendingSum, add, begin, settled
 from graphopt.compat import import_mxnet
@@ -25,8 +25,11 @@ _BINARY = {
 }
 
 
-def _refuse_in_place(self: Lazy, other: Any) -> Any:
-    raise refused("changing in place (+= and the like)")
+def _in_place(name: str) -> Any:
+    def method(self: Lazy, other: Any) -> Any:
+        return getattr(self.after_call("changing in place (+= and the like)"), name)(other)
+
+    return method
 
 
 def _install_arithmetic() -> None:
@@ -34,7 +37,7 @@ def _install_arithmetic() -> None:
     for name, (pair, number, turned) in _BINARY.items():
         setattr(Lazy, f"__{name}__", _forward(handle(pair), handle(number), name))
         setattr(Lazy, f"__r{name}__", _backward(handle(pair), handle(turned), name))
-        setattr(Lazy, f"__i{name}__", _refuse_in_place)
+        setattr(Lazy, f"__i{name}__", _in_place(f"__i{name}__"))
 
 
 def _forward(pair: int, number: int, name: str) -> Any:

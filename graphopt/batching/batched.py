@@ -138,7 +138,7 @@ class Batched:
 
         def flush() -> None:
             done = runner.finished
-            finished = None if done is None else [*done, *(c.copy for c in given.written())]
+            finished = None if done is None else [*done, *given.settle()]
             self._flush(recorder, statistics, finished)
 
         def run() -> Outcome:
@@ -155,7 +155,8 @@ class Batched:
             if recorder.guards:
                 results = [*outcome.results, *(c.copy for c in given.written())]
                 settle_gradients(recorder, outputs.runs_in(results, recorder))
-            given.write_back()
+            if not any(isinstance(e, UnsupportedError) for e in outcome.failures.values()):
+                given.write_back()  # else the user calls again, without batching
             return self._finish(outcome, recorder)
         finally:
             recorder.forget()

@@ -19,6 +19,7 @@ from graphopt.batching.plan import Joiner, LookupStep, Plan, Planner, Step, step
 from graphopt.batching.recorder import ACTIVE, RECORDING, Recorder
 from graphopt.batching.runs import unpack
 from graphopt.batching.sums import PendingSum
+from graphopt.batching.used_up import apart
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 
@@ -67,7 +68,7 @@ def run_plan(recorder: Recorder, plan: Plan) -> None:
     recorder.tape |= state & RECORDING
     with NotRecording(state):
         for store, _ in plan.leaves:
-            given = arrays[store]
+            given = apart(arrays[store]) if state & RECORDING else arrays[store]
             stores[store] = given[0] if len(given) == 1 else nd.concat(*given, dim=0)
         # Rows are joined with the gradient wherever anybody outside or in the sample may want it,
         # even for calls that do not: the joined array may serve others.
@@ -115,7 +116,7 @@ def run_again(recorder: Recorder, store: int) -> None:
     join = Joiner(recorder.stores)
     with NotRecording(recorder.outside):
         for call in block.calls:
-            if recorder.stores[call.store] is None:
+            if any(recorder.stores[each] is None for each in call.stores):
                 group = (call.signature, call.store, call.rows, call.arguments, call.lengths)
                 _run_step(
                     step_of(group, planner),

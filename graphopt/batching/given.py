@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import is_not
 from typing import Any
 
 from graphopt.batching.lazy import Lazy, real
-from graphopt.batching.nested import Copied, items_of, remake_of
+from graphopt.batching.nested import Copied, converted, items_of, put, remake_of
 from graphopt.batching.recorder import Recorder
+from graphopt.batching.sums import settled
 from graphopt.compat import import_mxnet
 
 _PLAIN = (int, str, float, bool, type(None))
@@ -40,20 +41,31 @@ class Given:
         """Copies that the Block has written into."""
         return [copied for copied in self._copies if copied.is_written()]
 
+    def settle(self) -> list[Any]:
+        """What the Block has written into copies, with sums recorded that were not yet."""
+        known = {id(copied.copy): copied.copy for copied in self._copies}
+        written = self.written()
+        for copied in written:
+            put(copied.copy, self._items_of(copied, _recorded, known))
+        return [copied.copy for copied in written]
+
     def write_back(self) -> None:
         """Have the user's own lists and dicts hold what was written into their copies."""
         written = self.written()
-        own = {id(copied.copy): copied.own for copied in self._copies} if written else {}
+        known = {id(copied.copy): copied.own for copied in self._copies} if written else {}
+        found = [self._items_of(copied, _there, known) for copied in written]
+        for copied, items in zip(written, found, strict=True):
+            copied.write_back(items)
 
-        def own_of(item: Any) -> Any:
-            if type(item) is Lazy:
-                return real(item)
-            if isinstance(item, tuple) and (remake := remake_of(type(item))) is not None:
-                return remake(item, map(own_of, item))
-            return own.get(id(item), item)
-
-        for copied in written:
-            copied.write_back(own_of)
+    @staticmethod
+    def _items_of(
+        copied: Copied, convert: Callable[[Any], Any], known: dict[int, Any]
+    ) -> list[Any]:
+        given = [*items_of(copied.copy)]
+        try:
+            return [converted(item, convert, known) for item in given]
+        except RecursionError:  # a long linked list of the Block's; it is met item by item
+            return given
 
     def _with_rows(self, nested: Any) -> Any:
         kind = type(nested)
@@ -86,8 +98,17 @@ class Given:
             made.update(zip(nested, items, strict=True))
         else:
             made.extend(items)
-        self._copies.append(Copied(nested, made, items))
+        keys = [*nested] if isinstance(nested, dict) else []
+        self._copies.append(Copied(nested, made, items, keys))
         return made
 
     def _items(self, nested: Any) -> list[Any]:
         return [i if type(i) in _PLAIN else self._with_rows(i) for i in items_of(nested)]
+
+
+def _recorded(item: Any) -> Any:
+    return settled(item) if isinstance(item, Lazy) else item
+
+
+def _there(item: Any) -> Any:
+    return real(item) if isinstance(item, Lazy) else item

@@ -117,18 +117,23 @@ class Lazy(_NDArray):
 
     def attach_grad(self, grad_req: str = "write", stype: Any = None) -> None:
         """Refused within the call that computes it: the array does not exist yet."""
-        self._after_call("attach_grad() on").attach_grad(grad_req, stype)
+        self.after_call("attach_grad() on").attach_grad(grad_req, stype)
 
     def backward(
         self, out_grad: Any = None, retain_graph: bool = False, train_mode: bool = True
     ) -> None:
         """Refused within the call: all samples are one graph, which it would use up."""
-        self._after_call("backward() from").backward(out_grad, retain_graph, train_mode)
+        self.after_call("backward() from").backward(out_grad, retain_graph, train_mode)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._after_call("writing into")[key] = value
+        self.after_call("writing into")[key] = value
 
-    def _after_call(self, what: str) -> Any:
+    def after_call(self, what: str) -> Any:
+        """The array itself, to be changed.
+
+        Raises:
+            UnsupportedError: within the call that computes it; ``what`` is to be done to it.
+        """
         from graphopt.batching.recorder import ACTIVE
 
         if ACTIVE.recorder is self.recorder:

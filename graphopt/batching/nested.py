@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import is_not
 from typing import Any, NamedTuple
 
@@ -27,8 +27,15 @@ def remake_of(kind: type) -> _Remake | None:
         return _REMAKES[kind]
     except KeyError:
         is_named = issubclass(kind, tuple) and hasattr(kind, "_make")
-        _REMAKES[kind] = (lambda _, items: kind._make(items)) if is_named else None  # type: ignore[attr-defined]
+        _REMAKES[kind] = _named if is_named else None
         return _REMAKES[kind]
+
+
+def _named(like: Any, items: Iterable[Any]) -> Any:
+    made = type(like)._make(items)
+    if hasattr(like, "__dict__"):  # a subclass with attributes of its own
+        made.__dict__.update(like.__dict__)
+    return made
 
 
 def items_of(nested: Any) -> Collection[Any]:
@@ -46,30 +53,57 @@ def are_laid_out_alike(containers: Collection[Any]) -> bool:
     return all(type(each) is kind and len(each) == len(first) for each in containers)
 
 
+def converted(nested: Any, convert: Callable[[Any], Any], known: dict[int, Any]) -> Any:
+    """What is nested, with something else for what is no container; lists and dicts are written.
+
+    Args:
+        nested: anything.
+        convert: makes an item of another.
+        known: what containers became, by id, with them where they stay; taken for granted.
+    """
+    remake = remake_of(type(nested))
+    if remake is None:
+        return convert(nested)
+    if id(nested) in known:
+        return known[id(nested)]
+    is_tuple = isinstance(nested, tuple)
+    if not is_tuple:
+        known[id(nested)] = nested  # what it holds may lead back to it
+    items = [converted(item, convert, known) for item in items_of(nested)]
+    if any(map(is_not, items, items_of(nested))):
+        if is_tuple:
+            return remake(nested, items)
+        put(nested, items)
+    return nested
+
+
+def put(container: Any, items: Sequence[Any]) -> None:
+    """Have a list, or a dict under its keys, hold these items."""
+    if isinstance(container, dict):
+        container.update(zip([*container], items, strict=True))
+    else:
+        container[:] = items
+
+
 class Copied(NamedTuple):
     """A list or dict of the user's, the copy of it that a Block gets, and what that had then."""
 
     own: Any
     copy: Any
     items: list[Any]
+    keys: list[Any]
 
     def is_written(self) -> bool:
         """Whether the copy was written since."""
-        if isinstance(self.own, dict) and [*self.copy] != [*self.own]:
+        if isinstance(self.copy, dict) and [*self.copy] != self.keys:
             return True
         items = items_of(self.copy)
         return len(items) != len(self.items) or any(map(is_not, items, self.items))
 
-    def write_back(self, own_of: Callable[[Any], Any]) -> None:
-        """Have the user's own hold what the copy does.
-
-        Args:
-            own_of: an item as the user knows it.
-        """
-        items = [own_of(item) for item in items_of(self.copy)]
-        if isinstance(self.own, dict):
+    def write_back(self, items: Sequence[Any]) -> None:
+        """Have the user's own hold these items, and of a dict the keys of the copy."""
+        if isinstance(self.own, dict) and self.own is not self.copy:
             keys = [*self.copy]
             self.own.clear()
-            self.own.update(zip(keys, items, strict=True))
-        else:
-            self.own[:] = items
+            self.own.update(dict.fromkeys(keys))
+        put(self.own, items)

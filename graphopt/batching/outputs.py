@@ -98,12 +98,13 @@ def stores_of(results: Sequence[Any], recorder: Recorder) -> frozenset[int]:
 def runs_in(results: Sequence[Any], recorder: Recorder) -> tuple[int, ...]:
     """Runs that the results of all samples are."""
     found: list[int] = []
-    pending = list(results)
+    pending, seen = list(results), set[int]()
     while pending:
         result = pending.pop()
         if isinstance(result, Lazy):
             if result.recorder is recorder:
                 found += runs_of(result)
-        elif remake_of(type(result)) is not None:
+        elif remake_of(type(result)) is not None and id(result) not in seen:
+            seen.add(id(result))
             pending += items_of(result)
     return tuple(found)

@@ -15,6 +15,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from graphopt.batching.hooks import autograd_state, set_autograd_state
 from graphopt.batching.lazy import Lazy
+from graphopt.batching.nested import items_of, remake_of
 from graphopt.batching.recorder import ACTIVE, Recorder
 from graphopt.batching.sums import settled
 from graphopt.errors import GraphoptError
@@ -36,11 +37,8 @@ def _settled(result: Any) -> Any:
     """What a sample returned, with sums recorded that were not yet."""
     if isinstance(result, Lazy):
         return settled(result)
-    if type(result) in (tuple, list):
-        return type(result)(_settled(item) for item in result)
-    if type(result) is dict:
-        return {key: _settled(item) for key, item in result.items()}
-    return result
+    remake = remake_of(type(result))
+    return result if remake is None else remake(result, map(_settled, items_of(result)))
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from graphopt.backend.invoke import compose, invoke
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.ir.node import RECURRENCE
+from graphopt.ir.types import dtype_name
 from graphopt.kernels import bridge
 from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.cells import Cell, body_of
@@ -116,8 +117,10 @@ class _AnyLength:
         why = None
         if context.device_type != "cpu":
             return True  # cuDNN knows lengths
-        if clipped or mx.util.is_np_array() or self._dtype not in ("float32", "float64"):  # type: ignore[attr-defined]
-            why = "it needs float32 or float64 NDArrays and states that are not clipped"
+        if mx.util.is_np_array():
+            why = "they need NDArrays, and npx.set_np() has made these mx.np arrays"
+        elif clipped or self._dtype not in ("float32", "float64"):  # type: ignore[attr-defined]
+            why = "they need float32 or float64 arrays and states that are not clipped"
         else:
             why = bridge.why_not(mx)
         if why is not None and sequence_length is not None:
@@ -217,7 +220,8 @@ def _check_inputs(inputs: Any, weight: Any) -> None:
         )
     if inputs.dtype != weight.dtype:
         raise InputError(
-            f"inputs are {inputs.dtype.__name__}, the layer's weights {weight.dtype.__name__}:"
+            f"inputs are {dtype_name(inputs.dtype)}, the layer's weights"
+            f" {dtype_name(weight.dtype)}:"
             " cast one of them"
         )
 
@@ -237,7 +241,7 @@ def _check_lengths(lengths: Any, batch: int) -> None:
         raise InputError(f"sequence_length is a {type(lengths).__name__}, not an NDArray")
     if lengths.shape != (batch,):
         raise InputError(f"sequence_length has shape {lengths.shape}, the batch needs ({batch},)")
-    name = lengths.dtype.__name__
+    name = dtype_name(lengths.dtype)
     if name not in _LENGTH_DTYPES:
         raise InputError(f"sequence_length is {name}, not one of {', '.join(_LENGTH_DTYPES)}")
 

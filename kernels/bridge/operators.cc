@@ -571,6 +571,12 @@ int graphopt_wants_gradient(void* array) {
   return graphopt::WantsGradient(*static_cast<mxnet::NDArray*>(array));
 }
 
+/* Whether an array was computed in a graph from which autograd wants nothing any more: its backward is over. */
+int graphopt_is_used_up(void* array) {
+  const auto& given = *static_cast<mxnet::NDArray*>(array);
+  return given.entry_.node != nullptr && !graphopt::WantsGradient(given);
+}
+
 const char* graphopt_error() { return graphopt::python_error.c_str(); }
 }
 #pragma GCC visibility pop

@@ -10,7 +10,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.errors import SampleError
+from graphopt.errors import SampleError, UnsupportedError
 from tests.batching.comparing import Fn, check, flat, gradients, initialized, rand, same
 
 mx = import_mxnet()
@@ -206,3 +206,122 @@ def test_arrays_kept_from_a_call_are_arrays() -> None:
     assert kept[0].grad.asnumpy().tolist() == [[3, 3]]
     kept[2][:] = 7
     assert kept[2].asnumpy().tolist() == [[7, 7]]
+
+
+def carrying(net: Any, x: Any, state: Any) -> Any:
+    state["before"] = state["h"]
+    state["h"] = mx.nd.tanh(net.g(x) + state["h"].detach())
+    return state["h"] + x
+
+
+def test_states_are_carried_from_step_to_step() -> None:
+    net = initialized(Fn(carrying, g=nn.Dense(2, in_units=2)))
+    found = []
+    for debug in (True, False):
+        batched = graphopt.batch(net, debug=debug)
+        states = [{"h": rand(1, 2, seed=n)} for n in range(3)]
+        for _ in range(3):
+            values, slopes = gradients(
+                lambda b=batched, s=states: b([(rand(1, 2, seed=7), each) for each in s]), net
+            )
+        found.append((values, states, slopes))
+    same(found[1][:2], found[0][:2], 1e-5)
+    for name, slope in found[0][2].items():
+        np.testing.assert_allclose(found[1][2][name], slope, rtol=1e-5, atol=1e-5)
+
+
+def test_containers_that_lead_back_are_written() -> None:
+    def forward(net: Any, node: Any) -> Any:
+        node["h"] = net.g(node["x"])
+        return mx.nd.add_n(node["h"], *[forward(net, child) for child in node["kids"]])
+
+    def root(seed: int) -> Any:
+        found: dict[str, Any] = {"x": rand(1, 2, seed=seed), "kids": [], "parent": None}
+        found["kids"] += [{"x": rand(1, 2, seed=n), "kids": [], "parent": found} for n in (8, 9)]
+        return found
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    roots = [root(n) for n in range(3)]
+    same(
+        graphopt.batch(net)([(each,) for each in roots]),
+        graphopt.batch(net, debug=True)([(root(n),) for n in range(3)]),
+        1e-5,
+    )
+    for each in roots:
+        same(each["kids"][1]["h"], net.g(each["kids"][1]["x"]), 1e-5)
+        assert each["kids"][1]["parent"] is each
+
+
+def test_sums_are_written_and_returned() -> None:
+    def forward(net: Any, x: Any, log: list[Any]) -> Any:
+        hidden = net.g(x)
+        log.append(sum([hidden, hidden, x]))
+        log.append([sum([hidden, x, x])])
+        return Pair(sum([hidden, x]), OrderedDict(a=sum([x, hidden, hidden])))
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    want, got = ([(rand(1, 2, seed=n), []) for n in range(3)] for _ in range(2))
+    expected = graphopt.batch(net, debug=True)(want)
+    found = graphopt.batch(net)(got)
+    net.g.weight.set_data(net.g.weight.data() * 0)  # too late to compute anything
+    same(found, expected, 1e-5)
+    same(got, want, 1e-5)
+
+
+def test_what_is_written_past_the_copy_stays() -> None:
+    shared = {"a": rand(1, 2)}
+
+    def forward(net: Any, x: Any, given: Any) -> Any:
+        shared[f"n{len(shared)}"] = 1
+        return net.g(x) + given["a"]
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    graphopt.batch(net)([(rand(1, 2), shared) for _ in range(3)])
+    assert [*shared] == ["a", "n1", "n2", "n3"]
+
+
+def test_states_of_cells_are_kept() -> None:
+    kept: list[Any] = []
+
+    def forward(net: Any, x: Any) -> Any:
+        found, (_, memory) = net.cell(x, net.cell.begin_state(1))
+        kept.append(memory)
+        return found
+
+    net = initialized(Fn(forward, cell=mx.gluon.rnn.LSTMCell(2, input_size=2)))
+    samples = [(rand(1, 2, seed=n),) for n in range(3)]
+    graphopt.batch(net)(samples)
+    for memory, (x,) in zip(kept[:3], samples, strict=True):
+        same(mx.nd.identity(memory), net.cell(x, net.cell.begin_state(1))[1][1], 1e-5)
+    kept[0] += 1
+    same(kept[0], net.cell(samples[0][0], net.cell.begin_state(1))[1][1] + 1, 1e-5)
+
+
+class Marked(Pair):
+    mark: int
+
+
+def test_named_tuples_with_attributes() -> None:
+    def forward(net: Any, pair: Marked) -> Any:
+        return net.g(pair.first) * pair.mark
+
+    def marked(mark: int) -> Marked:
+        made = Marked(rand(1, 2, seed=mark), None)
+        made.mark = mark
+        return made
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    check(net, [(marked(n),) for n in (1, 2, 3)])
+
+
+def test_nothing_is_written_back_where_a_batch_is_refused() -> None:
+    def forward(net: Any, x: Any, log: list[Any]) -> Any:
+        log.append(net.g(x))
+        log[-1][:] = 0
+        return x
+
+    net = initialized(Fn(forward, g=nn.Dense(2, in_units=2)))
+    samples = [(rand(1, 2), [rand(1, 2)]) for _ in range(2)]
+    with pytest.raises(UnsupportedError):
+        graphopt.batch(net)(samples)
+    assert [len(log) for _, log in samples] == [1, 1]
