@@ -29,7 +29,7 @@ from graphopt.backend.convolutions import (
     with_small_tiles,
 )
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
-from graphopt.backend.infer import has_loops, spoils_shapes
+from graphopt.backend.infer import LOOPS, VALUE_SHAPED, has_loops, spoils_shapes
 from graphopt.backend.keeping import keeps
 from graphopt.backend.kept import Kept
 from graphopt.backend.onednn import guard, may_rewrite, rewritten_symbol
@@ -50,6 +50,7 @@ from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.halves import why_left
 from graphopt.ir.node import CONVOLUTIONS, FUSED, PRODUCT, Node
+from graphopt.ir.ops import canonical
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.library import prepare
@@ -118,14 +119,19 @@ class Form:
         return symbol.as_np_ndarray() if self.numpy else symbol
 
 
-def _is_for_one_engine(graph: Graph) -> bool:
-    """Whether MXNet's other engines go wrong, which those that are compared may all do.
+def _has_no_elements(graph: Graph) -> bool:
+    """Whether an input has none: MXNet's engines corrupt memory on these, but for its CachedOp."""
+    return any(0 in (node.type.shape or ()) for node in graph.inputs)
 
-    They take outputs whose shapes are known once they were computed for empty ones, and corrupt
-    memory on inputs without elements.
+
+def _is_shaped_by_values(graph: Graph) -> bool:
+    """Whether outputs have shapes that are known once they were computed.
+
+    MXNet's executors take these for empty.
     """
-    is_known = all(graph.type_of(value).is_static for value in graph.outputs)
-    return not is_known or any(0 in (node.type.shape or ()) for node in graph.inputs)
+    if all(graph.type_of(value).is_static for value in graph.outputs):
+        return False
+    return any(canonical(node.op) in VALUE_SHAPED | LOOPS for node in graph)
 
 
 class Candidates:
@@ -150,9 +156,15 @@ class Candidates:
 
     def by_name(self, arrays: Mapping[str, Any]) -> dict[str, Make]:
         """All that may run, on arrays as one call has them."""
+        found = self._by_name(arrays)
+        if self._form.training or not _is_shaped_by_values(self._form.graph):
+            return found
+        return {name: make for name, make in found.items() if name.startswith(CACHED_OP)}
+
+    def _by_name(self, arrays: Mapping[str, Any]) -> dict[str, Make]:
         form, graph = self._form, self._form.graph
         has_kernels = is_fused(graph)
-        if (why_left(graph) is not None or _is_for_one_engine(graph)) and form.pools is None:
+        if (why_left(graph) is not None or _has_no_elements(graph)) and form.pools is None:
             return {CACHED_OP: lambda: self._cached_op(form.symbol, CACHED_OP)}
         if form.pools is not None:
             name = STEP + KERNELS if has_kernels else STEP

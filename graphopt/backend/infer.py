@@ -20,6 +20,10 @@ Types = dict[NodeId, tuple[TensorType, ...]]
 
 #: Operators that write wrong shapes, or shapes with gaps, where their inputs' stood.
 SHAPE_SPOILERS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
+#: Operators whose results have shapes that are known once they were computed.
+VALUE_SHAPED: Final = frozenset(
+    {"_contrib_boolean_mask", "_npi_bincount", "_npi_delete", "_npi_unique", "_npx_nonzero"}
+)
 #: Operators that hand operators of their own to MXNet's engine as they run.
 LOOPS: Final = frozenset({"_foreach", "_while_loop", "_cond", "_CachedOp", "_CachedOpThreadSafe"})
 
