@@ -18,6 +18,7 @@ from graphopt.ir.node import DATA, PARAM, RECURRENCE, TREE, Value
 from graphopt.ir.types import TensorType, dtype_name
 from graphopt.kernels import bridge
 from graphopt.kernels.tree.spec import reduction
+from graphopt.nn.legacy import current, legacy, with_legacy
 from graphopt.passes.recurrence.trees import Learned, TreeBody, translate_tree
 from graphopt.rewrite.substitute import transplant
 
@@ -103,11 +104,14 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
             (_check_rows if self._embedding is None else _check_words)(x)
             _check_structure(structure, x.shape[0])
             if 0 in structure.shape:  # which MXNet takes for a shape it does not know
-                structure = mx.nd.full(x.shape[0], -1, x.context, np.int32)
+                structure = current(mx.nd.full(x.shape[0], -1, x.context, np.int32))
         return super().forward(x, structure)
 
     def hybrid_forward(self, F: Any, x: Any, structure: Any, **params: Any) -> Any:
         """The states of all nodes, and what else ``update`` returns."""
+        return with_legacy(self._states, F, x, structure, params)
+
+    def _states(self, F: Any, x: Any, structure: Any, params: Mapping[str, Any]) -> Any:
         index: list[Any] = []
         if self._embedding is not None:
             x, index = self._look_up(F, x)
@@ -130,9 +134,10 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
     def _look_up(self, F: Any, words: Any) -> tuple[Any, list[Any]]:
         """Rows of words, and which of them is each node's unless there is a row for each."""
         if F is not mx.nd:
-            return self._embedding(words), []
+            return legacy(self._embedding(current(words))), []
         distinct, index = _distinct(words.asnumpy())
-        return self._embedding(array_of(distinct, words.ctx)), [array_of(index, words.ctx)]
+        rows = self._embedding(current(array_of(distinct, words.ctx)))
+        return legacy(rows), [array_of(index, words.ctx)]
 
     @property
     def looks_up_words(self) -> bool:
@@ -166,9 +171,10 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
 
     def _call(self, name: str, F: Any, x: Any, others: Sequence[Any]) -> Any:
         function = self._functions[name]
+        x, others = current(x), current(tuple(others))
         if isinstance(function, mx.gluon.HybridBlock):
-            return function(x, *others)
-        return function(F, x, *others)
+            return legacy(function(x, *others))
+        return legacy(function(F, x, *others))
 
     def _sizes(self, columns: int) -> tuple[int, ...]:
         if self._state_sizes is not None:
@@ -202,8 +208,8 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
         blocks = [part for part in self._functions.values() if isinstance(part, mx.gluon.Block)]
         found = {p.name: p for block in blocks for p in block.collect_params().values()}
         if F is mx.nd:
-            return {name: parameter.data(x.context) for name, parameter in found.items()}
-        return {name: parameter.var() for name, parameter in found.items()}
+            return {name: legacy(p.data(x.context)) for name, p in found.items()}
+        return {name: legacy(p.var()) for name, p in found.items()}
 
 
 class _Trace:
@@ -254,7 +260,7 @@ class _Trace:
         # Two rows: one could be taken for something that is stretched.
         shapes = {name: (2, width) for name, width in widths.items()}
         shapes |= {
-            name: p.shape for name, p in self.parameters.items() if p.shape and 0 not in p.shape
+            name: p.shape for name, p in self.parameters.items() if p.shape and min(p.shape) > 0
         }
         lifted = lift_symbol(
             symbol,

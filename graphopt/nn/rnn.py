@@ -17,6 +17,7 @@ from graphopt.errors import InputError, UnsupportedError
 from graphopt.ir.node import RECURRENCE
 from graphopt.ir.types import dtype_name
 from graphopt.kernels import bridge
+from graphopt.nn.legacy import with_legacy
 from graphopt.passes.recurrence.body import Body, translate
 from graphopt.passes.recurrence.cells import Cell, body_of
 
@@ -104,7 +105,7 @@ class _AnyLength:
             self._use_sequence_length = sequence_length is not None
             states = states or self._zero_states(inputs)
             return super()._forward_kernel(F, inputs, states, sequence_length, **params)  # type: ignore[misc]
-        return _Forward(self, F, params, sequence_length).run(inputs, states)
+        return with_legacy(_forward, self, F, inputs, states, sequence_length, params)
 
     def _zero_states(self, inputs: Any) -> Any:
         batch = inputs.shape[self._layout.find("N")]  # type: ignore[attr-defined]
@@ -117,15 +118,19 @@ class _AnyLength:
         why = None
         if context.device_type != "cpu":
             return True  # cuDNN knows lengths
-        if mx.util.is_np_array():
-            why = "they need NDArrays, and npx.set_np() has made these mx.np arrays"
-        elif clipped or self._dtype not in ("float32", "float64"):  # type: ignore[attr-defined]
+        if clipped or self._dtype not in ("float32", "float64"):  # type: ignore[attr-defined]
             why = "they need float32 or float64 arrays and states that are not clipped"
         else:
             why = bridge.why_not(mx)
         if why is not None and sequence_length is not None:
             raise UnsupportedError(f"{self.name}: no lengths of sequences here: {why}")  # type: ignore[attr-defined]
         return why is not None
+
+
+def _forward(
+    layer: Any, F: Any, x: Any, states: Any, lengths: Any, params: dict[str, Any]
+) -> tuple[Any, list[Any]]:
+    return _Forward(layer, F, params, lengths).run(x, states)
 
 
 class _Forward:
@@ -156,7 +161,7 @@ class _Forward:
         """The output of a layer, and the final states of all its directions."""
         layer = self.layer
         inputs = getattr(layer, f"l{level}_i2h_weight").shape[1]
-        if not inputs:
+        if inputs <= 0:  # -1 under npx.set_np()
             raise UnsupportedError(
                 f"{layer.name}: give input_size=, or call the net once before hybridize()"
             )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphopt.ir.types import dtype_name
+from graphopt.nn.legacy import legacy
 from graphopt.nn.recurrence import Recurrence
 
 
@@ -34,7 +35,7 @@ class _TreeLSTM(Recurrence):
     def _expected(self) -> tuple[int, str] | None:
         weight = self.i2h_weight
         columns = weight.shape[1]
-        return (columns, dtype_name(weight.dtype)) if columns else None
+        return (columns, dtype_name(weight.dtype)) if columns > 0 else None
 
     def _gates(self, F: Any, x: Any) -> Any:
         """Input, forget, update and output gate as far as they depend on the node's row."""
@@ -144,4 +145,5 @@ class NaryTreeLSTM(_TreeLSTM):
 
 
 def _dense(F: Any, x: Any, weight: Any, bias: Any) -> Any:
-    return F.FullyConnected(x, weight.var(), bias.var(), num_hidden=weight.shape[0])
+    known = legacy((weight.var(), bias.var()))
+    return F.FullyConnected(x, *known, num_hidden=weight.shape[0])

@@ -11,7 +11,6 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.errors import UnsupportedError
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -71,13 +70,3 @@ print(fast(np.ones((4, 5))).shape)
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split("\n")[-2] == "(4, 3)"
-
-
-def test_lengths_of_numpys_arrays_are_refused() -> None:
-    layer = graphopt.nn.LSTM(4, input_size=5)
-    layer.initialize()
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        x = mx.np.ones((6, 3, 5))
-        for dtype in ("float32", "int32"):
-            with pytest.raises(UnsupportedError, match=r"npx\.set_np\(\) has made these mx\.np"):
-                layer(x, None, mx.np.array([6, 2, 4], dtype=dtype))
