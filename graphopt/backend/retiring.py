@@ -18,7 +18,7 @@ from functools import cache
 from threading import get_ident
 from typing import Any, Final
 
-from graphopt.backend.pushing import alone, done_alone
+from graphopt.backend.pushing import TURN, done_in_turn
 from graphopt.kernels import bridge
 
 _Retired = tuple[int, Callable[[], bool], Callable[[], object]]
@@ -41,7 +41,7 @@ def retire(user: int, is_free: Callable[[], bool], free: Callable[[], object]) -
     """
     if sys.is_finalizing():  # the process ends with it, and modules are taken apart
         return
-    if not (_may_free(user) and is_free() and done_alone(free)):
+    if not (_may_free(user) and is_free() and done_in_turn(free)):
         _RETIRED.append((user, is_free, free))
 
 
@@ -92,7 +92,7 @@ def bound_executor(symbol: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs: of ``symbol.bind``.
     """
     free_retired()
-    with alone():
+    with TURN:
         executor = symbol.bind(*args, **kwargs)
     # No tape refers to what MXNet's own Python has bound.
     executor.__class__ = _retiring(executor.__class__, _one)

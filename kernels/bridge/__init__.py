@@ -130,6 +130,11 @@ def _load(mxnet: Any) -> ctypes.CDLL:
         raise MissingDependencyError(
             f"MXNet does not take graphopt's operators: {message.decode()}"
         )
+    if not bridge.graphopt_push_in_turns():
+        raise MissingDependencyError(
+            "graphopt's fused kernels need the engine of MXNet 1.9.1 as it is on PyPI, and this one"
+            " is unknown"
+        )
     os.register_at_fork(before=partial(_finish, mxnet))
     return bridge
 

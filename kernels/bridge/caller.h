@@ -65,7 +65,6 @@ void Push(EngineSyncFunc run, void* made, EngineFuncParamDeleter forget, Variabl
   std::set_difference(every.begin(), every.end(), written.begin(), written.end(), std::back_inserter(read));
   mxnet::Context context = mxnet::Context::CPU();
   mxnet::FnProperty property = is_small ? mxnet::FnProperty::kAsync : mxnet::FnProperty::kNormal;
-  const Pushing pushing(written.size() > 1);
   if (MXEnginePushSync(run, made, forget, &context, read.data(), read.size(), written.data(), written.size(),
                        &property, 0, name) != 0)
     Fail(MXGetLastError());

@@ -22,7 +22,6 @@
 #include <unordered_set>
 
 #include "legacy.h"
-#include "pushing.h"
 #include "versions.h"
 
 namespace graphopt {
@@ -173,7 +172,6 @@ void NoteStatesWritten(const std::vector<NDArray>& states) {
   if (once.empty()) return;
   mxnet::Context context = states[0].ctx();
   mxnet::FnProperty property = mxnet::FnProperty::kNormal;
-  const Pushing pushing(true);
   CheckCall(MXEnginePushSync([](void*, void*) {}, nullptr, nullptr, &context, nullptr, 0, once.data(), once.size(),
                              &property, 0, "graphopt_states_written"));
 }

@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "pushing.h"
 #include "versions.h"
 
 namespace graphopt {
@@ -33,12 +32,9 @@ class Holding {
     // Also if what wrote an array failed: this thread waits.
     mxnet::FnProperty property = mxnet::FnProperty::kNoSkip;
     const std::shared_future<void> begun = made->begun_.get_future().share();
-    {
-      const Pushing pushing(false);
-      if (MXEnginePushAsync(&Begin, made.get(), nullptr, &ctx, once.data(), once.size(), nullptr, 0, &property, 0,
-                            "graphopt_holding") != 0)
-        Fail(std::string("arrays cannot be held: ") + MXGetLastError());
-    }
+    if (MXEnginePushAsync(&Begin, made.get(), nullptr, &ctx, once.data(), once.size(), nullptr, 0, &property, 0,
+                          "graphopt_holding") != 0)
+      Fail(std::string("arrays cannot be held: ") + MXGetLastError());
     begun.wait();
     return made.release();
   }

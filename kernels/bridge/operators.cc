@@ -26,6 +26,7 @@
 #include "legacy.h"
 #include "mended.h"
 #include "product_operator.h"
+#include "pushing.h"
 #include "recurrence_operator.h"
 #include "schedule_operator.h"
 #include "small_operator.h"
@@ -173,17 +174,8 @@ int graphopt_hold(void** arrays, int64_t count, int* laid_out, graphopt::Holding
 /* Gives back what is held, if anything is. */
 void graphopt_release(graphopt::Holding** held) { delete std::exchange(*held, nullptr); }
 
-/* Until graphopt_end_alone this thread alone hands operations to MXNet's engine, of all that ask; unless it `waits` for
- * others, only if there are none. `is_alone` tells: an interrupt may keep the caller from what this returns. */
-void graphopt_begin_alone(int waits, int* is_alone) {
-  if (waits) graphopt::Pushing::Begin(true);
-  *is_alone = waits || graphopt::Pushing::TryBegin();
-}
-
-/* Ends that if it began. */
-void graphopt_end_alone(int* is_alone) {
-  if (std::exchange(*is_alone, 0)) graphopt::Pushing::End();
-}
+/* Has MXNet's engine be handed one operation at a time; 0 if it is none that is known. */
+int graphopt_push_in_turns() { return graphopt::Pushing::Begin(); }
 
 /* Puts how often each array was written into `counts`, waiting for what is being written; -1 if that
  * failed. */

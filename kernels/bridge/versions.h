@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "legacy.h"
-#include "pushing.h"
 
 namespace graphopt {
 
@@ -75,7 +74,6 @@ void* NoteVersions(void** arrays, int64_t count) {
   mxnet::Context ctx = mxnet::Context::CPU();
   // Also if what writes the arrays fails: somebody may be waiting.
   mxnet::FnProperty property = mxnet::FnProperty::kNoSkip;
-  const Pushing pushing(false);
   if (MXEnginePushSync(take, new SharedNoted(noted), forget, &ctx, once.data(), once.size(), nullptr,
                        0, &property, 0, "graphopt_versions") != 0)
     Fail(std::string("versions of arrays cannot be read: ") + MXGetLastError());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 
 import graphopt
-from graphopt.backend import pushing, retiring
+from graphopt.backend import retiring
 from graphopt.backend.engines import ExecutorEngine
-from graphopt.backend.pushing import TURN, alone, done_alone, turn_to_call
+from graphopt.backend.pushing import TURN, done_in_turn, turn_to_call
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 from tests.places import REPOSITORY
@@ -79,6 +80,133 @@ def test_executors_are_bound_and_freed_while_threads_call_nets_with_their_arrays
     assert ran.stdout.strip() == "done", ran.stderr
 
 
+_TRAINED = """
+import os, sys, threading, time
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+
+mx = import_mxnet()
+is_optimized = sys.argv[1] == "optimized"
+if not is_optimized:
+    bridge.load(mx)
+nn = mx.gluon.nn
+net = nn.HybridSequential()
+for _ in range(3):
+    net.add(nn.Dense(32, activation="relu"), nn.LayerNorm())
+net.initialize()
+x = mx.nd.random.uniform(shape=(8, 32))
+net(x)
+net.hybridize(static_alloc=True)
+called = graphopt.optimize(net) if is_optimized else net
+trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+if is_optimized:
+    trainer = graphopt.optimize(trainer)
+
+
+def train(steps):
+    for _ in range(steps):
+        with mx.autograd.record():
+            loss = called(x).sum()
+        loss.backward()
+        trainer.step(8)
+        loss.wait_to_read()
+
+
+def infer():
+    while trains:
+        called(x).wait_to_read()
+
+
+trains = True
+train(3)
+called(x).wait_to_read()
+threads = [threading.Thread(target=infer, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+train(300)
+trains = False
+for thread in threads:
+    thread.join(60)
+    assert not thread.is_alive()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("how", ["optimized", "plain"])
+def test_one_thread_trains_a_net_that_others_call(how: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _TRAINED, how],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.stdout.strip() == "done", ran.stderr
+
+
+_ENGINES = """
+import os, threading
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
+
+mx = import_mxnet()
+bridge.load(mx)
+totals = []
+
+
+def work():
+    total = mx.nd.zeros((3,))
+    with mx.engine.bulk(8):
+        for _ in range(200):
+            total += 1
+            total = total * 1
+    totals.append(total.asnumpy().tolist())
+
+
+def everywhere():
+    totals.clear()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return totals == [[200.0] * 3] * 4
+
+
+assert everywhere()
+if os.environ["MXNET_ENGINE_TYPE"] != "ThreadedEngine":  # with that one MXNet itself may crash
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if everywhere() else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert everywhere()
+net = mx.gluon.nn.HybridSequential()
+net.add(mx.gluon.nn.Dense(4, activation="relu"), mx.gluon.nn.LayerNorm())
+net.initialize()
+x = mx.nd.ones((2, 3))
+fast = graphopt.optimize(net)
+assert mx.nd.abs(fast(x) - net(x)).max().asscalar() < 1e-5
+print("done")
+"""
+
+
+@pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+def test_every_engine_of_mxnets_runs_what_it_is_handed(engine: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _ENGINES],
+        cwd=REPOSITORY,
+        env=os.environ | {"MXNET_ENGINE_TYPE": engine},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.stdout.strip() == "done", ran.stderr
+
+
 def elsewhere(work: Any) -> Any:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(work()))
@@ -91,8 +219,8 @@ def test_what_is_freed_waits_for_nobody() -> None:
     bridge.load(mx)
     freed: list[str] = []
     with TURN:
-        assert not elsewhere(lambda: done_alone(lambda: freed.append("in a call")))
-        assert done_alone(lambda: freed.append("own"))
+        assert not elsewhere(lambda: done_in_turn(lambda: freed.append("in a call")))
+        assert done_in_turn(lambda: freed.append("own"))
         elsewhere(
             lambda: retiring.retire(
                 threading.get_ident(), lambda: True, lambda: freed.append("later")
@@ -101,28 +229,10 @@ def test_what_is_freed_waits_for_nobody() -> None:
         assert freed == ["own"]
     retiring.free_retired()
     assert freed == ["own", "later"]
-    with alone(), alone():
-        assert done_alone(lambda: freed.append("own again"))
-    assert elsewhere(lambda: done_alone(lambda: freed.append("of another")))
+    with TURN, TURN:
+        assert done_in_turn(lambda: freed.append("own again"))
+    assert elsewhere(lambda: done_in_turn(lambda: freed.append("of another")))
     assert freed[2:] == ["own again", "of another"]
-
-
-def test_a_push_of_the_bridge_keeps_others_from_being_alone() -> None:
-    bridge.load(mx)
-    begun, ended = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with pushing._begun(waits=True):
-            begun.set()
-            ended.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    begun.wait(60)
-    assert not done_alone(lambda: None)
-    ended.set()
-    thread.join()
-    assert done_alone(lambda: None)
 
 
 class Doubling(mx.operator.CustomOp):
