@@ -127,7 +127,7 @@ def test_rules(name: str, call: Any, tails: Any) -> None:
 def test_every_rule_is_tested_or_refuses() -> None:
     refusing = {"broadcast_to", "broadcast_axis", "broadcast_like", "MakeLoss"}
     alike = {"CuDNNBatchNorm", "_contrib_BatchNormWithReLU"}  # not on this device, or as BatchNorm
-    special = {"add_n"}  # test_batch.py
+    special = {"add_n"}  # test_forward.py
     assert set(_RULES) == {name for name, _, _ in CASES} | refusing | alike | special
 
 
