@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,24 +12,20 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from tests.nn.train_step_support import (
+    SMALL,
+    Plain,
+    assert_same,
+    by_hand,
+    layers,
+    learned,
+    noise,
+    start,
+)
 
 mx = import_mxnet()
 nn = mx.gluon.nn
-autograd = mx.autograd
 loss = mx.gluon.loss
-
-SMALL = "the calling thread runs all of a step"
-
-
-def noise(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
-    return mx.nd.array(np.random.default_rng(seed).normal(size=shape), dtype=dtype)
-
-
-def layers(*middle: Any) -> Any:
-    net = nn.HybridSequential()
-    with net.name_scope():
-        net.add(nn.Dense(16, activation="tanh", in_units=6), *middle, nn.Dense(3, in_units=16))
-    return net
 
 
 class Critic(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
@@ -45,52 +39,6 @@ class Critic(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
 
     def hybrid_forward(self, F: Any, state: Any, action: Any) -> Any:
         return self.worth(F.concat(self.state(state), action, dim=1))
-
-
-class Plain(mx.gluon.Block):  # type: ignore[misc, name-defined]
-    """Asks for a shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.layers = layers()
-
-    def forward(self, x: Any) -> Any:
-        return self.layers(x) * (x.shape[0] / 4)
-
-
-def start(net: Any) -> None:
-    """The same weights in every call."""
-    net.initialize(mx.init.Zero(), force_reinit=True)
-    for seed, (_, p) in enumerate(sorted(net.collect_params().items())):
-        if p.grad_req != "null":
-            p.set_data(noise(*p.shape, seed=seed, dtype=np.dtype(p.dtype).name) / 3)
-
-
-def by_hand(net: Any, loss_of: Any, trainer: Any, data: Any, label: Any) -> Any:
-    with autograd.record():
-        losses = loss_of(net(*data), *label)
-    losses.backward()
-    trainer.step(data[0].shape[0])
-    return losses
-
-
-def learned(net: Any, trainer: Any, losses: Any) -> list[np.ndarray]:
-    """Losses, weights, gradients and states."""
-    params = [p for _, p in sorted(net.collect_params().items())]
-    found = [losses, *(p.data() for p in params)]
-    found += [p.grad() for p in params if p.grad_req != "null"]
-    for _, state in sorted(trainer._updaters[0].states.items()):
-        parts = state if isinstance(state, tuple) else (state,)
-        found += [part for part in parts if part is not None]
-    return [array.asnumpy() for array in found]
-
-
-def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        largest = max(1.0, float(np.abs(other).max()))
-        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5 * largest)
 
 
 def compare(
@@ -323,26 +271,6 @@ def test_what_was_given_is_told() -> None:
         step(noise(4, 6), noise(4, 3), 0)
 
 
-def test_parameters_of_which_the_trainer_knows_others() -> None:
-    """Then MXNet tells which gradient is old, or leaves some parameters as they are."""
-    net = layers()
-    start(net)
-    other = mx.gluon.Parameter("other", shape=(2,))
-    other.initialize()
-    x, y = noise(4, 6), noise(4, 3, seed=1)
-    more = mx.gluon.Trainer([*net.collect_params().values(), other], "sgd")
-    with pytest.raises(UserWarning, match="other"):
-        graphopt.train_step(net, loss.L2Loss(), more)(x, y)
-    fewer = mx.gluon.Trainer(net[1].collect_params(), "sgd", {"learning_rate": 0.1})
-    step = graphopt.train_step(net, loss.L2Loss(), fewer)
-    before = [p.data().asnumpy() for p in (net[0].weight, net[1].weight)]
-    for _ in range(3):
-        step(x, y)
-    assert_same([net[0].weight.data().asnumpy()], before[:1])
-    assert np.abs(net[1].weight.data().asnumpy() - before[1]).max() > 1e-4
-    assert SMALL not in step.explain()
-
-
 class Scaled(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
     """Multiplies by a number that is compiled in."""
 
@@ -372,99 +300,6 @@ def test_what_blocks_hold_is_compiled_in_anew(told: str, method: str) -> None:
     assert_same([step(x, y).asnumpy() for _ in range(3)], [expected] * 3)
 
 
-class Warming(mx.gluon.Trainer):  # type: ignore[misc, name-defined]
-    """Sets its rate in every step."""
-
-    steps = 0
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        self.steps += 1
-        self.set_learning_rate(0.1 * self.steps)
-        super().step(*args, **kwargs)
-
-
-class Reducing(mx.gluon.Trainer):  # type: ignore[misc, name-defined]
-    """Gets gradients from elsewhere, as Horovod's does."""
-
-    def _allreduce_grads(self) -> None:
-        for p in self._params:
-            p.grad()[:] *= 3
-
-
-@mx.kvstore.KVStoreBase.register
-class Tripling(mx.kvstore.KVStoreBase):  # type: ignore[misc, name-defined]
-    """Adds up gradients that three workers would have."""
-
-    type, rank, num_workers = "tripling", 0, 1
-
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        pass
-
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        for array in value:
-            array[:] *= 3
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        return False
-
-
-OWN_STEPS = [
-    (Warming, {}, "the trainer has a method step of its own"),
-    (Reducing, {}, "the trainer has a method _allreduce_grads of its own"),
-    (mx.gluon.Trainer, {"kvstore": Tripling}, "the trainer has a key-value store"),
-]
-
-
-@pytest.mark.parametrize("is_optimized", [False, True], ids=["plain", "optimized"])
-@pytest.mark.parametrize(("kind", "options", "reason"), OWN_STEPS, ids=["step", "reduce", "store"])
-def test_what_a_trainers_step_does_besides(
-    kind: Any, options: Any, reason: str, is_optimized: bool
-) -> None:
-    net, x, y = layers(), noise(4, 6), noise(4, 3, seed=1)
-    results = []
-    for is_fast in (False, True):
-        start(net)
-        given = {name: make() for name, make in options.items()}
-        trainer = kind(net.collect_params(), "sgd", {"learning_rate": 0.1}, **given)
-        if is_fast:
-            given = graphopt.optimize(trainer) if is_optimized else trainer
-            step = graphopt.train_step(net, loss.L2Loss(), given)
-            found = [step(x, y) for _ in range(4)]
-            assert reason in step.explain()
-        else:
-            found = [by_hand(net, loss.L2Loss(), trainer, [x], [y]) for _ in range(4)]
-        results.append(learned(net, trainer, mx.nd.stack(*found)))
-    assert_same(results[1], results[0])
-
-
-def test_steps_and_stores_that_come_later() -> None:
-    """Of a trainer whose steps were one operation."""
-    net, x, y = layers(), noise(4, 6), noise(4, 3, seed=1)
-    start(net)
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    step = graphopt.train_step(net, loss.L2Loss(), trainer)
-    for _ in range(3):
-        step(x, y)
-    assert SMALL in step.explain()
-    trainer._kvstore_params |= {"kvstore": Tripling()}
-    trainer._reset_kvstore()
-    gradients = []
-    for _ in range(2):
-        before = net[0].weight.data().copy()
-        step(x, y)
-        gradients.append(net[0].weight.grad().copy())
-        assert_same(
-            [net[0].weight.data().asnumpy()], [(before - 0.1 / 4 * gradients[-1]).asnumpy()]
-        )
-    assert isinstance(trainer._kvstore, Tripling)
-    calls: list[int] = []
-    trainer.step = lambda size: calls.append(size)
-    step(x, y)
-    assert calls == [4]
-    assert SMALL not in step.explain()
-
-
 def test_a_plain_net_is_recorded_with_its_loss() -> None:
     data, label = noise(4, 6), noise(4, 3, seed=1)
     net = Plain()
@@ -477,53 +312,6 @@ def test_a_plain_net_is_recorded_with_its_loss() -> None:
     told = step.explain()
     assert "2 programs were run, 1 of them compiled first" in told  # the first step runs as it is
     assert "one kernel updates 4 of 4 weights" in told
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda step: pickle.loads(pickle.dumps(step))])
-def test_copies_learn_on(again: Callable[[Any], Any]) -> None:
-    x, y = noise(4, 6), noise(4, 3, seed=1)
-    for make in (layers, Plain):
-        net = make()
-        start(net)
-        net.collect_params(".*bias").setattr("lr_mult", 0.1)
-        trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
-        step = graphopt.train_step(net, loss.L2Loss(), trainer)
-        for _ in range(3):
-            step(x, y)
-        before = net.collect_params()
-        before = {name: p.data().asnumpy() for name, p in before.items()}
-        twin = again(step)
-        told = [twin(x, y).asnumpy() for _ in range(3)]
-        for name, p in net.collect_params().items():
-            np.testing.assert_array_equal(p.data().asnumpy(), before[name])
-        assert_same(told, [step(x, y).asnumpy() for _ in range(3)])
-        assert (SMALL in twin.explain()) == (SMALL in step.explain()) == (make is layers)
-
-
-def test_nets_and_losses_are_pickled_after_steps() -> None:
-    net, x, y = layers(), noise(4, 6), noise(4, 3, seed=1)
-    start(net)
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
-    l2 = loss.L2Loss()
-    graphopt.train_step(net, l2, trainer)(x, y)
-    twins = [pickle.loads(pickle.dumps(block)) for block in (net, l2)]
-    want, found = (by[1](by[0](x), y).asnumpy() for by in ((net, l2), twins))
-    np.testing.assert_array_equal(found, want)
-
-
-def test_a_shallow_copy_has_the_same_net_and_trainer() -> None:
-    net, x, y = layers(), noise(4, 6), noise(4, 3, seed=1)
-    start(net)
-    trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
-    step = graphopt.train_step(net, loss.L2Loss(), trainer)
-    step(x, y)
-    found = [learned(net, trainer, each(x, y)) for each in (copy.copy(step), step)]
-    start(net)
-    trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
-    by_hand(net, loss.L2Loss(), trainer, [x], [y])
-    for each in found:
-        losses = by_hand(net, loss.L2Loss(), trainer, [x], [y])
-        assert_same(each, learned(net, trainer, losses))
 
 
 def test_weights_of_samples_are_no_batch_size() -> None:
