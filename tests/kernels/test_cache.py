@@ -1,17 +1,11 @@
-"""Compiled kernels on disk: shared by processes, whole or not there, never in the way."""
+"""Compiled kernels on disk: as they were, kept up to a size, never in the way."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
-import shutil
-import signal
 import stat
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,70 +13,12 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from graphopt.errors import MissingDependencyError
-from graphopt.kernels import bridge, cache, library, machine
+from graphopt.kernels import cache, library, machine
 from graphopt.kernels.bridge import build
-from tests.places import REPOSITORY
+from tests.kernels.cache_support import SPEC, entries
 
-SPEC = "f32[a] (f32[a]) { %1 = tanh %0; %2 = mul %1 %0; return %2:f32[a] }"
 #: Of an entry.
 KEY = cache.key_of("an entry")
-
-#: Runs the kernel as a user's process would, and tells how it came by it.
-RUN = f"""
-import json, sys
-import numpy as np
-from graphopt.kernels import library
-from graphopt.kernels.run import run
-from graphopt.kernels.spec import parse
-x = np.linspace(-2, 2, 1000, dtype="float32")
-(y,) = run(parse({SPEC!r}), [x])
-np.testing.assert_allclose(y, np.tanh(x) * x, rtol=1e-5, atol=1e-6)
-print(json.dumps(vars(library.STATISTICS) | {{"numba": "numba" in sys.modules}}))
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder, and a process that has compiled nothing yet."""
-    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(library, "_kernels", {})
-    monkeypatch.setattr(library, "STATISTICS", library.Statistics())
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def with_bridge(tmp_path: Path) -> Path:
-    """A cache folder without kernels, but with the bridge, which takes seconds to build."""
-    mxnet = build.installed()
-    assert mxnet is not None
-    made = build.library(mxnet)
-    place = tmp_path / "cache"
-    (place / "bridge").mkdir(parents=True)
-    shutil.copy(made, place / "bridge" / made.name)
-    return place
-
-
-def start(place: Path, code: str = RUN, **settings: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "GRAPHOPT_CACHE_DIR": str(place), "OMP_NUM_THREADS": "1", **settings}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=REPOSITORY,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def told(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return json.loads(out)
-
-
-def entries(place: Path) -> list[Path]:
-    return sorted((place / "kernels").glob("*.o"))
 
 
 def make() -> tuple[int, int]:
@@ -348,158 +284,6 @@ def test_the_environment_names_cpu_and_versions(
     assert llvm.get_host_cpu_name() in compute()
 
 
-def test_two_processes_at_once_and_one_that_comes_later(with_bridge: Path) -> None:
-    first, second = start(with_bridge), start(with_bridge)
-    for process in (first, second):
-        found = told(process)
-        assert found["compiled"] + found["loaded"] == 1
-    assert [path.suffix for path in (with_bridge / "kernels").iterdir()] == [".o"]
-    later = told(start(with_bridge))
-    assert later == {"compiled": 0, "here": 0, "loaded": 1, "by_llvm": 0, "numba": False}
-
-
-KILLED_COMPILING = """
-import time
-from graphopt.kernels import cpu
-def compile_object(spec, **how):
-    print("compiling", flush=True)
-    time.sleep(100)
-cpu.compile_object = compile_object
-"""
-KILLED_WRITING = """
-import time
-from pathlib import Path
-def replace(path, target):
-    print("writing", flush=True)
-    time.sleep(100)
-Path.replace = replace
-"""
-
-
-@pytest.mark.parametrize("when", [KILLED_COMPILING, KILLED_WRITING], ids=["compiling", "writing"])
-def test_a_process_that_is_killed_leaves_nothing_by_halves(with_bridge: Path, when: str) -> None:
-    with start(with_bridge, when + RUN, GRAPHOPT_COMPILERS="0") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().strip() in ("compiling", "writing")
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert entries(with_bridge) == []
-    assert told(start(with_bridge))["compiled"] == 1
-    (path,) = entries(with_bridge)
-    assert path.stat().st_size > 500
-
-
-@pytest.mark.parametrize("damaged", [b"", b"\x7fELF", bytes(1000)], ids=["empty", "short", "zeros"])
-def test_a_damaged_bridge_is_built_again(
-    with_bridge: Path, monkeypatch: pytest.MonkeyPatch, damaged: bytes
-) -> None:
-    monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(with_bridge))
-    mxnet = build.installed()
-    assert mxnet is not None
-    kept = build._kept(mxnet)
-    good = kept.read_bytes()
-    builds: list[Path] = []
-
-    def rebuild(of: Path) -> bytes:
-        builds.append(of)
-        return good
-
-    monkeypatch.setattr(build, "build", rebuild)
-    cache.write_atomically(kept, damaged)
-    assert bridge._open(mxnet).graphopt_run
-    assert kept.read_bytes() == good
-    assert builds == [mxnet]
-
-
-@pytest.fixture
-def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same folder, where there is room for empty files only."""
-
-    def refuse(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    monkeypatch.setattr(cache, "write_atomically", refuse)
-    return folder
-
-
-def test_a_bridge_on_a_full_disk_serves_the_process_that_built_it(
-    with_bridge: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mxnet = build.installed()
-    assert mxnet is not None
-    kept = build._kept(mxnet)
-    good = kept.read_bytes()
-    kept.unlink()
-    monkeypatch.setattr(build, "build", lambda of: good)
-    with pytest.warns(RuntimeWarning, match="no space left on device.*this process alone"):
-        assert bridge._open(mxnet).graphopt_run
-    assert build.find(mxnet) is None
-
-
-def test_a_bridge_of_another_user_is_built_for_this_process(
-    with_bridge: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mxnet = build.installed()
-    assert mxnet is not None
-    kept = build._kept(mxnet)
-    good = kept.read_bytes()
-
-    def refuse(path: Path, data: bytes) -> None:
-        raise PermissionError(errno.EACCES, "not yours")
-
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may be root's
-    monkeypatch.setattr(cache, "write_atomically", refuse)
-    monkeypatch.setattr(build, "build", lambda of: good)
-    with pytest.warns(RuntimeWarning, match="not yours.*this process alone"):
-        path = build.library(mxnet)
-    assert path.read_bytes() == good
-    assert folder not in path.parents
-
-
-def test_warnings_that_are_errors_lose_no_bridge(
-    full_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "build", lambda of: b"library")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        path = build.library(build.installed())
-    assert path.read_bytes() == b"library"
-    assert full_disk not in path.parents
-
-
-def test_a_bridge_that_is_built_ahead_has_to_last(
-    full_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(build, "build", lambda of: b"library")
-    with pytest.warns(RuntimeWarning, match="no space left on device"):
-        assert build.main() == 1
-    told = f"{full_disk}/bridge cannot be written to; until then every process builds its own\n"
-    assert capsys.readouterr().err == told
-
-
-def test_building_ahead_says_what_it_did(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(build, "build", lambda of: b"library")
-    assert build.main() == 0
-    assert "fused kernels are ready: " in capsys.readouterr().out
-    assert [path.read_bytes() for path in (folder / "bridge").iterdir()] == [b"library"]
-
-
-def test_building_ahead_says_what_does_not_work(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert build.main() == 1
-    said = capsys.readouterr().err
-    assert "need a C++ compiler" in said
-    assert "until then graphopt works, but leaves operators unfused" in said
-    monkeypatch.setattr(build, "installed", lambda: None)
-    assert build.main() == 1
-    assert capsys.readouterr().err.startswith("MXNet is not installed here; until then")
-
-
 def test_results_are_those_of_a_kernel_just_compiled(folder: Path) -> None:
     import ctypes
 
@@ -522,13 +306,3 @@ def test_results_are_those_of_a_kernel_just_compiled(folder: Path) -> None:
     loaded = call(library.kernel(SPEC, backward=False).address)
     assert (library.STATISTICS.compiled, library.STATISTICS.loaded) == (1, 1)
     np.testing.assert_array_equal(loaded, compiled)
-
-
-def test_a_compiler_without_openmp_is_told_what_to_install(tmp_path: Path) -> None:
-    compiler = tmp_path / "cxx"
-    compiler.write_text(
-        "#!/bin/sh\necho \"a.h:1: fatal error: 'omp.h' file not found\" >&2; exit 1\n"
-    )
-    compiler.chmod(0o755)
-    with pytest.raises(MissingDependencyError, match="install OpenMP's headers"):
-        build.run_compilers([[str(compiler)]])
