@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,71 +12,13 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
-from graphopt.nn import ways
-from graphopt.nn.partition import tried_of
 from graphopt.nn.ways import APART, PLAIN, RECORDED
-from graphopt.recording import programs
+from tests.nn.ways_support import ENOUGH, check, chosen, data, made
 
 mx = import_mxnet()
 nn = mx.gluon.nn
 
-#: Calls after which any trial has ended.
-ENOUGH = 40
-
-
-class Residual(mx.gluon.Block):
-    """A plain Block with code of its own between its children."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.first = nn.Dense(6, activation="tanh", in_units=6)
-            self.second = nn.Dense(6, in_units=6)
-        self.calls = 0
-
-    def forward(self, x: Any) -> Any:
-        self.calls += 1
-        return mx.nd.sin(self.second(self.first(x)) + x) * x.shape[1]
-
-
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    """What is remembered lasts as long as a test."""
-    kept: dict[Any, Any] = {}
-    monkeypatch.setattr(ways, "remembered", kept.get)
-    monkeypatch.setattr(ways, "remember", kept.__setitem__)
-    return kept
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Callable[[Mapping[str, float]], list[str]]:
-    """Have calls take as long as told, by their way; gives a list of those that were timed."""
-
-    def use(times: Mapping[str, float]) -> list[str]:
-        timed: list[str] = []
-
-        def note(self: ways.Ways, way: str, _start: float) -> None:
-            timed.append(way)
-            self.best_ms[way] = times[way]
-
-        monkeypatch.setattr(ways.Ways, "_note", note)
-        return timed
-
-    return use
-
-
-def made(cls: type = Residual) -> Any:
-    block = cls()
-    block.initialize(mx.init.Normal(0.5))
-    return block
-
-
-def data(rows: int = 3) -> Any:
-    return mx.nd.array(np.random.default_rng(rows).normal(size=(rows, 6)))
-
-
-def check(net: Any, plain: Any, x: Any) -> None:
-    np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-4, atol=1e-5)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def check_step(net: Any, plain: Any, x: Any) -> None:
@@ -89,10 +31,6 @@ def check_step(net: Any, plain: Any, x: Any) -> None:
         found.append([y.asnumpy(), *grads])
     for got, right in zip(*found, strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
-
-
-def chosen(net: Any, mode: str = "inference") -> str | None:
-    return net.graphopt_state.ways[mode].chosen
 
 
 @pytest.mark.parametrize(
@@ -244,100 +182,6 @@ def test_the_trial_goes_on_with_what_comes_for_good(told: Any) -> None:
     assert len(timed) > before
 
 
-class Counting(Residual):
-    """Another number in each call."""
-
-    def forward(self, x: Any) -> Any:
-        return super().forward(x) * self.calls
-
-
-def test_calls_that_differ_are_not_recorded(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    plain, twin = made(Counting), made(Counting)
-    twin.first, twin.second = plain.first, plain.second
-    net = graphopt.optimize(plain)
-    for _ in range(ENOUGH):
-        check(net, twin, data())
-    assert chosen(net) == APART
-    assert "recorded calls differ" in net.explain()
-
-
-def test_long_programs_are_not_compiled(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    monkeypatch.setattr(programs, "MOST_CALLS", 3)
-    plain = made()
-    net = graphopt.optimize(plain)
-    for _ in range(3):
-        check(net, plain, data())
-    assert chosen(net) == APART
-    assert "one graph of 6 operators would take long" in net.explain()
-    asked = graphopt.optimize(plain, record=True)
-    check(asked, plain, data())
-    assert len(asked._graphopt_entries()) == 1
-
-
-class Failing(Residual):
-    """Reads where an array lies, of which a recorded one knows nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_strict = False
-
-    def forward(self, x: Any) -> Any:
-        if self.is_strict:
-            raise KeyError("the user's own")
-        y = super().forward(x)
-        if type(y) is not mx.nd.NDArray:
-            raise TypeError("only NDArrays")
-        return y
-
-
-def test_a_block_that_fails_when_it_is_recorded_is_taken_apart(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    plain = made(Failing)
-    net = graphopt.optimize(plain)
-    for _ in range(3):
-        check(net, plain, data())
-    assert chosen(net) == APART
-    assert "as it fails recorded: only NDArrays" in net.explain()
-
-
-class AsksForShape(mx.gluon.HybridBlock):
-    """Once hybridized, MXNet cannot run it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = nn.Dense(4, in_units=6)
-
-    def hybrid_forward(self, _F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
-        return self.dense(x) * x.shape[0]
-
-
-@pytest.mark.parametrize("rows", [[3], [3, 4]])
-def test_a_block_that_fails_as_it_is_is_recorded(told: Any, rows: list[int]) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    plain = made(AsksForShape)
-    want = [plain(data(count)).asnumpy() for count in rows]
-    plain.hybridize()
-    net = graphopt.optimize(plain)
-    for call in range(ENOUGH):
-        found = net(data(rows[call % len(rows)])).asnumpy()
-        np.testing.assert_allclose(found, want[call % len(rows)], rtol=1e-4, atol=1e-5)
-    assert chosen(net) == RECORDED
-    assert "as it fails as it is: 'Symbol' object has no attribute 'shape'" in net.explain()
-
-
-def test_errors_of_the_user_are_his(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    plain = made(Failing)
-    plain.is_strict = True
-    net = graphopt.optimize(plain)
-    for _ in range(3):
-        with pytest.raises(KeyError, match="the user's own"):
-            net(data())
-    assert chosen(net) is None
-
-
 def test_where_it_is_asked_for_there_is_no_trial() -> None:
     plain = made()
     for settings in ({"record": False}, {"record": True}, {"strict": True}):
@@ -346,84 +190,6 @@ def test_where_it_is_asked_for_there_is_no_trial() -> None:
         assert not net.graphopt_state.ways
     with pytest.raises(InputError, match="leave out record=True"):
         graphopt.optimize(plain, record=True, memory="1GB")
-
-
-def test_hooks_of_children_run_in_all_calls(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    plain = made()
-    net = graphopt.optimize(plain)
-    seen: list[Any] = []
-    plain.first.register_forward_hook(lambda *_: seen.append(1))
-    for _ in range(ENOUGH):
-        net(data())
-    assert len(seen) == ENOUGH
-
-
-class Outer(mx.gluon.Block):
-    """A plain Block with another one, called by a method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.name_scope():
-            self.inner = Residual()
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(x) + 1
-
-    def loss(self, x: Any) -> Any:
-        return (self(x) ** 2).mean()
-
-
-def inner_of(net: Any) -> Any:
-    """The view of a child, which is on trial or was."""
-    return tried_of(net.graphopt_state.fallback.inner)
-
-
-def test_blocks_that_methods_call_are_tried(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    plain = made(Outer)
-    net = graphopt.optimize(plain)
-    for _ in range(ENOUGH):
-        np.testing.assert_allclose(net.loss(data()).asnumpy(), plain.loss(data()).asnumpy(), 1e-4)
-    assert chosen(inner_of(net)) == RECORDED
-    told_of_it = f"Residual {plain.inner.name!r}: inference: recorded, measured in its calls"
-    assert told_of_it in net.explain()
-    assert len(net._graphopt_entries()) == 1
-    assert plain.inner.calls == 2 * ENOUGH
-
-
-def test_hooks_of_blocks_that_methods_call_run(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    plain = made(Outer)
-    net = graphopt.optimize(plain)
-    seen: list[Any] = []
-    plain.inner.register_forward_hook(lambda *_: seen.append(1))
-    for _ in range(ENOUGH):
-        net.loss(data())
-    assert len(seen) == ENOUGH
-
-
-def test_within_a_block_that_was_measured_nothing_else_is(told: Any) -> None:
-    told({RECORDED: 1.0, PLAIN: 1.1, APART: 0.9})
-    plain = made(Outer)
-    net = graphopt.optimize(plain)
-    for _ in range(ENOUGH):
-        check(net, plain, data())
-    assert chosen(net) == APART
-    assert not inner_of(net).graphopt_state.ways
-
-
-def test_within_a_block_that_cannot_be_measured_others_are(
-    monkeypatch: pytest.MonkeyPatch, told: Any
-) -> None:
-    told({RECORDED: 1.0, PLAIN: 2.0})
-    monkeypatch.setattr(programs, "MOST_CALLS", 6)  # as many as the one within has
-    plain = made(Outer)
-    net = graphopt.optimize(plain)
-    for _ in range(ENOUGH):
-        check(net, plain, data())
-    assert chosen(net) == APART
-    assert chosen(inner_of(net)) == RECORDED
 
 
 @pytest.fixture
