@@ -255,6 +255,7 @@ import mxnet as mx
 from graphopt.kernels import bridge
 from mxnet.gluon import nn, rnn
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in background ignores it
 asked = sys.argv[1]
 real, is_first = getattr(bridge, asked), True
 
