@@ -9,7 +9,7 @@ import numpy as np
 
 from graphopt.backend.documents import document_of, text_of
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, UnsupportedError
+from graphopt.errors import InputError
 from graphopt.frontend.symbol import data_names
 from graphopt.modules.executor import OptimizedExecutor, executor_of
 from graphopt.nn.config import Config
@@ -71,14 +71,11 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
         Raises:
             RuntimeError: shapes or dtypes are missing or contradict each other.
             InputError: ``grad_req`` has other words than MXNet's, or not as many as arguments.
-            UnsupportedError: MXNet's is to share the arrays of an optimized one.
         """
         reason = self._why_plain(stype_dict, group2ctx)
         types = None if reason else self._types(kwargs, type_dict)
         if types is None:
             reason = reason or "its shapes or dtypes do not follow from those that were given"
-            if isinstance(shared_exec, OptimizedExecutor):
-                raise UnsupportedError(f"MXNet has to run this one, as {reason}: it shares nothing")
             made = super().simple_bind(
                 *(ctx, grad_req, type_dict, stype_dict, group2ctx, shared_arg_names),
                 *(shared_exec, shared_buffer),

@@ -11,6 +11,7 @@ import numpy as np
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
 from graphopt.backend.documents import document_of
+from graphopt.backend.retiring import bound_executor
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
@@ -45,7 +46,6 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         group: Group | None = None,
     ) -> None:
         """Bind; nothing is compiled before the first call. See :func:`executor_of`."""
-        self.handle = None  # there is no executor of MXNet's
         self.model = model
         self.group = group or Group()
         self.arg_arrays, self.aux_arrays = [*arguments.values()], [*states.values()]
@@ -75,6 +75,11 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """Nothing: MXNet's free an executor here."""
 
     @property
+    def handle(self) -> Any:
+        """Of an executor of MXNet's on the same arrays, for others that share memory with it."""
+        return (self._plain or self._shareable).handle
+
+    @property
     def outputs(self) -> list[Any]:
         """Arrays, one per output, for others in the same memory in all calls."""
         return self._outputs.arrays
@@ -83,8 +88,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """Compute the outputs, of the arguments that are given and those that are bound.
 
         Raises:
-            TypeError: an argument is unknown, or no array.
-            ValueError: it is of another shape.
+            TypeError: an argument is unknown.
+            ValueError: it is no array, or of another shape.
         """
         self._load(kwargs)
         self.group.enter(self)
@@ -230,7 +235,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     def _load(self, given: Mapping[str, Any]) -> None:
         for name, array in given.items():
             if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
-                raise TypeError(f"argument {name!r} is a {type(array).__name__}, no array")
+                raise ValueError(f"argument {name!r} is a {type(array).__name__}, no array")
             if name not in self.arg_dict:
                 raise TypeError(f"unknown argument {name!r}; there are {', '.join(self._names)}")
             bound = self.arg_dict[name]
@@ -307,9 +312,18 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     def _run_plain(self, reason: str) -> None:
         """Go on with MXNet's executor."""
-        gradients = {n: g for n, g in self.grad_dict.items() if g is not None}
         self._why_plain = reason
-        self._plain = self._symbol.bind(
+        self._plain = self._bound()
+
+    @cached_property
+    def _shareable(self) -> Any:
+        return self._bound()
+
+    def _bound(self) -> Any:
+        """An executor of MXNet's."""
+        gradients = {n: g for n, g in self.grad_dict.items() if g is not None}
+        return bound_executor(
+            self._symbol,
             self._ctx,
             self.arg_dict,
             args_grad=gradients or None,

@@ -13,6 +13,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
+from graphopt.modules.binding import BindingSymbol
 from graphopt.modules.executor import OptimizedExecutor
 
 mx = import_mxnet()
@@ -338,7 +339,7 @@ def test_bad_input() -> None:
         fast.backward(mx.nd.ones((6, 5)))
     with pytest.raises(TypeError, match="unknown argument 'x'; there are data, w"):
         fast.forward(x=mx.nd.ones((6, 5)))
-    with pytest.raises(TypeError, match="argument 'data' is a list"):
+    with pytest.raises(ValueError, match="argument 'data' is a list"):
         fast.forward(data=[1])
     with pytest.raises(ValueError, match=r"'data' is \(6, 5\), \(1, 5\) was given"):
         fast.forward(data=np.ones((1, 5)))
@@ -433,3 +434,31 @@ def test_gradients_in_one_array_are_autograds() -> None:
         fast.forward(is_train=True)
         fast.backward(mx.nd.ones((6, 5)))
     assert fast._direct[True] is None
+
+
+def test_executors_of_mxnets_share_arrays_with_an_optimized_one() -> None:
+    fast = graphopt.optimize(bound(chain(), data=(6, 5), w=(6, 5)))
+    other = _sharing(chain(), fast, data=(6, 5), w=(6, 5))
+    for factor in (1, 2):
+        fast.arg_dict["w"][:] = factor * mx.nd.arange(30).reshape((6, 5))
+        other.forward(data=fast.arg_dict["data"])
+        fast.forward()
+        assert_near(other.outputs[0], fast.outputs[0])
+
+
+def test_a_sparse_executor_shares_the_arrays_of_an_optimized_one() -> None:
+    config = graphopt.optimize(mx.mod.Module(chain(), label_names=[]))._symbol.config
+    w = sym.var("w")
+    dense = BindingSymbol(sym.dot(sym.var("data"), w), config)
+    sparse = BindingSymbol(sym.dot(sym.var("data", stype="csr"), w), config)
+    fast = dense.simple_bind(mx.cpu(), data=(6, 5), w=(5, 3))
+    fast.arg_dict["w"][:] = 3
+    plain = _sharing(sparse, fast, data=(6, 5), w=(5, 3))
+    assert plain.graphopt_why_plain == "argument 'data' is sparse"
+    assert (plain.arg_dict["w"].asnumpy() == 3).all()
+
+
+def _sharing(symbol: Any, other: Any, **shapes: Any) -> Any:
+    return symbol.simple_bind(
+        mx.cpu(), shared_exec=other, shared_arg_names=["w"], shared_buffer={}, **shapes
+    )
