@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from graphopt.ir.graph import Graph
 
 ZOO = "model_zoo:"
+#: How names of inputs end that are read by losses, as in a Module's ``label_names``.
+_LABEL = "label"
 
 model_argument = click.argument("model", metavar="MODEL")
 
@@ -126,6 +128,8 @@ def require_types(graph: Graph) -> None:
 def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[Any, Any]]:
     """A value for every input: from the file, else drawn at random, which is said on stderr.
 
+    Labels are data: files of parameters have none.
+
     Raises:
         InputError: a parameter is missing in the file, or has another shape.
     """
@@ -138,6 +142,7 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[A
         return drawn
     found = read_parameters(params, model.aliases)
     needed = [n for n in model.graph.inputs if n.op != "data" and n.name in drawn]
+    needed = [n for n in needed if n.name in found or not n.name.endswith(_LABEL)]
     missing = [node.name for node in needed if node.name not in found]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -235,7 +235,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     def _load(self, given: Mapping[str, Any]) -> None:
         for name, array in given.items():
             if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
-                raise ValueError(f"argument {name!r} is a {type(array).__name__}, no array")
+                kind = type(array).__name__
+                raise ValueError(f"argument {name!r} is a {kind}, no array")  # noqa: TRY004 - as MXNet
             if name not in self.arg_dict:
                 raise TypeError(f"unknown argument {name!r}; there are {', '.join(self._names)}")
             bound = self.arg_dict[name]

@@ -11,6 +11,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.file_names import for_mxnet
 from graphopt.frontend.gluon import describe
+from graphopt.nn.legacy import current
 
 
 def export(
@@ -62,7 +63,8 @@ def write(
     arrays = {f"{'aux' if name in aux else 'arg'}:{name}": a for name, a in params.items()}
     try:
         symbol.save(f"{path}-symbol.json", remove_amp_cast=remove_amp_cast)
-        mx.nd.save(f"{path}-{epoch:04d}.params", arrays)
+        save = mx.npx.save if mx.util.is_np_array() else mx.nd.save
+        save(f"{path}-{epoch:04d}.params", current(arrays))
     except mx.MXNetError as error:
         reason = first_line(error).rpartition(": ")[2]  # the file's name comes before
         raise InputError(f"cannot write {path!r}: {reason}") from None

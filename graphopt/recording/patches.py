@@ -202,6 +202,8 @@ def _check_returned(found: Any) -> None:
 
 
 def _finish_unrecorded(self: Any) -> None:
+    if ACTIVE.tape is not None and self._deferred_init and ACTIVE.tape.draws():
+        flush_recorded()  # an initializer draws behind what was drawn before
     with Unrecorded():
         _finish_deferred_init(self)
 

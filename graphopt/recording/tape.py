@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from graphopt.backend.symbol import first_line
-from graphopt.batching.operators import handle, infer
+from graphopt.batching.operators import handle, infer, name_of
 from graphopt.compat import import_mxnet
+from graphopt.ir.ops import info
 from graphopt.ir.types import dtype_name
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
@@ -56,12 +57,21 @@ def _unrecordable() -> frozenset[int]:
     return frozenset({handle("Custom")})
 
 
+@cache
+def _samples(op: int) -> bool:
+    """Whether an operator draws numbers that a seed is to give again, in the program's order."""
+    name = name_of(op)
+    return name not in _MASKING and info(name).random
+
+
 class _Kind(NamedTuple):
     """What type inference reads."""
 
     dtype: Any
 
 
+#: Operators that draw masks, which are others in compiled graphs (docs/adr/0040).
+_MASKING: Final = frozenset({"Dropout", "RNN", "LeakyReLU"})
 #: Types of results by operator, attributes, types of arguments and whether shapes may be empty;
 #: ``None`` where they are not known before the operator runs.
 _TYPES: dict[Any, tuple[Type, ...] | None] = {}
@@ -194,11 +204,26 @@ class Tape:
         shared = {root for root, count in members.items() if count > 1}
         wanted = [n for n in held if self._root(n) not in shared]
         wanted += sorted(shared)
+        drawn = self._drawn()
+        wanted = [*drawn, *(n for n in wanted if n not in drawn)]
         found = self._programs.run(self, tuple(wanted))
         values = dict(zip(wanted, found, strict=True))
         for number in held:
             self._seen(number, values)
         return values
+
+    def draws(self) -> bool:
+        """Whether anything recorded draws numbers, masks aside."""
+        return any(_samples(call.op) for call in self.calls)
+
+    def _drawn(self) -> list[int]:
+        """Values of calls that draw numbers.
+
+        A graph makes calls in the order in which its outputs need them, if at all. So these are
+        its first outputs.
+        """
+        firsts = accumulate((call.results for call in self.calls), initial=0)
+        return [n for n, call in zip(firsts, self.calls, strict=False) if _samples(call.op)]
 
     def _root(self, number: int) -> int:
         """The value whose memory a value lies in, as MXNet would have it."""

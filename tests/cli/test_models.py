@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from graphopt.backend.symbol import to_json
+from graphopt.compat import import_mxnet
 from graphopt.ir.parser import parse
 from tests.places import REPOSITORY
 
@@ -212,6 +213,22 @@ def test_params_that_miss_one(graphopt, net, params):
     path = params(arg__weight=np.ones((3, 4)))
     ran = graphopt("bisect", net, "-p", "dce", "--params", path)
     assert ran == (1, "", f"graphopt: error: {path} has no parameter 'bias'\n")
+
+
+def test_params_of_a_checkpoint_have_no_labels(graphopt, tmp_path):
+    mx = import_mxnet()
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, name="fc")
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(symbol, name="softmax"))
+    module.bind([("data", (2, 4))], [("softmax_label", (2,))])
+    module.init_params()
+    module.save_checkpoint(str(tmp_path / "net"), 1)
+    given = tmp_path / "net-symbol.json", "--shape", "data:2,4"
+    path = tmp_path / "net-0001.params"
+    ran = graphopt("inspect", *given, "--params", path, "--no-run")
+    assert (ran.code, ran.err) == (0, "")
+    ran = graphopt("bisect", *given, "-p", "dce", "--params", path)
+    assert ran.code == 0
+    assert ran.err == f"parameters are those of {path}, data is random (--seed 0)\n"
 
 
 def test_params_of_a_net_without_any(graphopt, tmp_path, params):

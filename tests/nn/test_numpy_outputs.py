@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,3 +71,26 @@ print(fast(np.ones((4, 5))).shape)
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split("\n")[-2] == "(4, 3)"
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_export_is_read_by_mxnet(mode: str, tmp_path: Path) -> None:
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, activation="relu"), nn.BatchNorm(), nn.Dense(3))
+        net.initialize()
+        x = mx.np.ones((2, 5))
+        net(x)
+        fast = graphopt.optimize(net, mode=mode)
+        want = fast(x)
+        path = str(tmp_path / "net")
+        fast.export(path)
+        files = f"{path}-symbol.json", f"{path}-0000.params"
+        for read in (
+            mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1]),
+            graphopt.load(*files),
+        ):
+            found = read(x)
+            assert type(found) is mx.np.ndarray
+            np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-5)
