@@ -58,6 +58,11 @@ class BoundEngine:
         self._size = int(self._library.graphopt_graph_stash(self._number))
         self._stash: Any = None  # what forward leaves for backward
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether backward may be called, also again."""
+        return True
+
     def forward(self, outputs: Sequence[Any], *, is_train: bool) -> None:
         """Compute the outputs, into arrays."""
         if self._draws:

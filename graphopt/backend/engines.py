@@ -141,6 +141,11 @@ class CachedOpEngine:
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]
 
+    @property
+    def may_be_prepared(self) -> bool:
+        """Whether its operators may be set up once for arrays that stay the same."""
+        return self._is_static and not self._counts_writes and self._turn is TURN
+
     def renew(self) -> None:
         """Let go of the plan; the next call makes another."""
         with self._turn:

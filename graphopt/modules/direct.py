@@ -14,6 +14,7 @@ from graphopt.backend.small import may_learn
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels.waiting import wait_for_all
+from graphopt.modules.prepared import PreparedStep, prepared
 from graphopt.nn.built import Built
 from graphopt.nn.following import Following
 
@@ -28,7 +29,7 @@ def training(
     data: Mapping[str, Any],
     gradients: Mapping[str, Any],
     grad_req: Mapping[str, str],
-) -> BoundEngine | None:
+) -> BoundEngine | PreparedStep | None:
     """What trains on arrays that stay the same, or ``None`` if that takes autograd.
 
     Args:
@@ -43,10 +44,12 @@ def training(
         if gradient is not None and grad_req.get(name, "null") != "null"
     }
     engine = lowered.bound[0]
-    if not isinstance(engine, LearningEngine) or not {*learned} <= {*engine.inputs}:
-        return None
     if len({id(array) for array in learned.values()}) < len(learned):
         return None  # two gradients would be written to one place
+    if not isinstance(engine, LearningEngine):
+        return prepared(lowered, data, learned, grad_req)
+    if not {*learned} <= {*engine.inputs}:
+        return None
     return _bound(lowered, data, learned, grad_req)
 
 

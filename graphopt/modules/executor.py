@@ -18,6 +18,7 @@ from graphopt.ir.ops import info
 from graphopt.modules import direct
 from graphopt.modules.group import Group
 from graphopt.modules.outputs import Outputs
+from graphopt.modules.prepared import PreparedStep
 from graphopt.nn.config import Config
 
 mx = import_mxnet()
@@ -64,7 +65,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._outputs = Outputs(model.symbol, ctx, self.arg_dict, self.aux_arrays)
         self._tape: list[Any] = []
         # What runs on these arrays, for training or not, once it is known.
-        self._direct: dict[bool, BoundEngine | None] = {}
+        self._direct: dict[bool, BoundEngine | PreparedStep | None] = {}
         self._ones: dict[int, Any] = {}
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
@@ -128,6 +129,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if not self._learns:
             return
         engine = self._direct.get(True) if self._is_run else None
+        if engine is not None and not self._tape and not engine.is_ready:
+            engine = self._direct[True] = None  # called once more, as autograd allows
         self.group.enter(self)
         if engine is not None and not self._tape:
             engine.backward(self._known(heads), self.outputs)
@@ -206,10 +209,14 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if self._plain is not None:
             return f"MXNet's executor runs it: {self._why_plain}"
         told = self.model.explain()
-        engine = self._direct.get(False)
-        if engine is None:
-            return told
-        return f"{told}\n  inference on these arrays: {engine.name}, parameters read in every call"
+        for is_train, engine in sorted(self._direct.items()):
+            if isinstance(engine, PreparedStep):
+                told += f"\n  training on these arrays: {engine.name}, prepared once"
+            elif engine is not None and not is_train:
+                told += (
+                    f"\n  inference on these arrays: {engine.name}, parameters read in every call"
+                )
+        return told
 
     def take_over(self, executor: Any) -> None:
         """Go on with the outputs of another, for what is bound on them, once that one is gone.

@@ -189,6 +189,19 @@ int graphopt_count_writes(void** arrays, int64_t count, uint64_t* counts) {
   }
 }
 
+/* Has what is started later on arrays wait for all that was started on them; -1 if that failed. */
+int graphopt_note_written(void** arrays, int64_t count) {
+  try {
+    std::vector<mxnet::NDArray> states;
+    for (int64_t i = 0; i < count; ++i) states.push_back(*static_cast<mxnet::NDArray*>(arrays[i]));
+    graphopt::NoteStatesWritten(states);
+    return 0;
+  } catch (const std::exception& error) {
+    graphopt::python_error = error.what();
+    return -1;
+  }
+}
+
 /* Whether an array is not as often written as `counts` says; also if writing one failed. */
 int graphopt_is_written(void** arrays, int64_t count, const uint64_t* counts) {
   try {
