@@ -11,6 +11,7 @@ import numpy as np
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
 from graphopt.backend.documents import document_of
+from graphopt.backend.environment import environment
 from graphopt.backend.retiring import bound_executor
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
@@ -19,9 +20,12 @@ from graphopt.modules import direct
 from graphopt.modules.group import Group
 from graphopt.modules.outputs import Outputs
 from graphopt.modules.prepared import PreparedStep
+from graphopt.modules.stay import FEW, Stay
 from graphopt.nn.config import Config
 
 mx = import_mxnet()
+
+_BRIEF = f"others of this graph were dropped after few calls; it is compiled in its call {FEW + 1}"
 
 
 class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-defined]
@@ -45,10 +49,12 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         states: Mapping[str, Any],
         grad_req: Mapping[str, str],
         group: Group | None = None,
+        stay: Stay | None = None,
     ) -> None:
         """Bind; nothing is compiled before the first call. See :func:`executor_of`."""
         self.model = model
         self.group = group or Group()
+        self._stay = stay or Stay(model.symbol)
         self.arg_arrays, self.aux_arrays = [*arguments.values()], [*states.values()]
         self.grad_arrays = [gradients.get(name) for name in arguments]
         self._symbol, self._ctx, self._grad_req = model.symbol, ctx, dict(grad_req)
@@ -94,6 +100,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """
         self._load(kwargs)
         self.group.enter(self)
+        self._count_call()
         self._tape, self._is_run = [], bool(is_train)
         engine = self._direct.get(self._is_run)
         if engine is not None and self._plain is None:
@@ -170,7 +177,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         aux = {n: _resized(a, s) for (n, a), s in zip(self.aux_dict.items(), states, strict=True)}
         if {*changed} <= {*self.model.data}:
             made = OptimizedExecutor(
-                *(self.model, self._ctx, arguments, gradients, aux, self._grad_req, self.group)
+                *(self.model, self._ctx, arguments, gradients, aux, self._grad_req),
+                *(self.group, self._stay),
             )
         else:  # the model has other parameters
             made = executor_of(
@@ -184,7 +192,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Have a function look at what is computed; MXNet computes it from then on."""
-        if self._plain is None:
+        if self._plain is None or self._why_plain == _BRIEF:
             self._run_plain("a monitor looks at it")
         self._plain.set_monitor_callback(callback, monitor_all)
         self._monitor_callback, self._monitor_all = callback, monitor_all
@@ -318,6 +326,18 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         document = document_of(self._symbol)
         return [info(document["nodes"][at]["op"]).loss for at, *_ in document["heads"]]
 
+    def _count_call(self) -> None:
+        """Have MXNet's executor run it for some calls if it is about to be dropped."""
+        self._stay.calls += 1
+        config = self.model.config
+        if not self._stay.is_brief or config.strict or config.plans_memory:
+            return
+        if self._stay.calls > FEW:
+            if self._why_plain == _BRIEF:
+                self._plain, self._why_plain = None, ""
+        elif self._plain is None and not self._built:
+            self._run_plain(_BRIEF)
+
     def _run_plain(self, reason: str) -> None:
         """Go on with MXNet's executor."""
         self._why_plain = reason
@@ -330,14 +350,15 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     def _bound(self) -> Any:
         """An executor of MXNet's."""
         gradients = {n: g for n, g in self.grad_dict.items() if g is not None}
-        return bound_executor(
-            self._symbol,
-            self._ctx,
-            self.arg_dict,
-            args_grad=gradients or None,
-            grad_req={name: self._grad_req.get(name, "null") for name in self._names},
-            aux_states=self.aux_dict,
-        )
+        with environment(MXNET_SUBGRAPH_VERBOSE="0"):
+            return bound_executor(
+                self._symbol,
+                self._ctx,
+                self.arg_dict,
+                args_grad=gradients or None,
+                grad_req={name: self._grad_req.get(name, "null") for name in self._names},
+                aux_states=self.aux_dict,
+            )
 
 
 def executor_of(
