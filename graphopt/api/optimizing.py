@@ -63,8 +63,8 @@ def optimize(
         ``receipts()``, ``remarks()``, ``graph()``, ``explain()``, ``report(path)``,
         ``memory_plan()``, ``export()``, ``on_trial`` and ``reset()``. For a class or function, the
         same that makes such Blocks. For a Symbol, a callable :class:`graphopt.api.model.Model`.
-        For a Trainer, one of the same class with the same states and ``explain()``. For a module,
-        one of the same class, with ``explain()``, ``executors()``, ``receipts()``, ``graph()`` and
+        For a Trainer, one of the same class with the same states and ``explain()``. For a module
+        or a ``FeedForward``, one of the same class, with ``explain()``, ``executors()``, ``receipts()``, ``graph()`` and
         ``report(path)`` besides; for an executor, one on the same arrays. Compilation happens at
         the first call with new input types. What was given is left as it was.
 
@@ -144,7 +144,7 @@ def _optimize(net: Any, config: Config) -> Any:
         from graphopt.api.model import Model
 
         return Model(net, {}, config)
-    if isinstance(net, mx.executor.Executor | mx.mod.BaseModule):
+    if isinstance(net, mx.executor.Executor | mx.mod.BaseModule | mx.model.FeedForward):
         return _before_gluon(net, config)
     if inspect.isclass(net):
         if not issubclass(net, mx.gluon.Block):
@@ -161,6 +161,7 @@ def _before_gluon(made: Any, config: Config) -> Any:
     """A view of a module, or an executor on the arrays of another."""
     from graphopt.compat import import_mxnet
     from graphopt.modules.binding import optimized_executor
+    from graphopt.modules.feed_forward import feed_forward_view
     from graphopt.modules.module import view_of
 
     if config.record:
@@ -172,6 +173,8 @@ def _before_gluon(made: Any, config: Config) -> Any:
         if executor is not made:
             executor.take_over(made)
         return executor
+    if isinstance(made, import_mxnet().model.FeedForward):
+        return feed_forward_view(made, config)
     return view_of(made, config)
 
 

@@ -26,7 +26,7 @@ from graphopt.pipeline.manager import Receipt
 mx = import_mxnet()
 
 
-class _Shown:
+class Shown:
     """What views have besides MXNet's methods."""
 
     def executors(self) -> list[Any]:
@@ -84,7 +84,7 @@ class _Shown:
         return models[-1]
 
 
-class OptimizedModule(_Shown):
+class OptimizedModule(Shown):
     """Mixin in front of ``mx.mod.Module``; see the module's docstring."""
 
     _graphopt_updates: Updates
@@ -107,7 +107,7 @@ class OptimizedModule(_Shown):
         return [self]
 
 
-class OptimizedBuckets(_Shown):
+class OptimizedBuckets(Shown):
     """Mixin in front of ``mx.mod.BucketingModule``; see the module's docstring."""
 
     _graphopt_config: Config
@@ -140,7 +140,7 @@ class OptimizedBuckets(_Shown):
                 module._graphopt_updates = Updates(self._graphopt_config)
 
 
-class OptimizedSequence(_Shown):
+class OptimizedSequence(Shown):
     """Mixin in front of ``mx.mod.SequentialModule``; see the module's docstring."""
 
     _modules: list[Any]
@@ -153,16 +153,16 @@ class OptimizedSequence(_Shown):
         return [each for view in self._graphopt_views() for each in view._graphopt()]
 
     def _graphopt_kept(self) -> list[Any]:
-        own = [module for module in self._modules if not isinstance(module, _Shown)]
+        own = [module for module in self._modules if not isinstance(module, Shown)]
         return [*own, *(each for view in self._graphopt_views() for each in view._graphopt_kept())]
 
-    def _graphopt_views(self) -> list[_Shown]:
-        return [module for module in self._modules if isinstance(module, _Shown)]
+    def _graphopt_views(self) -> list[Shown]:
+        return [module for module in self._modules if isinstance(module, Shown)]
 
 
 def module_view(module: Any, config: Config) -> Any:
     """An optimized view of a ``Module``."""
-    twin = _twin(module, OptimizedModule)
+    twin = twin_of(module, OptimizedModule)
     names = [*module._data_names, *module._label_names, *module._state_names]
     twin._graphopt_updates = Updates(config)
     twin._symbol = BindingSymbol(module._symbol, config, names)
@@ -179,7 +179,7 @@ def module_view(module: Any, config: Config) -> Any:
 
 def buckets_view(module: Any, config: Config) -> Any:
     """An optimized view of a ``BucketingModule``."""
-    twin = _twin(module, OptimizedBuckets)
+    twin = twin_of(module, OptimizedBuckets)
     twin._graphopt_config = config
     twin._sym_gen = _binding(module._sym_gen, config, module._state_names)
     twin._buckets = {key: module_view(each, config) for key, each in module._buckets.items()}
@@ -195,7 +195,7 @@ def sequence_view(module: Any, config: Config) -> Any:
     Raises:
         InputError: there are such modules, and ``strict`` asked for it.
     """
-    twin = _twin(module, OptimizedSequence)
+    twin = twin_of(module, OptimizedSequence)
     twin._modules = [_part(each, config) for each in module._modules]
     return twin
 
@@ -225,7 +225,8 @@ _VIEWS = {
 }
 
 
-def _twin(module: Any, mixin: type) -> Any:
+def twin_of(module: Any, mixin: type) -> Any:
+    """An object like a user's, with its attributes, that has a mixin in front of its class."""
     twin: Any = object.__new__(_class_of(type(module), mixin))  # type: ignore[arg-type]
     twin.__dict__.update(module.__dict__)
     return twin
@@ -257,7 +258,7 @@ def _binding(
 
 def _method_of(module: Any, name: str) -> Any:
     """A method as the user's class has it."""
-    bases = [base for base in type(module).__mro__ if not issubclass(base, _Shown)]
+    bases = [base for base in type(module).__mro__ if not issubclass(base, Shown)]
     return next(vars(base)[name] for base in bases if name in vars(base))
 
 
