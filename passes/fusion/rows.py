@@ -45,8 +45,8 @@ def _one_axis(default: int) -> Callable[[Attrs, int], tuple[int, ...]]:
     return lambda attrs, rank: (int(number(attrs, "axis", default)) % max(rank, 1),)
 
 
-def _last_axis(_attrs: Attrs, rank: int) -> tuple[int, ...]:
-    return (rank - 1,)
+def _of_activation(attrs: Attrs, rank: int) -> tuple[int, ...]:
+    return (1,) if _mode(attrs) == "channel" else (rank - 1,)
 
 
 def _spatial(_attrs: Attrs, rank: int) -> tuple[int, ...]:
@@ -124,7 +124,8 @@ def _check_mode(*known: str) -> Check:
 def _check_matrix(node: Node, graph: Graph) -> str | None:
     """Of more axes MXNet takes the softmax along the last, and its gradient along axis 1."""
     rank = graph.type_of(node.inputs[0]).rank
-    return None if rank == 2 else f"its input has {rank} axes, not 2"
+    is_plain = rank == 2 or _mode(node.attrs) == "channel"
+    return None if is_plain else f"its input has {rank} axes, not 2"
 
 
 def _mean(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
@@ -182,8 +183,8 @@ ROWS: Final[dict[str, Row]] = {
     "softmin": _softmax_row(_softmax("softmax", negate=True)),
     "SoftmaxActivation": Row(
         instruction("softmax"),
-        _check_row(_last_axis, _check_mode("instance"), _check_matrix),
-        _last_axis,
+        _check_row(_of_activation, _check_mode("instance", "channel"), _check_matrix),
+        _of_activation,
     ),
     "LayerNorm": Row(_norm_layer(1e-5), _check_row(_one_axis(-1), _check_unused), _one_axis(-1)),
     "InstanceNorm": Row(_norm_layer(1e-3), _check_row(_spatial, _check_unused), _spatial),

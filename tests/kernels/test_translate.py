@@ -117,7 +117,11 @@ ROW_CASES: dict[str, list[Case]] = {
         Case("norm", {}, (CUBE,)),
     ],
     "softmin": [Case("softmin", {}, (CUBE,)), Case("softmin", {"temperature": 2.0}, (CUBE,))],
-    "SoftmaxActivation": [Case("SoftmaxActivation", {}, (MATRIX,))],
+    "SoftmaxActivation": [
+        Case("SoftmaxActivation", {}, (MATRIX,)),
+        Case("SoftmaxActivation", {"mode": "channel"}, (_grid(2, 3, 24),)),
+        Case("SoftmaxActivation", {"mode": "channel"}, (_grid(2, 3, 5, 4),)),
+    ],
     "LayerNorm": [
         Case("LayerNorm", {}, (CUBE, _smooth(4), _smooth(4, seed=1))),
         Case("LayerNorm", {"axis": 2, "eps": 0.5}, (CUBE, _smooth(4), _smooth(4, seed=1))),
@@ -467,6 +471,7 @@ REFUSED = [
     ("L2Normalization", [_f32(2, 3)], _f32(2, 3), {"mode": "none"}, "mode"),
     ("L2Normalization", [_f32(2, 3)], _f32(2, 3), {"mode": "spatial"}, "reduces no axes"),
     ("SoftmaxActivation", [_f32(2, 3, 4)], _f32(2, 3, 4), {}, "3 axes"),
+    ("SoftmaxActivation", [_f32(2, 3, 4)], _f32(2, 3, 4), {"mode": "none"}, "mode"),
     ("Convolution", [_f32(2, 3)], _f32(2, 3), {}, "no such operator"),
     ("tanh", [TensorType("float32", (None, 3))], _f32(2, 3), {}, "type"),
 ]
