@@ -64,9 +64,10 @@ def optimize(
         ``memory_plan()``, ``export()``, ``on_trial`` and ``reset()``. For a class or function, the
         same that makes such Blocks. For a Symbol, a callable :class:`graphopt.api.model.Model`.
         For a Trainer, one of the same class with the same states and ``explain()``. For a module
-        or a ``FeedForward``, one of the same class, with ``explain()``, ``executors()``, ``receipts()``, ``graph()`` and
-        ``report(path)`` besides; for an executor, one on the same arrays. Compilation happens at
-        the first call with new input types. What was given is left as it was.
+        or a ``FeedForward``, one of the same class, with ``explain()``, ``executors()``,
+        ``receipts()``, ``graph()`` and ``report(path)`` besides; for an executor, one on the same
+        arrays. Compilation happens at the first call with new input types. What was given is left
+        as it was.
 
     Raises:
         InputError: ``net`` is none of those, or an option has no such value.
