@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import warnings
@@ -158,6 +159,8 @@ def prepare(module: ModuleType) -> None:
         for name in [name for name in sys.modules if name.startswith("mxnet.")]:
             del sys.modules[name]
     _restore_numpy_names()
+    # Else 8-bit dense layers keep the range of the first input wherever operators are prepared.
+    os.environ.setdefault("MXNET_MKLDNN_QFC_DYNAMIC_PARAMS", "1")
     from graphopt.backend.memory import share_one_heap
 
     share_one_heap()

@@ -14,6 +14,7 @@ from graphopt.backend.small import may_learn
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels.waiting import wait_for_all
+from graphopt.modules.group import Group
 from graphopt.modules.prepared import PreparedStep, prepared
 from graphopt.nn.built import Built
 from graphopt.nn.following import Following
@@ -29,6 +30,7 @@ def training(
     data: Mapping[str, Any],
     gradients: Mapping[str, Any],
     grad_req: Mapping[str, str],
+    group: Group,
 ) -> BoundEngine | PreparedStep | None:
     """What trains on arrays that stay the same, or ``None`` if that takes autograd.
 
@@ -37,6 +39,7 @@ def training(
         data: arrays that it was given, by name.
         gradients: an array, or None, by the name of an argument.
         grad_req: "write", "add" or "null" by name.
+        group: of the executor whose arrays they are.
     """
     learned = {
         name: gradient
@@ -47,7 +50,7 @@ def training(
     if len({id(array) for array in learned.values()}) < len(learned):
         return None  # two gradients would be written to one place
     if not isinstance(engine, LearningEngine):
-        return prepared(lowered, data, learned, grad_req)
+        return prepared(lowered, data, learned, grad_req, group)
     if not {*learned} <= {*engine.inputs}:
         return None
     return _bound(lowered, data, learned, grad_req)

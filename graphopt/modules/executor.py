@@ -77,6 +77,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._built: dict[bool, Any] = {}
         self._plain: Any = None
         self._why_plain = ""
+        self._has_plain_run = False  # as the last one
 
     def __del__(self) -> None:
         """Nothing: MXNet's free an executor here."""
@@ -113,6 +114,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
                 self._find_direct(is_train=self._is_run)
                 return self.outputs
         self._outputs.give(self._plain.forward(is_train=is_train))
+        self._has_plain_run = True
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -131,6 +133,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             raise InputError("backward before forward: there is nothing to differentiate")
         heads = self._heads(out_grads)
         if self._plain is not None:
+            if not self._has_plain_run:  # a monitor came between
+                self._plain.forward(is_train=self._is_run)
             self._plain.backward(out_grads, is_train)
             return
         if not self._learns:
@@ -145,6 +149,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if not self._tape and self._compute(training=self._is_run, recording=True) is None:
             plain: Any = self._plain  # by now
             plain.forward(is_train=self._is_run)
+            self._has_plain_run = True
             plain.backward(out_grads, is_train)
             return
         mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
@@ -284,7 +289,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         built = self._built[is_train]
         if is_train:
             self._direct[True] = direct.training(
-                built.lowered, self._data, self.grad_dict, self._grad_req
+                built.lowered, self._data, self.grad_dict, self._grad_req, self.group
             )
             return
         with mx.autograd.pause(train_mode=False):
@@ -340,7 +345,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     def _run_plain(self, reason: str) -> None:
         """Go on with MXNet's executor."""
-        self._why_plain = reason
+        self._why_plain, self._has_plain_run = reason, False
         self._plain = self._bound()
 
     @cached_property

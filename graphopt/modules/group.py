@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Member(Protocol):
@@ -18,10 +18,14 @@ class Group:
 
     MXNet binds executors to the memory of another one (``shared_exec``), so that what one has
     computed is lost when another runs.
+
+    Attributes:
+        pool: an executor of MXNet's, whose memory others of the group are bound in.
     """
 
     def __init__(self) -> None:
         """None has run."""
+        self.pool: Any = None
         self._last: weakref.ref[Member] | None = None
 
     def enter(self, member: Member) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
+from graphopt.backend.documents import document_of
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.environment import environment
 from graphopt.backend.lower import Lowered
@@ -17,6 +18,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
 from graphopt.kernels.bridge.memory import have_one_memory
+from graphopt.modules.group import Group
 
 #: Of what forward computes. Larger steps last so long that autograd and Python do not matter, and
 #: their memory is planned for one shape at a time.
@@ -28,6 +30,7 @@ def prepared(
     data: Mapping[str, Any],
     gradients: Mapping[str, Any],
     grad_req: Mapping[str, str],
+    group: Group,
 ) -> PreparedStep | None:
     """A step on arrays that stay the same, if MXNet's executor computes it as autograd does.
 
@@ -39,6 +42,7 @@ def prepared(
         data: arrays that it was given, by name.
         gradients: an array by the name of an argument that has one to be written.
         grad_req: "write", "add" or "null" by name.
+        group: executors that share memory, as one of them runs at a time.
     """
     engine, arrays = lowered.bound
     if not isinstance(engine, CachedOpEngine) or not engine.may_be_prepared or not gradients:
@@ -55,7 +59,10 @@ def prepared(
         return None
     if not {*gradients} <= {*engine.symbol.list_arguments()}:
         return None
-    made = PreparedStep(engine.symbol, given, gradients)
+    heads = document_of(engine.symbol)["heads"]
+    if len({tuple(head[:2]) for head in heads}) < len(heads):
+        return None  # of gradients of one value MXNet's executor takes the last
+    made = PreparedStep(engine.symbol, given, gradients, group)
     engine.renew()  # whose memory nobody needs any more
     return made
 
@@ -66,7 +73,7 @@ class PreparedStep:
     name = "MXNet's executor"
 
     def __init__(
-        self, symbol: Any, arrays: Mapping[str, Any], gradients: Mapping[str, Any]
+        self, symbol: Any, arrays: Mapping[str, Any], gradients: Mapping[str, Any], group: Group
     ) -> None:
         """Bind.
 
@@ -74,6 +81,7 @@ class PreparedStep:
             symbol: what runs.
             arrays: of arguments and states, by name.
             gradients: NDArrays by name of arguments; backward writes them.
+            group: of executors that share memory.
         """
         arguments, states = symbol.list_arguments(), symbol.list_auxiliary_states()
         with environment(MXNET_SUBGRAPH_VERBOSE="0"):
@@ -84,7 +92,10 @@ class PreparedStep:
                 dict(gradients),
                 {name: "write" if name in gradients else "null" for name in arguments},
                 {name: arrays[name] for name in states},
+                shared_exec=group.pool,
             )
+        if group.pool is None:
+            group.pool = self._executor  # to whose memory MXNet adds what others need
         kept = [arrays[name] for name in states]
         self._states = (ctypes.c_void_p * len(kept))(*[array.handle for array in kept])
         self._kept, self._mx = kept, import_mxnet()
@@ -104,9 +115,10 @@ class PreparedStep:
             found = self._executor.forward(is_train=is_train)
         self._note_states()
         self._is_forward = True
-        for output, array in zip(outputs, found, strict=True):
-            if not have_one_memory(self._mx, output, array):
-                array.copyto(output)
+        with self._mx.autograd.pause():
+            for output, array in zip(outputs, found, strict=True):
+                if not have_one_memory(self._mx, output, array):
+                    array.copyto(output)
 
     def backward(self, heads: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compute gradients by those of the outputs, which the last forward made."""

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 RECORDED, PLAIN, APART = "recorded", "as it is", "child by child"
 
+#: Times as fast as this recording is in few Blocks. Others may have kept the cores from all calls
+#: of the other way, so both are timed once more, so many calls later.
+_HARDLY: Final = 4
+_MEANWHILE: Final = 20
 #: Calls in a row that go one way. More than one, as nets that are called several times a step have
 #: the backward pass behind the last of these calls.
 _ROW: Final = 4
@@ -175,6 +179,9 @@ class Ways:
             return
         yield PLAIN, False
         yield from self._in_turns(RECORDED, PLAIN)
+        if self.best_ms[RECORDED] * _HARDLY < self.best_ms[PLAIN]:
+            yield from [(RECORDED, False)] * _MEANWHILE
+            yield from self._in_turns(RECORDED, PLAIN)
         python_ms = _PYTHON_MS * sum(len(entry.original) for entry in self._entries())
         is_clear = self.best_ms[RECORDED] * _CLEARLY <= self.best_ms[PLAIN]
         if not is_clear or python_ms > self.best_ms[RECORDED] * _MUCH:

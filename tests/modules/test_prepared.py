@@ -189,3 +189,76 @@ def test_executors_of_two_shapes() -> None:
                 mx.nd.waitall()  # states are those of both
             assert_alike(*executors)
     assert all(TOLD in executor.explain() for executor in (fast, smaller[0]))
+
+
+def test_a_loss_of_gluons_on_outputs() -> None:
+    x = sym.Convolution(sym.var("data"), num_filter=2, kernel=(3, 3), name="conv")
+    losses = []
+    for optimize in (lambda executor: executor, graphopt.optimize):
+        executor = x.simple_bind(mx.cpu(), data=SHAPES["data"])
+        for array in executor.arg_arrays:
+            array[:] = np.random.default_rng(1).standard_normal(array.shape)
+        executor, found = optimize(executor), []
+        for _ in range(4):
+            with mx.autograd.record():
+                (output,) = executor.forward(is_train=True)
+                output.attach_grad()
+                loss = (output**2).mean()
+            loss.backward()
+            executor.backward([output.grad])
+            executor.arg_dict["conv_weight"][:] -= 0.1 * executor.grad_dict["conv_weight"]
+            found.append(loss.asscalar())
+        losses.append(found)
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_a_monitor_between_forward_and_backward() -> None:
+    fast, plain = pair(convolutions())
+    for number in range(3):
+        for executor in (fast, plain):
+            step(executor, number)
+    for executor in (fast, plain):
+        executor.forward(is_train=True)
+    fast.set_monitor_callback(lambda name, array: None)
+    for executor in (fast, plain):
+        executor.backward()
+    assert_alike(fast, plain)
+
+
+def test_an_output_twice_has_both_gradients() -> None:
+    y = sym.tanh(sym.FullyConnected(sym.var("data"), num_hidden=3, name="fc"))
+    fast = graphopt.optimize(sym.Group([y, y]).simple_bind(mx.cpu(), data=(2, 4)))
+    for array in fast.arg_arrays:
+        array[:] = 0.1
+    for _ in range(4):
+        one, other = fast.forward(is_train=True)
+        fast.backward([mx.nd.ones_like(one), 10 * mx.nd.ones_like(other)])
+        want = 11 * (1 - one.asnumpy() ** 2).sum(axis=0)
+        np.testing.assert_allclose(fast.grad_dict["fc_bias"].asnumpy(), want, rtol=1e-5)
+
+
+def test_buckets_share_memory() -> None:
+    fast, _ = pair(convolutions())
+    others = [fast.reshape(data=(n, 3, 8, 8), label=(n, 5)) for n in (3, 2)]
+    for _ in range(3):
+        for executor in (fast, *others):
+            executor.forward(is_train=True)
+            executor.backward()
+    assert len({id(executor.group) for executor in (fast, *others)}) == 1
+    assert fast.group.pool is not None
+    plain = bound(convolutions())
+    for executor in others:  # each has computed in what the others computed in
+        for name in SHAPES:
+            executor.arg_dict[name][:] = 0.5
+        executor.forward(is_train=True)
+        executor.backward()
+    smaller = plain.reshape(data=(2, 3, 8, 8), label=(2, 5))
+    for name in SHAPES:
+        smaller.arg_dict[name][:] = 0.5
+    smaller.forward(is_train=True)
+    smaller.backward()
+    mx.nd.waitall()
+    for got, want in zip(
+        others[-1].outputs, smaller.outputs, strict=True
+    ):  # BatchNorm of equal rows
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-3, atol=1e-3)

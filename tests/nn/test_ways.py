@@ -153,7 +153,7 @@ def test_children_are_tried_where_recording_them_is_much_of_a_call(told: Any) ->
     told({RECORDED: 0.1, PLAIN: 1.0, APART: 0.05})
     plain = made()
     net = graphopt.optimize(plain)
-    for _ in range(ENOUGH):
+    for _ in range(2 * ENOUGH):
         check(net, plain, data())
     assert chosen(net) == APART
 
@@ -246,3 +246,17 @@ def test_threads(told: Any) -> None:
     for _ in range(ENOUGH):  # calls beside one on trial are no part of it
         net(x)
     assert chosen(net) == RECORDED
+
+
+def test_what_is_hardly_true_is_timed_once_more(told: Any) -> None:
+    times: dict[str, float] = {RECORDED: 1.0, PLAIN: 50.0, APART: 3.0}
+    timed = told(times)
+    plain = made()
+    net = graphopt.optimize(plain)
+    while timed.count(PLAIN) < 8:  # others had the cores meanwhile
+        check(net, plain, data())
+    times[PLAIN] = 0.5
+    for _ in range(2 * ENOUGH):
+        check(net, plain, data())
+    assert timed.count(PLAIN) > 8
+    assert chosen(net, "inference") == PLAIN
