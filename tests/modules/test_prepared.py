@@ -260,5 +260,5 @@ def test_buckets_share_memory() -> None:
     mx.nd.waitall()
     for got, want in zip(
         others[-1].outputs, smaller.outputs, strict=True
-    ):  # BatchNorm of equal rows
+    ):
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-3, atol=1e-3)
