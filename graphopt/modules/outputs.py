@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from graphopt.backend.arrays import address_of
 from graphopt.compat import import_mxnet
 from graphopt.kernels.bridge.memory import have_one_memory, is_shared
 
 mx = import_mxnet()
+
+#: Ranks of arrays that MXNet copies into where oneDNN has laid them out.
+_COPIED: Final = frozenset({1, 2, 4})
 
 
 class Outputs:
@@ -52,8 +56,7 @@ class Outputs:
             if have_one_memory(mx, output, array):
                 continue
             if is_shared(mx, output):
-                with mx.autograd.pause():
-                    array.copyto(output)
+                copy_into(output, array)
             else:
                 output.handle, array.handle = array.handle, output.handle
 
@@ -73,6 +76,15 @@ class Outputs:
             mx.nd.zeros(shape, self._ctx, dtype)
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
+
+
+def copy_into(output: Any, array: Any) -> None:
+    """Put an array's numbers into another one, past autograd."""
+    if output.ndim not in _COPIED and output.ctx.device_type == "cpu":
+        output.wait_to_read()
+        address_of(output)  # which brings what oneDNN has laid out into MXNet's order
+    with mx.autograd.pause():
+        array.copyto(output)
 
 
 def _apart(arrays: Sequence[Any], others: Sequence[Any]) -> list[Any]:

@@ -17,8 +17,8 @@ from graphopt.backend.retiring import bound_executor, free_retired
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.kernels import bridge
-from graphopt.kernels.bridge.memory import have_one_memory
 from graphopt.modules.group import Group
+from graphopt.modules.outputs import copy_into
 
 #: Of what forward computes. Larger steps last so long that autograd and Python do not matter, and
 #: their memory is planned for one shape at a time.
@@ -98,7 +98,7 @@ class PreparedStep:
             group.pool = self._executor  # to whose memory MXNet adds what others need
         kept = [arrays[name] for name in states]
         self._states = (ctypes.c_void_p * len(kept))(*[array.handle for array in kept])
-        self._kept, self._mx = kept, import_mxnet()
+        self._kept = kept
         self._is_forward = False
 
     @property
@@ -115,10 +115,8 @@ class PreparedStep:
             found = self._executor.forward(is_train=is_train)
         self._note_states()
         self._is_forward = True
-        with self._mx.autograd.pause():
-            for output, array in zip(outputs, found, strict=True):
-                if not have_one_memory(self._mx, output, array):
-                    array.copyto(output)
+        for output, array in zip(outputs, found, strict=True):
+            copy_into(output, array)
 
     def backward(self, heads: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compute gradients by those of the outputs, which the last forward made."""

@@ -258,7 +258,25 @@ def test_buckets_share_memory() -> None:
     smaller.forward(is_train=True)
     smaller.backward()
     mx.nd.waitall()
-    for got, want in zip(
-        others[-1].outputs, smaller.outputs, strict=True
-    ):
+    for got, want in zip(others[-1].outputs, smaller.outputs, strict=True):
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-3, atol=1e-3)
+
+
+def test_outputs_that_onednn_has_laid_out() -> None:
+    symbol = sym.Convolution(
+        sym.var("data"), num_filter=64, kernel=(80,), stride=(4,), no_bias=True, name="conv"
+    )
+    found = []
+    for optimize in (lambda executor: executor, graphopt.optimize):
+        executor = symbol.simple_bind(mx.cpu(), data=(8, 1, 4000))
+        for array in executor.arg_arrays:
+            array[:] = np.random.default_rng(1).standard_normal(array.shape) * 0.1
+        executor = optimize(executor)
+        for _ in range(3):
+            for is_train in (False, True):
+                executor.forward(is_train=is_train)
+            executor.backward(executor.outputs)
+        mx.nd.waitall()
+        found.append(executor)
+    for got, want in zip(numbers(found[1]), numbers(found[0]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
