@@ -59,6 +59,8 @@ def prepared(
         return None
     if not {*gradients} <= {*engine.symbol.list_arguments()}:
         return None
+    if bridge.why_not(import_mxnet()) is not None:
+        return None  # nobody could wait for what it writes into states
     heads = document_of(engine.symbol)["heads"]
     if len({tuple(head[:2]) for head in heads}) < len(heads):
         return None  # of gradients of one value MXNet's executor takes the last

@@ -175,6 +175,16 @@ def test_a_large_step_is_not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TOLD not in fast.explain()
 
 
+def test_without_the_bridge_autograd_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared.bridge, "why_not", lambda _: "there is no compiler")
+    fast, plain = pair(convolutions())
+    for number in range(3):
+        for executor in (fast, plain):
+            step(executor, number)
+    assert_alike(fast, plain)
+    assert TOLD not in fast.explain()
+
+
 def test_executors_of_two_shapes() -> None:
     fast, plain = pair(convolutions())
     smaller = [e.reshape(data=(2, 3, 8, 8), label=(2, 5)) for e in (fast, plain)]
