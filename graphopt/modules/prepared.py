@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
+from graphopt.analysis.effects import may_draw
 from graphopt.backend.documents import document_of
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.environment import environment
@@ -49,7 +50,7 @@ def prepared(
         return None
     if any(grad_req[name] != "write" for name in gradients):  # adding is autograd's to do
         return None
-    if engine.planned_bytes > _MOST_BYTES:
+    if engine.planned_bytes > _MOST_BYTES or may_draw(lowered.form.graph, training=True):
         return None
     given = {
         name: data[name] if array is None else array
