@@ -11,14 +11,13 @@ import numpy as np
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
 from graphopt.backend.documents import document_of
-from graphopt.backend.environment import environment
-from graphopt.backend.retiring import bound_executor
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
 from graphopt.modules import direct
 from graphopt.modules.group import Group
 from graphopt.modules.outputs import Outputs
+from graphopt.modules.plain import Plain
 from graphopt.modules.prepared import PreparedStep
 from graphopt.modules.stay import FEW, Stay
 from graphopt.nn.config import Config
@@ -75,9 +74,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._ones: dict[int, Any] = {}
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
-        self._plain: Any = None
-        self._why_plain = ""
-        self._has_plain_run = False  # as the last one
+        self._plain = Plain(model.symbol, ctx, arguments, gradients, states, grad_req)
 
     def __del__(self) -> None:
         """Nothing: MXNet's free an executor here."""
@@ -85,7 +82,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     @property
     def handle(self) -> Any:
         """Of an executor of MXNet's on the same arrays, for others that share memory with it."""
-        return (self._plain or self._shareable).handle
+        return self._plain.executor.handle
 
     @property
     def outputs(self) -> list[Any]:
@@ -104,17 +101,16 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._count_call()
         self._tape, self._is_run = [], bool(is_train)
         engine = self._direct.get(self._is_run)
-        if engine is not None and self._plain is None:
+        if engine is not None and not self._plain.reason:
             engine.forward(self.outputs, is_train=self._is_run)
             return self.outputs
-        if self._plain is None:
+        if not self._plain.reason:
             found = self._compute(training=bool(is_train), recording=bool(is_train))
             if found is not None:
                 self._outputs.give(found)
                 self._find_direct(is_train=self._is_run)
                 return self.outputs
         self._outputs.give(self._plain.forward(is_train=is_train))
-        self._has_plain_run = True
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
@@ -132,10 +128,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if self._is_run is None:
             raise InputError("backward before forward: there is nothing to differentiate")
         heads = self._heads(out_grads)
-        if self._plain is not None:
-            if not self._has_plain_run:  # a monitor came between
-                self._plain.forward(is_train=self._is_run)
-            self._plain.backward(out_grads, is_train)
+        if self._plain.reason:
+            self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
             return
         if not self._learns:
             return
@@ -147,10 +141,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             engine.backward(self._known(heads), self.outputs)
             return
         if not self._tape and self._compute(training=self._is_run, recording=True) is None:
-            plain: Any = self._plain  # by now
-            plain.forward(is_train=self._is_run)
-            self._has_plain_run = True
-            plain.backward(out_grads, is_train)
+            self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
             return
         mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
 
@@ -197,30 +188,30 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     def set_monitor_callback(self, callback: Any, monitor_all: bool = False) -> None:
         """Have a function look at what is computed; MXNet computes it from then on."""
-        if self._plain is None or self._why_plain == _BRIEF:
-            self._run_plain("a monitor looks at it")
-        self._plain.set_monitor_callback(callback, monitor_all)
+        if self._plain.reason in ("", _BRIEF):
+            self._plain.begin("a monitor looks at it")
+        self._plain.executor.set_monitor_callback(callback, monitor_all)
         self._monitor_callback, self._monitor_all = callback, monitor_all
 
     def debug_str(self) -> str:
         """The graph compiled last, and MXNet's lines about memory, of which it takes none."""
-        if self._plain is not None:
-            return str(self._plain.debug_str())
+        if self._plain.reason:
+            return str(self._plain.executor.debug_str())
         graph = next(reversed(self._built.values())).result.graph if self._built else ""
         return f"{graph}\nTotal 0 MB allocated\nTotal 0 TempSpace resource requested\n"
 
     def get_optimized_symbol(self) -> Any:
         """The Symbol that runs, with fused nodes; before the first call the one that was bound."""
-        if self._plain is not None:
-            return self._plain.get_optimized_symbol()
+        if self._plain.reason:
+            return self._plain.executor.get_optimized_symbol()
         if not self._built:
             return self._symbol
         return next(reversed(self._built.values())).lowered.exported(kernels=True)
 
     def explain(self) -> str:
         """What was done, on which engine it runs, and why not more was done."""
-        if self._plain is not None:
-            return f"MXNet's executor runs it: {self._why_plain}"
+        if self._plain.reason:
+            return f"MXNet's executor runs it: {self._plain.reason}"
         told = self.model.explain()
         for is_train, engine in sorted(self._direct.items()):
             if isinstance(engine, PreparedStep):
@@ -274,7 +265,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             except GraphoptError as error:
                 if self.model.config.strict or self.model.config.plans_memory:
                     raise
-                self._run_plain(str(error).strip().partition("\n")[0])
+                self._plain.begin(str(error).strip().partition("\n")[0])
                 return None
             found: list[Any] = self._built[recording].run(self._data)
         if not recording:
@@ -338,32 +329,10 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if not self._stay.is_brief or config.strict or config.plans_memory:
             return
         if self._stay.calls > FEW:
-            if self._why_plain == _BRIEF:
-                self._plain, self._why_plain = None, ""
-        elif self._plain is None and not self._built:
-            self._run_plain(_BRIEF)
-
-    def _run_plain(self, reason: str) -> None:
-        """Go on with MXNet's executor."""
-        self._why_plain, self._has_plain_run = reason, False
-        self._plain = self._bound()
-
-    @cached_property
-    def _shareable(self) -> Any:
-        return self._bound()
-
-    def _bound(self) -> Any:
-        """An executor of MXNet's."""
-        gradients = {n: g for n, g in self.grad_dict.items() if g is not None}
-        with environment(MXNET_SUBGRAPH_VERBOSE="0"):
-            return bound_executor(
-                self._symbol,
-                self._ctx,
-                self.arg_dict,
-                args_grad=gradients or None,
-                grad_req={name: self._grad_req.get(name, "null") for name in self._names},
-                aux_states=self.aux_dict,
-            )
+            if self._plain.reason == _BRIEF:
+                self._plain.end()
+        elif not self._plain.reason and not self._built:
+            self._plain.begin(_BRIEF)
 
 
 def executor_of(
