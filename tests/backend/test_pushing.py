@@ -64,20 +64,25 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("is_loaded", [False, True])
-def test_executors_are_bound_and_freed_while_threads_call_nets_with_their_arrays(
-    is_loaded: bool,
-) -> None:
-    script = _SCRIPT.format(is_loaded=is_loaded)
+def assert_done(script: str, *arguments: str, **environment: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *arguments],
         cwd=REPOSITORY,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert ran.stdout.strip() == "done", ran.stderr
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_executors_are_bound_and_freed_while_threads_call_nets_with_their_arrays(
+    is_loaded: bool,
+) -> None:
+    script = _SCRIPT.format(is_loaded=is_loaded)
+    assert_done(script)
 
 
 _TRAINED = """
@@ -135,15 +140,7 @@ print("done")
 
 @pytest.mark.parametrize("how", ["optimized", "plain"])
 def test_one_thread_trains_a_net_that_others_call(how: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", _TRAINED, how],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ran.stdout.strip() == "done", ran.stderr
+    assert_done(_TRAINED, how)
 
 
 _ENGINES = """
@@ -195,16 +192,7 @@ print("done")
 
 @pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
 def test_every_engine_of_mxnets_runs_what_it_is_handed(engine: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", _ENGINES],
-        cwd=REPOSITORY,
-        env=os.environ | {"MXNET_ENGINE_TYPE": engine},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ran.stdout.strip() == "done", ran.stderr
+    assert_done(_ENGINES, MXNET_ENGINE_TYPE=engine)
 
 
 def elsewhere(work: Any) -> Any:
