@@ -1,4 +1,4 @@
-"""Turns of threads to hand graphs to MXNet's engine, where there is no bridge.
+"""Turns of threads to hand graphs to MXNet's engine, for where there is no bridge.
 
 The engine appends an operation to the queue of one array after the other. Of two threads that hand
 over operations on the same two arrays each may come first in one of the queues: where one of the
@@ -7,7 +7,8 @@ that call one net share its parameters, and what operators take for scratch is t
 that prepared them. To bind an executor or to free one "writes" all that it reads.
 
 The bridge has the engine take one operation at a time (``kernels/bridge/pushing.h``). What runs
-without it, on a machine that has no compiler, takes turns for each graph instead.
+without it, on a machine that has no compiler, needs turns for each graph instead; they are taken
+with it as well, as it may be loaded at any time.
 """
 
 from __future__ import annotations
