@@ -37,7 +37,7 @@ def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
         GraphoptError: MXNet's engine does not take it.
         MXNetError: what was to write an array has failed.
     """
-    found = _in_place(
+    found = in_place(
         arrays, lambda numbers: [] if any(n is None for n in numbers) else [read(*numbers)]
     )
     return found[0] if found else read(*_copied(arrays))
@@ -46,7 +46,7 @@ def held(arrays: Sequence[Any], read: Callable[..., T]) -> T:
 def digests(arrays: Sequence[Any]) -> list[int]:
     """Numbers for what dense arrays hold: another for other bits, but in one case of 2**64."""
     mx = import_mxnet()
-    found = _in_place(
+    found = in_place(
         arrays, lambda numbers: [None if n is None else digest_of(mx, n) for n in numbers]
     )
     return [
@@ -55,7 +55,7 @@ def digests(arrays: Sequence[Any]) -> list[int]:
     ]
 
 
-def _in_place(arrays: Sequence[Any], read: Callable[[list[Any]], T]) -> T:
+def in_place(arrays: Sequence[Any], read: Callable[[list[Any]], T]) -> T:
     """What ``read`` returns for the numbers of arrays; None in place of those to be copied.
 
     This is no context manager, as an interrupt (Ctrl-C) may raise at the start of any function,

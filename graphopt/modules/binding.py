@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -149,7 +150,11 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
         data: names of arguments that change from call to call; by default those that no usual
             parameter is named like.
     """
-    symbol, arrays = executor._symbol, executor.arg_dict
+    symbol = executor._symbol
+    if twice := [name for name, n in Counter(symbol.list_arguments()).items() if n > 1]:
+        executor.graphopt_why_plain = f"several of its arguments are named {twice[0]!r}"
+        return executor
+    arrays = executor.arg_dict
     gradients = executor.grad_dict if executor.grad_arrays else {}  # None if bound without any
     reason = "its parts run on several contexts" if executor._group2ctx else ""
     for kind in (arrays, gradients, executor.aux_dict):

@@ -10,6 +10,7 @@ from typing import Any
 from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.backend.pools import Pools
+from graphopt.backend.zero_pages import give_back_zeros
 from graphopt.errors import UnsupportedError
 from graphopt.frontend.gluon import Traced
 from graphopt.ir.fingerprint import fingerprint_of_any_size
@@ -19,7 +20,14 @@ from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.control_flow import require_gradients
 from graphopt.nn.following import Following
-from graphopt.nn.parameters import Watched, is_replaced, own_array, watched, with_new_arrays
+from graphopt.nn.parameters import (
+    Watched,
+    gradients_of,
+    is_replaced,
+    own_array,
+    watched,
+    with_new_arrays,
+)
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Result
 
@@ -122,6 +130,8 @@ def compile_graph(
     if mode == "training" and config.plans_memory:
         _require_sizes(graph, parameters)
     values = {name: own_array(p, ctx) for name, p in parameters.items()}
+    if mode == "inference":  # before memory is taken for what is built
+        give_back_zeros(gradients_of(parameters.values()))
     built = build_graph(
         config,
         graph,

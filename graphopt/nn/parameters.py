@@ -22,6 +22,12 @@ def own_array(parameter: Any, ctx: Any) -> Any:
     return parameter._check_and_get(parameter._data, ctx)
 
 
+def gradients_of(parameters: Iterable[Any]) -> list[Any]:
+    """The dense arrays that MXNet has made for gradients, on all contexts."""
+    trained = [p for p in parameters if p._grad is not None and p._grad_stype == "default"]
+    return [array for parameter in trained for array in parameter._grad]
+
+
 def is_computed(parameter: Any) -> bool:
     """Whether its class makes another array for every call, as where weights are dropped."""
     return getattr(parameter.data, "__func__", None) is not import_mxnet().gluon.Parameter.data
