@@ -21,7 +21,7 @@ from bench.module_nets import (
     resnet,
     sentences,
 )
-from bench.peers.client import ROOT, Peers
+from bench.peers.client import Peers
 from bench.report import Record
 from bench.timing import figures, race, ratios
 from graphopt.compat import import_mxnet
@@ -98,7 +98,6 @@ def test_module(
     if peer and not quick:
         if peers.has("torch_module"):
             request = {
-                "root": str(ROOT),
                 "net": peer,
                 "shape": batch.data[0].shape,
                 "classes": getattr(net, "words", getattr(net, "classes", 0)),

@@ -10,7 +10,7 @@ import pytest
 
 import graphopt
 from bench.conftest import THREADS
-from bench.peers.client import ROOT, Peers
+from bench.peers.client import Peers
 from bench.report import Record
 from bench.timing import figures, race, ratios
 from graphopt.compat import import_mxnet
@@ -74,7 +74,6 @@ def test_step(
         contenders["pytorch"] = peers.start(
             "torch_optimizer",
             what="optimizer",
-            root=str(ROOT),
             shapes=shapes,
             optimizer=name,
             rate=_RATE,
@@ -116,9 +115,8 @@ def test_clip(
     }
     notes: tuple[str, ...] = ()
     if not quick and peers.has("torch_optimizer"):
-        request = {"root": str(ROOT), "shapes": shapes, "most": most}
         contenders["pytorch"] = peers.start(
-            "torch_optimizer", what="clip", threads=THREADS, **request
+            "torch_optimizer", what="clip", threads=THREADS, shapes=shapes, most=most
         )
     elif not quick:
         notes = (peers.missing("torch_optimizer"),)

@@ -13,7 +13,7 @@ import pytest
 import graphopt
 import graphopt.nn
 from bench.conftest import THREADS
-from bench.peers.client import ROOT, Peer, PeerError, Peers
+from bench.peers.client import Peer, PeerError, Peers
 from bench.recurrence import SIZES, SMALL, Size, as_hybrid, lstm_of, net_of, torch_weights
 from bench.report import Record
 from bench.timing import figures, race, ratios
@@ -317,7 +317,6 @@ def others(
     np.save(folder / "head.npy", case.head.asnumpy())
     net.save_parameters(str(folder / "plain.params"))
     request: dict[str, Any] = {
-        "root": str(ROOT),
         "name": name,
         "size": astuple(SIZES[name]),
         "params": str(folder / "plain.params"),

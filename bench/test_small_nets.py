@@ -12,7 +12,7 @@ import pytest
 import graphopt
 from bench import workloads
 from bench.conftest import THREADS
-from bench.peers.client import ROOT, Peers
+from bench.peers.client import Peers
 from bench.report import Record
 from bench.test_cnn_inference import separate_processes
 from bench.timing import figures, race, ratios
@@ -190,9 +190,12 @@ def test_small_step(
     notes: tuple[str, ...] = ()
     if widths and not quick:
         if peers.has("torch_optimizer"):
-            request = {"root": str(ROOT), "widths": widths, "rows": args[0].shape[0]}
             contenders["pytorch"] = peers.start(
-                "torch_optimizer", what="step", threads=THREADS, **request
+                "torch_optimizer",
+                what="step",
+                threads=THREADS,
+                widths=widths,
+                rows=args[0].shape[0],
             )
         else:
             notes = (peers.missing("torch_optimizer"),)

@@ -18,7 +18,7 @@ import pytest
 import graphopt
 from bench import dynamic, trees
 from bench.conftest import THREADS
-from bench.peers.client import ROOT, Peer, PeerError, Peers
+from bench.peers.client import Peer, PeerError, Peers
 from bench.report import Record
 from bench.test_cnn_inference import check_peer
 from bench.timing import race, ratios
@@ -74,7 +74,6 @@ class Load:
         trees.save([self.check], files["check"])
         np.savez(files["weights"], **self.weights)
         return {
-            "root": str(ROOT),
             "size": astuple(self.size),
             "threads": THREADS,
             "backward": self.backward,

@@ -69,3 +69,9 @@ class TorchStep:
         loss.backward()
         self._optimizer.step()
         return []
+
+
+def made(request: dict) -> TorchClip | TorchOptimizer | TorchStep:
+    """What a request wants run."""
+    kinds = {"clip": TorchClip, "optimizer": TorchOptimizer, "step": TorchStep}
+    return kinds[request["what"]](request)

@@ -242,3 +242,8 @@ KINDS = {
     "pytorch-tree-lstm": Package,
     "per sample": PerSample,
 }
+
+
+def made(request: dict) -> TorchTrees:
+    """The net that a request wants run."""
+    return KINDS[request["net"]](request)
