@@ -39,7 +39,7 @@ def may_repeat(graph: Graph, *, training: bool) -> bool:
 def _leaves_traces(node: Node, *, training: bool) -> bool:
     if node.is_input or is_pure(node, training=training):
         return False
-    if not is_known(node.op) or canonical(node.op) in _FOREIGN:
+    if is_foreign(node.op):
         return True
     facts = info(node.op, node.attrs)
     if facts.mutates and (training or not facts.mode_dependent):
@@ -48,6 +48,23 @@ def _leaves_traces(node: Node, *, training: bool) -> bool:
         may_repeat(graph, training=training) and not may_draw(graph, training=training)
         for graph in node.graphs
     )
+
+
+def has_foreign_operators(graph: Graph) -> bool:
+    """Whether it has operators of users, or of libraries that they loaded.
+
+    These may keep something from call to call, so it matters when MXNet makes them: once for an
+    executor, and for a CachedOp with ``static_shape``; else for each call.
+    """
+    return any(
+        (not node.is_input and is_foreign(node.op)) or any(map(has_foreign_operators, node.graphs))
+        for node in graph
+    )
+
+
+def is_foreign(op: str) -> bool:
+    """Whether an operator, no input, is one of these."""
+    return not is_known(op) or canonical(op) in _FOREIGN
 
 
 def may_draw(graph: Graph, *, training: bool) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from graphopt.analysis.effects import may_draw
+from graphopt.analysis.effects import has_foreign_operators, may_draw
 from graphopt.backend.caller import CallerEngine, LearningEngine
 from graphopt.backend.choice import (
     AT_ONCE,
@@ -85,6 +85,7 @@ class Form:
         is_tuned: what runs may round otherwise than the graph, as what is faster here does.
         memory: bytes that a training step may take; with ``pools`` only.
         pools: memory of training steps on MXNet's executors.
+        keeps_operators: operators of the user's are made once, not in each call.
     """
 
     graph: Graph
@@ -98,6 +99,7 @@ class Form:
     is_tuned: bool
     memory: int | None
     pools: Pools | None
+    keeps_operators: bool = False
 
     @property
     def packed(self) -> Graph:
@@ -233,9 +235,14 @@ class Candidates:
             form.data,
             name,
             is_static=not shares_memory and not spoils_shapes(form.graph),
-            static_shape=not form.training and not has_loops(form.graph),
+            static_shape=self._prepares_operators() and not has_loops(form.graph),
             counts_writes=form.keeps,
         )
+
+    def _prepares_operators(self) -> bool:
+        if has_foreign_operators(self._form.graph):
+            return self._form.keeps_operators
+        return not self._form.training
 
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
         form = self._form

@@ -239,6 +239,9 @@ class ExecutorEngine:
             array.copy() if name in data else array
             for name, array in zip(self.inputs, arrays, strict=True)
         ]
+        for name, array in zip(self.inputs, self._bound, strict=True):
+            if name in data:  # which a call writes past MXNet's engine
+                array.wait_to_read()
         by_name = dict(zip(self.inputs, self._bound, strict=True))
         if as_is:
             executor = bind_as_is(symbol, by_name, ctx)

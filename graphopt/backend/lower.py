@@ -59,6 +59,7 @@ class Lowered:
         memory: int | None = None,
         pools: Pools | None = None,
         follows: bool = False,
+        keeps_operators: bool = False,
     ) -> None:
         """Bind; see :func:`lower`."""
         keep_freed_memory()
@@ -101,6 +102,7 @@ class Lowered:
             is_tuned=tune,
             memory=memory,
             pools=pools,
+            keeps_operators=keeps_operators,
         )
         self._inputs: list[str] = self.form.symbol.list_inputs()
         self._read = set(self._inputs)
@@ -133,6 +135,11 @@ class Lowered:
             "a lowered graph can be neither copied nor pickled: copy its .graph and the parameters,"
             " and lower those"
         )
+
+    def choose(self, data: Mapping[str, Any]) -> None:
+        """Choose the engine for such arrays, if no call did."""
+        if self._engine is None:
+            self._choose_once(data)
 
     @property
     def bound(self) -> tuple[Engine | None, list[Any]]:
@@ -307,6 +314,7 @@ def lower(
     memory: int | None = None,
     pools: Pools | None = None,
     follows: bool = False,
+    keeps_operators: bool = False,
 ) -> Lowered:
     """Make a graph callable.
 
@@ -324,6 +332,8 @@ def lower(
         pools: train on MXNet's executors, in this memory.
         follows: a graph that is frozen is lowered anew once parameters were written, so that what
             is computed from them may be let go of, and computed again where it is asked for.
+        keeps_operators: operators of the user's, which may keep something, live as long as this;
+            else as long as a call.
 
     Raises:
         BudgetError: at the first call: no training step takes as little as ``memory``.
@@ -342,4 +352,5 @@ def lower(
         memory=memory,
         pools=pools if training else None,
         follows=follows,
+        keeps_operators=keeps_operators,
     )

@@ -31,15 +31,18 @@ def training(
     gradients: Mapping[str, Any],
     grad_req: Mapping[str, str],
     group: Group,
+    *,
+    keeps_operators: bool = False,
 ) -> BoundEngine | PreparedStep | None:
     """What trains on arrays that stay the same, or ``None`` if that takes autograd.
 
     Args:
-        lowered: what has run under autograd once.
+        lowered: what has run under autograd once, or is to keep operators.
         data: arrays that it was given, by name.
         gradients: an array, or None, by the name of an argument.
         grad_req: "write", "add" or "null" by name.
         group: of the executor whose arrays they are.
+        keeps_operators: operators of the user's are to be made once.
     """
     learned = {
         name: gradient
@@ -50,7 +53,7 @@ def training(
     if len({id(array) for array in learned.values()}) < len(learned):
         return None  # two gradients would be written to one place
     if not isinstance(engine, LearningEngine):
-        return prepared(lowered, data, learned, grad_req, group)
+        return prepared(lowered, data, learned, grad_req, group, keeps_operators=keeps_operators)
     if not {*learned} <= {*engine.inputs}:
         return None
     return _bound(lowered, data, learned, grad_req)

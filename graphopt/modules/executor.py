@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
 from graphopt.backend.documents import document_of
+from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.ops import info
@@ -100,6 +102,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self.group.enter(self)
         self._count_call()
         self._tape, self._is_run = [], bool(is_train)
+        if self._stay.keeps_operators and not (self._built or self._plain.reason):
+            self._prepare_once()
         engine = self._direct.get(self._is_run)
         if engine is not None and not self._plain.reason:
             engine.forward(self.outputs, is_train=self._is_run)
@@ -133,8 +137,10 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return
         if not self._learns:
             return
-        engine = self._direct.get(True) if self._is_run else None
-        if engine is not None and not self._tape and not engine.is_ready:
+        engine = self._direct.get(True) if self._is_run or self._stay.keeps_operators else None
+        if self._stay.keeps_operators:
+            pass  # as MXNet's executor does it
+        elif engine is not None and not self._tape and not engine.is_ready:
             engine = self._direct[True] = None  # called once more, as autograd allows
         self.group.enter(self)
         if engine is not None and not self._tape:
@@ -289,6 +295,26 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             found.forward(self.outputs, is_train=False)
         self._direct[False] = found
 
+    def _prepare_once(self) -> None:
+        """Have one executor run all calls, with operators that live as long as this one."""
+        if not self._learns and not self._is_run:
+            return  # inference keeps its operators, too
+        with mx.autograd.record():
+            try:
+                built = self._built[True] = self.model.built(self._data)
+                built.lowered.choose(self._data)
+                step = direct.training(
+                    *(built.lowered, self._data, self.grad_dict, self._grad_req, self.group),
+                    keeps_operators=True,
+                )
+            except GraphoptError as error:
+                self._plain.begin(first_line(error))
+                return
+        if step is None:
+            self._plain.begin("operators of the user's may keep something from call to call")
+        else:
+            self._direct = {True: step, False: step}
+
     def _heads(self, given: Any) -> list[Any]:
         names = self._output_names
         if isinstance(given, Mapping):
@@ -363,6 +389,7 @@ def executor_of(
     own = own_arrays(arguments, gradients, grad_req, params)
     own |= {name: array.detach() for name, array in states.items()}
     shapes = {name: arguments[name].shape for name in arguments if name in data}
+    config = replace(config, keeps_operators=True)
     model = Model(symbol, own, config, shapes, symbol.name or "")
     if shared is not None:
         model.plans = shared.model.plans

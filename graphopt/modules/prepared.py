@@ -13,7 +13,7 @@ from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.environment import environment
 from graphopt.backend.lower import Lowered
 from graphopt.backend.openmp import release_threads
-from graphopt.backend.pushing import TURN
+from graphopt.backend.pushing import turn_to_call
 from graphopt.backend.retiring import bound_executor, free_retired
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
@@ -32,6 +32,8 @@ def prepared(
     gradients: Mapping[str, Any],
     grad_req: Mapping[str, str],
     group: Group,
+    *,
+    keeps_operators: bool = False,
 ) -> PreparedStep | None:
     """A step on arrays that stay the same, if MXNet's executor computes it as autograd does.
 
@@ -39,18 +41,19 @@ def prepared(
     bring other arrays. An executor's arrays are always the same.
 
     Args:
-        lowered: what has run under autograd once.
+        lowered: what has run under autograd once, or is to keep operators.
         data: arrays that it was given, by name.
         gradients: an array by the name of an argument that has one to be written.
         grad_req: "write", "add" or "null" by name.
         group: executors that share memory, as one of them runs at a time.
+        keeps_operators: as autograd does or not: operators of the user's are to be made once.
     """
     engine, arrays = lowered.bound
-    if not isinstance(engine, CachedOpEngine) or not engine.may_be_prepared or not gradients:
+    if not isinstance(engine, CachedOpEngine) or not gradients:
         return None
     if any(grad_req[name] != "write" for name in gradients):  # adding is autograd's to do
         return None
-    if engine.planned_bytes > _MOST_BYTES or may_draw(lowered.form.graph, training=True):
+    if not keeps_operators and not _is_worth_it(engine, lowered):
         return None
     given = {
         name: data[name] if array is None else array
@@ -68,6 +71,12 @@ def prepared(
     made = PreparedStep(engine.symbol, given, gradients, group)
     engine.renew()  # whose memory nobody needs any more
     return made
+
+
+def _is_worth_it(engine: CachedOpEngine, lowered: Lowered) -> bool:
+    if not engine.may_be_prepared or engine.planned_bytes > _MOST_BYTES:
+        return False
+    return not may_draw(lowered.form.graph, training=True)
 
 
 class PreparedStep:
@@ -103,6 +112,7 @@ class PreparedStep:
         self._states = (ctypes.c_void_p * len(kept))(*[array.handle for array in kept])
         self._kept = kept
         self._is_forward = False
+        self._turn = turn_to_call(symbol)
 
     @property
     def is_ready(self) -> bool:
@@ -114,7 +124,7 @@ class PreparedStep:
         release_threads()
         free_retired()
         self._note_states()
-        with TURN:
+        with self._turn:
             found = self._executor.forward(is_train=is_train)
         self._note_states()
         self._is_forward = True
@@ -125,7 +135,7 @@ class PreparedStep:
         """Compute gradients by those of the outputs, which the last forward made."""
         self._is_forward = False
         release_threads()
-        with TURN:
+        with self._turn:
             self._executor.backward(list(heads))
         self._note_states()
 

@@ -1,4 +1,4 @@
-"""How long executors of a graph are in use: those that are called a few times are not compiled.
+"""What executors of a graph are in for: those that are called a few times are not compiled.
 
 Programs bind for every request, or for every size of image that comes. Once some executors of one
 graph were dropped after a few calls, the next one's first calls are MXNet's.
@@ -6,10 +6,12 @@ graph were dropped after a few calls, the next one's first calls are MXNet's.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import OrderedDict
 from typing import Any, Final
 
+from graphopt.analysis.effects import is_foreign
 from graphopt.backend.documents import text_of
 
 #: Calls that compiling takes longer than.
@@ -18,6 +20,8 @@ FEW: Final = 4
 _IN_A_ROW: Final = 3
 #: There is no end of graphs.
 _MOST: Final = 256
+
+_OPS: Final = re.compile(r'"op": "([^"]+)"')
 
 #: How many in a row, by their graphs.
 _dropped: OrderedDict[int, int] = OrderedDict()
@@ -29,13 +33,17 @@ class Stay:
     Attributes:
         calls: so far.
         is_brief: whether there will be few, as far as one can tell.
+        keeps_operators: whether some are the user's, which may keep something from call to call:
+            MXNet makes one of each for an executor.
     """
 
     def __init__(self, symbol: Any) -> None:
         """Nothing was called yet."""
-        self._graph = hash(text_of(symbol))
+        text = text_of(symbol)
+        self._graph = hash(text)
         self.calls = 0
-        self.is_brief = _dropped.get(self._graph, 0) >= _IN_A_ROW
+        self.keeps_operators = any(map(is_foreign, {*_OPS.findall(text)} - {"null"}))
+        self.is_brief = _dropped.get(self._graph, 0) >= _IN_A_ROW and not self.keeps_operators
 
     def __del__(self) -> None:
         """Remember whether it was worth compiling."""

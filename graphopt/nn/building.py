@@ -93,6 +93,7 @@ def build_graph(
             memory=config.memory,
             pools=pools,
             follows=follows,
+            keeps_operators=config.keeps_operators,
         )
         return Built(result, lowered, frozen, findings)
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from graphopt.backend.findings import Findings
@@ -294,7 +295,7 @@ class CompiledBlock:
         graph = lift_traced(self._block, traced, *_types(arrays), computed)
         parameters = self._parameters(graph, ctx)
         entry = compile_graph(
-            self._config,
+            replace(self._config, keeps_operators=_keeps_operators(self._block)),
             graph,
             {n: p for n, p in parameters.items() if n not in computed},
             arrays,
@@ -355,6 +356,13 @@ class CompiledBlock:
             if parameter._stype != "default":
                 raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
         return found
+
+
+def _keeps_operators(block: Any) -> bool:
+    """Whether MXNet, as the user hybridized it, makes operators once."""
+    flags = dict(getattr(block, "_flags", ()))
+    is_static = flags.get("static_alloc") and flags.get("static_shape")
+    return bool(is_static and block._active)
 
 
 def _types(arrays: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:

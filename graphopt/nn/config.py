@@ -26,6 +26,8 @@ class Config:
     memory: int | None = None  # bytes of a training step
     max_shapes: Mapping[str, tuple[int, ...]] | None = None
     record: bool | None = None  # None: where it is measured to be the fastest
+    #: What the user's model says: whether operators of his own live as long as it, not a call.
+    keeps_operators: bool = False
 
     def __post_init__(self) -> None:
         """Check what is to be true or false.

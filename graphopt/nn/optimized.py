@@ -221,6 +221,19 @@ class Optimized:
         with import_mxnet().autograd.pause():
             self(x, *args)
 
+    def register_op_hook(self, callback: Any, monitor_all: bool = False) -> None:
+        """Have a function look at what MXNet's operators compute, as Block.register_op_hook does.
+
+        MXNet runs the user's Block from then on, hybridized, as it tells of such operators only
+        then; with ``None`` for the function it is compiled again.
+        """
+        own = original(self)
+        own.register_op_hook(callback, monitor_all)
+        self.__dict__["_callback"] = callback  # of a Block that is not hybrid as well
+        if callback is not None and getattr(own, "_active", True) is False:
+            own.hybridize()
+        self._graphopt_forget()
+
     def summary(self, *inputs: Any) -> None:
         """As Block.summary, of the user's Block as MXNet runs it."""
         original(self).summary(*inputs)

@@ -277,9 +277,18 @@ _OWN: Final[dict[str, Callable[..., tuple[float, ...]]]] = {
     "Adam": _adam_numbers,
     "Adamax": _adamax_numbers,
     "Nadam": _nadam_numbers,
-    "AdaDelta": lambda optimizer, lr, wd, count: (wd,),
     "FTML": _ftml_numbers,
     "LAMB": lamb_numbers,
 }
-#: Of those that need all weights at once.
-_OWN_OF_ALL: Final = {"LARS": lars_numbers}
+
+
+def _adadelta_numbers(optimizer: Any, indices: Sequence[Any]) -> list[tuple[float, ...]]:
+    """Asks no scheduler for a learning rate, which there is none of."""
+    return [(wd,) for wd in optimizer._get_wds(indices)]
+
+
+#: Of those that need all weights at once, or no learning rates.
+_OWN_OF_ALL: Final[dict[str, Callable[[Any, Sequence[Any]], list[tuple[float, ...]]]]] = {
+    "LARS": lars_numbers,
+    "AdaDelta": _adadelta_numbers,
+}

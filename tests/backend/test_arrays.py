@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from graphopt.backend.arrays import view_of
+from graphopt.backend.engines import ExecutorEngine
 from graphopt.compat import import_mxnet
 
 mx = import_mxnet()
@@ -46,3 +47,15 @@ def test_a_view_of_blocks_is_in_plain_order() -> None:
 def test_a_view_of_nothing() -> None:
     with mx.util.np_shape(True):
         assert view_of(mx.np.zeros((0, 3))).shape == (0, 3)
+
+
+def test_an_executor_is_called_before_what_it_was_bound_to_is_there() -> None:
+    """The copy of that array, late, took the place of what the call was given."""
+    symbol = mx.sym.var("x") * mx.sym.var("w")
+    w = mx.nd.ones((64, 64))
+    slow = mx.nd.ones((1024, 1024))
+    for _ in range(8):
+        slow = mx.nd.dot(slow, slow) * 0
+    engine = ExecutorEngine(symbol, [slow[:64, :64], w], ["x"], mx.cpu(), "executor")
+    found = engine([mx.nd.ones((64, 64)), w])[0]
+    assert (found.asnumpy() == 1).all()

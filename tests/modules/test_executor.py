@@ -462,3 +462,13 @@ def _sharing(symbol: Any, other: Any, **shapes: Any) -> Any:
     return symbol.simple_bind(
         mx.cpu(), shared_exec=other, shared_arg_names=["w"], shared_buffer={}, **shapes
     )
+
+
+def test_a_symbol_that_names_an_argument_twice_is_mxnets() -> None:
+    product = sym.var("a") * sym.var("a") * sym.var("b")
+    arrays = [mx.nd.ones((2,)) * value for value in (2, 3, 4)]
+    gradients = [mx.nd.zeros((2,)) for _ in arrays]
+    plain = product.bind(mx.cpu(), arrays, args_grad=gradients)
+    fast = graphopt.optimize(plain)
+    assert fast is plain
+    assert fast.graphopt_why_plain == "several of its arguments are named 'a'"

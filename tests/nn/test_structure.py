@@ -118,3 +118,23 @@ def test_summary_tells_of_all_layers(kind: Any, capsys: Any) -> None:
     text = capsys.readouterr().out
     assert text.count("Dense-") == 2
     assert "Total params: 39" in text
+
+
+@pytest.mark.filterwarnings("ignore:register_op_hook is experimental", "ignore:All children")
+@pytest.mark.parametrize("is_hybrid", [True, False])
+def test_an_op_hook_sees_what_mxnets_operators_compute(is_hybrid: bool) -> None:
+    net = (nn.HybridSequential if is_hybrid else nn.Sequential)()
+    net.add(nn.Dense(8, activation="relu", in_units=6), nn.Dense(4, in_units=8))
+    net.initialize()
+    net.hybridize()
+    fast, x, seen = graphopt.optimize(net), mx.nd.ones((2, 6)), []
+    wanted = fast(x).asnumpy()
+    fast.register_op_hook(lambda name, op, array: seen.append(name))
+    np.testing.assert_allclose(fast(x).asnumpy(), wanted, rtol=1e-5)
+    assert len(seen) >= 3
+    assert "op hook" in fast.explain()
+    fast.register_op_hook(None)
+    count = len(seen)
+    fast(x).wait_to_read()
+    assert "op hook" not in fast.explain()
+    assert len(seen) == count

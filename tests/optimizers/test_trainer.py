@@ -394,3 +394,23 @@ def test_a_copied_trainer_is_that_of_the_copied_parameters() -> None:
         assert all(one is other for one, other in zip(found._params, others, strict=True))
         assert others[1]._trainer.__dict__ is found.__dict__
         assert found._graphopt_config == trainer._graphopt_config
+
+
+def test_a_schedule_is_asked_as_often_as_by_mxnet() -> None:
+    found = []
+    for optimize in (graphopt.optimize, lambda trainer: trainer):
+        asked: list[int] = []
+
+        class Schedule(mx.lr_scheduler.PolyScheduler):  # type: ignore[misc, name-defined]
+            def __call__(self, count: int, asked: list[int] = asked) -> float:
+                asked.append(count)
+                return float(super().__call__(count))
+
+        params = parameters()
+        own = mx.optimizer.AdaDelta(lr_scheduler=Schedule(3, base_lr=0.1))
+        trainer = optimize(mx.gluon.Trainer(params, own))
+        for step in range(4):
+            give_gradients(params, step)
+            trainer.step(1)
+        found.append((asked, trainer.learning_rate))
+    assert found[0] == found[1]
