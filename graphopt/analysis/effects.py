@@ -39,7 +39,7 @@ def may_repeat(graph: Graph, *, training: bool) -> bool:
 def _leaves_traces(node: Node, *, training: bool) -> bool:
     if node.is_input or is_pure(node, training=training):
         return False
-    if is_foreign(node.op):
+    if not is_known(node.op) or canonical(node.op) in _FOREIGN:
         return True
     facts = info(node.op, node.attrs)
     if facts.mutates and (training or not facts.mode_dependent):
@@ -63,8 +63,9 @@ def has_foreign_operators(graph: Graph) -> bool:
 
 
 def is_foreign(op: str) -> bool:
-    """Whether an operator, no input, is one of these."""
-    return not is_known(op) or canonical(op) in _FOREIGN
+    """Whether an operator, no input, is one of these; the bridge's own keep nothing of the kind."""
+    is_unknown = not is_known(op) and not op.startswith("graphopt_")
+    return is_unknown or canonical(op) in _FOREIGN
 
 
 def may_draw(graph: Graph, *, training: bool) -> bool:
