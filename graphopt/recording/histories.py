@@ -16,7 +16,7 @@ from graphopt.batching.operators import handle
 from graphopt.compat import import_mxnet
 
 if TYPE_CHECKING:
-    from graphopt.recording.tape import Call
+    from graphopt.recording.calls import Call
 
 mx = import_mxnet()
 #: Bit of all parameters in a set of leaves; leaf n has bit n + 1.

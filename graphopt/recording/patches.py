@@ -19,7 +19,8 @@ from graphopt.errors import HigherOrderError
 from graphopt.ir.ops import info
 from graphopt.recording.active import ACTIVE, Unrecorded, flush_recorded
 from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
-from graphopt.recording.tape import INVOKE, Tape
+from graphopt.recording.calls import INVOKE
+from graphopt.recording.tape import Tape
 
 mx = import_mxnet()
 _register = mx.ndarray.register

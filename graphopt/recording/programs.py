@@ -25,10 +25,13 @@ from graphopt.nn.parameters import Watched, is_replaced, watched, with_new_array
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
 from graphopt.recording.active import Unrecorded
+from graphopt.recording.calls import Part
 from graphopt.recording.histories import Histories, Split, has_history, leaf_set
+from graphopt.recording.parts import Share, shares
 
 if TYPE_CHECKING:
-    from graphopt.recording.tape import Call, Tape
+    from graphopt.recording.calls import Call, Calls
+    from graphopt.recording.tape import Tape
     from graphopt.recording.types import Type
 
 #: Recording is in vain where more runs than this, and more than one in three, are of programs that
@@ -39,6 +42,8 @@ PLAIN_OF_RUNS: Final = 3
 MOST_CALLS: Final = 2000
 #: There is no end of programs that come once.
 _MAX_HISTORIES: Final = 256
+#: Results of programs that may have parts.
+_SEVERAL: Final = 2
 #: Nor of arrays that are made and written in every call.
 _MAX_WRITTEN: Final = 256
 
@@ -93,6 +98,7 @@ class Programs:
         self._ids: dict[int, int] = {}  # of parameters' arrays, by their memory
         self._written: set[int] = set()  # memory that it writes; others may get it later
         self._histories: dict[Key, Histories] = {}  # of programs, by their keys
+        self._shared: dict[Key, list[Share] | None] = {}
         self._watched: list[Watched] = []
         self._ctx: Any = None
         self.notes: list[str] = []
@@ -141,6 +147,38 @@ class Programs:
         mode = self._config.graph_mode(differentiating=differentiating)
         if is_recording and self._is_first(tape):
             return tape.replayed(wanted)
+        found = self._shares(mode, tape, wanted) if is_recording else None
+        if found is None:
+            return self._run_whole(mode, tape, wanted)
+        if not found:
+            self.note(
+                "a program runs call by call, as its results have gradients to different arrays"
+            )
+            return tape.replayed(wanted)
+        values: dict[int, Any] = {}
+        for share in found:
+            part = Part(tape, share.calls, values)
+            made = self._run_whole(mode, part, part.numbers(share.wanted))
+            values.update(zip(share.wanted, made, strict=True))
+        return [values[number] for number in wanted]
+
+    def _shares(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> list[Share] | None:
+        """What of a program is computed together, as backward reaches it together."""
+        if len(wanted) < _SEVERAL:
+            return None
+        with self._lock:
+            self._follow_parameters(tape.ctx)
+            key = self._key(mode, tape, wanted)
+            if key not in self._shared:
+                if len(self._shared) >= _MAX_HISTORIES:
+                    self._shared.clear()
+                learned = [n is not None and n not in self._constants for n in key.names]
+                self._shared[key] = shares(key.calls, wanted, learned)
+            return self._shared[key]
+
+    def _run_whole(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> list[Any]:
+        """The values of a program, or a part of one, that backward reaches as a whole."""
+        is_recording = import_mxnet().autograd.is_recording()
         with self._lock:
             self.runs += 1
             self._follow_parameters(tape.ctx)
@@ -170,7 +208,7 @@ class Programs:
             self._is_known, self._first = True, None
         return self._first is tape
 
-    def _run(self, key: Key, tape: Tape, split: Split) -> list[Any]:
+    def _run(self, key: Key, tape: Calls, split: Split) -> list[Any]:
         """What is computed together."""
         with self._lock:
             is_too_long = self._config.record is None and len(tape.calls) > MOST_CALLS
@@ -214,7 +252,7 @@ class Programs:
         # Not array.copy(), whose backward overwrites a gradient that is to be added to.
         return mx.np.copy(array) if isinstance(array, mx.np.ndarray) else mx.nd.identity(array)
 
-    def _split(self, key: Key, tape: Tape, wanted: tuple[int, ...]) -> Split | None:
+    def _split(self, key: Key, tape: Calls, wanted: tuple[int, ...]) -> Split | None:
         """How values are computed, so that they lead where they do call by call."""
         found = self._histories.get(key)
         if found is None:
@@ -224,7 +262,7 @@ class Programs:
             found = self._histories[key] = Histories(tuple(tape.calls), wanted, sets)
         return found.split(lambda leaf: has_history(tape.leaves[leaf]))
 
-    def _key(self, mode: Mode, tape: Tape, wanted: tuple[int, ...]) -> Key:
+    def _key(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> Key:
         names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
         return Key(mode, tape.ctx, names, tuple(tape.leaf_types), tuple(tape.calls), wanted)
 
@@ -257,7 +295,7 @@ class Programs:
                 # The array is kept, or another one might come to have its id.
                 self._known[id(array)] = array, (array.shape, dtype_name(array.dtype))
 
-    def _entry(self, key: Key, tape: Tape) -> Entry | None:
+    def _entry(self, key: Key, tape: Calls) -> Entry | None:
         """The compiled program; ``None`` for one that cannot be."""
         if key in self._entries:
             self._entries.move_to_end(key)
@@ -282,7 +320,7 @@ class Programs:
                 oldest.built.release()
         return entry
 
-    def _note_refused(self, tape: Tape, error: Exception) -> None:
+    def _note_refused(self, tape: Calls, error: Exception) -> None:
         calls = len(tape.calls)
         self.note(f"a program of {calls} calls runs call by call: {first_line(error)}")
 
@@ -294,7 +332,7 @@ class Programs:
             if [call.op for call in other.calls] == [call.op for call in key.calls]:
                 yield entry
 
-    def _compile(self, key: Key, tape: Tape, akin: Iterable[Findings]) -> Entry:
+    def _compile(self, key: Key, tape: Calls, akin: Iterable[Findings]) -> Entry:
         leaves, names = self._variables(key)
         symbol = _symbol(tape, key.wanted, leaves)
         read = set(symbol.list_inputs())
@@ -339,7 +377,7 @@ class Programs:
         return leaves, names
 
 
-def _symbol(tape: Tape, wanted: Sequence[int], leaves: Sequence[Any]) -> Any:
+def _symbol(tape: Calls, wanted: Sequence[int], leaves: Sequence[Any]) -> Any:
     """The program as MXNet's graph."""
     mx = import_mxnet()
     values: list[Any] = []

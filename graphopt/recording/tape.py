@@ -5,50 +5,27 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from graphopt.backend.symbol import first_line
-from graphopt.batching.operators import handle, infer, name_of
+from graphopt.batching.operators import handle, infer
 from graphopt.compat import import_mxnet
-from graphopt.ir.ops import info
 from graphopt.ir.types import dtype_name
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
-from graphopt.recording.histories import detaching
+from graphopt.recording.calls import INVOKE, Call, Calls, firsts_of, samples, type_of
 from graphopt.recording.types import Type
 
 if TYPE_CHECKING:
     from graphopt.recording.programs import Programs
 
 mx = import_mxnet()
-#: MXNet's own, whatever is put in its place while something is recorded.
-INVOKE: Final = mx.ndarray.register._imperative_invoke
-
 #: References to a pending array that nobody but the tape has: its list's, and the count's own.
 _OWN_REFERENCES: Final = 2
-
-
-class Call(NamedTuple):
-    """One operator call.
-
-    Attributes:
-        op: MXNet's handle of the operator.
-        keys: names of its attributes.
-        vals: their values as MXNet is told them.
-        args: numbers of values on the tape; leaves count down from -1.
-        results: how many values it makes.
-    """
-
-    op: int
-    keys: tuple[str, ...]
-    vals: tuple[str, ...]
-    args: tuple[int, ...]
-    results: int
 
 
 @cache
@@ -57,21 +34,12 @@ def _unrecordable() -> frozenset[int]:
     return frozenset({handle("Custom")})
 
 
-@cache
-def _samples(op: int) -> bool:
-    """Whether an operator draws numbers that a seed is to give again, in the program's order."""
-    name = name_of(op)
-    return name not in _MASKING and info(name).random
-
-
 class _Kind(NamedTuple):
     """What type inference reads."""
 
     dtype: Any
 
 
-#: Operators that draw masks, which are others in compiled graphs (docs/adr/0040).
-_MASKING: Final = frozenset({"Dropout", "RNN", "LeakyReLU"})
 #: Types of results by operator, attributes, types of arguments and whether shapes may be empty;
 #: ``None`` where they are not known before the operator runs.
 _TYPES: dict[Any, tuple[Type, ...] | None] = {}
@@ -79,14 +47,8 @@ _TYPES: dict[Any, tuple[Type, ...] | None] = {}
 _MAX_TYPES: Final = 100_000
 
 
-class Tape:
-    """Calls, leaves and pending arrays of one run of a Block's Python.
-
-    Attributes:
-        ctx: where everything is.
-        calls: since the last flush.
-        leaves: arrays from outside that they read.
-    """
+class Tape(Calls):
+    """Calls since the last flush, and pending arrays, of one run of a Block's Python."""
 
     def __init__(self, programs: Programs, ctx: Any) -> None:
         """Nothing is recorded."""
@@ -98,9 +60,7 @@ class Tape:
         self._forget()
 
     def _forget(self) -> None:
-        self.calls: list[Call] = []
-        self.leaves: list[Any] = []
-        self.leaf_types: list[Type | None] = []
+        self.calls, self.leaves, self.leaf_types = [], [], []
         self._numbers: dict[int, int] = {}  # of leaves, by their id
         self._pending: list[Any] = []
         self._views: dict[int, tuple[int, str, Any]] = {}
@@ -214,7 +174,7 @@ class Tape:
 
     def draws(self) -> bool:
         """Whether anything recorded draws numbers, masks aside."""
-        return any(_samples(call.op) for call in self.calls)
+        return any(samples(call.op) for call in self.calls)
 
     def _drawn(self) -> list[int]:
         """Values of calls that draw numbers.
@@ -222,8 +182,8 @@ class Tape:
         A graph makes calls in the order in which its outputs need them, if at all. So these are
         its first outputs.
         """
-        firsts = accumulate((call.results for call in self.calls), initial=0)
-        return [n for n, call in zip(firsts, self.calls, strict=False) if _samples(call.op)]
+        numbers = zip(firsts_of(self.calls), self.calls, strict=False)
+        return [n for n, call in numbers if samples(call.op)]
 
     def _root(self, number: int) -> int:
         """The value whose memory a value lies in, as MXNet would have it."""
@@ -237,23 +197,6 @@ class Tape:
             base, method, argument = self._views[number]
             values[number] = getattr(self._seen(base, values), method)(argument)
         return values[number]
-
-    def replayed(self, wanted: Sequence[int]) -> list[Any]:
-        """The values of those numbers, computed call by call."""
-        values: dict[int, Any] = {}
-        self.replay(range(len(self.calls)), values)
-        return [values[number] for number in wanted]
-
-    def replay(self, which: Iterable[int], values: dict[int, Any]) -> None:
-        """Make some of the calls, in their order; ``values`` has others, and gets theirs."""
-        firsts = [0, *accumulate(call.results for call in self.calls)]
-        for at in which:
-            call = self.calls[at]
-            args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
-            found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
-            if call.op == detaching():
-                found = [array.detach() for array in found]
-            values.update(enumerate(found, firsts[at]))
 
     def _held(self) -> list[int]:
         """Numbers of pending arrays that somebody beside the tape holds.
@@ -275,14 +218,8 @@ class Tape:
                 array.handle  # noqa: B018
             number = self._numbers[id(array)] = ~len(self.leaves)
             self.leaves.append(array)
-            self.leaf_types.append(self._programs.type_of(array) or self._type_of(array))
+            self.leaf_types.append(self._programs.type_of(array) or type_of(array, self.ctx))
         return number
-
-    def _type_of(self, array: Any) -> Type | None:
-        """A dense array's type; ``None`` for one that is elsewhere or sparse."""
-        if array.ctx != self.ctx or array.stype != "default":
-            return None
-        return array.shape, dtype_name(array.dtype)
 
     def _types(
         self,

@@ -23,8 +23,7 @@ struct Layer {
     units = std::stoll(AttributeOf(attrs, "num_hidden"));
     has_bias = !Flag(attrs, "no_bias");
     flattens = !attrs.dict.count("flatten") || Flag(attrs, "flatten");
-    if (data.ndim() < (flattens ? 2 : 1))
-      Fail("the data of node " + attrs.name + " has less than two axes");
+    if (data.ndim() < 1) Fail("the data of node " + attrs.name + " has no axis");
     depth = flattens ? data.ProdShape(1, data.ndim()) : data[data.ndim() - 1];
     rows = depth ? data.Size() / depth : 0;
   }

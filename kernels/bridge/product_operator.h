@@ -37,7 +37,7 @@ uint32_t ProductInputs(const NodeAttrs& attrs) { return Flag(attrs, "no_bias") ?
 
 /* Numbers that a unit multiplies. */
 int64_t DepthOf(const NodeAttrs& attrs, const mxnet::TShape& data) {
-  if (data.ndim() < 2) Fail("the data of node " + attrs.name + " has less than two axes");
+  if (data.ndim() < 1) Fail("the data of node " + attrs.name + " has no axis");
   return Flag(attrs, "flatten") ? data.ProdShape(1, data.ndim()) : data[data.ndim() - 1];
 }
 

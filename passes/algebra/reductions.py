@@ -6,7 +6,7 @@ from graphopt.ir.node import Node
 from graphopt.ir.ops import canonical
 from graphopt.passes.algebra.numbers import is_float
 from graphopt.passes.layout.transposes import REDUCTIONS, reduced_axes
-from graphopt.passes.layout.views import static_shape, view
+from graphopt.passes.layout.views import as_ints, static_shape, view
 from graphopt.rewrite import Edit, Mismatch, Rule
 from graphopt.rewrite.rule import Replacement
 
@@ -45,7 +45,33 @@ def _of_reduction(edit: Edit, node: Node) -> Replacement:
     return edit.add(node.op, inner.inputs, attrs, like=node)
 
 
+def _moments(edit: Edit, node: Node) -> Replacement:
+    """A variance is a mean of squares.
+
+    MXNet computes it of the mean that is the operator's first result, which is garbage in a graph
+    that does not read that.
+    """
+    source = node.inputs[0]
+    type_ = edit.type(source)
+    if type_.shape is None or not type_.is_static or not is_float(type_):
+        return None
+    axes = tuple(a % len(type_.shape) for a in as_ints(node.attrs.get("axes")))
+    if not axes:  # which MXNet refuses
+        return None
+    kept = type_.with_shape(tuple(1 if a in axes else n for a, n in enumerate(type_.shape)))
+    mean = edit.add("mean", [source], {"axis": axes, "keepdims": True}, kept, like=node)
+    apart = edit.add("broadcast_sub", [source, mean], type=type_, like=node)
+    squared = edit.add("square", [apart], type=type_, like=node)
+    attrs = {"axis": axes, "keepdims": bool(node.attrs.get("keepdims"))}
+    first, second = (
+        edit.add("mean", [value], attrs, own, like=node)
+        for value, own in zip((source, squared), node.types, strict=True)
+    )
+    return first, second
+
+
 RULES = (
+    Rule("open-moments", ("moments",), _moments),
     Rule("drop-reduction", REDUCTIONS, _over_one),
     Rule("merge-reductions", REDUCTIONS, _of_reduction),
 )

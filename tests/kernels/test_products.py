@@ -146,8 +146,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     made = symbol(3, is_packed=False, bias=False, activation="none")
     with pytest.raises(mx.MXNetError, match="input 1 of node y has shape"):
         made.infer_shape(x=(2, 4), w=(3, 5))
-    with pytest.raises(mx.MXNetError, match="less than two axes"):
-        made.infer_shape(x=(2,))
+    with mx.util.np_shape(), pytest.raises(mx.MXNetError, match="has no axis"):
+        made.infer_shape(x=())
     wrong = symbol(3, is_packed=False, bias=False, activation="softmax")
     with pytest.raises(mx.MXNetError, match="no activation 'softmax'"):
         wrong.bind(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graphopt.compat import import_mxnet
-from graphopt.recording.tape import INVOKE
+from graphopt.recording.calls import INVOKE
 
 mx = import_mxnet()
 

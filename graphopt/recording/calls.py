@@ -1,0 +1,126 @@
+"""Operators that were called one after the other, and what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+from graphopt.batching.operators import name_of
+from graphopt.compat import import_mxnet
+from graphopt.ir.ops import info
+from graphopt.ir.types import dtype_name
+from graphopt.recording.histories import detaching
+from graphopt.recording.types import Type
+
+mx = import_mxnet()
+#: Operators that draw masks, which are others in compiled graphs (docs/adr/0040).
+_MASKING: Final = frozenset({"Dropout", "RNN", "LeakyReLU"})
+#: MXNet's own, whatever is put in its place while something is recorded.
+INVOKE: Final = mx.ndarray.register._imperative_invoke
+
+
+class Call(NamedTuple):
+    """One operator call.
+
+    Attributes:
+        op: MXNet's handle of the operator.
+        keys: names of its attributes.
+        vals: their values as MXNet is told them.
+        args: numbers of values on the tape; leaves count down from -1.
+        results: how many values it makes.
+    """
+
+    op: int
+    keys: tuple[str, ...]
+    vals: tuple[str, ...]
+    args: tuple[int, ...]
+    results: int
+
+
+class Calls:
+    """Calls, and arrays from outside that they read.
+
+    Attributes:
+        ctx: where everything is.
+        calls: in their order.
+        leaves: the arrays.
+        leaf_types: their types; ``None`` for one that is elsewhere or sparse.
+    """
+
+    ctx: Any
+    calls: list[Call]
+    leaves: list[Any]
+    leaf_types: list[Type | None]
+
+    def replayed(self, wanted: Sequence[int]) -> list[Any]:
+        """The values of those numbers, computed call by call."""
+        values: dict[int, Any] = {}
+        self.replay(range(len(self.calls)), values)
+        return [values[number] for number in wanted]
+
+    def replay(self, which: Iterable[int], values: dict[int, Any]) -> None:
+        """Make some of the calls, in their order; ``values`` has others, and gets theirs."""
+        firsts = firsts_of(self.calls)
+        for at in which:
+            call = self.calls[at]
+            args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
+            found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
+            if call.op == detaching():
+                found = [array.detach() for array in found]
+            values.update(enumerate(found, firsts[at]))
+
+
+class Part(Calls):
+    """Some of the calls, which read what others computed before as arrays from outside."""
+
+    def __init__(self, whole: Calls, which: Sequence[int], values: Mapping[int, Any]) -> None:
+        """``which``: their places; ``values``: by number, all that they read of others."""
+        self.ctx, self.calls = whole.ctx, []
+        self.leaves, self.leaf_types = [], []
+        self._whole, self._values = whole, values
+        self._numbers: dict[int, int] = {}  # here, by those there
+        firsts, made = firsts_of(whole.calls), 0
+        for at in which:
+            call = whole.calls[at]
+            args = tuple(map(self._number, call.args))
+            self.calls.append(call._replace(args=args))
+            for result in range(call.results):
+                self._numbers[firsts[at] + result] = made + result
+            made += call.results
+
+    def numbers(self, there: Iterable[int]) -> tuple[int, ...]:
+        """The numbers that values have here."""
+        return tuple(self._numbers[number] for number in there)
+
+    def _number(self, there: int) -> int:
+        found = self._numbers.get(there)
+        if found is None:
+            found = self._numbers[there] = ~len(self.leaves)
+            if there < 0:
+                self.leaves.append(self._whole.leaves[~there])
+                self.leaf_types.append(self._whole.leaf_types[~there])
+            else:
+                self.leaves.append(self._values[there])
+                self.leaf_types.append(type_of(self._values[there], self.ctx))
+        return found
+
+
+def firsts_of(calls: Sequence[Call]) -> list[int]:
+    """The number of the first result of each call, and of all results."""
+    return [0, *accumulate(call.results for call in calls)]
+
+
+def type_of(array: Any, ctx: Any) -> Type | None:
+    """A dense array's type; ``None`` for one that is elsewhere or sparse."""
+    if array.ctx != ctx or array.stype != "default":
+        return None
+    return array.shape, dtype_name(array.dtype)
+
+
+@cache
+def samples(op: int) -> bool:
+    """Whether an operator draws numbers that a seed is to give again, in the program's order."""
+    name = name_of(op)
+    return name not in _MASKING and info(name).random
