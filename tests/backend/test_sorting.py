@@ -26,7 +26,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.ops import is_known
 from graphopt.ir.parser import parse
 from graphopt.testing import run_pass
-from tests.passes.test_fuse_convolutions import Clock
+from tests.passes.fuse_convolutions_support import Clock
 
 CONVOLVED = """
     %c = Convolution(%x, %w, %b) {kernel=(3, 3), num_filter=48, pad=(1, 1)}
