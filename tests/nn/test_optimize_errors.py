@@ -1,0 +1,55 @@
+"""What cannot be optimized or called says so, and users' own errors stay theirs."""
+
+from __future__ import annotations
+
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError, ParseError
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+def test_uninitialized_net_says_so() -> None:
+    with pytest.raises(InputError, match=r"is not initialized: call \.initialize"):
+        graphopt.optimize(nn.Dense(2))(mx.nd.ones((1, 2)))
+
+
+def test_a_forward_that_raises_raises_the_users_error_and_changes_nothing() -> None:
+    class Broken(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            raise KeyError("my own")
+
+    net = Broken()
+    fast = graphopt.optimize(net)
+    with pytest.raises(KeyError, match="my own"):
+        fast(mx.nd.ones((1,)))
+    assert type(net) is Broken
+
+
+def test_inputs_that_do_not_fit_name_the_node() -> None:
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    with pytest.raises(InputError, match="FullyConnected"):
+        graphopt.optimize(net)(mx.nd.ones((1, 4)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"net": None}, InputError, "cannot optimize None: does what builds the net return it"),
+        ({"net": 3}, InputError, "cannot optimize a int: give a Gluon Block, a Symbol"),
+        ({"net": dict}, InputError, "cannot optimize class dict: it is no Gluon Block"),
+        ({"mode": "fast"}, InputError, "mode 'fast' is none of auto, training, inference"),
+        ({"passes": "dec"}, ParseError, "did you mean 'dce'"),
+        ({"memory": "much"}, InputError, "is no size"),
+        ({"record": "x"}, InputError, "record='x' is none of True, False, None"),
+        ({"strict": "no"}, InputError, "strict='no' is none of True, False"),
+        ({"check": None}, InputError, "check=None is none of True, False"),
+    ],
+)
+def test_bad_arguments(arguments: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        graphopt.optimize(**arguments)

@@ -1,0 +1,152 @@
+"""Optimized views of Gluon Blocks compute what the Block does, whatever goes in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from tests.nn.optimize_support import image, same, small_cnn
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+autograd = mx.autograd
+
+
+@pytest.mark.parametrize("mode", ["auto", "training", "inference"])
+def test_outputs_are_those_of_the_plain_net(mode: str) -> None:
+    net = small_cnn()
+    x = image()
+    if mode == "training":
+        with autograd.train_mode():
+            want = net(x)
+    else:
+        want = net(x)
+    fast = graphopt.optimize(net, mode=mode)
+    with autograd.train_mode() if mode == "training" else autograd.predict_mode():
+        same(fast(x), want)
+        same(fast(x), want)
+
+
+def test_several_inputs_nested_and_none() -> None:
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, pair, mask=None):
+            y = F.broadcast_add(x, pair[0]) * pair[1]
+            return y if mask is None else y * mask
+
+    net = Net()
+    fast = graphopt.optimize(net)
+    a, b = mx.nd.ones((2, 3)), mx.nd.ones((2, 3)) * 2
+    same(fast(a, [a, b]), net(a, [a, b]))
+    same(fast(a, [a, b], b), net(a, [a, b], b))
+    same(fast(a, [a, b], None), net(a, [a, b], None))
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_recurrent_layers_with_states(mode: str) -> None:
+    net = mx.gluon.rnn.LSTM(5, num_layers=2)
+    net.initialize()
+    fast = graphopt.optimize(net, mode=mode)
+    x = mx.nd.random.normal(shape=(4, 2, 3))
+    same(fast(x), net(x))
+    states = net.begin_state(batch_size=2)
+    want, want_states = net(x, states)
+    got, got_states = fast(x, states)
+    same(got, want)
+    for a, b in zip(got_states, want_states, strict=True):
+        same(a, b)
+
+
+def test_inside_a_parent_hybridized_or_not() -> None:
+    net = small_cnn()
+    x = image()
+    net(x)
+    parent = nn.HybridSequential()
+    parent.add(graphopt.optimize(net), nn.Dense(2))
+    parent[1].initialize()
+    want = parent(x)
+    parent.hybridize()
+    same(parent(x), want)
+
+
+def test_dropout_is_random_in_training_and_gone_in_inference() -> None:
+    fast = graphopt.optimize(small_cnn(dropout=0.5))
+    x = image()
+    same(fast(x), fast(x))
+    with autograd.record():
+        a, b = fast(x), fast(x)
+    assert not np.allclose(a.asnumpy(), b.asnumpy())
+
+
+def test_several_contexts() -> None:
+    net = nn.Dense(3)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    fast = graphopt.optimize(net)
+    for ctx in (mx.cpu(0), mx.cpu(1)):
+        x = mx.nd.ones((2, 4), ctx=ctx)
+        same(fast(x), net(x))
+        assert fast(x).ctx == ctx
+
+
+def test_integer_and_half_inputs() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(10, 4), nn.Dense(2))
+    net.initialize()
+    fast = graphopt.optimize(net)
+    for dtype in ("int32", "float32"):
+        x = mx.nd.array([[1, 2], [3, 4]], dtype=dtype)
+        same(fast(x), net(x))
+
+
+def test_an_already_hybridized_net() -> None:
+    net = small_cnn()
+    net.hybridize(static_alloc=True)
+    x = image()
+    want = net(x)
+    same(graphopt.optimize(net)(x), want)
+    same(net(x), want)
+
+
+def test_outputs_are_not_overwritten_by_later_calls() -> None:
+    for mode in ("auto", "inference"):
+        fast = graphopt.optimize(small_cnn(), mode=mode)
+        first = fast(image())
+        kept = first.asnumpy().copy()
+        fast(image())
+        np.testing.assert_array_equal(first.asnumpy(), kept)
+
+
+def test_batches_in_shared_memory() -> None:
+    """As DataLoader's workers bring them; a hybridized net would refuse them."""
+    net = mx.gluon.nn.Dense(4, in_units=3)
+    net.initialize()
+    x = mx.nd.random.normal(shape=(2, 3))
+    shared = x.as_in_context(mx.Context("cpu_shared", 0))
+    fast = graphopt.optimize(net)
+    assert np.allclose(fast(shared).asnumpy(), net(x).asnumpy(), rtol=1e-5)
+    with mx.autograd.record():
+        y = fast(shared)
+    y.backward()
+    assert np.array_equal(net.bias.grad().asnumpy(), np.full(4, 2.0))
+
+
+def test_weights_that_follow_from_inputs_are_those_of_each_call():
+    class Hyper(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.dense = mx.gluon.nn.Dense(5, in_units=8)
+
+        def hybrid_forward(self, F, x, weight, bias):
+            hidden = F.FullyConnected(x, F.tanh(weight), bias, num_hidden=8)
+            return F.relu(self.dense(hidden))
+
+    net = Hyper()
+    net.initialize(mx.init.Xavier())
+    fast = graphopt.optimize(net)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        inputs = [mx.nd.array(rng.standard_normal(shape)) for shape in ((4, 8), (8, 8), (8,))]
+        np.testing.assert_allclose(
+            fast(*inputs).asnumpy(), net(*inputs).asnumpy(), rtol=1e-4, atol=1e-5
+        )
