@@ -1,0 +1,148 @@
+"""Calls within a budget, one after another: memory is used again, and inputs may change."""
+
+from __future__ import annotations
+
+import gc
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import BudgetError
+from tests.nn.budgets import deep, image, pools, small, told
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+autograd = mx.autograd
+
+
+def test_memory_of_a_call_is_free_when_its_tape_is_gone() -> None:
+    net = deep()
+    net(image())
+    fast = graphopt.optimize(net, memory="1GB")
+    for _ in range(5):
+        with autograd.record():
+            loss = fast(image()).sum()
+        loss.backward()
+    for _ in range(5):
+        with autograd.record():
+            loss = fast(image()).sum()
+        del loss
+        gc.collect()
+    assert len(pools(fast)) == 1
+
+
+def bindings(net: Any) -> int:
+    return sum(len(pool.bindings) for pool in pools(net)._pools)
+
+
+def test_a_batch_that_comes_again_needs_no_other_executor() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    for _ in range(3):
+        with autograd.record():
+            loss = fast(x).sum()
+        loss.backward()
+    with autograd.record():
+        fast(x)  # autograd keeps what it knows of an array until a backward
+    with autograd.record():
+        fast(x + 0)
+    assert bindings(fast) == 1
+
+
+def test_words_are_trained_on_again_and_again() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(50, 8), nn.Dense(8, flatten=False, activation="tanh"), nn.Dense(3))
+    net.initialize()
+    words = mx.nd.array(np.random.default_rng(0).integers(0, 50, size=(4, 6)), dtype="int32")
+    net(words)
+    found = []
+    for which in (net, graphopt.optimize(net, memory="1GB")):
+        for _ in range(3):  # MXNet has no gradient of words
+            with autograd.record():
+                loss = (which(words) ** 2).sum()
+            loss.backward()
+        found.append(net[0].weight.grad().asnumpy().copy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_inputs_may_get_a_gradient_later() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        loss = fast(x).sum()
+    loss.backward()
+    x.attach_grad()
+    found = []
+    for which in (net, fast):
+        with autograd.record():
+            loss = (which(mx.nd.tanh(x * 2)) ** 2).sum()
+        loss.backward()
+        found.append(x.grad.asnumpy().copy())
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_gradients_of_inputs_count_from_the_step_that_has_them(leaf: bool) -> None:
+    net, x = small(), mx.nd.ones((200_000, 40))  # of 32 MB
+    net(x)
+
+    def step(fast: Any) -> None:
+        with autograd.record():
+            loss = fast(x if leaf else x * 2).sum()
+        loss.backward()
+
+    with pytest.raises(BudgetError) as caught:
+        step(graphopt.optimize(net, memory=1000))
+    found = re.search(r"the least is ([\d.]+ MB)", str(caught.value))
+    assert found is not None
+    tight, wide = (graphopt.optimize(net, memory=memory) for memory in (found[1], "1GB"))
+    step(tight)
+    step(wide)
+    assert "(32 MB of it for inputs, parameters, states and gradients)" in told(wide)
+    x.attach_grad()
+    step(wide)
+    assert "(64 MB of it for inputs" in told(wide)
+    x.grad[:] = 7
+    for _ in range(2):
+        with pytest.raises(BudgetError, match=f"cannot run in {found[1]}"):
+            step(tight)
+    assert (x.grad.asnumpy() == 7).all()
+    step(wide)
+    got = x.grad.asnumpy().copy()
+    step(net)
+    np.testing.assert_allclose(got, x.grad.asnumpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_backward_runs_after_the_net_is_gone() -> None:
+    net, x = small(), mx.nd.ones((2, 5))
+    net(x)
+    with autograd.record():
+        want = net(x).sum()
+    want.backward()
+    weight = net[0].weight
+    expected = weight.grad().asnumpy().copy()
+    weight.zero_grad()
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        loss = fast(x).sum()
+    del fast
+    gc.collect()
+    loss.backward()
+    np.testing.assert_allclose(weight.grad().asnumpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shapes_that_are_forgotten_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 2)
+    fast = graphopt.optimize(small(), max_shapes={"data": (9, 5)})
+    for batch in range(1, 9):
+        with autograd.record():
+            loss = fast(mx.nd.ones((batch, 5))).sum()
+        loss.backward()
+    (pool,) = pools(fast)._pools
+    assert len(pool.bindings) <= 2
