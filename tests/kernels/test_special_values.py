@@ -1,0 +1,68 @@
+"""Infinity, what is no number, and the largest and smallest numbers are what they are in MXNet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from tests.kernels.gate_support import data, gate, is_fused
+
+mx = import_mxnet()
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_nan_and_infinity(mode: str) -> None:
+    net = gate()
+    fast = graphopt.optimize(net, mode=mode)
+    x = data(6, 4).asnumpy()
+    for row, value in enumerate((np.nan, np.inf, -np.inf, 3e38, 1e-45)):
+        x[row, row % 4] = value
+    with np.errstate(all="ignore"):
+        want, got = net(mx.nd.array(x)).asnumpy(), fast(mx.nd.array(x)).asnumpy()
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    assert np.isnan(want[:3]).all()
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert np.isfinite(got[5]).all()
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("relu", {}),
+        ("tanh", {}),
+        ("sigmoid", {}),
+        ("exp", {}),
+        ("Activation", {"act_type": "softrelu"}),
+        ("LeakyReLU", {"act_type": "gelu"}),
+    ],
+)
+def test_special_values_are_mxnets(op: str, attrs: dict[str, Any]) -> None:
+    class One(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.clip(getattr(F, op)(x * 2.0, **attrs) + 1.0, -1e30, 1e30)
+
+    x = mx.nd.array([[np.nan, 1, 2], [np.inf, 1, 2], [-np.inf, 1, 2], [-0.0, 1e-45, 3e38]])
+    net = One()
+    fast = graphopt.optimize(net)
+    want, got = net(x).asnumpy(), fast(x).asnumpy()
+    assert is_fused(fast)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_softmax_of_nan_is_nan_in_its_row_only() -> None:
+    class Soft(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.softmax(x * 2.0, axis=-1) + 1.0
+
+    net = Soft()
+    fast = graphopt.optimize(net)
+    x = mx.nd.array([[np.nan, 1, 2], [np.inf, 1, 2], [-np.inf, 1, 2], [4, 1, 2]])
+    want, got = net(x).asnumpy(), fast(x).asnumpy()
+    assert is_fused(fast)
+    # All of the row: oneDNN makes zeros of the finite ones beside.
+    assert np.isnan(got[np.isnan(want)]).all()
+    np.testing.assert_allclose(got[2:], want[2:], rtol=1e-5)
