@@ -26,7 +26,7 @@ from graphopt.memory.listing import allocated, parse
 from graphopt.memory.order import orders
 from graphopt.memory.schedule import forward_schedule
 from tests.memory import arena
-from tests.strategies import graphs
+from tests.strategies.graphs import graphs
 
 mx = import_mxnet()
 SHAPE = (64, 1024)

@@ -16,7 +16,7 @@ from graphopt.memory.memory_plan import plan
 from graphopt.memory.order import _METHODS, _Dependencies, best_order, reordered
 from graphopt.memory.schedule import forward_schedule
 from tests.memory import arena
-from tests.strategies import graphs
+from tests.strategies.graphs import graphs
 
 
 @st.composite

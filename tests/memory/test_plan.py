@@ -25,7 +25,7 @@ from graphopt.pipeline.instruments import compare
 from tests.memory import arena
 from tests.memory.nets import NETS, mlp, residual
 from tests.places import data_folder
-from tests.strategies import graphs
+from tests.strategies.graphs import graphs
 
 pytest.importorskip("mxnet")
 

@@ -17,7 +17,7 @@ from graphopt.backend.step import MATCHES, bind, watch_gradient
 from graphopt.backend.symbol import constants, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.frontend.symbol import lift_symbol
-from tests.strategies import graphs
+from tests.strategies.graphs import graphs
 
 mx = import_mxnet()
 

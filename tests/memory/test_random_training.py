@@ -8,7 +8,7 @@ from graphopt.backend.symbol import constants, to_symbol
 from graphopt.errors import InputError
 from graphopt.memory.training import training_graph
 from tests.memory.nets import check_run
-from tests.strategies import graphs
+from tests.strategies.graphs import graphs
 
 
 @settings(max_examples=40)

@@ -29,7 +29,7 @@ from graphopt.passes import PASSES
 from graphopt.pipeline.base import Settings
 from graphopt.pipeline.instruments import compare
 from graphopt.testing import run_pass
-from tests.strategies import graphs
+from tests.strategies.graphs import graphs
 
 TARGET = MXNetTarget()
 
