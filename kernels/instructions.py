@@ -170,7 +170,7 @@ INSTRUCTIONS: Final[dict[str, Info]] = {
     "ceil": Info(1, gradient=_none),
     "trunc": Info(1, gradient=_none),
     # to the nearest float16 and back, to the integer type, as storing and loading would do
-    "half": Info(1, cost=2, gradient=lambda e, a, y, g: (g,)),
+    "half": Info(1, cost=2, gradient=lambda e, a, y, g: (e("half", g),)),
     # exponentials
     "exp": Info(1, cost=12, gradient=_unary(lambda e, x, y: y)),
     "expm1": Info(1, cost=14, gradient=_unary(lambda e, x, y: e("add", y, 1.0))),

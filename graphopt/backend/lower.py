@@ -187,11 +187,13 @@ class Lowered:
     def exported(self, *, kernels: bool) -> Any:
         """The Symbol to save: with fused nodes, or with the MXNet operators they stand for."""
         if not kernels:
-            return to_symbol(unfuse(self.form.graph))
+            return to_symbol(unfuse(self.form.graph), self.parameters())
         # What is packed is so for one kind of processor, regions for one size of images too.
         if has_packed(self.form.graph) or self.form.keeps:
-            return to_symbol(forgetting(unfuse(self.form.graph, is_packed)))
-        return self.form.symbol
+            graph = forgetting(unfuse(self.form.graph, is_packed))
+            return to_symbol(graph, self.parameters())
+        # Training graphs have the user's own parameters, and say what they store for backward.
+        return self.form.symbol if self.training else to_symbol(self.form.graph, self.parameters())
 
     def parameters(self) -> dict[str, Any]:
         """The arrays the symbol reads besides data: parameters, folded values, constants."""

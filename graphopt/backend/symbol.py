@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from graphopt.backend.keeping import keeps
@@ -20,6 +21,7 @@ from graphopt.ir.node import (
     Node,
     NodeId,
 )
+from graphopt.ir.types import DTYPES
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions.spec import spec_of, told
 
@@ -29,13 +31,17 @@ if TYPE_CHECKING:
 MXNET_VERSION = 10901
 
 
-def to_json(graph: Graph) -> str:
-    """Symbol JSON of the graph; constants become variables (see :func:`constants`). Linear."""
-    return json.dumps(_document(graph), ensure_ascii=False)  # MXNet reads no \\u escapes
+def to_json(graph: Graph, stated: Container[str] = ()) -> str:
+    """Symbol JSON of the graph; constants become variables (see :func:`constants`). Linear.
+
+    ``stated``: names of variables that say which shape and dtype they have. Files need that of
+    their parameters, as MXNet does not find the types of all from those of the data.
+    """
+    return json.dumps(_document(graph, stated), ensure_ascii=False)  # MXNet reads no \\u escapes
 
 
-def to_symbol(graph: Graph) -> Any:
-    """The MXNet Symbol of the graph.
+def to_symbol(graph: Graph, stated: Container[str] = ()) -> Any:
+    """The MXNet Symbol of the graph; see :func:`to_json`.
 
     Raises:
         GraphError: MXNet does not accept it; the message is MXNet's first line.
@@ -45,7 +51,7 @@ def to_symbol(graph: Graph) -> Any:
     if any(node.op in WITH_SPEC for node in graph):
         bridge.load(mx)
     handle = ctypes.c_void_p()
-    text = to_json(graph).encode()
+    text = to_json(graph, stated).encode()
     try:
         mx.base.check_call(
             mx.base._LIB.MXSymbolCreateFromJSON(ctypes.c_char_p(text), ctypes.byref(handle))
@@ -80,19 +86,29 @@ def constants(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
-def _document(graph: Graph) -> dict[str, Any]:
+def _document(graph: Graph, stated: Container[str] = ()) -> dict[str, Any]:
     index: dict[NodeId, int] = {}
     inputs = {node.id for node in graph.inputs}
     nodes: list[dict[str, Any]] = []
     for node in _in_order(graph):
         index[node.id] = len(nodes)
-        nodes.append(_entry(node, index, inputs))
+        entry = _entry(node, index, inputs)
+        if entry["op"] == "null" and node.name in stated:
+            entry["attrs"] = _stated(node) | entry.get("attrs", {})
+        nodes.append(entry)
     return {
         "nodes": nodes,
         "arg_nodes": [i for i, entry in enumerate(nodes) if entry["op"] == "null"],
         "heads": [[index[value.node], value.index, 0] for value in graph.outputs],
         "attrs": {"mxnet_version": ["int", MXNET_VERSION]},
     }
+
+
+def _stated(node: Node) -> dict[str, str]:
+    type_ = node.type
+    if type_.dtype is None or not type_.is_static:
+        return {}
+    return {"__shape__": to_mxnet(type_.shape), "__dtype__": str(DTYPES[type_.dtype][2])}
 
 
 def _in_order(graph: Graph) -> list[Node]:

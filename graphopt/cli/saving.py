@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,32 +19,37 @@ if TYPE_CHECKING:
     from graphopt.ir.graph import Graph
 
 
-def _text(graph: Graph) -> str:
+def _text(graph: Graph, _saved: Container[str]) -> str:
     return str(graph)
 
 
-def _json(graph: Graph) -> str:
+def _json(graph: Graph, saved: Container[str]) -> str:
     from graphopt.backend.symbol import to_json
 
-    return to_json(graph)
+    return to_json(graph, saved)
 
 
-def _dot(graph: Graph) -> str:
+def _dot(graph: Graph, _saved: Container[str]) -> str:
     from graphopt.cli.dot import to_dot
 
     return to_dot(graph)
 
 
-EMITTERS: dict[str, Callable[[Graph], str]] = {"text": _text, "json": _json, "dot": _dot}
+EMITTERS: dict[str, Callable[[Graph, Container[str]], str]] = {
+    "text": _text,
+    "json": _json,
+    "dot": _dot,
+}
 
 
-def emit(graph: Graph, form: str, *, alone: bool = False) -> str:
+def emit(graph: Graph, form: str, *, alone: bool = False, saved: Container[str] = ()) -> str:
     """The graph in a form, without the last newline.
 
     Args:
         graph: what to write.
         form: a key of ``EMITTERS``.
         alone: no file of parameters can go with it.
+        saved: names of the parameters in a file that does.
 
     Raises:
         UsageError: the graph has tensors that the form cannot hold.
@@ -56,7 +61,7 @@ def emit(graph: Graph, form: str, *, alone: bool = False) -> str:
                 f"the result has {len(tensors)} computed tensors, which Symbol JSON cannot hold:"
                 " add -o FILE, and they are written to a .params file beside it"
             )
-    return EMITTERS[form](graph)
+    return EMITTERS[form](graph, saved)
 
 
 def check_target(output: str, form: str, inputs: Sequence[str | None]) -> None:
@@ -114,8 +119,9 @@ def save(
         if frozen and weights:
             graph, weights = computed_once(graph, weights)
         written += _save_tensors(graph, path, weights)
+    saved = {*_tensors(graph), *weights} if form == "json" else ()
     with replacing(path) as draft:
-        draft.write_text(emit(graph, form) + "\n", encoding="utf-8")
+        draft.write_text(emit(graph, form, saved=saved) + "\n", encoding="utf-8")
     return written
 
 

@@ -252,7 +252,10 @@ class _Specs:
         """
         key = self._key(nodes, inputs, outputs)
         if key not in self._made:
-            spec = region_spec(self._graph, nodes, inputs, outputs, self._without_gradient)
+            spec = region_spec(
+                *(self._graph, nodes, inputs, outputs, self._without_gradient),
+                precise=self._precise,
+            )
             spec = replace(spec, precise=self._precise)
             collapse(spec)
             _check_extents(spec)

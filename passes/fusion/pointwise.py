@@ -39,7 +39,7 @@ from graphopt.passes.fusion.operators import (
 def prepared(node: Node, graph: Graph) -> Attrs:
     """The attributes of a node, and what else the instructions depend on."""
     name, attrs = canonical(node.op), node.attrs
-    if name in (*_CASTS, "LeakyReLU"):
+    if name in (*CASTS, "LeakyReLU"):
         return attrs.set(dtype=node.type.dtype)
     if name == "_contrib_div_sqrt_dim":
         shape = graph.type_of(node.inputs[0]).shape or (1,)
@@ -257,7 +257,7 @@ _LEAKY: Final[dict[str, Build]] = {
     "gelu": _gelu,
     "prelu": _prelu,
 }
-_CASTS: Final = ("Cast", "amp_cast")
+CASTS: Final = ("Cast", "amp_cast")
 
 # MXNet converts angles with factors in float32, for arrays of every dtype.
 _DEGREES: Final = float(np.float32(180) / np.float32(np.pi))
@@ -359,7 +359,7 @@ POINTWISE: Final[dict[str, Pointwise]] = {
     **{name: Pointwise(_scaled(_DEGREES), of_one_dtype) for name in ("degrees", "_npi_degrees")},
     **{name: Pointwise(_scaled(_RADIANS), of_one_dtype) for name in ("radians", "_npi_radians")},
     **{name: Pointwise(_rint, of_one_dtype) for name in ("rint", "_npi_rint")},
-    **{name: Pointwise(_cast, _check_cast) for name in _CASTS},
+    **{name: Pointwise(_cast, _check_cast) for name in CASTS},
     **{name: Pointwise(instruction("where"), _check_where) for name in ("where", "_npi_where")},
     # Not _npi_where_lscalar and _npi_where_rscalar: MXNet sends their gradient to the elements that
     # were not chosen.

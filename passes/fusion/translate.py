@@ -11,7 +11,7 @@ from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.kernels.spec import STORAGE_DTYPES, Arg, Builder, KernelSpec, Operand
 from graphopt.passes.fusion.operators import FLOATS, NO_SPAN, Axes, Span
-from graphopt.passes.fusion.pointwise import POINTWISE, prelu_axes, prepared
+from graphopt.passes.fusion.pointwise import CASTS, POINTWISE, prelu_axes, prepared
 from graphopt.passes.fusion.rows import ROWS
 
 
@@ -110,6 +110,8 @@ def region_spec(
     inputs: Sequence[Value],
     outputs: Sequence[Value],
     without_gradient: Collection[Value] = (),
+    *,
+    precise: bool = False,
 ) -> KernelSpec:
     """The kernel that computes a region of a graph.
 
@@ -119,6 +121,7 @@ def region_spec(
         inputs: what the nodes read from outside, each value once; the inputs of the kernel.
         outputs: first outputs of nodes; the outputs of the kernel.
         without_gradient: those of them that no gradient comes to.
+        precise: round each float16 value, not only those that are written or become others.
 
     Raises:
         GraphoptError: the region is no kernel; the message names the node and the reason.
@@ -129,6 +132,7 @@ def region_spec(
     values: dict[Value, Arg] = {}
     for value in inputs:
         values[value] = emit.input(_operand(graph, value, region.reads.get(value)))
+    rounded = _rounded(nodes, precise=precise)
     for node in nodes:
         name = canonical(node.op)
         build = POINTWISE[name].build if name in POINTWISE else ROWS[name].build
@@ -136,22 +140,31 @@ def region_spec(
             if value not in values:
                 raise GraphoptError(f"{node.label}: the region has no input for {value}")
         args = [values[value] for value in node.inputs]
-        values[node.out()] = build(emit, args, prepared(node, graph))
+        made = build(emit, args, prepared(node, graph))
+        values[node.out()] = emit("half", made) if node.out() in rounded else made
     for value in outputs:
         if value not in region.writes:
             raise GraphoptError(f"{value} is no first output of a node of the region")
         if is_number(graph[value.node]) and region.extents(value) != region.shape:
             raise GraphoptError(f"{value} is a number, which others read as well")
-    made = [
+    written = [
         emit("stop", values[value]) if value in without_gradient else values[value]
         for value in outputs
     ]
     return emit.build(
         [
             (arg, _operand(graph, value, region.writes[value]))
-            for arg, value in zip(made, outputs, strict=True)
+            for arg, value in zip(written, outputs, strict=True)
         ]
     )
+
+
+def _rounded(nodes: Sequence[Node], *, precise: bool) -> set[Value]:
+    """Float16 values that float32 arithmetic is to round: what overflows there is infinite."""
+    halves = {n.out() for n in nodes if n.type.dtype == "float16" and n.op not in CASTS}
+    if precise:
+        return halves
+    return halves & {value for n in nodes if n.type.dtype != "float16" for value in n.inputs}
 
 
 def is_number(node: Node) -> bool:

@@ -115,6 +115,7 @@ graph net(%data: f32[2,3], param %weight: f32[4,3], param %bias: f32[4]) {
     arrays = {key.split(":")[1]: array for key, array in arrays.items()}
     assert sum(n["op"] != "null" for n in json.loads(symbol.tojson())["nodes"]) == left
     assert set(symbol.list_arguments()) == {"data", *arrays}
+    assert symbol.infer_shape(data=(2, 3))[1] == [(2, 4)]
     (found,) = symbol.eval(data=mx.nd.ones((2, 3)), **arrays)
     np.testing.assert_array_equal(found.asnumpy(), np.full((2, 4), 2.5))
 
@@ -212,7 +213,7 @@ def test_a_failed_write_leaves_the_old_file(graphopt, net, tmp_path, monkeypatch
     path = tmp_path / "out.gir"
     path.write_text("old")
 
-    def full(_graph, _form):
+    def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("graphopt.cli.saving.emit", full)

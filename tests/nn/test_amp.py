@@ -240,3 +240,31 @@ def test_views_are_converted() -> None:
     converted = amp.convert_hybrid_block(fast, target_dtype="bfloat16", ctx=mx.cpu())
     np.testing.assert_allclose(converted(x).asnumpy(), found.asnumpy(), atol=0.02)
     assert not net._cached_graph  # the user's Block is as it was
+
+
+class Overflows(mx.gluon.HybridBlock):
+    """What AMP makes of operators in float16 before one in float32."""
+
+    def hybrid_forward(self, F, x):
+        h = F.amp_cast(x, dtype="float16") * 100
+        return F.amp_cast(F.sqrt(h) * F.sqrt(h) + 1, dtype="float32") * 0.5
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_what_overflows_in_float16_is_infinite(precise: bool) -> None:
+    """A trainer skips such a step, so neither values nor gradients may be finite."""
+    net = Overflows()
+    fast = graphopt.optimize(net, precise=precise)
+    found = []
+    for called in (net, fast):
+        x = mx.nd.array([1.0, 1000.0, 1 / 3])
+        x.attach_grad()
+        with mx.autograd.record():
+            loss = called(x) * 1e4
+        loss.backward()
+        found.append((called(x).asnumpy(), x.grad.asnumpy()))
+    for got, wanted in zip(found[1], found[0], strict=True):
+        is_finite = np.isfinite(wanted)
+        np.testing.assert_array_equal(np.isfinite(got), is_finite)
+        tolerance = 0 if precise else 2e-3
+        np.testing.assert_allclose(got[is_finite], wanted[is_finite], rtol=tolerance)

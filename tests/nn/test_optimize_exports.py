@@ -28,6 +28,41 @@ def test_export_loads_in_plain_mxnet(tmp_path, mode: str) -> None:
     same(model(x), want)
 
 
+class Positions(mx.gluon.HybridBlock):
+    """A parameter that something is computed of, and that is added to data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.table = self.params.get("table", shape=(1, 7, 5), init=mx.init.Uniform(1))
+
+    def hybrid_forward(self, F, x, table):
+        return F.broadcast_add(x, F.tanh(table))
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(Positions, (3, 7, 5)), (lambda: mx.gluon.rnn.LSTM(8, input_size=5), (7, 3, 5))],
+    ids=["positions", "lstm"],
+)
+def test_exports_are_bound_by_the_shape_of_data(
+    tmp_path, make, shape: tuple[int, ...], kernels: bool, mode: str
+) -> None:
+    """What is computed of parameters has a shape that MXNet cannot find."""
+    net = make()
+    net.initialize(mx.init.Uniform(0.5))
+    fast = graphopt.optimize(net, mode=mode)
+    x = mx.nd.random.normal(shape=shape)
+    want = fast(x)
+    fast.export(str(tmp_path / "m"), kernels=kernels)
+    symbol, args, aux = mx.model.load_checkpoint(str(tmp_path / "m"), 0)
+    executor = symbol.simple_bind(mx.cpu(), grad_req="null", data=shape)
+    executor.copy_params_from(args, aux)
+    same(executor.forward(data=x)[0], want)
+
+
 @pytest.mark.parametrize("mode", ["auto", "inference"])
 def test_exports_that_cannot_be_written(tmp_path, mode: str) -> None:
     fast = graphopt.optimize(small_cnn(), mode=mode)
