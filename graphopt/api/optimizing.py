@@ -99,7 +99,8 @@ def _config(
             raise InputError(f"{name}= is for nets that compile whole; leave out record=True")
         if value is not None and mode == "inference":
             raise InputError(f"{name}= is about training; leave it out with mode='inference'")
-    build(passes, registry)
+    if passes != "default":
+        build(passes, registry)
     return Config(
         passes if isinstance(passes, str) else tuple(passes),
         mode,

@@ -167,10 +167,12 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
     requests = _requests(executor._grad_req, [*arrays])
     if data is None:
         data = data_names(symbol)
-    return executor_of(
+    made = executor_of(
         *(symbol, config, {*data} & {*arrays}, executor._ctx, arrays),
         *(gradients, executor.aux_dict, requests),
     )
+    made.adopt(executor)
+    return made
 
 
 def _typed(names: Sequence[str], shapes: Any, dtypes: Any) -> dict[str, Any]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
-from graphopt.backend.documents import document_of
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
-from graphopt.ir.ops import info
 from graphopt.modules import direct
 from graphopt.modules.group import Group
+from graphopt.modules.heads import Heads
 from graphopt.modules.outputs import Outputs
 from graphopt.modules.plain import Plain
 from graphopt.modules.prepared import PreparedStep
@@ -73,7 +71,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._tape: list[Any] = []
         # What runs on these arrays, for training or not, once it is known.
         self._direct: dict[bool, BoundEngine | PreparedStep | None] = {}
-        self._ones: dict[int, Any] = {}
+        self._heads = Heads(model.symbol)
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
         self._plain = Plain(model.symbol, ctx, arguments, gradients, states, grad_req)
@@ -131,7 +129,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """
         if self._is_run is None:
             raise InputError("backward before forward: there is nothing to differentiate")
-        heads = self._heads(out_grads)
+        heads = self._heads.of(out_grads, self.outputs)
         if self._plain.reason:
             self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
             return
@@ -144,7 +142,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             engine = self._direct[True] = None  # called once more, as autograd allows
         self.group.enter(self)
         if engine is not None and not self._tape:
-            engine.backward(self._known(heads), self.outputs)
+            engine.backward(self._heads.known(heads, self.outputs), self.outputs)
             return
         if not self._tape and self._compute(training=self._is_run, recording=True) is None:
             self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
@@ -235,19 +233,17 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         """
         self._outputs.take_over(executor)
 
+    def adopt(self, executor: Any) -> None:
+        """Have one of MXNet's on the same arrays run the first calls if they may be all."""
+        if self._stay.is_brief:
+            self._plain.adopt(executor)
+
     def let_go(self) -> None:
         """Have what backward reads computed again if it is called without another forward."""
         self._tape = []
         for engine in self._direct.values():
             if engine is not None:
                 engine.let_go()
-
-    def _known(self, heads: Sequence[Any]) -> list[Any]:
-        """Gradients of outputs, ones where none are given."""
-        missing = [at for at, head in enumerate(heads) if head is None]
-        for at in set(missing).difference(self._ones):
-            self._ones[at] = mx.nd.ones_like(self.outputs[at])
-        return [self._ones[at] if head is None else head for at, head in enumerate(heads)]
 
     def _load(self, given: Mapping[str, Any]) -> None:
         for name, array in given.items():
@@ -314,39 +310,6 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             self._plain.begin("operators of the user's may keep something from call to call")
         else:
             self._direct = {True: step, False: step}
-
-    def _heads(self, given: Any) -> list[Any]:
-        names = self._output_names
-        if isinstance(given, Mapping):
-            given = [given.get(name) for name in names]
-        elif given is None or isinstance(given, mx.nd.NDArray):
-            given = [] if given is None else [given]
-        if len(given) > len(names):
-            raise InputError(f"{len(given)} gradients for {len(names)} outputs")
-        for name, head, output in zip(names, given, self.outputs, strict=False):
-            if head is not None and not isinstance(head, mx.nd.NDArray):
-                raise TypeError(f"the gradient of {name!r} is a {type(head).__name__}, no NDArray")
-            if head is not None and head.shape != output.shape:
-                raise InputError(
-                    f"the gradient of {name!r} is {head.shape}, the output {output.shape}"
-                )
-        given = [*given, *[None] * (len(names) - len(given))]
-        # What a loss does not read may be any array; autograd would make one of ones.
-        return [
-            output if is_loss and head is None else head
-            for head, output, is_loss in zip(given, self.outputs, self._losses, strict=True)
-        ]
-
-    @cached_property
-    def _output_names(self) -> list[str]:
-        found: list[str] = self._symbol.list_outputs()
-        return found
-
-    @cached_property
-    def _losses(self) -> list[bool]:
-        """Of each output, whether it is a loss's, which needs no gradient."""
-        document = document_of(self._symbol)
-        return [info(document["nodes"][at]["op"]).loss for at, *_ in document["heads"]]
 
     def _count_call(self) -> None:
         """Have MXNet's executor run it for some calls if it is about to be dropped."""

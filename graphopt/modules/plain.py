@@ -55,6 +55,10 @@ class Plain:
                 aux_states=dict(self._states),
             )
 
+    def adopt(self, executor: Any) -> None:
+        """Run with one that is bound on these arrays already."""
+        self.__dict__["executor"] = executor
+
     def begin(self, reason: str) -> None:
         """Run from now on."""
         self._has_run = self._has_run and bool(self.reason)

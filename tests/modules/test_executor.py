@@ -472,3 +472,25 @@ def test_a_symbol_that_names_an_argument_twice_is_mxnets() -> None:
     fast = graphopt.optimize(plain)
     assert fast is plain
     assert fast.graphopt_why_plain == "several of its arguments are named 'a'"
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (1,), (20,)])
+def test_a_loss_takes_any_array_for_a_gradient(shape: tuple[int, ...]) -> None:
+    loss = sym.SoftmaxOutput(sym.var("data"), sym.var("label"), name="softmax")
+    found = []
+    for wrap in (lambda executor: executor, graphopt.optimize):
+        executor = wrap(loss.simple_bind(mx.cpu(), data=(5, 4), label=(5,)))
+        executor.arg_dict["data"][:] = mx.nd.arange(20).reshape((5, 4)) / 20
+        for _ in range(3):
+            executor.forward(is_train=True)
+            executor.backward([mx.nd.ones(shape)])
+        found.append(executor.grad_dict["data"].asnumpy())
+    np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_a_loss_that_reads_its_gradient_wants_one_that_fits() -> None:
+    loss = sym.SoftmaxOutput(sym.var("data"), sym.var("label"), out_grad=True, name="softmax")
+    fast = graphopt.optimize(loss.simple_bind(mx.cpu(), data=(5, 4), label=(5,)))
+    fast.forward(is_train=True)
+    with pytest.raises(InputError, match=r"the gradient of 'softmax_output' is \(5, 1\)"):
+        fast.backward([mx.nd.ones((5, 1))])
