@@ -138,6 +138,8 @@ class CallerEngine:
         layout = _Layout(graph, fixed, learns=False)
         self._library, self._graph = layout.library, layout.handle
         self._run = self._library.graphopt_graph_run
+        base = import_mxnet().base
+        self._check, self._wait = base.check_call, base._LIB.MXNDArrayWaitToRead
         release_with(self, self._library.graphopt_graph_free, self._graph)
         self.inputs: Sequence[str] = [leaf.name for leaf in layout.leaves]
         self._at = [at for at, leaf in enumerate(layout.leaves) if leaf.name in data]
@@ -151,7 +153,10 @@ class CallerEngine:
         """Run on arrays in the order of ``inputs``."""
         free_retired()
         found = [make() for make in self._makers]
-        given = [arrays[at].handle for at in self._at] + [array.handle for array in found]
+        given = [arrays[at].handle for at in self._at]
+        for handle in given:  # before others wait: an operator of theirs may make it
+            self._check(self._wait(handle))
+        given += [array.handle for array in found]
         with self._lock:
             failed = self._run(self._graph, self._handles(*given), len(self._at))
         if failed:

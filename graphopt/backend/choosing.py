@@ -26,6 +26,7 @@ from graphopt.backend.choice import (
 from graphopt.backend.documents import renamed, text_of
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.findings import active
+from graphopt.backend.late import LateError
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.order import in_less_memory
 from graphopt.backend.race import race
@@ -271,7 +272,7 @@ class _Trial:
                 if len(self._candidates) > 1:
                     self._try(name, engine)
                 self._engines[name] = engine
-            except BudgetError:
+            except (BudgetError, LateError):
                 raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self._choice.failed[name] = first_line(error)

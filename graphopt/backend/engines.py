@@ -290,6 +290,9 @@ class ExecutorEngine:
         if is_away or self._caller == here:  # by a signal's handler in the midst of a call
             return self._elsewhere(arrays)
         free_retired()
+        if self._copier is not None:
+            for at, *_ in self._data:  # before others wait: an operator of theirs may make it
+                arrays[at].wait_to_read()
         with self._lock:
             try:
                 self._caller = self._executor.user = here

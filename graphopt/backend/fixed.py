@@ -11,6 +11,7 @@ from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.fitting import check_parameters, require
 from graphopt.backend.freeze import Frozen, freeze
 from graphopt.backend.kept import Kept
+from graphopt.backend.late import wait_for
 from graphopt.backend.symbol import constants, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
@@ -96,6 +97,7 @@ class FixedArrays:
         require(set(engine.inputs), self.names)
         with import_mxnet().autograd.pause(train_mode=False):
             found = engine(self.values(engine.inputs))
+        wait_for(found)
         return dict(zip(split.names, found, strict=True))
 
 

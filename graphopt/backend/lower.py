@@ -16,6 +16,7 @@ from graphopt.backend.fitting import as_input, check_names, require
 from graphopt.backend.fixed import FixedArrays, as_arrays
 from graphopt.backend.keeping import forgetting, runs_keeping, told
 from graphopt.backend.kept import Kept
+from graphopt.backend.late import wait_for
 from graphopt.backend.memory import give_back_freed_memory, keep_freed_memory
 from graphopt.backend.plans import Plans
 from graphopt.backend.pools import Pools
@@ -250,6 +251,7 @@ class Lowered:
 
     def _choose_once(self, data: Mapping[str, Any]) -> list[Any] | None:
         """Choose the engine if no thread did; what trying it computed of ``data``, if anything."""
+        wait_for(data.values())  # before anybody waits for this thread
         with self._lock:
             if self._engine is not None:
                 return None

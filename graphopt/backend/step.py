@@ -212,7 +212,9 @@ class StepEngine:
         # nothing comes out as before that is computed again.
         plan = self._plan(arrays, wanted)
         symbol = plan.symbol if training else self._symbol
-        key = (self, wanted, id(symbol))
+        # MXNet tells operators how they run when it hands them over, and those of the step before,
+        # on the same executor, may not have begun.
+        key = (self, wanted, id(symbol), training)
         number = pool.bindings.get(key)
         if number is None:
             with self._mx.autograd.pause():

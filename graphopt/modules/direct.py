@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from graphopt.backend.bound import BoundEngine
 from graphopt.backend.caller import LearningEngine
+from graphopt.backend.late import LateError
 from graphopt.backend.lower import Lowered
 from graphopt.backend.small import may_learn
 from graphopt.compat import import_mxnet
@@ -92,6 +93,8 @@ def _faster(built: Following, data: Mapping[str, Any], outputs: list[Any]) -> Bo
         living = built.living()
         living.run(data)  # chooses an engine
         found = _bound(living.lowered, data, {}, {})
+    except LateError:
+        raise
     except (GraphoptError, mx.MXNetError):  # what was compiled goes on, as explain() tells
         return None
     if found is None:

@@ -10,6 +10,7 @@ from graphopt.api.running import run
 from graphopt.backend.findings import Findings
 from graphopt.backend.kept_results import kept_result
 from graphopt.backend.known_sizes import recall, record
+from graphopt.backend.late import wait_for
 from graphopt.backend.lower import lower
 from graphopt.backend.pools import Pools
 from graphopt.ir.fingerprint import fingerprint_of_any_size
@@ -50,6 +51,7 @@ def build_graph(
         numpy: whether it returns arrays of ``mx.np``.
         pools: memory that steps share.
     """
+    wait_for((*arrays.values(), *values.values()))
     settings = config.settings(mode)
     key = (
         fingerprint_of_any_size(graph),

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, InputError, UnsupportedError
@@ -64,6 +65,8 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
             found = _by_its_python(block, args, error)
             state.reason = f"its graph refuses arguments that its Python takes: {error}"
             return found
+        except LateError:
+            raise
         except (import_mxnet().MXNetError, GraphError) as error:
             entry = state.compiled.entry(args)
             if state.config.strict or state.config.plans_memory or (entry and entry.has_run):

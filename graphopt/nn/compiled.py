@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from graphopt.backend.findings import Findings
+from graphopt.backend.late import wait_for
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UninitializedError, UnsupportedError
@@ -263,6 +264,7 @@ class CompiledBlock:
                 yield entry.built.findings
 
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
+        wait_for(given)  # before others wait: an operator that calls this net may make it
         with self._lock:
             if key in self._entries:
                 return self._entries[key]

@@ -13,6 +13,7 @@ import numpy as np
 from graphopt.backend.arrays import address_of
 from graphopt.backend.findings import Findings
 from graphopt.backend.holding import digests
+from graphopt.backend.late import LateError
 from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
@@ -223,6 +224,8 @@ class Following:
             self._writes = Writes(mx, arrays, states)
             self._digests = _digests(arrays)
             self._frozen = self._build(True)
+        except LateError:
+            raise
         except (GraphoptError, mx.MXNetError) as error:
             if self._strict:
                 raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from graphopt.backend.late import LateError
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.sizes import Sized, Sizes, are_near, covers, distance, sized_of
@@ -123,6 +124,8 @@ class OtherSizes:
             with self._rule.timed(key, is_step=is_step, saved=match.saved) as done:
                 outputs, results = graph.run(key, given, match.sized, engine)
                 done += outputs
+        except LateError:
+            raise
         except (GraphoptError, import_mxnet().MXNetError) as error:
             run = plain()
             if run is not None:

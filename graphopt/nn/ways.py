@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from graphopt.backend.late import LateError
 from graphopt.backend.measured import remember, remembered
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
@@ -251,7 +252,7 @@ class Ways:
         try:
             return call(way)
         except Exception as error:
-            if _is_raised_by_user(error):
+            if isinstance(error, LateError) or _is_raised_by_user(error):
                 raise
             # As it is a Block fails that was hybridized and cannot be traced.
             other, chosen = (PLAIN, APART) if way == RECORDED else (RECORDED, RECORDED)

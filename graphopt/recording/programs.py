@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from graphopt.backend.findings import Findings
+from graphopt.backend.late import LateError, wait_for
 from graphopt.backend.plans import Plans
 from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import applied, name_of
@@ -210,6 +211,8 @@ class Programs:
 
     def _run(self, key: Key, tape: Calls, split: Split) -> list[Any]:
         """What is computed together."""
+        if key not in self._entries:
+            wait_for(leaf for leaf in tape.leaves if leaf.stype == "default")
         with self._lock:
             is_too_long = self._config.record is None and len(tape.calls) > MOST_CALLS
             if is_too_long:
@@ -231,6 +234,8 @@ class Programs:
         ]
         try:
             found = entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
+        except LateError:
+            raise
         except import_mxnet().MXNetError as error:
             if self._config.strict or entry.has_run:
                 raise
@@ -307,6 +312,8 @@ class Programs:
             entry = self._compile(key, tape, (one.built.findings for one in akin))
             if key.mode == "training":
                 entry.lowered.plans = next((one.lowered.plans for one in akin), None) or Plans()
+        except LateError:
+            raise
         except (GraphoptError, import_mxnet().MXNetError) as error:
             if self._config.strict:
                 raise
