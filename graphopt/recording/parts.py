@@ -5,6 +5,9 @@ keeps its gradients, and a BatchNorm there its running statistics. To autograd a
 one operator: backward writes a gradient for all that it reads, zeros mostly, and an operator that
 is a loss itself (``SoftmaxOutput``) adds its own. So calls that lead to other results of the
 program, and where that would show, are programs of their own.
+
+What a Block only keeps, as attention weights to look at, is rarely read by a loss that does not
+read what the Block returns as well. So it makes no parts where a returned result leads to all.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from graphopt.recording.histories import detaching
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call
 
-#: Of more parts than this one program is made if some result leads to all of them, as that of a
-#: net that keeps the attention weights of each layer to look at: its loss reads that result.
+#: Of more parts than this one program is made if some result leads to all of them, as where many
+#: values are held while a Block's Python runs.
 MOST: Final = 4
 
 
@@ -38,7 +41,10 @@ class Share(NamedTuple):
 
 
 def shares(
-    calls: Sequence[Call], wanted: Collection[int], learned: Sequence[bool]
+    calls: Sequence[Call],
+    wanted: Collection[int],
+    learned: Sequence[bool],
+    returned: Collection[int] | None = None,
 ) -> list[Share] | None:
     """The parts of a program, each behind those that it reads.
 
@@ -46,6 +52,7 @@ def shares(
         calls: of the program.
         wanted: numbers of the values that it returns.
         learned: of each leaf, whether it is a parameter that learns, or a state.
+        returned: those that the Block returns; ``None`` while it runs, and where nobody can tell.
 
     Returns:
         ``None`` if the program is one; nothing if it can only run call by call.
@@ -55,6 +62,12 @@ def shares(
     led = _led(calls, wanted)
     shows = [_shows(call, learned) for call in calls]
     kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
+    may_join = not any(map(_is_loss, calls))
+    if returned is not None and may_join:
+        seen = sum(1 << bit for bit, number in enumerate(wanted) if number in returned)
+        if _common(kinds) & seen:
+            led = [own & seen or own for own in led]
+            kinds = {own & seen or own for own in kinds}
     if len(kinds) < 2:
         return None
     makers = [at for at, call in enumerate(calls) for _ in range(call.results)]
@@ -63,7 +76,7 @@ def shares(
     ordered = _ordered(groups, behind)
     if ordered is None or sum(any(samples(calls[at].op) for at in g) for g in ordered) > 1:
         return []
-    if len(ordered) > MOST and _leads_to_all(kinds) and not any(map(_is_loss, calls)):
+    if len(ordered) > MOST and may_join and _common(kinds):
         return None
     return [_share(calls, group, wanted) for group in ordered]
 
@@ -140,12 +153,12 @@ def _ordered(
     return found
 
 
-def _leads_to_all(kinds: Iterable[int]) -> bool:
-    """Whether there is a result whose gradient comes to all that shows."""
+def _common(kinds: Iterable[int]) -> int:
+    """The results whose gradients come to all that shows."""
     found = -1
     for kind in kinds:
         found &= kind
-    return bool(found)
+    return found
 
 
 def _share(calls: Sequence[Call], group: Sequence[int], wanted: Collection[int]) -> Share:

@@ -83,7 +83,7 @@ def recorded(tape: Tape, run: Callable[[], Any]) -> Any:
             with suppress(Exception):
                 tape.flush()  # the Block may have kept something, or hand it over in what it raises
             raise
-        tape.flush()
+        tape.flush(found)
         return found
     finally:
         ACTIVE.tape = outer

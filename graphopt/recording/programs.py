@@ -99,7 +99,7 @@ class Programs:
         self._ids: dict[int, int] = {}  # of parameters' arrays, by their memory
         self._written: set[int] = set()  # memory that it writes; others may get it later
         self._histories: dict[Key, Histories] = {}  # of programs, by their keys
-        self._shared: dict[Key, list[Share] | None] = {}
+        self._shared: dict[tuple[Key, frozenset[int] | None], list[Share] | None] = {}
         self._watched: list[Watched] = []
         self._ctx: Any = None
         self.notes: list[str] = []
@@ -140,15 +140,20 @@ class Programs:
                 self._written.clear()
             self._written.add(memory)
 
-    def run(self, tape: Tape, wanted: tuple[int, ...]) -> list[Any]:
-        """The values of those numbers on a tape, as fresh arrays."""
+    def run(
+        self, tape: Tape, wanted: tuple[int, ...], returned: frozenset[int] | None
+    ) -> list[Any]:
+        """The values of those numbers on a tape, as fresh arrays.
+
+        ``returned``: numbers of those that the Block returns, if that is known.
+        """
         mx = import_mxnet()
         is_recording = mx.autograd.is_recording()
         differentiating = is_recording or mx.autograd.is_training()
         mode = self._config.graph_mode(differentiating=differentiating)
         if is_recording and self._is_first(tape):
             return tape.replayed(wanted)
-        found = self._shares(mode, tape, wanted) if is_recording else None
+        found = self._shares(mode, tape, wanted, returned) if is_recording else None
         if found is None:
             return self._run_whole(mode, tape, wanted)
         if not found:
@@ -163,18 +168,20 @@ class Programs:
             values.update(zip(share.wanted, made, strict=True))
         return [values[number] for number in wanted]
 
-    def _shares(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> list[Share] | None:
+    def _shares(
+        self, mode: Mode, tape: Calls, wanted: tuple[int, ...], returned: frozenset[int] | None
+    ) -> list[Share] | None:
         """What of a program is computed together, as backward reaches it together."""
         if len(wanted) < _SEVERAL:
             return None
         with self._lock:
             self._follow_parameters(tape.ctx)
-            key = self._key(mode, tape, wanted)
+            key = self._key(mode, tape, wanted), returned
             if key not in self._shared:
                 if len(self._shared) >= _MAX_HISTORIES:
                     self._shared.clear()
-                learned = [n is not None and n not in self._constants for n in key.names]
-                self._shared[key] = shares(key.calls, wanted, learned)
+                learned = [n is not None and n not in self._constants for n in key[0].names]
+                self._shared[key] = shares(key[0].calls, wanted, learned, returned)
             return self._shared[key]
 
     def _run_whole(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> list[Any]:

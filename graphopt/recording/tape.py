@@ -142,31 +142,57 @@ class Tape(Calls):
         for array in pending:  # they are there by now
             self._programs.note_written(array, self.ctx)
 
-    def flush(self) -> None:
-        """Run what was recorded; every pending array that somebody holds is there after it."""
+    def flush(self, result: Any = None) -> None:
+        """Run what was recorded; every pending array that somebody holds is there after it.
+
+        ``result``: what the Block returns, once it does.
+        """
         with self._lock:
             if not self.calls:
                 return
             held = self._held()
             if held:
+                returned = self._returned(result)
                 with Unrecorded():
-                    values = self._computed(held)
+                    values = self._computed(held, returned)
                 for number in held:
                     settle(self._pending[number], values[number])
             self._forget()
 
-    def _computed(self, held: Sequence[int]) -> dict[int, Any]:
+    def _returned(self, result: Any) -> frozenset[int] | None:
+        """Numbers of the values in lists, tuples and dicts; ``None`` if there is anything else."""
+        found: set[int] = set()
+        known: set[int] = set()  # lists may hold themselves
+        pending = [] if result is None else [result]
+        while pending:
+            item = pending.pop()
+            if id(item) in known:
+                continue
+            known.add(id(item))
+            if type(item) in PENDING:
+                ref = ref_of(item)
+                if ref.tape is self:
+                    found.add(self._root(ref.number))
+            elif isinstance(item, dict):
+                pending += item.values()
+            elif isinstance(item, (list, tuple)):
+                pending += item
+            elif not isinstance(item, (mx.nd.NDArray, int, float, str, type(None))):
+                return None
+        return frozenset(found) if found else None
+
+    def _computed(self, held: Sequence[int], returned: frozenset[int] | None) -> dict[int, Any]:
         """The values of those numbers; arrays that share memory in MXNet do so here."""
         if mx.util.is_np_shape() != self._np_shape:  # the scope that recorded them is over
             with mx.util.np_shape(self._np_shape):
-                return self._computed(held)
+                return self._computed(held, returned)
         members = Counter(self._root(number) for number in held)
         shared = {root for root, count in members.items() if count > 1}
         wanted = [n for n in held if self._root(n) not in shared]
         wanted += sorted(shared)
         drawn = self._drawn()
         wanted = [*drawn, *(n for n in wanted if n not in drawn)]
-        found = self._programs.run(self, tuple(wanted))
+        found = self._programs.run(self, tuple(wanted), returned)
         values = dict(zip(wanted, found, strict=True))
         for number in held:
             self._seen(number, values)

@@ -156,3 +156,18 @@ def test_parts_that_read_each_other_run_call_by_call() -> None:
     calls = [call(-1, -2), cut, call(1, -3), Call(detaching(), (), (), (2,), 1)]
     calls += [call(0, 3, -2)]  # leads to the last, as the first call, and reads the third
     assert shares(calls, (2, 4), [False, True, True]) == []
+
+
+def test_what_is_only_kept_makes_no_parts() -> None:
+    trunk, kept, head = call(-1, -2), call(0, op="softmax"), call(1, -3)
+    learned = [False, True, True]
+    assert shares([trunk, kept, head], (1, 2), learned, {2}) is None
+    found = shares([trunk, kept, head], (1, 2), learned, {1, 2})
+    assert found == [((0, 1), (1,)), ((2,), (2,))]
+
+
+def test_a_kept_result_that_all_returned_ones_miss_makes_parts() -> None:
+    trunk, left, right = call(-1, -2), call(0, -3), call(0, -4)
+    found = shares([trunk, left, right], (1, 2), [False, True, True, True], {1})
+    assert found is not None
+    assert len(found) == 3
