@@ -24,6 +24,7 @@ from graphopt.nn.config import Config
 
 mx = import_mxnet()
 
+_KEEPS = "operators of the user's may keep something from call to call"
 _BRIEF = f"others of this graph were dropped after few calls; it is compiled in its call {FEW + 1}"
 
 
@@ -136,10 +137,10 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if not self._learns:
             return
         engine = self._direct.get(True) if self._is_run or self._stay.keeps_operators else None
-        if self._stay.keeps_operators:
-            pass  # as MXNet's executor does it
-        elif engine is not None and not self._tape and not engine.is_ready:
-            engine = self._direct[True] = None  # called once more, as autograd allows
+        if engine is not None and not self._tape and not engine.is_ready:
+            engine = None  # called once more, as autograd allows
+            if not self._stay.keeps_operators:
+                self._direct[True] = None
         self.group.enter(self)
         if engine is not None and not self._tape:
             engine.backward(self._heads.known(heads, self.outputs), self.outputs)
@@ -293,8 +294,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     def _prepare_once(self) -> None:
         """Have one executor run all calls, with operators that live as long as this one."""
-        if not self._learns and not self._is_run:
-            return  # inference keeps its operators, too
+        if not self._learns:
+            self._plain.begin(_KEEPS)
+            return
         with mx.autograd.record():
             try:
                 built = self._built[True] = self.model.built(self._data)
@@ -307,7 +309,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
                 self._plain.begin(first_line(error))
                 return
         if step is None:
-            self._plain.begin("operators of the user's may keep something from call to call")
+            self._plain.begin(_KEEPS)
         else:
             self._direct = {True: step, False: step}
 

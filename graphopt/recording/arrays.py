@@ -159,7 +159,7 @@ def _slice(self: Any, start: Any, stop: Any) -> Any:
 
 
 def _detach(self: Any) -> Any:
-    return _called(self, "BlockGrad")
+    return _called(self, "BlockGrad", is_detach=True)
 
 
 def _copy(self: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -172,8 +172,8 @@ def _astype(self: Any, dtype: Any, copy: bool = True) -> Any:
     return mx.nd.cast(self, dtype=dtype)
 
 
-def _called(self: Any, op: str) -> Any:
-    return ref_of(self).tape.call(op, (self,), (), (), is_np=type(self) is PendingNp)
+def _called(self: Any, op: str, **more: bool) -> Any:
+    return ref_of(self).tape.call(op, (self,), (), (), is_np=type(self) is PendingNp, **more)
 
 
 _COMMON: Final[dict[str, Any]] = {

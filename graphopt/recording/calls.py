@@ -11,7 +11,6 @@ from graphopt.batching.operators import name_of
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import info
 from graphopt.ir.types import dtype_name
-from graphopt.recording.histories import detaching
 from graphopt.recording.types import Type
 
 mx = import_mxnet()
@@ -30,6 +29,8 @@ class Call(NamedTuple):
         vals: their values as MXNet is told them.
         args: numbers of values on the tape; leaves count down from -1.
         results: how many values it makes.
+        is_detach: whether it is ``detach``, which no gradient comes through; ``BlockGrad``, the
+            same operator, lets zeros through.
     """
 
     op: int
@@ -37,6 +38,7 @@ class Call(NamedTuple):
     vals: tuple[str, ...]
     args: tuple[int, ...]
     results: int
+    is_detach: bool = False
 
 
 class Calls:
@@ -67,7 +69,7 @@ class Calls:
             call = self.calls[at]
             args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
             found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
-            if call.op == detaching():
+            if call.is_detach:
                 found = [array.detach() for array in found]
             values.update(enumerate(found, firsts[at]))
 

@@ -9,10 +9,8 @@ call: backward from the loss must not come to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from graphopt.batching.operators import handle
 from graphopt.compat import import_mxnet
 
 if TYPE_CHECKING:
@@ -50,8 +48,7 @@ class Histories:
         self._makers: list[int] = []
         self._sets: list[int] = []
         for at, call in enumerate(calls):
-            is_cut = call.op == detaching()
-            led_to = 0 if is_cut else _union(map(self._set_of, call.args))
+            led_to = 0 if call.is_detach else _union(map(self._set_of, call.args))
             self._sets += [led_to] * call.results
             self._makers += [at] * call.results
         self._doubtful = self._told_apart() & ~_PARAMETERS
@@ -145,12 +142,6 @@ def has_history(array: Any) -> bool:
     except mx.MXNetError:
         return False
     return True
-
-
-@cache
-def detaching() -> int:
-    """The operator that ``detach`` is recorded as."""
-    return handle("BlockGrad")
 
 
 def _union(sets: Iterable[int]) -> int:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from graphopt.batching.operators import name_of
 from graphopt.ir.ops import info
 from graphopt.recording.calls import firsts_of, samples
-from graphopt.recording.histories import detaching
 
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call
@@ -52,7 +51,7 @@ def shares(
         calls: of the program.
         wanted: numbers of the values that it returns.
         learned: of each leaf, whether it is a parameter that learns, or a state.
-        returned: those that the Block returns; ``None`` while it runs, and where nobody can tell.
+        returned: those that the Block returns, all where nobody can tell; ``None`` while it runs.
 
     Returns:
         ``None`` if the program is one; nothing if it can only run call by call.
@@ -61,8 +60,12 @@ def shares(
         return None
     led = _led(calls, wanted)
     shows = [_shows(call, learned) for call in calls]
-    kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
     may_join = not any(map(_is_loss, calls))
+    if not may_join:  # what reads an array from outside may come to where a loss adds its own
+        shows = [
+            yes or min(call.args, default=0) < 0 for yes, call in zip(shows, calls, strict=True)
+        ]
+    kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
     if returned is not None and may_join:
         seen = sum(1 << bit for bit, number in enumerate(wanted) if number in returned)
         if _common(kinds) & seen:
@@ -76,9 +79,10 @@ def shares(
     ordered = _ordered(groups, behind)
     if ordered is None or sum(any(samples(calls[at].op) for at in g) for g in ordered) > 1:
         return []
-    if len(ordered) > MOST and may_join and _common(kinds):
+    if returned is None and len(ordered) > MOST and may_join and _common(kinds):
         return None
-    return [_share(calls, group, wanted) for group in ordered]
+    found = [_share(calls, group, wanted) for group in ordered]
+    return [share for share in found if share.wanted]
 
 
 def _led(calls: Sequence[Call], wanted: Iterable[int]) -> list[int]:
@@ -92,7 +96,7 @@ def _led(calls: Sequence[Call], wanted: Iterable[int]) -> list[int]:
         call = calls[at]
         for number in range(firsts[at], firsts[at + 1]):
             found[at] |= of_value[number]
-        if call.op != detaching():
+        if not call.is_detach:
             for number in call.args:
                 if number >= 0:
                     of_value[number] |= found[at]

@@ -74,6 +74,7 @@ class Tape(Calls):
         *,
         is_np: bool,
         as_list: bool = False,
+        is_detach: bool = False,
     ) -> Any:
         """Record an operator, or run it at once where its results have no type before.
 
@@ -83,7 +84,7 @@ class Tape(Calls):
         op = handle(operator) if isinstance(operator, str) else operator
         texts = tuple(map(str, vals))
         with self._lock:  # threads that the Block started may ask for values meanwhile
-            found = self._noted(op, args, tuple(keys), texts, is_np=is_np)
+            found = self._noted(op, args, tuple(keys), texts, is_np=is_np, is_detach=is_detach)
             if found is None:
                 self.flush()
                 return INVOKE(op, args, keys, vals, None, is_np, as_list)
@@ -97,6 +98,7 @@ class Tape(Calls):
         texts: tuple[str, ...],
         *,
         is_np: bool,
+        is_detach: bool,
     ) -> list[Any] | None:
         """Pending arrays for the results of a call; ``None`` where these have no type before."""
         if not self.calls:
@@ -118,7 +120,7 @@ class Tape(Calls):
         made = self._types(op, keys, texts, tuple(types))
         if made is None:
             return None
-        self.calls.append(Call(op, keys, texts, tuple(numbers), len(made)))
+        self.calls.append(Call(op, keys, texts, tuple(numbers), len(made), is_detach))
         first = len(self._pending)
         found = [
             pending(Ref(self, first + at, type_), is_np=is_np) for at, type_ in enumerate(made)
@@ -160,10 +162,12 @@ class Tape(Calls):
             self._forget()
 
     def _returned(self, result: Any) -> frozenset[int] | None:
-        """Numbers of the values in lists, tuples and dicts; ``None`` if there is anything else."""
+        """Numbers of the values in lists, tuples and dicts; all if there is anything else."""
+        if result is None:
+            return None
         found: set[int] = set()
         known: set[int] = set()  # lists may hold themselves
-        pending = [] if result is None else [result]
+        pending = [result]
         while pending:
             item = pending.pop()
             if id(item) in known:
@@ -178,8 +182,9 @@ class Tape(Calls):
             elif isinstance(item, (list, tuple)):
                 pending += item
             elif not isinstance(item, (mx.nd.NDArray, int, float, str, type(None))):
-                return None
-        return frozenset(found) if found else None
+                found.clear()
+                break
+        return frozenset(found or map(self._root, range(len(self._pending))))
 
     def _computed(self, held: Sequence[int], returned: frozenset[int] | None) -> dict[int, Any]:
         """The values of those numbers; arrays that share memory in MXNet do so here."""
@@ -192,6 +197,8 @@ class Tape(Calls):
         wanted += sorted(shared)
         drawn = self._drawn()
         wanted = [*drawn, *(n for n in wanted if n not in drawn)]
+        if returned is not None:
+            returned = frozenset(n for n in wanted if self._root(n) in returned)
         found = self._programs.run(self, tuple(wanted), returned)
         values = dict(zip(wanted, found, strict=True))
         for number in held:

@@ -184,3 +184,43 @@ def test_gradients_are_added_with_an_operator_of_each() -> None:
             executor.backward(mx.nd.ones((2, 2)))
         found.append(executor.grad_dict["data"].asnumpy())
     np.testing.assert_allclose(*found, rtol=1e-5)
+
+
+def test_a_second_backward_of_one_forward() -> None:
+    def bound() -> Any:
+        h = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="a")
+        h = mx.sym.Custom(h, op_type="graphopt_test_numbers")
+        h = mx.sym.FullyConnected(h, num_hidden=3, name="b")
+        executor = mx.sym.SoftmaxOutput(h, name="s").simple_bind(
+            mx.cpu(), data=(2, 5), s_label=(2,)
+        )
+        for seed, name in enumerate(("data", "a_weight", "b_weight")):
+            array = executor.arg_dict[name]
+            array[:] = np.random.default_rng(seed).normal(size=array.shape)
+        return executor
+
+    plain, fast = bound(), graphopt.optimize(bound())
+    for executor in (plain, fast):
+        executor.forward(is_train=True)
+    for _ in range(3):
+        for executor in (plain, fast):
+            executor.backward()
+        np.testing.assert_allclose(
+            fast.grad_dict["data"].asnumpy(), plain.grad_dict["data"].asnumpy(), rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("modes", ["iiiiii", "iittii", "ttii"])
+def test_executors_without_gradients_have_one_of_each(modes: str) -> None:
+    w = mx.sym.var("w")
+    s = mx.sym.Custom(mx.sym.tanh(mx.sym.var("data") * w), op_type="graphopt_test_numbers")
+    found = []
+    for wrap in (lambda executor: executor, graphopt.optimize):
+        executor = wrap(s.simple_bind(mx.cpu(), data=(2, 2), w=(2, 2), grad_req="null"))
+        executor.arg_dict["data"][:] = 1
+        values = []
+        for number, mode in enumerate(modes):
+            executor.arg_dict["w"][:] = 1 + number // 2
+            values.append(executor.forward(is_train=mode == "t")[0].asnumpy())
+        found.append(values)
+    np.testing.assert_allclose(*found, rtol=1e-5)

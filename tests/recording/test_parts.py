@@ -12,7 +12,6 @@ import graphopt
 from graphopt.batching.operators import handle
 from graphopt.compat import import_mxnet
 from graphopt.recording.calls import Call
-from graphopt.recording.histories import detaching
 from graphopt.recording.parts import MOST, shares
 
 mx = import_mxnet()
@@ -152,8 +151,8 @@ def test_calls_go_with_what_they_read() -> None:
 
 
 def test_parts_that_read_each_other_run_call_by_call() -> None:
-    cut = Call(detaching(), (), (), (0,), 1)
-    calls = [call(-1, -2), cut, call(1, -3), Call(detaching(), (), (), (2,), 1)]
+    first, second = (call(n, op="BlockGrad")._replace(is_detach=True) for n in (0, 2))
+    calls = [call(-1, -2), first, call(1, -3), second]
     calls += [call(0, 3, -2)]  # leads to the last, as the first call, and reads the third
     assert shares(calls, (2, 4), [False, True, True]) == []
 
@@ -171,3 +170,89 @@ def test_a_kept_result_that_all_returned_ones_miss_makes_parts() -> None:
     found = shares([trunk, left, right], (1, 2), [False, True, True, True], {1})
     assert found is not None
     assert len(found) == 3
+
+
+class Views(mx.gluon.Block):
+    """Scores, and its state seen another way."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.trunk, self.out = nn.Dense(4, in_units=3), nn.Dense(5, in_units=4)
+
+    def forward(self, x: Any) -> Any:
+        state = nd.tanh(self.trunk(x))
+        return self.out(state), state.reshape((-1, 2))
+
+
+class Pyramid(mx.gluon.Block):
+    """Returns what each of many layers makes."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.layers = nn.Sequential()
+            for _ in range(MOST + 2):
+                self.layers.add(nn.Dense(3, in_units=3, activation="tanh"))
+
+    def forward(self, x: Any) -> Any:
+        found = []
+        for layer in self.layers:
+            x = layer(x)
+            found.append(x)
+        return found
+
+
+class Blocked(mx.gluon.Block):
+    """A head behind ``BlockGrad``, which lets zeros through."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.a, self.b = nn.Dense(4, in_units=3), nn.Dense(2, in_units=4)
+
+    def forward(self, x: Any) -> Any:
+        h = self.a(x)
+        return h, self.b(nd.BlockGrad(h))
+
+
+class NoParameters(mx.gluon.Block):
+    """Of what a trunk outside of it makes: a result, and one whose gradient hangs on no loss."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        with self.name_scope():
+            self.trunk = nn.Dense(4, in_units=3)
+            self.inner = Inner()
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(self.trunk(x))
+
+
+class Inner(mx.gluon.Block):
+    """See above."""
+
+    def forward(self, h: Any) -> Any:
+        return h * 2, nd.SoftmaxOutput(h, nd.zeros((h.shape[0],)))
+
+
+@pytest.mark.parametrize("kind", [Views, Pyramid, Blocked, NoParameters])
+@pytest.mark.parametrize("read", ["0000", "010110"])
+def test_results_that_are_hard_to_tell_apart(kind: Callable[..., Any], read: str) -> None:
+    wanted = steps(kind, lambda net: net, read)
+    found = steps(kind, lambda net: graphopt.optimize(net, record=True), read)
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_block_without_parameters_behind_a_trunk() -> None:
+    found = []
+    for wrap in (lambda block: block, lambda block: graphopt.optimize(block, record=True)):
+        trunk, inner = nn.Dense(4, in_units=3), wrap(Inner())
+        trunk.initialize(mx.init.Constant(0.1))
+        for _ in range(3):
+            with autograd.record():
+                loss = (inner(trunk(nd.ones((5, 3))))[0] ** 2).sum()
+            loss.backward()
+        found.append(trunk.weight.grad().asnumpy())
+    np.testing.assert_allclose(*found, rtol=1e-5)
