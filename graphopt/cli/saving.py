@@ -25,8 +25,11 @@ def _text(graph: Graph, _saved: Container[str]) -> str:
 
 def _json(graph: Graph, saved: Container[str]) -> str:
     from graphopt.backend.symbol import to_json
+    from graphopt.backend.unfuse import unfuse
+    from graphopt.ir.node import CONVOLUTIONS
 
-    return to_json(graph, saved)
+    # A region is for one size of images, and for one kind of processor.
+    return to_json(unfuse(graph, lambda _graph, node: node.op == CONVOLUTIONS), saved)
 
 
 def _dot(graph: Graph, _saved: Container[str]) -> str:

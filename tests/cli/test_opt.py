@@ -9,6 +9,8 @@ import re
 import numpy as np
 import pytest
 
+from graphopt.api.loading import load
+
 CONSTANT_NET = """\
 graph folds(%data: f32[2,3]) {
   %steps = _arange() {start=0.0, stop=3.0} : f32[3]
@@ -348,3 +350,22 @@ def test_too_few_inputs(graphopt, tmp_path):
         "graphopt: error: node 'y' of graph 'net' is malformed:"
         " broadcast_add takes 2 inputs (lhs, rhs), not 1"
     )
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+def test_a_net_of_convolutions_is_written_for_any_batch(graphopt, tmp_path, mx):
+    nn = mx.gluon.nn
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.add(nn.Conv2D(8, 3, in_channels=8), nn.GlobalAvgPool2D(), nn.Dense(5))
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.random.uniform(shape=(5, 3, 8, 8))
+    want = net(x).asnumpy()
+    net.export(str(tmp_path / "m"))
+    given = (tmp_path / "m-symbol.json", "--params", tmp_path / "m-0000.params")
+    path, params = tmp_path / "out-symbol.json", tmp_path / "out-0000.params"
+    assert graphopt("opt", *given, "--shape", "data:2,3,8,8", "-o", path).code == 0
+    plain = mx.gluon.SymbolBlock.imports(str(path), ["data"], str(params))
+    for called in (plain, load(path, params)):
+        np.testing.assert_allclose(called(x).asnumpy(), want, rtol=1e-4, atol=1e-5)
