@@ -137,6 +137,7 @@ def _adjoints(
             else:
                 add(result.value, head, True)
     first = len(spec.inputs)
+    rounded = _rounded(spec)
     for number in range(len(values) - 1, first - 1, -1):
         gradient = adjoints[number]
         if gradient is None:
@@ -145,12 +146,23 @@ def _adjoints(
         info = INSTRUCTIONS[step.op]
         assert info.gradient is not None
         args = _mapped(step, values)
-        found = info.gradient(emit, args, values[number], gradient)
+        made = values[rounded.get(number, number)]
+        found = info.gradient(emit, args, made, gradient)
         # A reduction's adjoint is spread over the row: each element gets all of it.
         from_row = is_row[number] and info.kind is not Kind.REDUCE
         for arg, contribution in zip(step.args, found, strict=True):
             add(arg, contribution, from_row)
     return adjoints
+
+
+def _rounded(spec: KernelSpec) -> dict[int, int]:
+    """What values are once they are rounded to float16: where that overflows, so do gradients."""
+    first = len(spec.inputs)
+    return {
+        step.args[0]: first + at
+        for at, step in enumerate(spec.body)
+        if step.op == "half" and isinstance(step.args[0], int)
+    }
 
 
 def _is_row_level(spec: KernelSpec, number: int) -> bool:

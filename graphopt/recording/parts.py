@@ -58,17 +58,12 @@ def shares(
     """
     if len(wanted) < 2:
         return None
-    led = _led(calls, wanted)
-    shows = [_shows(call, learned) for call in calls]
-    may_join = not any(map(_is_loss, calls))
-    if not may_join:  # what reads an array from outside may come to where a loss adds its own
-        shows = [
-            yes or min(call.args, default=0) < 0 for yes, call in zip(shows, calls, strict=True)
-        ]
+    has_loss = any(map(_is_loss, calls))
+    led, shows = _led(calls, wanted), [_shows(call, learned, has_loss) for call in calls]
     kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
-    if returned is not None and may_join:
+    if returned is not None and not has_loss:
         seen = sum(1 << bit for bit, number in enumerate(wanted) if number in returned)
-        if _common(kinds) & seen:
+        if _common(kinds) & seen:  # what is only kept does not count
             led = [own & seen or own for own in led]
             kinds = {own & seen or own for own in kinds}
     if len(kinds) < 2:
@@ -79,7 +74,7 @@ def shares(
     ordered = _ordered(groups, behind)
     if ordered is None or sum(any(samples(calls[at].op) for at in g) for g in ordered) > 1:
         return []
-    if returned is None and len(ordered) > MOST and may_join and _common(kinds):
+    if returned is None and len(ordered) > MOST and not has_loss and _common(kinds):
         return None
     found = [_share(calls, group, wanted) for group in ordered]
     return [share for share in found if share.wanted]
@@ -103,9 +98,13 @@ def _led(calls: Sequence[Call], wanted: Iterable[int]) -> list[int]:
     return found
 
 
-def _shows(call: Call, learned: Sequence[bool]) -> bool:
-    """Whether anybody can tell that backward came to a call."""
-    return _is_loss(call) or any(number < 0 and learned[~number] for number in call.args)
+def _shows(call: Call, learned: Sequence[bool], has_loss: bool) -> bool:
+    """Whether anybody can tell that backward came to a call.
+
+    Where a loss adds a gradient of its own, also by what an array from outside gets.
+    """
+    read = [~number for number in call.args if number < 0]
+    return _is_loss(call) or any(has_loss or learned[leaf] for leaf in read)
 
 
 def _is_loss(call: Call) -> bool:
