@@ -242,7 +242,8 @@ class Candidates:
     def _prepares_operators(self) -> bool:
         if has_foreign_operators(self._form.graph):
             return self._form.keeps_operators
-        return not self._form.training
+        # What is prepared draws from the generator of the thread that called first.
+        return not self._form.training and not may_draw(self._form.graph, training=False)
 
     def _step(self, arrays: Mapping[str, Any], name: str) -> Engine:
         form = self._form

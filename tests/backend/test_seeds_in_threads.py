@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import graphopt
+from graphopt.backend.lower import lower
 from graphopt.compat import import_mxnet
+from graphopt.ir.parser import parse
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -58,3 +60,24 @@ def test_the_seed_of_the_calling_thread_counts(
     for run in (lambda work: work(), in_a_thread, in_a_thread, lambda work: work()):
         for _ in range(3):
             np.testing.assert_allclose(run(lambda: seeded(fast)), want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cached_op_draws_from_the_generator_of_who_calls() -> None:
+    graph = parse("""\
+graph noisy(%x: f32[2,3]) {
+  %near = tanh(%x) : f32[2,3]
+  %noise = _random_normal_like(%near) : f32[2,3]
+  %y = elemwise_add(%x, %noise) : f32[2,3]
+  return %y
+}
+""")
+    lowered = lower(graph, engine="CachedOp")
+    x = mx.nd.ones((2, 3))
+
+    def seeded() -> Any:
+        mx.random.seed(5)
+        return lowered(x)[0].asnumpy()
+
+    want = seeded()
+    for run in (in_a_thread, in_a_thread, lambda work: work()):
+        np.testing.assert_allclose(run(seeded), want, rtol=1e-6)
