@@ -137,11 +137,6 @@ class Lowered:
             " and lower those"
         )
 
-    def choose(self, data: Mapping[str, Any]) -> None:
-        """Choose the engine for such arrays, if no call did."""
-        if self._engine is None:
-            self._choose_once(data)
-
     @property
     def bound(self) -> tuple[Engine | None, list[Any]]:
         """The engine, once it is chosen, and what it reads: ``None`` in place of data."""

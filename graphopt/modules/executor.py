@@ -300,7 +300,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         with mx.autograd.record():
             try:
                 built = self._built[True] = self.model.built(self._data)
-                built.lowered.choose(self._data)
+                built.lowered.plan(self._data)
                 step = direct.training(
                     *(built.lowered, self._data, self.grad_dict, self._grad_req, self.group),
                     keeps_operators=True,

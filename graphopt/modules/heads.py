@@ -40,6 +40,9 @@ class Heads:
             given = [] if given is None else [given]
         if len(given) > len(names):
             raise InputError(f"{len(given)} gradients for {len(names)} outputs")
+        for name, head in zip(names, given, strict=False):
+            if head is not None and not isinstance(head, mx.nd.NDArray):
+                raise TypeError(f"the gradient of {name!r} is a {type(head).__name__}, no NDArray")
         given = [*given, *[None] * (len(names) - len(given))]
         # What a loss does not read may be any array; autograd would make one of ones.
         found = [
@@ -47,8 +50,6 @@ class Heads:
             for head, output, (is_loss, is_unread) in zip(given, outputs, self._losses, strict=True)
         ]
         for name, head, output in zip(names, found, outputs, strict=True):
-            if head is not None and not isinstance(head, mx.nd.NDArray):
-                raise TypeError(f"the gradient of {name!r} is a {type(head).__name__}, no NDArray")
             if head is not None and head.shape != output.shape:
                 raise InputError(
                     f"the gradient of {name!r} is {head.shape}, the output {output.shape}"

@@ -56,8 +56,6 @@ def shares(
     Returns:
         ``None`` if the program is one; nothing if it can only run call by call.
     """
-    if len(wanted) < 2:
-        return None
     has_loss = any(map(_is_loss, calls))
     led, shows = _led(calls, wanted), [_shows(call, learned, has_loss) for call in calls]
     kinds = {own for own, yes in zip(led, shows, strict=True) if yes}

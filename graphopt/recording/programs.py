@@ -43,8 +43,6 @@ PLAIN_OF_RUNS: Final = 3
 MOST_CALLS: Final = 2000
 #: There is no end of programs that come once.
 _MAX_HISTORIES: Final = 256
-#: Results of programs that may have parts.
-_SEVERAL: Final = 2
 #: Nor of arrays that are made and written in every call.
 _MAX_WRITTEN: Final = 256
 
@@ -172,7 +170,7 @@ class Programs:
         self, mode: Mode, tape: Calls, wanted: tuple[int, ...], returned: frozenset[int] | None
     ) -> list[Share] | None:
         """What of a program is computed together, as backward reaches it together."""
-        if len(wanted) < _SEVERAL:
+        if len(wanted) == 1 and not any(call.is_detach for call in tape.calls):
             return None
         with self._lock:
             self._follow_parameters(tape.ctx)

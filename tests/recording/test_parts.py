@@ -172,17 +172,19 @@ def test_a_kept_result_that_all_returned_ones_miss_makes_parts() -> None:
     assert len(found) == 3
 
 
-class Views(mx.gluon.Block):
+class Views(Decoded):
     """Scores, and its state seen another way."""
 
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        with self.name_scope():
-            self.trunk, self.out = nn.Dense(4, in_units=3), nn.Dense(5, in_units=4)
+    def forward(self, x: Any) -> Any:
+        scores, state = super().forward(x)
+        return scores, state.reshape((-1, 2))
+
+
+class Behind(ApartBehind):
+    """One result, of which no gradient comes to what is detached."""
 
     def forward(self, x: Any) -> Any:
-        state = nd.tanh(self.trunk(x))
-        return self.out(state), state.reshape((-1, 2))
+        return (self.b(self.a(x).detach()),)
 
 
 class Pyramid(mx.gluon.Block):
@@ -203,13 +205,8 @@ class Pyramid(mx.gluon.Block):
         return found
 
 
-class Blocked(mx.gluon.Block):
+class Blocked(ApartBehind):
     """A head behind ``BlockGrad``, which lets zeros through."""
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        with self.name_scope():
-            self.a, self.b = nn.Dense(4, in_units=3), nn.Dense(2, in_units=4)
 
     def forward(self, x: Any) -> Any:
         h = self.a(x)
@@ -217,26 +214,30 @@ class Blocked(mx.gluon.Block):
 
 
 class NoParameters(mx.gluon.Block):
-    """Of what a trunk outside of it makes: a result, and one whose gradient hangs on no loss."""
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
-        with self.name_scope():
-            self.trunk = nn.Dense(4, in_units=3)
-            self.inner = Inner()
-
-    def forward(self, x: Any) -> Any:
-        return self.inner(self.trunk(x))
-
-
-class Inner(mx.gluon.Block):
-    """See above."""
+    """Of what it is given a result, and one whose gradient hangs on no loss."""
 
     def forward(self, h: Any) -> Any:
         return h * 2, nd.SoftmaxOutput(h, nd.zeros((h.shape[0],)))
 
 
-@pytest.mark.parametrize("kind", [Views, Pyramid, Blocked, NoParameters])
+@pytest.mark.filterwarnings("ignore:Gradient of Parameter")
+def test_what_is_detached_keeps_its_gradients() -> None:
+    found = []
+    for wrap in (lambda net: net, lambda net: graphopt.optimize(net, record=True)):
+        net = Behind(prefix="net_")
+        net.initialize(mx.init.Constant(0.1))
+        net.a.weight.grad()[:] = 7
+        called = wrap(net)
+        for _ in range(4):
+            with autograd.record():
+                loss = (called(nd.ones((5, 3)))[0] ** 2).sum()
+            loss.backward()
+        found.append([net.a.weight.grad().asnumpy(), net.b.weight.grad().asnumpy()])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Views, Pyramid, Blocked])
 @pytest.mark.parametrize("read", ["0000", "010110"])
 def test_results_that_are_hard_to_tell_apart(kind: Callable[..., Any], read: str) -> None:
     wanted = steps(kind, lambda net: net, read)
@@ -248,7 +249,7 @@ def test_results_that_are_hard_to_tell_apart(kind: Callable[..., Any], read: str
 def test_a_block_without_parameters_behind_a_trunk() -> None:
     found = []
     for wrap in (lambda block: block, lambda block: graphopt.optimize(block, record=True)):
-        trunk, inner = nn.Dense(4, in_units=3), wrap(Inner())
+        trunk, inner = nn.Dense(4, in_units=3), wrap(NoParameters())
         trunk.initialize(mx.init.Constant(0.1))
         for _ in range(3):
             with autograd.record():
