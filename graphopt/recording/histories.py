@@ -9,14 +9,11 @@ call: backward from the loss must not come to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-from graphopt.compat import import_mxnet
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call
 
-mx = import_mxnet()
 #: Bit of all parameters in a set of leaves; leaf n has bit n + 1.
 _PARAMETERS: Final = 1
 
@@ -133,15 +130,6 @@ def leaf_set(leaf: int, name: str | None, constants: Collection[str]) -> int:
     if name is None:
         return _PARAMETERS << (leaf + 1)
     return 0 if name in constants else _PARAMETERS
-
-
-def has_history(array: Any) -> bool:
-    """Whether autograd knows of an array, as a variable or as what was computed of one."""
-    try:
-        array._fresh_grad = array._fresh_grad  # refused where there is nothing to note it at
-    except mx.MXNetError:
-        return False
-    return True
 
 
 def _union(sets: Iterable[int]) -> int:

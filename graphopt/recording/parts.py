@@ -12,8 +12,8 @@ read what the Block returns as well. So it makes no parts where a returned resul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from graphopt.batching.operators import name_of
 from graphopt.ir.ops import info
@@ -39,11 +39,39 @@ class Share(NamedTuple):
     wanted: tuple[int, ...]
 
 
+class Sharing:
+    """How one program is cut, by who has a history and what is returned."""
+
+    def __init__(
+        self, calls: Sequence[Call], wanted: Sequence[int], learned: Sequence[bool]
+    ) -> None:
+        """See :func:`shares`."""
+        self._calls, self._wanted, self._learned = calls, wanted, learned
+        self._of_data = _of_data(calls, wanted, learned)
+        self._known: dict[Any, list[Share] | None] = {}
+
+    def shares(
+        self, has_history: Callable[[int], bool], returned: frozenset[int] | None
+    ) -> list[Share] | None:
+        """See :func:`shares`; ``has_history``: of a leaf, asked where it makes a difference."""
+        alone = frozenset(
+            number
+            for number, leaves in self._of_data.items()
+            if any(has_history(leaf) for leaf in leaves)
+        )
+        key = returned, alone
+        if key not in self._known:
+            found = shares(self._calls, self._wanted, self._learned, returned, alone)
+            self._known[key] = found
+        return self._known[key]
+
+
 def shares(
     calls: Sequence[Call],
     wanted: Collection[int],
     learned: Sequence[bool],
     returned: Collection[int] | None = None,
+    alone: Collection[int] = (),
 ) -> list[Share] | None:
     """The parts of a program, each behind those that it reads.
 
@@ -52,6 +80,8 @@ def shares(
         wanted: numbers of the values that it returns.
         learned: of each leaf, whether it is a parameter that learns, or a state.
         returned: those that the Block returns, all where nobody can tell; ``None`` while it runs.
+        alone: those that lead to no call that shows, and to an array that has a history. A loss
+            that reads such a result has gradients in MXNet, and leaves what shows alone.
 
     Returns:
         ``None`` if the program is one; nothing if it can only run call by call.
@@ -59,23 +89,47 @@ def shares(
     has_loss = any(map(_is_loss, calls))
     led, shows = _led(calls, wanted), [_shows(call, learned, has_loss) for call in calls]
     kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
+    others = _bits(wanted, alone)
     if returned is not None and not has_loss:
-        seen = sum(1 << bit for bit, number in enumerate(wanted) if number in returned)
+        seen = _bits(wanted, returned)
         if _common(kinds) & seen:  # what is only kept does not count
             led = [own & seen or own for own in led]
             kinds = {own & seen or own for own in kinds}
-    if len(kinds) < 2:
+            others &= seen
+    if not kinds or (len(kinds) < 2 and not others):
         return None
+    told = others | _union(kinds)  # of other results nobody can tell what leads to them
+    led = [others if own & others else own & told for own in led]
     makers = [at for at, call in enumerate(calls) for _ in range(call.results)]
     behind = [{makers[n] for n in call.args if n >= 0} for call in calls]
     groups = _grouped(led, shows, kinds, behind)
     ordered = _ordered(groups, behind)
     if ordered is None or sum(any(samples(calls[at].op) for at in g) for g in ordered) > 1:
         return []
-    if returned is None and len(ordered) > MOST and not has_loss and _common(kinds):
+    is_cut_often = len(kinds) + bool(others) > MOST
+    if returned is None and is_cut_often and not has_loss and _common(kinds):
         return None
     found = [_share(calls, group, wanted) for group in ordered]
     return [share for share in found if share.wanted]
+
+
+def _of_data(
+    calls: Sequence[Call], wanted: Sequence[int], learned: Sequence[bool]
+) -> dict[int, list[int]]:
+    """The results that no gradient comes through to what shows, and the leaves it comes to."""
+    led, has_loss = _led(calls, wanted), any(map(_is_loss, calls))
+    shown, read = 0, [0] * len(learned)
+    for call, own in zip(calls, led, strict=True):
+        shown |= own if _shows(call, learned, has_loss) else 0
+        for number in call.args:
+            if number < 0 and not call.is_detach:
+                read[~number] |= own
+    bits = {number: 1 << bit for bit, number in enumerate(wanted)}
+    return {
+        number: [leaf for leaf, own in enumerate(read) if own & bit]
+        for number, bit in bits.items()
+        if not shown & bit
+    }
 
 
 def _led(calls: Sequence[Call], wanted: Iterable[int]) -> list[int]:
@@ -94,6 +148,10 @@ def _led(calls: Sequence[Call], wanted: Iterable[int]) -> list[int]:
                 if number >= 0:
                     of_value[number] |= found[at]
     return found
+
+
+def _bits(wanted: Iterable[int], chosen: Collection[int]) -> int:
+    return sum(1 << bit for bit, number in enumerate(wanted) if number in chosen)
 
 
 def _shows(call: Call, learned: Sequence[bool], has_loss: bool) -> bool:
@@ -159,6 +217,13 @@ def _common(kinds: Iterable[int]) -> int:
     found = -1
     for kind in kinds:
         found &= kind
+    return found
+
+
+def _union(kinds: Iterable[int]) -> int:
+    found = 0
+    for kind in kinds:
+        found |= kind
     return found
 
 

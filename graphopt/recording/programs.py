@@ -18,6 +18,7 @@ from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.types import dtype_name
+from graphopt.kernels.bridge.history import has_history
 from graphopt.kernels.bridge.memory import memory_of
 from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
@@ -27,8 +28,8 @@ from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.calls import Part
-from graphopt.recording.histories import Histories, Split, has_history, leaf_set
-from graphopt.recording.parts import Share, shares
+from graphopt.recording.histories import Histories, Split, leaf_set
+from graphopt.recording.parts import Share, Sharing
 
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call, Calls
@@ -97,7 +98,7 @@ class Programs:
         self._ids: dict[int, int] = {}  # of parameters' arrays, by their memory
         self._written: set[int] = set()  # memory that it writes; others may get it later
         self._histories: dict[Key, Histories] = {}  # of programs, by their keys
-        self._shared: dict[tuple[Key, frozenset[int] | None], list[Share] | None] = {}
+        self._sharings: dict[Key, Sharing] = {}
         self._watched: list[Watched] = []
         self._ctx: Any = None
         self.notes: list[str] = []
@@ -170,17 +171,19 @@ class Programs:
         self, mode: Mode, tape: Calls, wanted: tuple[int, ...], returned: frozenset[int] | None
     ) -> list[Share] | None:
         """What of a program is computed together, as backward reaches it together."""
+        mx = import_mxnet()
         if len(wanted) == 1 and not any(call.is_detach for call in tape.calls):
             return None
         with self._lock:
             self._follow_parameters(tape.ctx)
-            key = self._key(mode, tape, wanted), returned
-            if key not in self._shared:
-                if len(self._shared) >= _MAX_HISTORIES:
-                    self._shared.clear()
-                learned = [n is not None and n not in self._constants for n in key[0].names]
-                self._shared[key] = shares(key[0].calls, wanted, learned, returned)
-            return self._shared[key]
+            key = self._key(mode, tape, wanted)
+            found = self._sharings.get(key)
+            if found is None:
+                if len(self._sharings) >= _MAX_HISTORIES:
+                    self._sharings.clear()
+                learned = [n is not None and n not in self._constants for n in key.names]
+                found = self._sharings[key] = Sharing(key.calls, wanted, learned)
+            return found.shares(lambda leaf: has_history(mx, tape.leaves[leaf]), returned)
 
     def _run_whole(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> list[Any]:
         """The values of a program, or a part of one, that backward reaches as a whole."""
@@ -254,7 +257,7 @@ class Programs:
     def _as_read(self, leaf: Any, *, is_cut: bool) -> Any:
         """A leaf for a program; a copy if backward may find it written, where it reads it again."""
         mx = import_mxnet()
-        array = leaf.detach() if is_cut else leaf
+        array = leaf.detach() if is_cut and has_history(mx, leaf) else leaf
         if not self._written or not mx.autograd.is_recording():
             return array
         if array.stype != "default" or memory_of(mx, leaf) not in self._written:
@@ -270,7 +273,7 @@ class Programs:
                 self._histories.clear()
             sets = [leaf_set(at, name, self._constants) for at, name in enumerate(key.names)]
             found = self._histories[key] = Histories(tuple(tape.calls), wanted, sets)
-        return found.split(lambda leaf: has_history(tape.leaves[leaf]))
+        return found.split(lambda leaf: has_history(import_mxnet(), tape.leaves[leaf]))
 
     def _key(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> Key:
         names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])

@@ -157,6 +157,11 @@ int graphopt_have_one_memory(void* array, void* other) {
   return graphopt::VariableOf(array) == graphopt::VariableOf(other);
 }
 
+/* Whether autograd knows of an array, as a variable or as what was computed of one. */
+int graphopt_has_history(void* array) {
+  return !mxnet::Imperative::AGInfo::IsNone(*static_cast<mxnet::NDArray*>(array));
+}
+
 /* Lets nobody write to arrays until graphopt_release; waits for who does. `laid_out` tells of each whether oneDNN has
  * laid it out in an order of its own. What is to be given back goes to `held`, which has to be null: an interrupt may
  * keep the caller from what this returns, which is -1 if it fails. */

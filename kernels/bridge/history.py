@@ -1,0 +1,47 @@
+"""Which arrays autograd knows of."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from graphopt.kernels import bridge
+from graphopt.kernels.bridge.versions import fit
+
+
+def has_history(mxnet: Any, array: Any) -> bool:
+    """Whether autograd knows of an array, as a variable or as what was computed of one."""
+    library = _functions(mxnet)
+    if library is None:
+        return _takes_note(mxnet, array)
+    return bool(library.graphopt_has_history(array.handle))
+
+
+def _takes_note(mxnet: Any, array: Any) -> bool:
+    """What MXNet says of it by itself; that it is not takes an error, some 40 us."""
+    try:
+        array._fresh_grad = array._fresh_grad  # refused where there is nothing to note it at
+    except mxnet.MXNetError:
+        return False
+    return True
+
+
+@cache
+def _functions(mxnet: Any) -> ctypes.CDLL | None:
+    """``None`` where the bridge does not know how this build of MXNet lays out arrays."""
+    if bridge.why_not(mxnet) is not None or not fit(mxnet):
+        return None
+    library = bridge.load(mxnet)
+    library.graphopt_has_history.argtypes = [ctypes.c_void_p]
+    with mxnet.autograd.pause():
+        array, variable = mxnet.nd.zeros((2,)), mxnet.nd.zeros((2,))
+        variable.attach_grad()
+        with mxnet.autograd.record():
+            computed = variable + array
+        tried = (array, variable, computed, computed.detach())
+    return library if all(_agrees(mxnet, library, each) for each in tried) else None
+
+
+def _agrees(mxnet: Any, library: ctypes.CDLL, array: Any) -> bool:
+    return bool(library.graphopt_has_history(array.handle)) == _takes_note(mxnet, array)
