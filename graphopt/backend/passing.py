@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
+
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import CONSTANT, NodeId
+from graphopt.ir.node import CONSTANT, Node, NodeId
 from graphopt.ir.ops import canonical
 
 #: Operators whose gradient is, for some input, the gradient of their output.
@@ -66,12 +68,24 @@ def without_passed_inputs(graph: Graph) -> Graph:
     MXNet's CachedOp records nothing where there is no operator at all, and otherwise may lose the
     gradient of an output that is an input.
     """
-    if not any(graph[value.node].is_input for value in graph.outputs):
+    return _with_copies(graph, lambda node: node.is_input)
+
+
+def without_kept_results(graph: Graph, kept: Container[str]) -> Graph:
+    """The graph with copies of the constants, and of the inputs of some names, that it returns.
+
+    Whoever called may write into what is returned, and these arrays are read by all calls.
+    """
+    return _with_copies(graph, lambda node: node.op == CONSTANT or node.name in kept)
+
+
+def _with_copies(graph: Graph, is_chosen: Callable[[Node], bool]) -> Graph:
+    if not any(is_chosen(graph[value.node]) for value in graph.outputs):
         return graph
     copied = graph.copy()
     copied.set_outputs(
         copied.add("_copy", (value,), types=(graph.type_of(value),)).out()
-        if graph[value.node].is_input
+        if is_chosen(graph[value.node])
         else value
         for value in graph.outputs
     )

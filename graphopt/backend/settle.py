@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from graphopt.backend.fixed import FixedArrays
 from graphopt.backend.keeping import keeping
 from graphopt.backend.own_weights import with_own_weights
-from graphopt.backend.passing import hands_on_gradients, without_passed_inputs
+from graphopt.backend.passing import (
+    hands_on_gradients,
+    without_kept_results,
+    without_passed_inputs,
+)
 from graphopt.backend.products import has_products
 from graphopt.backend.tuning import Products, Tuned, tune_learning, tune_recurrences
 from graphopt.backend.tuning import tune as tune_products
@@ -47,11 +52,11 @@ def settle(
         found = Products(_after(found.plain, tune_learning(found.plain.graph)), None)
     if training:
         return replace(found, plain=_but(found.plain, without_passed_inputs(found.plain.graph)))
+    found = _each(found, lambda graph: without_kept_results(graph, fixed.computed_once))
     # An engine that is not static has no state from call to call.
     if not is_on_cpu or not (frozen or not hands_on_gradients(found.plain.graph)):
         return found
-    packed = found.packed and _but(found.packed, keeping(found.packed.graph))
-    return Products(_but(found.plain, keeping(found.plain.graph)), packed)
+    return _each(found, keeping)
 
 
 def _with_products(before: Tuned, fixed: FixedArrays, *, is_tuned: bool) -> Products:
@@ -72,6 +77,11 @@ def _with_products(before: Tuned, fixed: FixedArrays, *, is_tuned: bool) -> Prod
 
 def _after(before: Tuned, tuned: Tuned) -> Tuned:
     return replace(tuned, told=(*before.told, *tuned.told))
+
+
+def _each(found: Products, change: Callable[[Graph], Graph]) -> Products:
+    packed = found.packed and _but(found.packed, change(found.packed.graph))
+    return Products(_but(found.plain, change(found.plain.graph)), packed)
 
 
 def _but(tuned: Tuned, graph: Graph) -> Tuned:

@@ -14,7 +14,9 @@ def reshaped(shape: Sequence[int], spec: Sequence[int], reverse: bool = False) -
     read from the right.
 
     Raises:
-        ValueError: the codes do not fit the shape, or the sizes differ, which MXNet lets pass.
+        ValueError: the codes do not fit the shape, or the sizes differ, which MXNet lets pass; or
+            MXNet would infer another dimension than the one of -1, for which it takes the place of
+            the code: behind -4, and behind a -2 that does not stand for one dimension.
     """
     if reverse:
         # MXNet reverses the codes one by one: here the factors of a split stand before its -4.
@@ -23,7 +25,7 @@ def reshaped(shape: Sequence[int], spec: Sequence[int], reverse: bool = False) -
     inferred: int | None = None
     try:
         while codes:
-            code = codes.pop(0)
+            place, code = len(spec) - len(codes), codes.pop(0)
             if code == -2:
                 out += source
                 source = []
@@ -36,6 +38,8 @@ def reshaped(shape: Sequence[int], spec: Sequence[int], reverse: bool = False) -
             elif code == -1:
                 if inferred is not None:
                     raise ValueError("more than one dimension is -1")
+                if place != len(out):
+                    raise ValueError("MXNet infers another dimension than that of -1")
                 inferred = len(out)
                 out.append(1)
                 source = source[1:]
@@ -57,7 +61,7 @@ def codes_for(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
 
     Axes are copied, two joined, or one is split, of which the first part follows from the second.
     Where that does not make it, the first extent is copied or inferred and the others are written
-    out.
+    out, as is the last one behind a split, where MXNet does not infer it.
     """
     found = _codes(tuple(shape), tuple(wanted))
     if found is not None or not wanted:
@@ -65,16 +69,20 @@ def codes_for(shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
     return (0 if tuple(shape[:1]) == tuple(wanted[:1]) else -1, *wanted[1:])
 
 
-def _codes(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:
+def _codes(
+    shape: tuple[int, ...], wanted: tuple[int, ...], *, is_split: bool = False
+) -> tuple[int, ...] | None:
     if not wanted:
         return None if shape else ()
     if not shape:
         return wanted if set(wanted) == {1} else None
     for code, read, made in _first_codes(shape, wanted):
-        rest = _codes(shape[read:], wanted[made:])
+        rest = _codes(shape[read:], wanted[made:], is_split=is_split or code[0] == -4)
         if rest is not None:
             return code + rest
-    return (-1,) if len(wanted) == 1 and math.prod(shape) == wanted[0] else None
+    if len(wanted) > 1 or math.prod(shape) != wanted[0]:
+        return None
+    return wanted if is_split else (-1,)
 
 
 def _first_codes(

@@ -94,6 +94,7 @@ def _reshape(self: Any, *shape: Any, **kwargs: Any) -> Any:
     shape = tuple(shape) or tuple(kwargs.get("shape", ()))
     found = mx.nd.Reshape(self, shape=shape, reverse=bool(kwargs.get("reverse", False)))
     if found.size != self.size:
+        ref_of(self).tape.take_back(found)  # MXNet's operator would copy past the end
         raise ValueError(f"Cannot reshape array of size {self.size} into shape {shape}")
     return ref_of(self).tape.is_view(found, self, "reshape", found.shape)
 
@@ -159,7 +160,8 @@ def _slice(self: Any, start: Any, stop: Any) -> Any:
 
 
 def _detach(self: Any) -> Any:
-    return _called(self, "BlockGrad", is_detach=True)
+    found = _called(self, "BlockGrad", is_detach=True)
+    return ref_of(self).tape.is_view(found, self, "detach", None)
 
 
 def _copy(self: Any, *_args: Any, **_kwargs: Any) -> Any:

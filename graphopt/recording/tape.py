@@ -134,6 +134,13 @@ class Tape(Calls):
             self._views[ref_of(found).number] = (ref_of(of).number, method, argument)
         return found
 
+    def take_back(self, found: Any) -> None:
+        """Forget the last call, which has no other result than ``found``, and nobody is to use."""
+        with self._lock:
+            if type(found) in PENDING and self._pending and self._pending[-1] is found:
+                self._pending.pop()
+                self.calls.pop()
+
     def flush_before_writing(self, *arrays: Any) -> None:
         """What was recorded reads arrays as they are now; what comes, as they will be."""
         pending = [array for array in arrays if type(array) in PENDING]
@@ -153,7 +160,7 @@ class Tape(Calls):
             if not self.calls:
                 return
             held = self._held()
-            if held:
+            if held or self.draws():  # what comes behind is to draw what it draws in MXNet
                 returned = self._returned(result)
                 with Unrecorded():
                     values = self._computed(held, returned)
@@ -228,7 +235,7 @@ class Tape(Calls):
         """A value, made by MXNet's own view of another where it is one."""
         if number not in values:
             base, method, argument = self._views[number]
-            values[number] = getattr(self._seen(base, values), method)(argument)
+            values[number] = _view(self._seen(base, values), method, argument)
         return values[number]
 
     def _held(self) -> list[int]:
@@ -293,3 +300,12 @@ class Tape(Calls):
         if not self._np_shape and not all(shapes):
             return None
         return tuple((s, dtype_name(d)) for s, d in zip(shapes, dtypes, strict=True))
+
+
+def _view(array: Any, method: str, argument: Any) -> Any:
+    """What a method of MXNet's makes in the memory of an array."""
+    if method == "detach":
+        return array.detach()
+    if method == "reshape_view" and not isinstance(array, mx.np.ndarray):
+        method = "reshape"
+    return getattr(array, method)(argument)

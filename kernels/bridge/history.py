@@ -11,7 +11,11 @@ from graphopt.kernels.bridge.versions import fit
 
 
 def has_history(mxnet: Any, array: Any) -> bool:
-    """Whether autograd knows of an array, as a variable or as what was computed of one."""
+    """Whether autograd knows of an array, as a variable or as what was computed of one.
+
+    Not of one that it only noted as an input without gradient, as it does of what is computed with
+    others that have one; where the bridge cannot tell, of these too.
+    """
     library = _functions(mxnet)
     if library is None:
         return _takes_note(mxnet, array)
@@ -34,14 +38,17 @@ def _functions(mxnet: Any) -> ctypes.CDLL | None:
         return None
     library = bridge.load(mxnet)
     library.graphopt_has_history.argtypes = [ctypes.c_void_p]
+    return library if _is_right(mxnet, library) else None
+
+
+def _is_right(mxnet: Any, library: ctypes.CDLL) -> bool:
+    """Whether the bridge says of some arrays what is so; not of all where it cannot read them."""
     with mxnet.autograd.pause():
         array, variable = mxnet.nd.zeros((2,)), mxnet.nd.zeros((2,))
         variable.attach_grad()
         with mxnet.autograd.record():
             computed = variable + array
-        tried = (array, variable, computed, computed.detach())
-    return library if all(_agrees(mxnet, library, each) for each in tried) else None
-
-
-def _agrees(mxnet: Any, library: ctypes.CDLL, array: Any) -> bool:
-    return bool(library.graphopt_has_history(array.handle)) == _takes_note(mxnet, array)
+        known, unknown = (variable, computed), (array, computed.detach(), mxnet.nd.zeros((2,)))
+    return all(library.graphopt_has_history(each.handle) for each in known) and not any(
+        library.graphopt_has_history(each.handle) for each in unknown
+    )

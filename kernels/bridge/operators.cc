@@ -157,9 +157,14 @@ int graphopt_have_one_memory(void* array, void* other) {
   return graphopt::VariableOf(array) == graphopt::VariableOf(other);
 }
 
-/* Whether autograd knows of an array, as a variable or as what was computed of one. */
+/* Whether autograd knows of an array, as a variable or as what was computed of one; not one that it has noted as an
+ * input without gradient. */
 int graphopt_has_history(void* array) {
-  return !mxnet::Imperative::AGInfo::IsNone(*static_cast<mxnet::NDArray*>(array));
+  const nnvm::ObjectPtr& node = static_cast<mxnet::NDArray*>(array)->entry_.node;
+  if (!node) return false;
+  const graphopt::LegacyNode& known = graphopt::View(node);
+  if (known.info.empty()) return false;
+  return known.op || dmlc::unsafe_get<mxnet::Imperative::AGInfo>(known.info).grad_req != mxnet::kNullOp;
 }
 
 /* Lets nobody write to arrays until graphopt_release; waits for who does. `laid_out` tells of each whether oneDNN has

@@ -18,7 +18,8 @@ def test_variables_and_what_is_computed_of_them_have_a_history() -> None:
         with mx.autograd.pause():
             paused = y * 2
     assert all(has_history(mx, array) for array in (x, y, row, flat, blocked))
-    unknown = (apart, alone, paused, y.detach(), mx.nd.array(y.asnumpy()))
+    # MXNet notes `other` as an input without gradient.
+    unknown = (other, apart, alone, paused, y.detach(), mx.nd.array(y.asnumpy()))
     assert not any(has_history(mx, array) for array in unknown)
     y.backward()
     assert has_history(mx, x)

@@ -48,6 +48,52 @@ def test_writes_are_seen() -> None:
     assert_same(block(forward), array(3, 4))
 
 
+def test_writes_are_seen_through_what_is_detached() -> None:
+    def forward(self, x):
+        y = x * 2
+        kept = y.detach()
+        kept[:, 0] = 7
+        kept += 1
+        return y, kept, y.detach() * 3
+
+    assert_same(block(forward), array(3, 4))
+
+
+def test_writes_into_what_is_made_without_data() -> None:
+    """It is computed once for all calls, which must not see each other's writes."""
+
+    def forward(self, x):
+        y = self.act(x)
+        mask, scale = mx.nd.ones(x.shape), self.act.alpha.data() * 2
+        mask *= x
+        scale[0] += 1
+        return y * mask + scale
+
+    net, x = block(forward, act=nn.PReLU()), array(3, 4)
+    wanted = net(x).asnumpy()
+    for record in (True, None):
+        optimized = graphopt.optimize(net, record=record)
+        for _ in range(12):
+            np.testing.assert_allclose(optimized(x).asnumpy(), wanted, rtol=1e-5)
+
+
+def test_reshapes_that_do_not_fit_are_refused() -> None:
+    """Once they are recorded, MXNet's operator would read past the end."""
+
+    def forward(self, x):
+        try:
+            return (x * 1.0).reshape((0, 1, 2, 2))
+        except ValueError as error:
+            return str(error), x * 2
+
+    for record in (True, None):
+        optimized = graphopt.optimize(block(forward), record=record)
+        for _ in range(3):
+            told, doubled = optimized(array(512, 50))
+            assert "Cannot reshape" in told
+            np.testing.assert_allclose(doubled.asnumpy(), array(512, 50).asnumpy() * 2)
+
+
 def test_writes_are_seen_through_views() -> None:
     def forward(self, x):
         y = x * 2

@@ -83,3 +83,15 @@ def test_a_language_model_of_the_numpy_interface(layer: Any, numpy_interface: No
     state = net.rnn.begin_state(batch_size=2)
     optimized = assert_same(net, mx.np.array([[1, 2, 3], [4, 5, 8]]), state)
     assert programs(optimized).compiled == 1
+
+
+@pytest.mark.usefixtures("numpy_interface")
+def test_views_of_numpys_shape() -> None:
+    def forward(self, x):
+        h = x * 1.0
+        flat, kept = h.reshape_view(-1), h.detach()
+        flat += 1
+        kept[0] = 5
+        return h, flat, kept
+
+    assert_same(block(forward), mx.np.ones((2, 3)))

@@ -43,6 +43,8 @@ WRITES = {
     "write through a row": lambda a, b: a.reshape((4, 6))[1].__setitem__(slice(None), 7),
     "add in place": lambda a, b: a.__iadd__(1.5),
     "multiply in place": lambda a, b: a.__imul__(b.reshape(a.shape)),
+    "write what is detached": lambda a, b: a.detach().__setitem__(0, 9),
+    "add to what is detached": lambda a, b: a.detach().__iadd__(0.5),
     "out": lambda a, b: mx.nd.broadcast_add(a, b.reshape(a.shape), out=a),
 }
 

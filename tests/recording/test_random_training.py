@@ -66,7 +66,7 @@ LINES: dict[str, Line] = {
 }
 #: What asks for a number, so that what was recorded runs before the next line.
 ASKS: dict[str, Line] = {
-    "ask": lambda net, a, b, at: a if float(a.sum().asscalar()) > 0 else a * 0.9 + b,
+    "ask": lambda net, a, b, at: a if float(a.sum().asscalar()) > 0.37 else a * 0.9 + b,
     "host": lambda net, a, b, at: a + mx.nd.array(b.asnumpy()),
 }
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -84,8 +84,10 @@ class Net(mx.gluon.Block):  # type: ignore[misc, name-defined]
         super().__init__(prefix="net_")
         rng = random.Random(seed)
         names, kinds = [*LINES], ["dense", "dense", "tanh", "norm"]
-        if seed % 2:  # a norm that an error of the user's stops halfway may see a batch twice
+        if seed % 2:
             names, kinds = names + [*ASKS] * 2, kinds[:-1]
+        else:  # which call of a norm updates its means first is not said where programs end early
+            names = [name for name in names if name not in ("mean", "write")]
         with self.name_scope():
             self.layers = nn.Sequential()
             for _ in range(3):
@@ -131,11 +133,16 @@ class Training:
         self.net.initialize(mx.init.Uniform(0.7))
         self.parameters = [*self.net.collect_params().values()]
         learning = [p for p in self.parameters if p.grad_req != "null"]
-        self.rng.choice(learning).grad_req = self.rng.choice(["write", "write", "add", "null"])
+        chosen = self.rng.choice(learning)
+        # Where a dense layer's weight needs no gradient, MXNet computes none for its bias.
+        others = ["write", "write", "add"]
+        chosen.grad_req = self.rng.choice(others if "dense" in chosen.name else [*others, "null"])
         self.called = optimized(self.net)
         options = {"learning_rate": 0.02, "momentum": 0.9, "wd": 0.05}
         self.trainer = mx.gluon.Trainer(self.net.collect_params(), "sgd", options)
-        self.x_req = self.rng.choice([None, "write", "add"])
+        # MXNet's SoftmaxOutput writes gradients that it ought to add.
+        has_softmax = any(name == "softmax" for name, *_ in self.net.lines)
+        self.x_req = self.rng.choice([None, "write", "write" if has_softmax else "add"])
 
     def step(self, data: Any) -> list[Any]:
         """One of them; everything that anybody can see afterwards."""
@@ -172,6 +179,7 @@ class Training:
         return True
 
 
+@pytest.mark.filterwarnings("ignore:.*New initializer")  # of constants, by their addresses
 @pytest.mark.parametrize("seed", range(40))
 def test_random_training(seed: int) -> None:
     rng = np.random.default_rng(seed)
