@@ -23,6 +23,7 @@ from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
+from graphopt.nn.any_batch import of_several
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
@@ -226,7 +227,12 @@ class Model:
         """
         from graphopt.nn.exporting import write
 
-        lowered = self._last().lowered
+        entry = self._last()
+        if entry.mode == "inference":
+            entry = of_several(
+                entry, lambda arrays: self._compile(_signature("inference", arrays), arrays)
+            )
+        lowered = entry.lowered
         write(str(path), epoch, lowered.exported(kernels=kernels), lowered.parameters())
 
     def _last(self) -> Entry:

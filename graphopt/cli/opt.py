@@ -140,6 +140,10 @@ def command(
         weights = _weights(result.graph, values) if values and params else {}
         for path in save(result.graph, output, form, weights, frozen=mode == "inference"):
             note(f"wrote {path}")
+        if form == "json" and any(
+            (n.type.shape or (0,))[0] == 1 for n in result.graph.role("data")
+        ):
+            note("it may serve one sample a call only, as its passes knew: give --shape more")
     if as_json:
         text = None if output is not None else emit(result.graph, form, alone=True)
         say_json(_document(result, output, form, text))

@@ -26,10 +26,8 @@ def _text(graph: Graph, _saved: Container[str]) -> str:
 def _json(graph: Graph, saved: Container[str]) -> str:
     from graphopt.backend.symbol import to_json
     from graphopt.backend.unfuse import unfuse
-    from graphopt.ir.node import CONVOLUTIONS
 
-    # A region is for one size of images, and for one kind of processor.
-    return to_json(unfuse(graph, lambda _graph, node: node.op == CONVOLUTIONS), saved)
+    return to_json(unfuse(graph), saved)  # plain MXNet has no other operators than its own
 
 
 def _dot(graph: Graph, _saved: Container[str]) -> str:
@@ -139,7 +137,8 @@ def _save_tensors(
 ) -> list[Path]:
     from graphopt.cli.parameters import write_parameters
 
-    read = {node.name for node in graph.inputs if graph.node_users(node.id)}
+    returned = {graph[value.node].name for value in graph.outputs}
+    read = returned | {node.name for node in graph.inputs if graph.node_users(node.id)}
     arrays = _tensors(graph) | {name: a for name, a in weights.items() if name in read}
     if not arrays:
         return []

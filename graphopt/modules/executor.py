@@ -10,10 +10,13 @@ import numpy as np
 
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
+from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
+from graphopt.kernels.bridge.history import has_history
 from graphopt.modules import direct
+from graphopt.modules.gradients import own_arrays, unread
 from graphopt.modules.group import Group
 from graphopt.modules.heads import Heads
 from graphopt.modules.outputs import Outputs
@@ -75,6 +78,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._heads = Heads(model.symbol)
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
+        self._unread: list[Any] | None = None  # gradients that are zeros; None: not known yet
         self._plain = Plain(model.symbol, ctx, arguments, gradients, states, grad_req)
 
     def __del__(self) -> None:
@@ -108,7 +112,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             engine.forward(self.outputs, is_train=self._is_run)
             return self.outputs
         if not self._plain.reason:
-            found = self._compute(training=bool(is_train), recording=bool(is_train))
+            found = self._compute(training=self._is_run, recording=self._is_run and self._learns)
             if found is not None:
                 self._outputs.give(found)
                 self._find_direct(is_train=self._is_run)
@@ -144,11 +148,17 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self.group.enter(self)
         if engine is not None and not self._tape:
             engine.backward(self._heads.known(heads, self.outputs), self.outputs)
-            return
-        if not self._tape and self._compute(training=self._is_run, recording=True) is None:
+        elif self._tape or self._compute(training=self._is_run, recording=True) is not None:
+            if has_history(mx, self._tape[0]):  # unless all gradients are zeros
+                mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
+        else:
             self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
             return
-        mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
+        if self._unread is None:
+            lowered = self._built[True].lowered
+            self._unread = unread(lowered, self.grad_dict, self._grad_req)
+        for gradient in self._unread:
+            gradient[:] = 0
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
@@ -261,16 +271,21 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     def _compute(self, *, training: bool, recording: bool) -> list[Any] | None:
         """The outputs; ``None`` if MXNet's executor is to compute them."""
         scope = mx.autograd.record if recording else mx.autograd.pause
+        is_step = training or recording
+        is_first = is_step not in self._built
         with scope(train_mode=training):
             try:
-                if recording not in self._built:
-                    self._built[recording] = self.model.built(self._data)
-            except GraphoptError as error:
-                if self.model.config.strict or self.model.config.plans_memory:
+                if is_first:
+                    self._built[is_step] = self.model.built(self._data)
+                found: list[Any] = self._built[is_step].run(self._data)
+            except LateError:
+                raise
+            except (GraphoptError, mx.MXNetError) as error:  # MXNet's of CachedOps, not executors
+                config = self.model.config
+                if not is_first or config.strict or config.plans_memory:
                     raise
-                self._plain.begin(str(error).strip().partition("\n")[0])
+                self._plain.begin(first_line(error))
                 return None
-            found: list[Any] = self._built[recording].run(self._data)
         if not recording:
             return found
         self._tape = found
@@ -360,27 +375,6 @@ def executor_of(
         model.plans = shared.model.plans
     group = None if shared is None else shared.group
     return OptimizedExecutor(model, ctx, arguments, gradients, states, grad_req, group)
-
-
-def own_arrays(
-    arrays: Mapping[str, Any],
-    gradients: Mapping[str, Any],
-    grad_req: Mapping[str, str],
-    names: Collection[str],
-) -> dict[str, Any]:
-    """Some arguments by name, each an array of its own in the same memory.
-
-    Gradients are marked in these, as the user's arrays may have others.
-    """
-    own = {name: arrays[name].detach() for name in names}
-    learned = [
-        (own[name], gradients[name], grad_req[name])
-        for name in names
-        if gradients.get(name) is not None and grad_req.get(name, "null") != "null"
-    ]
-    if learned:
-        mx.autograd.mark_variables(*map(list, zip(*learned, strict=True)))
-    return own
 
 
 def _resized(array: Any, shape: tuple[int, ...]) -> Any:

@@ -17,6 +17,7 @@ from graphopt.errors import InputError, UninitializedError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
+from graphopt.nn.any_batch import of_several
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
@@ -290,7 +291,30 @@ class CompiledBlock:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
         traced = trace(self._block, args)
         arrays = dict(zip(traced.names, given, strict=True))
-        ctx = given[0].ctx
+        return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
+
+    def for_files(self) -> Entry:
+        """What calls used last, compiled for several samples if these had one."""
+        entry = self.entries[-1]
+        akin = [entry.built.findings]
+        return of_several(
+            entry,
+            lambda arrays: self._of_traced(
+                entry.mode, entry.traced, arrays, akin, of_any_size=True
+            ),
+        )
+
+    def _of_traced(
+        self,
+        mode: Mode,
+        traced: Traced,
+        arrays: dict[str, Any],
+        akin: Iterable[Findings],
+        *,
+        of_any_size: bool,
+    ) -> Entry:
+        first = next(iter(arrays.values()))
+        ctx = first.ctx
         computed = self._computed(traced, arrays, ctx)
         with self._mx.autograd.pause():  # which draws no numbers
             arrays |= {name: parameter.data(ctx) for name, parameter in computed.items()}
@@ -307,7 +331,7 @@ class CompiledBlock:
             computed=tuple(computed.values()),
             akin=akin,
             of_any_size=of_any_size,
-            numpy=isinstance(given[0], self._mx.np.ndarray),
+            numpy=isinstance(first, self._mx.np.ndarray),
             pools=self._memory.pools(ctx) if mode == "training" else None,
         )
         if mode == "training":

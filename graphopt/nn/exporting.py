@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
@@ -12,6 +13,9 @@ from graphopt.errors import InputError
 from graphopt.frontend.file_names import for_mxnet
 from graphopt.frontend.gluon import describe
 from graphopt.nn.legacy import current
+
+if TYPE_CHECKING:
+    from graphopt.nn.entry import Entry
 
 
 def export(
@@ -26,19 +30,37 @@ def export(
         raise InputError(f"{describe(block)} cannot be exported yet: call it once first")
     entry = entries[-1]
     if state.config.mode == "inference":
+        entry = state.compiled.for_files()
         symbol = entry.lowered.exported(kernels=kernels)
         computed = {parameter.name: parameter._reduce() for parameter in entry.computed}
-        write(path, epoch, symbol, entry.lowered.parameters() | computed)
+        write(path, epoch, _named(block, entry, symbol), entry.lowered.parameters() | computed)
     else:
         params = block.collect_params()
-        names = entry.traced.symbol.list_inputs()
+        symbol = entry.traced.symbol
+        names = symbol.list_inputs()
         write(
             path,
             epoch,
-            entry.traced.symbol,
+            _named(block, entry, symbol),
             {name: params[name]._reduce() for name in names if name in params},
             remove_amp_cast=remove_amp_cast,
         )
+
+
+def _named(block: Any, entry: Entry, symbol: Any) -> Any:
+    """The Symbol, with inputs called as those of the Symbol that a SymbolBlock was made of."""
+    mx = import_mxnet()
+    if not isinstance(block, mx.gluon.SymbolBlock):
+        return symbol
+    theirs = [variable.name for variable in block._cached_graph[0]]
+    if len(theirs) != len(entry.traced.names):  # some were None
+        return symbol
+    called = dict(zip(entry.traced.names, theirs, strict=True))
+    document = json.loads(symbol.tojson())
+    for node in document["nodes"]:
+        if node["op"] == "null":
+            node["name"] = called.get(node["name"], node["name"])
+    return mx.sym.load_json(json.dumps(document))
 
 
 def write(

@@ -209,7 +209,25 @@ def _reverse(edit: Edit, node: Node) -> Replacement:
     return inner.inputs[0] if axes[0] == axes[1] else None
 
 
+def _last(edit: Edit, node: Node) -> Replacement:
+    """The last step of sequences that have no lengths.
+
+    The gradient of MXNet's operator reads memory that only its executor keeps from forward.
+    """
+    source = node.inputs[0]
+    shape = static_shape(edit.type(source))
+    if len(node.inputs) > 1 or shape is None or static_shape(node.type) is None:
+        return None
+    axis = node.attrs.get("axis", 0)
+    type_ = edit.type(source).with_shape((*shape[:axis], 1, *shape[axis + 1 :]))
+    step = edit.add(
+        "slice_axis", (source,), {"axis": axis, "begin": -1, "end": None}, type_, like=node
+    )
+    return edit.add("squeeze", (step,), {"axis": axis}, like=node)
+
+
 RULES = (
+    Rule("slice-last-step", ("SequenceLast",), _last),
     Rule("merge-slices", SLICES, _slice),
     Rule("cancel-split", SPLITS, _split),
     Rule("join-pieces", ("Concat",), _concat),

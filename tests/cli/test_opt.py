@@ -369,3 +369,24 @@ def test_a_net_of_convolutions_is_written_for_any_batch(graphopt, tmp_path, mx):
     plain = mx.gluon.SymbolBlock.imports(str(path), ["data"], str(params))
     for called in (plain, load(path, params)):
         np.testing.assert_allclose(called(x).asnumpy(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_json_has_no_operators_but_mxnets(graphopt, tmp_path, mx, rows):
+    data, p = mx.sym.var("data"), mx.sym.var("p", shape=(1, 3))
+    scaled = mx.sym.broadcast_mul(mx.sym.tanh(data) + 1, mx.sym.sigmoid(p))
+    symbol = mx.sym.Group([scaled, mx.sym.norm(p, axis=0)])  # the latter is computed now
+    symbol.save(str(tmp_path / "m-symbol.json"))
+    mx.nd.save(str(tmp_path / "m-0000.params"), {"arg:p": mx.nd.ones((1, 3))})
+    given = (tmp_path / "m-symbol.json", "--params", tmp_path / "m-0000.params")
+    path = tmp_path / "out-symbol.json"
+    ran = graphopt("opt", *given, "--shape", f"data:{rows},3", "-o", path)
+    assert ran.code == 0
+    assert ("one sample a call" in ran.err) == (rows == 1)
+    made, params, _ = mx.model.load_checkpoint(str(tmp_path / "out"), 0)
+    assert "graphopt_" not in made.tojson()
+    x = mx.nd.random.uniform(shape=(rows, 3))
+    found = made.bind(mx.cpu(), {"data": x, **params}).forward()
+    wanted = symbol.bind(mx.cpu(), {"data": x, "p": mx.nd.ones((1, 3))}).forward()
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5)

@@ -74,3 +74,59 @@ def test_exports_that_cannot_be_written(tmp_path, mode: str) -> None:
     with pytest.raises(InputError, match="no file's name has a null character"):
         fast.export(f"{tmp_path}/a\0b")
     assert list(tmp_path.iterdir()) == []
+
+
+class Turned(mx.gluon.HybridBlock):
+    """To passes that know of one sample, a transpose is a view and means over the batch go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(6, flatten=False, in_units=6)
+            self.table = self.params.get("table", shape=(1, 6), init=mx.init.Uniform(1))
+
+    def hybrid_forward(self, F, x, table):
+        turned = F.transpose(F.tanh(F.transpose(self.dense(x), (1, 0, 2))) * 2, (1, 2, 0))
+        means = F.mean(turned, axis=2)
+        centred = F.broadcast_sub(means, F.mean(means, axis=0, keepdims=True))
+        return F.broadcast_mul(means, table) + centred, turned
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_exports_after_one_sample_serve_any_batch(tmp_path, is_loaded: bool) -> None:
+    net = Turned()
+    net.initialize(mx.init.Xavier())
+    batches = [mx.nd.random.normal(shape=(count, 9, 6)) for count in (1, 2, 5)]
+    wanted = [net(x) for x in batches]
+    if is_loaded:
+        net.hybridize()
+        net(batches[0])
+        net.export(str(tmp_path / "plain"))
+        files = [tmp_path / "plain-symbol.json", tmp_path / "plain-0000.params"]
+        fast = graphopt.load(*files)
+    else:
+        fast = graphopt.optimize(net, mode="inference")
+    fast(batches[0])
+    fast.export(str(tmp_path / "m"))
+    files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
+    plain = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    for x, want in zip(batches, wanted, strict=True):
+        for got, expected in zip(plain(x), want, strict=True):
+            same(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_exports_of_symbol_blocks_keep_the_names_of_inputs(tmp_path, mode: str) -> None:
+    words, bias = mx.sym.var("words"), mx.sym.var("bias")
+    symbol = mx.sym.FullyConnected(words, num_hidden=2, name="fc") + bias
+    net = mx.gluon.SymbolBlock(symbol, [words, bias])
+    net.initialize(mx.init.One())
+    fast = graphopt.optimize(net, mode=mode)
+    arrays = mx.nd.ones((2, 3)), mx.nd.ones((2, 2))
+    want = fast(*arrays)
+    fast.export(str(tmp_path / "m"))
+    files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
+    block = mx.gluon.SymbolBlock.imports(files[0], ["words", "bias"], files[1])
+    same(block(*arrays), want)
