@@ -23,7 +23,7 @@ from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
-from graphopt.nn.any_batch import of_several
+from graphopt.nn.any_batch import for_files
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
@@ -228,12 +228,14 @@ class Model:
         from graphopt.nn.exporting import write
 
         entry = self._last()
+        symbol, params = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
         if entry.mode == "inference":
-            entry = of_several(
-                entry, lambda arrays: self._compile(_signature("inference", arrays), arrays)
+            symbol, params = for_files(
+                entry,
+                lambda arrays: self._compile(_signature("inference", arrays), arrays),
+                kernels=kernels,
             )
-        lowered = entry.lowered
-        write(str(path), epoch, lowered.exported(kernels=kernels), lowered.parameters())
+        write(str(path), epoch, symbol, params)
 
     def _last(self) -> Entry:
         if not self._compiled:

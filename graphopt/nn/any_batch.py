@@ -1,50 +1,150 @@
-"""What is written to files, compiled for several samples where calls had one."""
+"""What is written to files: graphs for any number of samples, though calls had some number.
+
+In the process, calls of other sizes are compiled anew, or know what follows the sizes. A file
+serves them all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
+from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.ir.sizes import FILLS
 
 if TYPE_CHECKING:
     from graphopt.nn.entry import Entry
 
+Shapes = dict[str, tuple[int, ...]]
+#: Compiles a graph for data inputs, by name.
+Compile = Callable[[dict[str, Any]], "Entry"]
+
 #: Where the samples of a batch lie: in front, or behind the steps of sequences.
-_AXES = (0, 1)
+_AXES: Final = (0, 1)
 
 
-def of_several(entry: Entry, compiled: Callable[[dict[str, Any]], Entry]) -> Entry:
+def for_files(entry: Entry, compiled: Compile, *, kernels: bool) -> tuple[Any, dict[str, Any]]:
+    """The Symbol to write for an entry, and its parameters by name.
+
+    What is filled in for the batch that was compiled for, as the first states of recurrences are,
+    gets a shape that MXNet infers; found by compiling for another batch.
+
+    Args:
+        entry: compiled for inference.
+        compiled: compiles the same graph for other data.
+        kernels: whether fused kernels stay.
+    """
+    entry = _of_several(entry, compiled)
+    symbol, params = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
+    if entry.lowered.form.numpy:
+        return symbol, params
+    own = _data_shapes(entry)
+    for axis in _AXES:
+        shapes = _longer(own, axis)
+        wanted = _outputs(entry.traced.symbol, shapes | _known(entry))
+        if wanted is None or _outputs(symbol, shapes | _of(params)) == wanted:
+            continue
+        other = _compiled(entry, compiled, shapes)
+        if other is None or _of(other.lowered.parameters()) != _of(params):
+            continue
+        found = _merged(symbol, other.lowered.exported(kernels=kernels))
+        if found is not None and _outputs(found, shapes | _of(params)) == wanted:
+            symbol = found
+    return symbol, params
+
+
+def _of_several(entry: Entry, compiled: Compile) -> Entry:
     """The entry, or one for two samples where it was compiled for one.
 
     Passes go by extents: of one sample a transpose is a view, a broadcast an elementwise operator
-    and a mean over the batch nothing at all. In the process calls of other sizes are compiled
-    anew; a file serves them all.
-
-    Args:
-        entry: compiled for a signature.
-        compiled: compiles the same graph for such data inputs, by name.
+    and a mean over the batch nothing at all.
     """
-    mx = import_mxnet()
-    lowered = entry.lowered
-    zeros = mx.np.zeros if lowered.form.numpy else mx.nd.zeros
-    types = {node.name: node.type for node in entry.original.role("data")}
-    found, shapes = entry, {name: type_.shape or () for name, type_ in types.items()}
+    found, shapes = entry, _data_shapes(entry)
     for axis in _AXES:
-        wider = {name: _wider(shape, axis) for name, shape in shapes.items()}
+        wider = {
+            name: _with(s, axis, 2) if s[axis:][:1] == (1,) else s for name, s in shapes.items()
+        }
         if wider == shapes:
             continue
-        try:
-            found = compiled(
-                {n: zeros(s, dtype=types[n].dtype, ctx=lowered.ctx) for n, s in wider.items()}
-            )
-        except (GraphoptError, mx.MXNetError):  # there are no samples on this axis
-            continue
-        shapes = wider
+        other = _compiled(entry, compiled, wider)
+        if other is not None:  # else there are no samples on this axis
+            found, shapes = other, wider
     return found
 
 
-def _wider(shape: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
-    is_one = len(shape) > axis and shape[axis] == 1
-    return (*shape[:axis], 2, *shape[axis + 1 :]) if is_one else shape
+def _compiled(entry: Entry, compiled: Compile, shapes: Shapes) -> Entry | None:
+    mx = import_mxnet()
+    lowered, types = entry.lowered, {n.name: n.type for n in entry.original.role("data")}
+    zeros = mx.np.zeros if lowered.form.numpy else mx.nd.zeros
+    try:
+        return compiled(
+            {n: zeros(s, dtype=types[n].dtype, ctx=lowered.ctx) for n, s in shapes.items()}
+        )
+    except (GraphoptError, mx.MXNetError):
+        return None
+
+
+def _data_shapes(entry: Entry) -> Shapes:
+    return {node.name: _static(node.type.shape) for node in entry.original.role("data")}
+
+
+def _static(shape: Any) -> tuple[int, ...]:
+    return tuple(extent or 0 for extent in shape or ())
+
+
+def _longer(shapes: Shapes, axis: int) -> Shapes:
+    """One more on that axis, for all that have as much there as the first input."""
+    first = next(iter(shapes.values()))[axis:][:1]
+    return {
+        name: _with(s, axis, s[axis] + 1) if first and s[axis:][:1] == first else s
+        for name, s in shapes.items()
+    }
+
+
+def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+    return (*shape[:axis], extent, *shape[axis + 1 :])
+
+
+def _known(entry: Entry) -> Shapes:
+    """Shapes of what is not data."""
+    return {n.name: _static(n.type.shape) for n in entry.original.inputs if n.op != "data"}
+
+
+def _of(arrays: Mapping[str, Any]) -> Shapes:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
+
+
+def _outputs(symbol: Any, shapes: Shapes) -> list[tuple[int, ...]] | None:
+    """What MXNet infers, if it can."""
+    read = {*symbol.list_inputs()}
+    try:
+        _, found, _ = symbol.infer_shape_partial(**{n: s for n, s in shapes.items() if n in read})
+    except import_mxnet().MXNetError:
+        return None
+    return found if found and all(all(shape) for shape in found) else None
+
+
+def _merged(symbol: Any, other: Any) -> Any:
+    """A Symbol for the sizes of two, of which fills alone differ; ``None`` if more does."""
+    made, beside = document_of(symbol), document_of(other)
+    if len(made["nodes"]) != len(beside["nodes"]) or made["heads"] != beside["heads"]:
+        return None
+    for node, twin in zip(made["nodes"], beside["nodes"], strict=True):
+        if (node["op"], node["inputs"]) != (twin["op"], twin["inputs"]):
+            return None
+        attrs, others = node.get("attrs", {}), twin.get("attrs", {})
+        if node["op"] in FILLS:
+            attrs["shape"] = others["shape"] = _common(attrs["shape"], others["shape"])
+        if node["op"] != "null" and attrs != others:
+            return None
+    return import_mxnet().sym.load_json(json.dumps(made))
+
+
+def _common(shape: str, other: str) -> str:
+    """A shape with zeros where two differ, which MXNet infers."""
+    one, two = (json.loads(f"[{text.strip('(),')}]") for text in (shape, other))
+    found = [a if a == b else 0 for a, b in zip(one, two, strict=False)]
+    return f"({', '.join(map(str, found))})" if len(one) == len(two) else shape

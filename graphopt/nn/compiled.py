@@ -17,7 +17,6 @@ from graphopt.errors import InputError, UninitializedError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
-from graphopt.nn.any_batch import of_several
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
@@ -293,16 +292,10 @@ class CompiledBlock:
         arrays = dict(zip(traced.names, given, strict=True))
         return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
 
-    def for_files(self) -> Entry:
-        """What calls used last, compiled for several samples if these had one."""
-        entry = self.entries[-1]
+    def alike(self, entry: Entry, arrays: dict[str, Any]) -> Entry:
+        """The graph of an entry, compiled for other data; it is not kept."""
         akin = [entry.built.findings]
-        return of_several(
-            entry,
-            lambda arrays: self._of_traced(
-                entry.mode, entry.traced, arrays, akin, of_any_size=True
-            ),
-        )
+        return self._of_traced(entry.mode, entry.traced, arrays, akin, of_any_size=True)
 
     def _of_traced(
         self,

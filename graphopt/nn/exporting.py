@@ -12,6 +12,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.file_names import for_mxnet
 from graphopt.frontend.gluon import describe
+from graphopt.nn.any_batch import for_files
 from graphopt.nn.legacy import current
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ def export(
         raise InputError(f"{describe(block)} cannot be exported yet: call it once first")
     entry = entries[-1]
     if state.config.mode == "inference":
-        entry = state.compiled.for_files()
-        symbol = entry.lowered.exported(kernels=kernels)
+        symbol, params = for_files(
+            entry, lambda arrays: state.compiled.alike(entry, arrays), kernels=kernels
+        )
         computed = {parameter.name: parameter._reduce() for parameter in entry.computed}
-        write(path, epoch, _named(block, entry, symbol), entry.lowered.parameters() | computed)
+        write(path, epoch, _named(block, entry, symbol), params | computed)
     else:
         params = block.collect_params()
         symbol = entry.traced.symbol

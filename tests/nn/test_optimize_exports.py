@@ -116,6 +116,36 @@ def test_exports_after_one_sample_serve_any_batch(tmp_path, is_loaded: bool) -> 
             same(got, expected)
 
 
+class Unrolled(mx.gluon.HybridBlock):
+    """The first state is zeros of the shape of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.cell = mx.gluon.rnn.LSTMCell(8, input_size=5)
+
+    def hybrid_forward(self, F, x):
+        return self.cell.unroll(6, x, layout="NTC", merge_outputs=True)[0]
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(
+    "make", [Unrolled, lambda: mx.gluon.rnn.LSTM(8, layout="NTC", input_size=5)]
+)
+def test_exports_of_recurrences_serve_any_batch(tmp_path, make, samples: int) -> None:
+    net = make()
+    net.initialize(mx.init.Uniform(0.5))
+    fast = graphopt.optimize(net, mode="inference")
+    fast(mx.nd.ones((samples, 6, 5)))
+    fast.export(str(tmp_path / "m"))
+    files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
+    plain = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    for count in (1, 3, 4):
+        x = mx.nd.random.normal(shape=(count, 6, 5))
+        same(plain(x), net(x))
+
+
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 @pytest.mark.parametrize("mode", ["auto", "inference"])
 def test_exports_of_symbol_blocks_keep_the_names_of_inputs(tmp_path, mode: str) -> None:
