@@ -17,6 +17,7 @@ from graphopt.backend.products import has_products
 from graphopt.backend.tuning import Products, Tuned, tune_learning, tune_recurrences
 from graphopt.backend.tuning import tune as tune_products
 from graphopt.backend.unfuse import unfuse
+from graphopt.backend.unread import reading_all
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import PRODUCT
 
@@ -51,7 +52,8 @@ def settle(
     elif is_tuned:
         found = Products(_after(found.plain, tune_learning(found.plain.graph)), None)
     if training:
-        return replace(found, plain=_but(found.plain, without_passed_inputs(found.plain.graph)))
+        graph = reading_all(without_passed_inputs(found.plain.graph))
+        return replace(found, plain=_but(found.plain, graph))
     found = _each(found, lambda graph: without_kept_results(graph, fixed.computed_once))
     # An engine that is not static has no state from call to call.
     if not is_on_cpu or not (frozen or not hands_on_gradients(found.plain.graph)):

@@ -17,7 +17,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.symbol import lift_symbol
+from graphopt.frontend.symbol import lift_symbol, with_open_batches
 from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
@@ -80,7 +80,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
         raise UnsupportedError(
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
-    return Traced(group, names, results, layout)
+    return Traced(with_open_batches(group), names, results, layout)
 
 
 def _nodes(symbol: Any) -> list[Any]:

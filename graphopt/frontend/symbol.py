@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,6 @@ from graphopt.errors import InputError
 from graphopt.ir.attrs import Attrs, from_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, PARAM, Node, Value
-from graphopt.ir.ops import canonical
 from graphopt.ir.types import DTYPES, UNKNOWN, TensorType
 
 Shapes = Mapping[str, Sequence[int]]
@@ -55,10 +55,10 @@ def lift_symbol(
         data = set(shapes or data_names(symbol)) - aux
     roles = {n: DATA if n in data else AUX if n in aux else PARAM for n in known}
     document = document_of(symbol)
+    _open_batches(document)
     title = name or _output_name(document)
     graph = _graph(document, roles, types, title)
     del document  # inference takes as much room again
-    _open_batches(graph)
     return with_types(graph)
 
 
@@ -69,21 +69,32 @@ def data_names(symbol: Any) -> list[str]:
     return [name for name in inputs if name not in states and not _PARAMETER.fullmatch(name)]
 
 
-def _open_batches(graph: Graph) -> None:
-    """Let inference find the batch of an RNN's default states.
+def with_open_batches(symbol: Any) -> Any:
+    """The Symbol, with states as :func:`_open_batches` leaves them."""
+    document = document_of(symbol)
+    if not _open_batches(document):
+        return symbol
+    opened = import_mxnet().sym.load_json(json.dumps(document))
+    return opened.as_np_ndarray() if hasattr(symbol, "as_nd_ndarray") else opened
+
+
+def _open_batches(document: dict[str, Any]) -> bool:
+    """Let inference find the batch of an RNN's default states; whether there was any.
 
     Gluon's RNN layers make them before the batch is known and write 0 for it. With ``np_shape``
     that is a batch of none, which makes MXNet refuse what it computes when it is not hybridized.
     """
     if not import_mxnet().util.is_np_shape():
-        return
-    for rnn in list(graph):
-        states = [graph[v.node] for v in rnn.inputs[2:]] if canonical(rnn.op) == "RNN" else []
-        for state in states:
-            shape = state.attrs.get("shape")
-            if state.op == "_zeros" and isinstance(shape, tuple) and 0 in shape:
-                unknown = [extent or -1 for extent in shape]
-                graph.update(state.but(attrs=state.attrs.set(shape=unknown)))
+        return False
+    nodes, found = document["nodes"], False
+    for rnn in nodes:
+        for at, *_ in rnn["inputs"][2:] if rnn["op"] == "RNN" else ():
+            attrs = nodes[at].get("attrs", {})
+            extents = re.findall(r"-?[0-9]+", attrs.get("shape", ""))
+            if nodes[at]["op"] == "_zeros" and "0" in extents:
+                unknown = ["-1" if extent == "0" else extent for extent in extents]
+                attrs["shape"], found = f"({', '.join(unknown)})", True
+    return found
 
 
 def input_types(names: Collection[str], shapes: Shapes, dtypes: Dtypes) -> dict[str, TensorType]:

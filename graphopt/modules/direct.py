@@ -40,23 +40,23 @@ def training(
     Args:
         lowered: what has run under autograd once, or is to keep operators.
         data: arrays that it was given, by name.
-        gradients: an array, or None, by the name of an argument; what the engine does not read has
-            none, see :func:`graphopt.modules.gradients.unread`.
+        gradients: an array, or None, by the name of an argument.
         grad_req: "write", "add" or "null" by name.
         group: of the executor whose arrays they are.
         keeps_operators: operators of the user's are to be made once.
     """
-    engine = lowered.bound[0]
-    read = {*(engine.inputs if engine else ())}
     learned = {
         name: gradient
         for name, gradient in gradients.items()
-        if gradient is not None and grad_req.get(name, "null") != "null" and name in read
+        if gradient is not None and grad_req.get(name, "null") != "null"
     }
+    engine = lowered.bound[0]
     if len({id(array) for array in learned.values()}) < len(learned):
         return None  # two gradients would be written to one place
     if not isinstance(engine, LearningEngine):
         return prepared(lowered, data, learned, grad_req, group, keeps_operators=keeps_operators)
+    if not {*learned} <= {*engine.inputs}:
+        return None
     return _bound(lowered, data, learned, grad_req)
 
 

@@ -14,9 +14,8 @@ from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
-from graphopt.kernels.bridge.history import has_history
 from graphopt.modules import direct
-from graphopt.modules.gradients import own_arrays, unread
+from graphopt.modules.gradients import own_arrays
 from graphopt.modules.group import Group
 from graphopt.modules.heads import Heads
 from graphopt.modules.outputs import Outputs
@@ -78,7 +77,6 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._heads = Heads(model.symbol)
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
-        self._unread: list[Any] | None = None  # gradients that are zeros; None: not known yet
         self._plain = Plain(model.symbol, ctx, arguments, gradients, states, grad_req)
 
     def __del__(self) -> None:
@@ -149,16 +147,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if engine is not None and not self._tape:
             engine.backward(self._heads.known(heads, self.outputs), self.outputs)
         elif self._tape or self._compute(training=self._is_run, recording=True) is not None:
-            if has_history(mx, self._tape[0]):  # unless all gradients are zeros
-                mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
+            mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
         else:
             self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
-            return
-        if self._unread is None:
-            lowered = self._built[True].lowered
-            self._unread = unread(lowered, self.grad_dict, self._grad_req)
-        for gradient in self._unread:
-            gradient[:] = 0
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphopt.compat import import_mxnet
-
-if TYPE_CHECKING:
-    from graphopt.backend.lower import Lowered
 
 mx = import_mxnet()
 
@@ -32,23 +29,3 @@ def own_arrays(
     if learned:
         mx.autograd.mark_variables(*map(list, zip(*learned, strict=True)))
     return own
-
-
-def unread(
-    lowered: Lowered, gradients: Mapping[str, Any], grad_req: Mapping[str, str]
-) -> list[Any]:
-    """Those of arguments that passes left no reader of: zeros, which backward writes in MXNet.
-
-    Args:
-        lowered: what has run.
-        gradients: an array, or None, by the name of an argument.
-        grad_req: "write", "add" or "null" by name.
-    """
-    engine = lowered.bound[0]
-    assert engine is not None
-    read = {*engine.inputs}
-    return [
-        gradient
-        for name, gradient in gradients.items()
-        if gradient is not None and grad_req.get(name) == "write" and name not in read
-    ]

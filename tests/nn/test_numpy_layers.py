@@ -130,3 +130,19 @@ def test_a_graph_without_edges_has_states_of_its_rows() -> None:
     want = layer(x, mx.np.full((6,), -1, dtype="int32"))
     for got, expected in zip(found, want, strict=True):
         np.testing.assert_array_equal(got.asnumpy(), expected.asnumpy())
+
+
+@pytest.mark.parametrize("layout", ["TNC", "NTC"])
+@pytest.mark.parametrize("is_beside_others", [False, True])
+def test_layers_of_mxnet_at_any_size(layout: str, is_beside_others: bool) -> None:
+    """Their default states have a batch of 0, which here is none at all."""
+    mx.npx.set_np()
+    net = mx.gluon.rnn.LSTM(3, layout=layout, input_size=2)
+    if is_beside_others:
+        layer, net = net, mx.gluon.nn.HybridSequential()
+        net.add(layer, mx.gluon.nn.Dense(4, flatten=False, in_units=3))
+    net.initialize(mx.init.Uniform(0.5))
+    fast = graphopt.optimize(net)
+    for shape in ((1, 8, 2), (4, 8, 2), (8, 8, 2), (2, 8, 2), (8, 3, 2), (5, 8, 2)):
+        x = mx.np.random.uniform(size=shape)
+        np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-4, atol=1e-6)
