@@ -143,7 +143,7 @@ def command(
         if form == "json" and any(
             (n.type.shape or (0,))[0] == 1 for n in result.graph.role("data")
         ):
-            note("it may serve one sample a call only, as its passes knew: give --shape more")
+            note("it may serve one sample a call only, as passes went by: --shape gives more")
     if as_json:
         text = None if output is not None else emit(result.graph, form, alone=True)
         say_json(_document(result, output, form, text))
