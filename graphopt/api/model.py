@@ -23,7 +23,6 @@ from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
-from graphopt.nn.any_batch import for_files
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
@@ -31,6 +30,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry
 from graphopt.nn.following import Following
+from graphopt.nn.for_files import for_files
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.signatures import Signature, signature_of, types_of
 from graphopt.nn.ski_rental import SkiRental
@@ -225,17 +225,20 @@ class Model:
         Raises:
             InputError: the model was not called yet.
         """
-        from graphopt.nn.exporting import write
+        from graphopt.nn.exporting import warn_of_sizes, write
 
         entry = self._last()
-        symbol, params = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
+        found = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
         if entry.mode == "inference":
-            symbol, params = for_files(
+            made = for_files(
                 entry,
                 lambda arrays: self._compile(_signature("inference", arrays), arrays),
                 kernels=kernels,
             )
-        write(str(path), epoch, symbol, params)
+            if made is None:
+                warn_of_sizes(str(path))
+            found = made or (self.symbol, self.params)
+        write(str(path), epoch, *found)
 
     def _last(self) -> Entry:
         if not self._compiled:

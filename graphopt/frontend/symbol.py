@@ -74,8 +74,9 @@ def with_open_batches(symbol: Any) -> Any:
     document = document_of(symbol)
     if not _open_batches(document):
         return symbol
-    opened = import_mxnet().sym.load_json(json.dumps(document))
-    return opened.as_np_ndarray() if hasattr(symbol, "as_nd_ndarray") else opened
+    mx = import_mxnet()
+    opened = mx.sym.load_json(json.dumps(document))
+    return opened.as_np_ndarray() if isinstance(symbol, mx.sym.np._Symbol) else opened
 
 
 def _open_batches(document: dict[str, Any]) -> bool:

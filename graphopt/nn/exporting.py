@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.file_names import for_mxnet
 from graphopt.frontend.gluon import describe
-from graphopt.nn.any_batch import for_files
+from graphopt.nn.for_files import for_files
 from graphopt.nn.legacy import current
 
 if TYPE_CHECKING:
@@ -30,10 +31,15 @@ def export(
     if not entries:
         raise InputError(f"{describe(block)} cannot be exported yet: call it once first")
     entry = entries[-1]
+    found = None
     if state.config.mode == "inference":
-        symbol, params = for_files(
+        found = for_files(
             entry, lambda arrays: state.compiled.alike(entry, arrays), kernels=kernels
         )
+        if found is None:
+            warn_of_sizes(path)
+    if found is not None:
+        symbol, params = found
         computed = {parameter.name: parameter._reduce() for parameter in entry.computed}
         write(path, epoch, _named(block, entry, symbol), params | computed)
     else:
@@ -47,6 +53,16 @@ def export(
             {name: params[name]._reduce() for name in names if name in params},
             remove_amp_cast=remove_amp_cast,
         )
+
+
+def warn_of_sizes(path: str) -> None:
+    """Say that a file has no other graph than MXNet's own would have."""
+    warnings.warn(
+        f"{path}-symbol.json holds the net as it is, not as passes left it, which is right only for"
+        " data of the sizes that it was called with",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def _named(block: Any, entry: Entry, symbol: Any) -> Any:

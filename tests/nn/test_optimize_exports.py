@@ -146,6 +146,53 @@ def test_exports_of_recurrences_serve_any_batch(tmp_path, make, samples: int) ->
         same(plain(x), net(x))
 
 
+#: Functions of data and of what a layer makes of it, whose numbers follow the sizes.
+COUNTING = {
+    "mean over the batch": lambda F, y: F.broadcast_sub(
+        y, F.reshape(F.sum(y) / F.sum(F.ones_like(y)), (1, 1, 1))
+    ),
+    "mean over steps": lambda F, y: F.broadcast_div(
+        F.sum(y, axis=1), F.sum(F.ones_like(y), axis=1)
+    ),
+    "number of samples": lambda F, y: F.broadcast_div(
+        y,
+        F.reshape(
+            F.cast(F.slice_axis(F.shape_array(y), axis=0, begin=0, end=1), "float32"), (1, 1, 1)
+        ),
+    ),
+}
+
+
+class Counting(mx.gluon.HybridBlock):
+    """Counts what it is given."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(4, flatten=False, in_units=6)
+
+    def hybrid_forward(self, F, x):
+        return self.function(F, self.dense(x))
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("function", COUNTING.values(), ids=COUNTING)
+@pytest.mark.parametrize("samples", [1, 3])
+def test_files_of_nets_that_count(tmp_path, function, samples: int) -> None:
+    net = Counting(function)
+    net.initialize(mx.init.Normal(1))
+    fast = graphopt.optimize(net, mode="inference")
+    fast(mx.nd.ones((samples, 5, 6)))
+    with pytest.warns(UserWarning, match="the net as it is"):
+        fast.export(str(tmp_path / "m"))
+    files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
+    plain = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    for shape in ((1, 5, 6), (2, 5, 6), (3, 5, 6), (3, 9, 6)):
+        x = mx.nd.random.normal(shape=shape)
+        same(plain(x), net(x))
+
+
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 @pytest.mark.parametrize("mode", ["auto", "inference"])
 def test_exports_of_symbol_blocks_keep_the_names_of_inputs(tmp_path, mode: str) -> None:

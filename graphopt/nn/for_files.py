@@ -1,7 +1,7 @@
-"""What is written to files: graphs for any number of samples, though calls had some number.
+"""What is written to files: graphs for data of any size, though calls had some sizes.
 
-In the process, calls of other sizes are compiled anew, or know what follows the sizes. A file
-serves them all.
+Passes go by sizes. In the process, calls of others are compiled anew, or know what follows the
+sizes. A file serves them all.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
@@ -26,34 +28,53 @@ Compile = Callable[[dict[str, Any]], "Entry"]
 _AXES: Final = (0, 1)
 
 
-def for_files(entry: Entry, compiled: Compile, *, kernels: bool) -> tuple[Any, dict[str, Any]]:
+def for_files(
+    entry: Entry, compiled: Compile, *, kernels: bool
+) -> tuple[Any, dict[str, Any]] | None:
     """The Symbol to write for an entry, and its parameters by name.
 
-    What is filled in for the batch that was compiled for, as the first states of recurrences are,
-    gets a shape that MXNet infers; found by compiling for another batch.
+    It is compiled a second time, for data that are longer by one on all axes that the user's Symbol
+    leaves open. What is filled in then for another shape, as the first states of recurrences, gets
+    a shape that MXNet infers. If anything else differs, the first one is for its sizes alone.
 
     Args:
         entry: compiled for inference.
         compiled: compiles the same graph for other data.
-        kernels: whether fused kernels stay.
+        kernels: whether fused kernels stay, which may be for sizes.
+
+    Returns:
+        ``None`` where only the user's Symbol is right for other sizes, too.
     """
     entry = _of_several(entry, compiled)
     symbol, params = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
-    if entry.lowered.form.numpy:
+    shapes = own = _data_shapes(entry)
+    for axis in range(max(map(len, own.values()))):
+        longer = _longer(shapes, axis)
+        if _outputs(entry.traced.symbol, longer | _known(entry)) is not None:
+            shapes = longer
+    if shapes == own:
         return symbol, params
-    own = _data_shapes(entry)
-    for axis in _AXES:
-        shapes = _longer(own, axis)
-        wanted = _outputs(entry.traced.symbol, shapes | _known(entry))
-        if wanted is None or _outputs(symbol, shapes | _of(params)) == wanted:
-            continue
-        other = _compiled(entry, compiled, shapes)
-        if other is None or _of(other.lowered.parameters()) != _of(params):
-            continue
-        found = _merged(symbol, other.lowered.exported(kernels=kernels))
-        if found is not None and _outputs(found, shapes | _of(params)) == wanted:
-            symbol = found
-    return symbol, params
+    other = _compiled(entry, compiled, shapes)
+    if other is None:
+        return (symbol, params) if kernels else None
+    found = _merged(symbol, other.lowered.exported(kernels=kernels))
+    if found is None or not _are_alike(entry, params, other.lowered.parameters()):
+        return (symbol, params) if kernels else None
+    wanted = _outputs(entry.traced.symbol, shapes | _known(entry))
+    if not kernels and _outputs(found, shapes | _of(params)) != wanted:
+        return None
+    return found, params
+
+
+def _are_alike(entry: Entry, params: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether parameters have the same shapes, and what was made beforehand the same values."""
+    if _of(params) != _of(others):
+        return False
+    users = {node.name for node in entry.original.inputs}
+    return all(
+        np.array_equal(params[name].asnumpy(), others[name].asnumpy(), equal_nan=True)
+        for name in params.keys() - users
+    )
 
 
 def _of_several(entry: Entry, compiled: Compile) -> Entry:
@@ -77,7 +98,7 @@ def _of_several(entry: Entry, compiled: Compile) -> Entry:
 
 def _compiled(entry: Entry, compiled: Compile, shapes: Shapes) -> Entry | None:
     mx = import_mxnet()
-    lowered, types = entry.lowered, {n.name: n.type for n in entry.original.role("data")}
+    lowered, types = entry.lowered, {n.name: n.type for n in entry.original.inputs}
     zeros = mx.np.zeros if lowered.form.numpy else mx.nd.zeros
     try:
         return compiled(
@@ -88,7 +109,8 @@ def _compiled(entry: Entry, compiled: Compile, shapes: Shapes) -> Entry | None:
 
 
 def _data_shapes(entry: Entry) -> Shapes:
-    return {node.name: _static(node.type.shape) for node in entry.original.role("data")}
+    types = {node.name: node.type for node in entry.original.inputs}
+    return {n: _static(types[n].shape) for n in entry.traced.names if n in types}
 
 
 def _static(shape: Any) -> tuple[int, ...]:
@@ -109,8 +131,9 @@ def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
 
 
 def _known(entry: Entry) -> Shapes:
-    """Shapes of what is not data."""
-    return {n.name: _static(n.type.shape) for n in entry.original.inputs if n.op != "data"}
+    """Shapes of what calls do not give."""
+    given = {*entry.traced.names}
+    return {n.name: _static(n.type.shape) for n in entry.original.inputs if n.name not in given}
 
 
 def _of(arrays: Mapping[str, Any]) -> Shapes:
@@ -124,12 +147,16 @@ def _outputs(symbol: Any, shapes: Shapes) -> list[tuple[int, ...]] | None:
         _, found, _ = symbol.infer_shape_partial(**{n: s for n, s in shapes.items() if n in read})
     except import_mxnet().MXNetError:
         return None
-    return found if found and all(all(shape) for shape in found) else None
+    return found if found and all(e > 0 for shape in found for e in shape) else None
 
 
 def _merged(symbol: Any, other: Any) -> Any:
     """A Symbol for the sizes of two, of which fills alone differ; ``None`` if more does."""
     made, beside = document_of(symbol), document_of(other)
+    if (made["nodes"], made["heads"]) == (beside["nodes"], beside["heads"]):
+        return symbol
+    if isinstance(symbol, import_mxnet().sym.np._Symbol):  # to which 0 is an extent
+        return None
     if len(made["nodes"]) != len(beside["nodes"]) or made["heads"] != beside["heads"]:
         return None
     for node, twin in zip(made["nodes"], beside["nodes"], strict=True):
