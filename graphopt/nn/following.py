@@ -91,6 +91,7 @@ class Following:
         self._living: Built | None = None
         self._frozen: Built | None = None
         self._why_not = ""
+        self._has_lived = self._has_to_freeze = False  # what reads parameters in every call
         self._patience, self._calls, self._looks = PATIENCE, 0, float(LOOKS)
         _followings.add(self)
         self._freeze()
@@ -128,7 +129,22 @@ class Following:
 
     def run(self, data: Mapping[str, Any]) -> list[Any]:
         """Run on arrays by name, with parameters as they are."""
-        return self._followed().run(data)
+        built = self._followed()
+        if self._has_lived or built is not self._living:
+            return built.run(data)
+        try:
+            found = built.run(data)
+        except LateError:
+            raise
+        except import_mxnet().MXNetError:  # CachedOps take no operators without a gradient
+            if self._why_not:
+                raise
+            with self._lock:
+                self._has_to_freeze = True
+                self._freeze()
+            return self._now().run(data)
+        self._has_lived = True
+        return found
 
     def run_at_any_size(
         self, data: Mapping[str, Any], engine: str, sized: Sized, sizes: Sizes
@@ -188,7 +204,7 @@ class Following:
     def _note_write(self) -> None:
         """Compute parameters in anew if that was of use the last time, else go on without."""
         if self._frozen is not None:
-            was_of_use = self._calls >= self._patience
+            was_of_use = self._has_to_freeze or self._calls >= self._patience
             longer, shorter = self._patience * 2, self._patience // 2
             self._patience = max(PATIENCE, shorter) if was_of_use else min(longer, LONGEST)
             self._frozen = None

@@ -95,7 +95,8 @@ def _reshape(self: Any, *shape: Any, **kwargs: Any) -> Any:
     found = mx.nd.Reshape(self, shape=shape, reverse=bool(kwargs.get("reverse", False)))
     if found.size != self.size:
         ref_of(self).tape.take_back(found)  # MXNet's operator would copy past the end
-        raise ValueError(f"Cannot reshape array of size {self.size} into shape {shape}")
+        kind = mx.MXNetError if found.size > self.size else ValueError  # as MXNet's
+        raise kind(f"Cannot reshape array of size {self.size} into shape {shape}")
     return ref_of(self).tape.is_view(found, self, "reshape", found.shape)
 
 

@@ -404,3 +404,25 @@ def test_weights_of_few_channels_are_not_taken_for_written(last: Callable[[], An
     for _ in range(3):
         net[2].weight.set_data(net[2].weight.data() * 2)
         assert_follows(fast, net, x, 3)
+
+
+def test_operators_that_no_cached_op_takes() -> None:
+    """A CachedOp that reads parameters needs a gradient of all that follows them."""
+
+    class Shuffled(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.dense = nn.Dense(3, in_units=3)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.random.shuffle(self.dense(x))
+
+    net = Shuffled()
+    net.initialize(mx.init.One())
+    fast = graphopt.optimize(net)
+    x = mx.nd.ones((4, 3))
+    for number in range(6):
+        assert float(fast(x).sum().asscalar()) == 36.0 + 48.0 * number
+        for parameter in net.collect_params().values():
+            parameter.set_data(parameter.data() + 1)

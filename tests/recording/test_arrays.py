@@ -81,16 +81,16 @@ def test_reshapes_that_do_not_fit_are_refused() -> None:
     """Once they are recorded, MXNet's operator would read past the end."""
 
     def forward(self, x):
-        try:
-            return (x * 1.0).reshape((0, 1, 2, 2))
-        except ValueError as error:
-            return str(error), x * 2
+        with pytest.raises(ValueError, match="Cannot reshape"):
+            (x * 1.0).reshape((0, 1, 2, 2))
+        with pytest.raises(mx.MXNetError):
+            (x * 1.0).reshape((0, 1, 20, 20))
+        return x * 2
 
     for record in (True, None):
         optimized = graphopt.optimize(block(forward), record=record)
         for _ in range(3):
-            told, doubled = optimized(array(512, 50))
-            assert "Cannot reshape" in told
+            doubled = optimized(array(512, 50))
             np.testing.assert_allclose(doubled.asnumpy(), array(512, 50).asnumpy() * 2)
 
 
