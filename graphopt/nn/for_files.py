@@ -7,6 +7,7 @@ sizes. A file serves them all.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,15 +56,20 @@ def for_files(
     if shapes == own:
         return symbol, params
     other = _compiled(entry, compiled, shapes)
-    if other is None:
-        return (symbol, params) if kernels else None
-    found = _merged(symbol, other.lowered.exported(kernels=kernels))
-    if found is None or not _are_alike(entry, params, other.lowered.parameters()):
-        return (symbol, params) if kernels else None
-    wanted = _outputs(entry.traced.symbol, shapes | _known(entry))
-    if not kernels and _outputs(found, shapes | _of(params)) != wanted:
+    if other is not None and _are_alike(entry, params, other.lowered.parameters()):
+        found = _merged(symbol, other.lowered.exported(kernels=kernels))
+        wanted = _outputs(entry.traced.symbol, shapes | _known(entry))
+        if found is not None and (kernels or _outputs(found, shapes | _of(params)) == wanted):
+            return found, params
+    if not kernels:
         return None
-    return found, params
+    warnings.warn(
+        "the file with fused kernels is right only for data of the sizes of the last call;"
+        " without kernels it serves any",
+        UserWarning,
+        stacklevel=4,
+    )
+    return symbol, params
 
 
 def _are_alike(entry: Entry, params: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
@@ -85,14 +91,14 @@ def _of_several(entry: Entry, compiled: Compile) -> Entry:
     """
     found, shapes = entry, _data_shapes(entry)
     for axis in _AXES:
-        wider = {
-            name: _with(s, axis, 2) if s[axis:][:1] == (1,) else s for name, s in shapes.items()
-        }
-        if wider == shapes:
-            continue
-        other = _compiled(entry, compiled, wider)
-        if other is not None:  # else there are no samples on this axis
-            found, shapes = other, wider
+        ones = [name for name, shape in shapes.items() if shape[axis:][:1] == (1,)]
+        # The others may be one row for all samples; where they may not, they are as many.
+        for chosen in (ones[:1], ones)[: len(ones)]:
+            wider = shapes | {name: _with(shapes[name], axis, 2) for name in chosen}
+            other = _compiled(entry, compiled, wider)
+            if other is not None:  # else there are no samples on this axis
+                found, shapes = other, wider
+                break
     return found
 
 
