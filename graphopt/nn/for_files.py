@@ -49,7 +49,7 @@ def for_files(
     entry = _of_several(entry, compiled)
     symbol, params = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
     shapes = own = _data_shapes(entry)
-    for axis in range(max(map(len, own.values()))):
+    for axis in range(max(map(len, own.values()), default=0)):
         longer = _longer(shapes, axis)
         if _outputs(entry.traced.symbol, longer | _known(entry)) is not None:
             shapes = longer
