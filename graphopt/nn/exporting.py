@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphopt.backend.documents import document_of
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
@@ -74,7 +75,7 @@ def _named(block: Any, entry: Entry, symbol: Any) -> Any:
     if len(theirs) != len(entry.traced.names):  # some were None
         return symbol
     called = dict(zip(entry.traced.names, theirs, strict=True))
-    document = json.loads(symbol.tojson())
+    document = document_of(symbol)
     for node in document["nodes"]:
         if node["op"] == "null":
             node["name"] = called.get(node["name"], node["name"])

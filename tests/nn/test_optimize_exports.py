@@ -207,3 +207,18 @@ def test_exports_of_symbol_blocks_keep_the_names_of_inputs(tmp_path, mode: str) 
     files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
     block = mx.gluon.SymbolBlock.imports(files[0], ["words", "bias"], files[1])
     same(block(*arrays), want)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_exports_of_symbol_blocks_keep_casts(tmp_path, mode: str) -> None:
+    words = mx.sym.var("words")
+    cast = mx.sym.amp_cast(mx.sym.tanh(words), dtype="float16")
+    symbol = mx.sym.amp_cast(cast * 3, dtype="float32") + words
+    fast = graphopt.optimize(mx.gluon.SymbolBlock(symbol, [words]), mode=mode)
+    x = mx.nd.random.normal(shape=(2, 3))
+    fast(x)
+    fast.export(str(tmp_path / "m"), remove_amp_cast=False)
+    written = mx.sym.load(str(tmp_path / "m-symbol.json"))
+    assert "amp_cast" in written.tojson(remove_amp_cast=False)
+    assert written.list_arguments() == ["words"]
