@@ -28,7 +28,8 @@ class CancelLayout(Pass):
     moves only axes of length 1 becomes a view; reductions, ``dot`` and ``batch_dot`` take one over;
     one is pulled up through pointwise operators if fewer bytes are transposed then. Slices of
     slices and concatenations, concatenations of adjacent slices, splits of concatenations and
-    reversals in pairs go as well.
+    reversals in pairs go as well. The last step of sequences without lengths (``SequenceLast``) is
+    a slice: the gradient of MXNet's operator reads memory that only its executor keeps.
 
     Most of it needs static types (``infer-types``). Values and gradients keep every bit, but sums
     and products over transposed data are taken in another order, which ``precise`` forbids. The

@@ -228,16 +228,18 @@ class Model:
         from graphopt.nn.exporting import warn_of_sizes, write
 
         entry = self._last()
-        found = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
-        if entry.mode == "inference":
-            made = for_files(
-                entry,
-                lambda arrays: self._compile(_signature("inference", arrays), arrays),
-                kernels=kernels,
-            )
-            if made is None:
-                warn_of_sizes(str(path))
-            found = made or (self.symbol, self.params)
+        if entry.mode != "inference":
+            lowered = entry.lowered
+            write(str(path), epoch, lowered.exported(kernels=kernels), lowered.parameters())
+            return
+        found = for_files(
+            entry,
+            lambda arrays: self._compile(_signature("inference", arrays), arrays),
+            kernels=kernels,
+        )
+        if found is None:
+            warn_of_sizes(str(path))
+            found = self.symbol, self.params
         write(str(path), epoch, *found)
 
     def _last(self) -> Entry:
