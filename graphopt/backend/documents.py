@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from graphopt.ir.sizes import FILLS
+
 
 def text_of(symbol: Any) -> str:
     """The JSON of a Symbol; MXNet leaves out what ``mx.contrib.amp`` casts unless it is told."""
@@ -31,3 +33,50 @@ def _rename(document: dict[str, Any], names: Mapping[str, str]) -> None:
         node["name"] = names.get(node["name"], node["name"])
         for inner in node.get("subgraphs", ()):
             _rename(inner, names)
+
+
+def of_two_sizes(
+    document: dict[str, Any], other: Mapping[str, Any], *, opens: bool
+) -> dict[str, Any] | None:
+    """What to write for data of any size where two were written for data of two sizes.
+
+    Args:
+        document: of one size.
+        other: of another one.
+        opens: whether an extent of 0 is one that MXNet infers, as it is but under ``npx.set_np()``.
+
+    Returns:
+        The first one, with fills for both sizes; ``None`` if the two differ in anything else.
+    """
+    ours, theirs = document["nodes"], other["nodes"]
+    if document["heads"] != other["heads"] or len(ours) != len(theirs):
+        return None
+    nodes = [_node_of_both(*both, opens=opens) for both in zip(ours, theirs, strict=True)]
+    return None if None in nodes else {**document, "nodes": nodes}
+
+
+def _node_of_both(
+    node: dict[str, Any], twin: Mapping[str, Any], *, opens: bool
+) -> dict[str, Any] | None:
+    attrs, others = node.get("attrs", {}), twin.get("attrs", {})
+    if opens and node["op"] in FILLS and "shape" in attrs and "shape" in others:
+        shape = _common(attrs["shape"], others["shape"])
+        attrs, others = {**attrs, "shape": shape}, {**others, "shape": shape}
+    rest, beside = (
+        {k: v for k, v in n.items() if k not in ("name", "attrs")} for n in (node, twin)
+    )
+    if rest != beside or (node["op"] != "null" and _operands(attrs) != _operands(others)):
+        return None
+    return {**node, "attrs": attrs} if attrs else node
+
+
+def _operands(attrs: Mapping[str, str]) -> dict[str, str]:
+    """What MXNet reads; the rest may be advice for one size."""
+    return {k: v for k, v in attrs.items() if not k.startswith("__")}
+
+
+def _common(shape: str, other: str) -> str:
+    """A shape with zeros where two differ."""
+    one, two = (json.loads(f"[{text.strip('(),')}]") for text in (shape, other))
+    found = [a if a == b else 0 for a, b in zip(one, two, strict=False)]
+    return f"({', '.join(map(str, found))})" if len(one) == len(two) else shape

@@ -9,7 +9,7 @@ import numpy as np
 
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.fitting import check_parameters, require
-from graphopt.backend.freeze import Frozen, freeze
+from graphopt.backend.freeze import Frozen, freeze, with_fills
 from graphopt.backend.kept import Kept
 from graphopt.backend.late import wait_for
 from graphopt.backend.symbol import constants, to_symbol
@@ -69,6 +69,10 @@ class FixedArrays:
             self._once.append(split)
             self.made |= self._computed(split)
         return split.per_call
+
+    def with_fills(self, graph: Graph) -> Graph:
+        """What is left of a graph, with fills in place of arrays that were filled beforehand."""
+        return with_fills(graph, self._once)
 
     def value(self, name: str) -> Any:
         """The array of that name; ``None`` for data."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, PARAM, NodeId, Value
+from graphopt.ir.sizes import FILLS
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,25 @@ def freeze(graph: Graph, taken: Container[str] = ()) -> Frozen:
         new[value] = rest.add_input(name, PARAM, graph.type_of(value)).out()
     rest.replace_all(new)
     return Frozen(once, tuple(names), rest)
+
+
+def with_fills(graph: Graph, splits: Iterable[Frozen]) -> Graph:
+    """A graph that reads what was frozen, with the fills among that as operators again.
+
+    In the process a frozen one saves an operator a call. A file is for data of other sizes, too,
+    which its shape may follow.
+    """
+    made = graph.copy()
+    inputs = {node.name: node for node in made.inputs}
+    for split in splits:
+        once = split.once or made
+        for name, value in zip(split.names, once.outputs if split.names else (), strict=True):
+            fill = once[value.node]
+            if fill.op in FILLS and name in inputs:
+                named = made.unique_name(fill.name)
+                node = made.add(fill.op, (), fill.attrs, fill.types, named, origin=fill.origin)
+                made.replace_uses(inputs[name].out(), node.out())
+    return made
 
 
 def _free(name: str, graph: Graph, taken: Container[str]) -> str:

@@ -182,14 +182,16 @@ class Lowered:
 
     def exported(self, *, kernels: bool) -> Any:
         """The Symbol to save: with fused nodes, or with the MXNet operators they stand for."""
-        if not kernels:
-            return to_symbol(unfuse(self.form.graph), self.parameters())
-        # What is packed is so for one kind of processor, regions for one size of images too.
-        if has_packed(self.form.graph) or self.form.keeps:
-            graph = forgetting(unfuse(self.form.graph, is_packed))
-            return to_symbol(graph, self.parameters())
         # Training graphs have the user's own parameters, and say what they store for backward.
-        return self.form.symbol if self.training else to_symbol(self.form.graph, self.parameters())
+        if self.training and kernels and not has_packed(self.form.graph) and not self.form.keeps:
+            return self.form.symbol
+        graph = self._fixed.with_fills(self.form.graph)
+        if not kernels:
+            graph = unfuse(graph)
+        # What is packed is so for one kind of processor, regions for one size of images too.
+        elif has_packed(graph) or self.form.keeps:
+            graph = forgetting(unfuse(graph, is_packed))
+        return to_symbol(graph, self.parameters())
 
     def parameters(self) -> dict[str, Any]:
         """The arrays the symbol reads besides data: parameters, folded values, constants."""

@@ -64,7 +64,7 @@ def command(
     bad = _first_bad(result.receipts)
     if bad is not None and output is not None:
         given = snapshots.steps(found.graph, result.receipts)[bad].before
-        note(f"wrote {save(given, output, 'text', {})[0]}")
+        note(f"wrote {save(given, output, 'text', {}).paths[0]}")
     if as_json:
         say_json(_document(passes, result.receipts, bad))
     elif bad is None:

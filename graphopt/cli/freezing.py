@@ -24,7 +24,7 @@ def computed_once(
         GraphoptError: MXNet cannot run the part that is computed now.
     """
     from graphopt.api.running import run
-    from graphopt.backend.freeze import freeze
+    from graphopt.backend.freeze import freeze, with_fills
     from graphopt.backend.target import MXNetTarget
 
     split = freeze(graph)
@@ -33,4 +33,7 @@ def computed_once(
     found = MXNetTarget().evaluate(split.once, weights)
     made = {name: found[f"output{i}"] for i, name in enumerate(split.names)}
     # Dead in what is left: the operators that made them.
-    return run(split.per_call, "eliminate-dead-code").graph, {**weights, **made}
+    rest = run(with_fills(split.per_call, [split]), "eliminate-dead-code").graph
+    read = {node.name for node in rest.inputs if rest.users(node.out())}
+    read.update(rest[value.node].name for value in rest.outputs)
+    return rest, {name: array for name, array in {**weights, **made}.items() if name in read}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,14 @@ def feed_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Model:
-    """A graph, and what its parameters are called in files written by ``save_parameters``."""
+    """A graph, and what its parameters are called in files written by ``save_parameters``.
+
+    ``sized`` is the graph for inputs of other shapes, by name; it raises a GraphoptError where they
+    contradict.
+    """
 
     graph: Graph
+    sized: Callable[[Mapping[str, Shape]], Graph]
     aliases: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,8 +75,10 @@ def load(
         return _zoo(model.removeprefix(ZOO), shapes, dtypes)
     text = read(model)
     if _is_json(model, text):
-        return Model(_lift(model, text, shapes, dtypes))
-    return Model(_retype(_parse(model, text), shapes, dtypes))
+        lifted = partial(_lift, model, text, dtypes)
+        return Model(lifted(shapes), lambda others: lifted({**shapes, **others}))
+    graph = _retype(_parse(model, text), shapes, dtypes)
+    return Model(graph, lambda others: _retype(graph, others, {}))
 
 
 def read(path: str) -> str:
@@ -172,7 +180,7 @@ def _is_json(path: str, text: str) -> bool:
     return suffix == ".json" or (suffix != ".gir" and text.lstrip()[:1] in "{[")
 
 
-def _lift(path: str, text: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> Graph:
+def _lift(path: str, text: str, dtypes: Mapping[str, str], shapes: Mapping[str, Shape]) -> Graph:
     from graphopt.frontend.file_names import title
     from graphopt.frontend.symbol import lift_symbol
     from graphopt.frontend.symbol_json import parse_symbol
@@ -245,7 +253,7 @@ def _zoo(name: str, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> M
     aliases = {key: p.name for key, p in block._collect_params_with_prefix().items()}
     graph = lift(block, shapes, dtypes)
     graph.name = full
-    return Model(graph, aliases)
+    return Model(graph, lambda others: lift(block, {**shapes, **others}, dtypes), aliases)
 
 
 def _plain(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.progress import progress
 from graphopt.cli.saving import EMITTERS, check_target, emit, save
+from graphopt.cli.sizes import of_other_sizes
 from graphopt.cli.verb import (
     as_mode,
     build_pipeline,
@@ -138,12 +140,14 @@ def command(
     _report(result, told, kinds)
     if output is not None:
         weights = _weights(result.graph, values) if values and params else {}
-        for path in save(result.graph, output, form, weights, frozen=mode == "inference"):
+        plain = partial(run, pipeline=passes, mode=as_mode(mode), precise=precise)
+        other = of_other_sizes(found, lambda g: plain(g).graph) if form == "json" else None
+        frozen = mode == "inference"
+        saved = save(result.graph, output, form, weights, frozen=frozen, other=other)
+        for path in saved.paths:
             note(f"wrote {path}")
-        if form == "json" and any(
-            (n.type.shape or (0,))[0] == 1 for n in result.graph.role("data")
-        ):
-            note("it may serve one sample a call only, as passes went by: --shape gives more")
+        if saved.sized:
+            note(_for_sizes(found.graph))
     if as_json:
         text = None if output is not None else emit(result.graph, form, alone=True)
         say_json(_document(result, output, form, text))
@@ -153,6 +157,15 @@ def command(
     if failed and check_numerics:
         models.doubt_random(params)
     return int(failed)
+
+
+def _for_sizes(graph: Graph) -> str:
+    """What to say of a file that serves no other sizes."""
+    data = graph.role("data")
+    one = any((node.type.shape or (0,))[0] == 1 for node in data)
+    hint = "; --shape with more than one sample may give a file for any number" if one else ""
+    shapes = ", ".join(f"{node.name} {node.type.shape}" for node in data)
+    return f"it serves data of these shapes alone, as passes went by them: {shapes}{hint}"
 
 
 def _weights(graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:

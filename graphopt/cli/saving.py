@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from graphopt.cli.verb import usage
 from graphopt.errors import GraphoptError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from graphopt.ir.graph import Graph
+
+#: How operators of ``mx.np`` begin, to which 0 is an extent.
+_NUMPY: Final = ("_np_", "_npi_", "_npx_")
 
 
 def _text(graph: Graph, _saved: Container[str]) -> str:
@@ -95,6 +99,13 @@ def parameters_path(path: Path) -> Path:
     return path.with_suffix(".params")
 
 
+class Saved(NamedTuple):
+    """Files that were written, and whether they serve data of the graph's sizes alone."""
+
+    paths: list[Path]
+    sized: bool = False
+
+
 def save(
     graph: Graph,
     output: str,
@@ -102,8 +113,9 @@ def save(
     weights: Mapping[str, np.ndarray[Any, Any]],
     *,
     frozen: bool = False,
-) -> list[Path]:
-    """Write a graph, and beside JSON the tensors it needs; returns the files written.
+    other: Graph | None = None,
+) -> Saved:
+    """Write a graph, and beside JSON the tensors it needs.
 
     Args:
         graph: what to write.
@@ -111,19 +123,53 @@ def save(
         form: a key of ``EMITTERS``.
         weights: parameters to save with Symbol JSON, by name; those no longer read are left out.
         frozen: with Symbol JSON, compute what depends on the weights alone.
+        other: the graph for data of another size. Where the two differ only in what MXNet can find
+            out, as in the first states of recurrences, Symbol JSON leaves that to it.
     """
     from graphopt.cli.freezing import computed_once
 
     path = Path(output)
-    written = [path]
+    paths, saved, sized = [path], {*weights}, False
     if form == "json":
-        if frozen and weights:
-            graph, weights = computed_once(graph, weights)
-        written += _save_tensors(graph, path, weights)
-    saved = {*_tensors(graph), *weights} if form == "json" else ()
+        compute = computed_once if frozen and weights else lambda *both: both
+        graph, arrays = compute(graph, weights)
+        tensors = _tensors(graph)
+        saved = {*tensors, *arrays}
+        text = emit(graph, form, saved=saved)
+        if other is not None:
+            other, others = compute(other, weights)
+            alike = _are_equal(tensors, _tensors(other)) and _are_equal(arrays, others)
+            both = _of_two_sizes(text, emit(other, form, saved=saved)) if alike else None
+            text, sized = both or text, both is None
+        paths += _save_tensors(graph, path, arrays)
+    else:
+        text = emit(graph, form)
     with replacing(path) as draft:
-        draft.write_text(emit(graph, form, saved=saved) + "\n", encoding="utf-8")
-    return written
+        draft.write_text(text + "\n", encoding="utf-8")
+    return Saved(paths, sized)
+
+
+def _are_equal(
+    arrays: Mapping[str, np.ndarray[Any, Any]], others: Mapping[str, np.ndarray[Any, Any]]
+) -> bool:
+    import numpy as np
+
+    return arrays.keys() == others.keys() and all(
+        array is others[name]
+        or np.array_equal(array, others[name], equal_nan=array.dtype.kind in "fc")
+        for name, array in arrays.items()
+    )
+
+
+def _of_two_sizes(text: str, other: str) -> str | None:
+    from graphopt.backend.documents import of_two_sizes
+
+    document = json.loads(text)
+    opens = not any(node["op"].startswith(_NUMPY) for node in document["nodes"])
+    found = of_two_sizes(document, json.loads(other), opens=opens)
+    if found is None:
+        return None
+    return text if found == document else json.dumps(found, ensure_ascii=False)
 
 
 def _tensors(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:

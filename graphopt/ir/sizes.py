@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: The extents of all axes of all arrays.
 Sizes = tuple[int, ...]
 
+#: The shapes of arrays, by name.
+Shapes = dict[str, tuple[int, ...]]
+
 #: Sizes are far from each other if an extent is more than so many times as large.
 _FAR: Final = 2.0
 #: Operators without inputs that fill a shape with one number, and the number.
@@ -48,6 +51,20 @@ def distance(first: Sizes, second: Sizes) -> float:
 def are_near(first: Sizes, second: Sizes) -> bool:
     """Whether what is fast for one will be for the other."""
     return distance(first, second) <= _FAR
+
+
+def longer(shapes: Shapes, axis: int) -> Shapes:
+    """One more on that axis, for all that have as much there as the first one."""
+    first = next(iter(shapes.values()))[axis:][:1]
+    return {
+        name: with_extent(s, axis, s[axis] + 1) if first and s[axis:][:1] == first else s
+        for name, s in shapes.items()
+    }
+
+
+def with_extent(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
+    """The shape with that extent on that axis."""
+    return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True)

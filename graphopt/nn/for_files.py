@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from graphopt.backend.documents import document_of
+from graphopt.backend.documents import document_of, of_two_sizes
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
-from graphopt.ir.sizes import FILLS
+from graphopt.ir.sizes import Shapes, longer, with_extent
 
 if TYPE_CHECKING:
     from graphopt.nn.entry import Entry
 
-Shapes = dict[str, tuple[int, ...]]
 #: Compiles a graph for data inputs, by name.
 Compile = Callable[[dict[str, Any]], "Entry"]
 
@@ -47,17 +46,18 @@ def for_files(
         ``None`` where only the user's Symbol is right for other sizes, too.
     """
     entry = _of_several(entry, compiled)
-    symbol, params = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
+    symbol, params = _exported(entry, kernels=kernels)
     shapes = own = _data_shapes(entry)
     for axis in range(max(map(len, own.values()), default=0)):
-        longer = _longer(shapes, axis)
-        if _outputs(entry.traced.symbol, longer | _known(entry)) is not None:
-            shapes = longer
+        wider = longer(shapes, axis)
+        if _outputs(entry.traced.symbol, wider | _known(entry)) is not None:
+            shapes = wider
     if shapes == own:
         return symbol, params
     other = _compiled(entry, compiled, shapes)
-    if other is not None and _are_alike(entry, params, other.lowered.parameters()):
-        found = _merged(symbol, other.lowered.exported(kernels=kernels))
+    beside, others = (None, {}) if other is None else _exported(other, kernels=kernels)
+    if other is not None and _are_alike(entry, params, others):
+        found = _merged(symbol, beside)
         wanted = _outputs(entry.traced.symbol, shapes | _known(entry))
         if found is not None and (kernels or _outputs(found, shapes | _of(params)) == wanted):
             return found, params
@@ -70,6 +70,13 @@ def for_files(
         stacklevel=4,
     )
     return symbol, params
+
+
+def _exported(entry: Entry, *, kernels: bool) -> tuple[Any, dict[str, Any]]:
+    """The Symbol of an entry and the parameters that it reads."""
+    symbol, params = entry.lowered.exported(kernels=kernels), entry.lowered.parameters()
+    read = {*symbol.list_inputs()}
+    return symbol, {name: array for name, array in params.items() if name in read}
 
 
 def _are_alike(entry: Entry, params: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
@@ -94,7 +101,7 @@ def _of_several(entry: Entry, compiled: Compile) -> Entry:
         ones = [name for name, shape in shapes.items() if shape[axis:][:1] == (1,)]
         # The others may be one row for all samples; where they may not, they are as many.
         for chosen in (ones[:1], ones)[: len(ones)]:
-            wider = shapes | {name: _with(shapes[name], axis, 2) for name in chosen}
+            wider = shapes | {name: with_extent(shapes[name], axis, 2) for name in chosen}
             other = _compiled(entry, compiled, wider)
             if other is not None:  # else there are no samples on this axis
                 found, shapes = other, wider
@@ -123,19 +130,6 @@ def _static(shape: Any) -> tuple[int, ...]:
     return tuple(extent or 0 for extent in shape or ())
 
 
-def _longer(shapes: Shapes, axis: int) -> Shapes:
-    """One more on that axis, for all that have as much there as the first input."""
-    first = next(iter(shapes.values()))[axis:][:1]
-    return {
-        name: _with(s, axis, s[axis] + 1) if first and s[axis:][:1] == first else s
-        for name, s in shapes.items()
-    }
-
-
-def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
-    return (*shape[:axis], extent, *shape[axis + 1 :])
-
-
 def _known(entry: Entry) -> Shapes:
     """Shapes of what calls do not give."""
     given = {*entry.traced.names}
@@ -158,26 +152,9 @@ def _outputs(symbol: Any, shapes: Shapes) -> list[tuple[int, ...]] | None:
 
 def _merged(symbol: Any, other: Any) -> Any:
     """A Symbol for the sizes of two, of which fills alone differ; ``None`` if more does."""
-    made, beside = document_of(symbol), document_of(other)
-    if (made["nodes"], made["heads"]) == (beside["nodes"], beside["heads"]):
-        return symbol
-    if isinstance(symbol, import_mxnet().sym.np._Symbol):  # to which 0 is an extent
-        return None
-    if len(made["nodes"]) != len(beside["nodes"]) or made["heads"] != beside["heads"]:
-        return None
-    for node, twin in zip(made["nodes"], beside["nodes"], strict=True):
-        if (node["op"], node["inputs"]) != (twin["op"], twin["inputs"]):
-            return None
-        attrs, others = node.get("attrs", {}), twin.get("attrs", {})
-        if node["op"] in FILLS:
-            attrs["shape"] = others["shape"] = _common(attrs["shape"], others["shape"])
-        if node["op"] != "null" and attrs != others:
-            return None
-    return import_mxnet().sym.load_json(json.dumps(made))
-
-
-def _common(shape: str, other: str) -> str:
-    """A shape with zeros where two differ, which MXNet infers."""
-    one, two = (json.loads(f"[{text.strip('(),')}]") for text in (shape, other))
-    found = [a if a == b else 0 for a, b in zip(one, two, strict=False)]
-    return f"({', '.join(map(str, found))})" if len(one) == len(two) else shape
+    made = document_of(symbol)
+    opens = not isinstance(symbol, import_mxnet().sym.np._Symbol)
+    found = of_two_sizes(made, document_of(other), opens=opens)
+    if found is None or found == made:
+        return found and symbol
+    return import_mxnet().sym.load_json(json.dumps(found))

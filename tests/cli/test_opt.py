@@ -382,7 +382,8 @@ def test_json_has_no_operators_but_mxnets(graphopt, tmp_path, mx, rows):
     path = tmp_path / "out-symbol.json"
     ran = graphopt("opt", *given, "--shape", f"data:{rows},3", "-o", path)
     assert ran.code == 0
-    assert ("one sample a call" in ran.err) == (rows == 1)
+    assert ("data of these shapes alone" in ran.err) == (rows == 1)
+    assert ("--shape with more than one sample" in ran.err) == (rows == 1)
     made, params, _ = mx.model.load_checkpoint(str(tmp_path / "out"), 0)
     assert "graphopt_" not in made.tojson()
     x = mx.nd.random.uniform(shape=(rows, 3))
@@ -390,3 +391,45 @@ def test_json_has_no_operators_but_mxnets(graphopt, tmp_path, mx, rows):
     wanted = symbol.bind(mx.cpu(), {"data": x, "p": mx.nd.ones((1, 3))}).forward()
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+def test_first_states_are_written_for_any_batch(graphopt, tmp_path, mx):
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.rnn.LSTM(8, input_size=5), mx.gluon.nn.Dense(3, flatten=False, in_units=8))
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.random.uniform(shape=(4, 6, 5))
+    want = net(x).asnumpy()
+    net.export(str(tmp_path / "m"))
+    given = (tmp_path / "m-symbol.json", "--params", tmp_path / "m-0000.params")
+    path, params = tmp_path / "out-symbol.json", tmp_path / "out-0000.params"
+    ran = graphopt("opt", *given, "--shape", "data:7,2,5", "-o", path)
+    assert ran.code == 0
+    assert "alone" not in ran.err
+    plain = mx.gluon.SymbolBlock.imports(str(path), ["data"], str(params))
+    np.testing.assert_allclose(plain(x).asnumpy(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_counts_serves_the_given_shapes(graphopt, tmp_path):
+    path = tmp_path / "counts.gir"
+    path.write_text(
+        "graph counts(%data: f32[2,3]) {\n"
+        "  %like = ones_like(%data) : f32[2,3]\n"
+        "  %count = sum(%like) : f32[1]\n"
+        "  %y = broadcast_add(%data, %count) : f32[2,3]\n"
+        "  return %y\n}\n"
+    )
+    ran = graphopt("opt", path, "-o", tmp_path / "out-symbol.json")
+    assert ran.code == 0
+    assert ran.err.splitlines()[-1] == (
+        "it serves data of these shapes alone, as passes went by them: data (2, 3)"
+    )
+
+
+def test_models_of_one_size_need_no_word(graphopt, tmp_path):
+    path = tmp_path / "flat.gir"
+    path.write_text(CLEAN)
+    ran = graphopt("opt", path, "-o", tmp_path / "out-symbol.json")
+    assert ran.code == 0
+    assert "alone" not in ran.err
