@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, CONSTANT, WITH_SPEC, Node, NodeId, Value
 from graphopt.ir.ops import canonical, info, is_known
@@ -12,6 +14,8 @@ from graphopt.ir.ops import canonical, info, is_known
 _FOREIGN: Final = frozenset(
     {"Custom", "_CachedOp", "_CachedOpThreadSafe", "_CustomFunction", "_NDArray", "_Native"}
 )
+#: Operators that draw masks.
+MASKING: Final = frozenset({"Dropout", "RNN", "LeakyReLU"})
 
 
 def is_pure(node: Node, *, training: bool) -> bool:
@@ -76,6 +80,15 @@ def may_draw(graph: Graph, *, training: bool) -> bool:
             if facts.random or not facts.mutates:
                 return True
     return False
+
+
+def draws_from_stream(op: str, attrs: Attrs, graphs: Iterable[Graph] = ()) -> bool:
+    """Whether an operator, or one in graphs of its own, draws numbers that a seed is to give again.
+
+    Masks are others in compiled graphs (docs/adr/0040).
+    """
+    own = canonical(op) not in MASKING and info(op, attrs).random
+    return own or any(draws_from_stream(n.op, n.attrs, n.graphs) for g in graphs for n in g)
 
 
 def held_nodes(graph: Graph) -> frozenset[NodeId]:

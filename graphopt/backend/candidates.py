@@ -29,7 +29,7 @@ from graphopt.backend.convolutions import (
     with_small_tiles,
 )
 from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
-from graphopt.backend.infer import LOOPS, VALUE_SHAPED, has_loops, spoils_shapes
+from graphopt.backend.infer import LOOPS, VALUE_SHAPED, has_loops, shape_spoilers
 from graphopt.backend.keeping import keeps
 from graphopt.backend.kept import Kept
 from graphopt.backend.onednn import guard, may_rewrite, rewritten_symbol
@@ -234,7 +234,7 @@ class Candidates:
             form.typed(symbol),
             form.data,
             name,
-            is_static=not shares_memory and not spoils_shapes(form.graph),
+            is_static=not shares_memory and not shape_spoilers(form.graph),
             static_shape=self._prepares_operators() and not has_loops(form.graph),
             counts_writes=form.keeps,
         )

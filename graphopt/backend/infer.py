@@ -18,8 +18,15 @@ from graphopt.ir.types import DTYPES, Shape, TensorType, dtype_name
 Types = dict[NodeId, tuple[TensorType, ...]]
 
 
-#: Operators that write wrong shapes, or shapes with gaps, where their inputs' stood.
-SHAPE_SPOILERS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
+#: Operators that write wrong shapes, or shapes with gaps, where their inputs' stood: these always,
+_STACKS: Final = frozenset({"_npi_column_stack", "_npi_dstack", "_npi_hstack"})
+#: and these that of a flat array where they have no axis; the axis that they have by default.
+_FLAT: Final[Mapping[str, int | None]] = {
+    "_npi_concatenate": 0,
+    "_npi_insert_scalar": None,
+    "_npi_insert_slice": None,
+    "_npi_insert_tensor": None,
+}
 #: Operators whose results have shapes that are known once they were computed.
 VALUE_SHAPED: Final = frozenset(
     {"_contrib_boolean_mask", "_npi_bincount", "_npi_delete", "_npi_unique", "_npx_nonzero"}
@@ -122,9 +129,14 @@ def _resolved(node: Node, types: tuple[TensorType, ...]) -> Attrs:
     return Attrs({**node.attrs, "shape": types[0].shape})
 
 
-def spoils_shapes(graph: Graph) -> bool:
-    """Whether MXNet learns shapes as it runs only, too late for a static CachedOp."""
-    return any(canonical(node.op) in SHAPE_SPOILERS for node in graph)
+def shape_spoilers(graph: Graph) -> list[Node]:
+    """Operators of which MXNet learns shapes as it runs only, too late for a static CachedOp."""
+    return [node for node in graph if _spoils(node)]
+
+
+def _spoils(node: Node) -> bool:
+    op = canonical(node.op)
+    return op in _STACKS or (op in _FLAT and node.attrs.get("axis", _FLAT[op]) is None)
 
 
 def has_loops(graph: Graph) -> bool:
@@ -134,7 +146,7 @@ def has_loops(graph: Graph) -> bool:
 
 def _shielded(graph: Graph) -> Graph:
     """The graph with copies of what operators read that spoil its shape; the copies get spoiled."""
-    readers = [node for node in graph if canonical(node.op) in SHAPE_SPOILERS]
+    readers = shape_spoilers(graph)
     if not readers:
         return graph
     twin = graph.copy()

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from graphopt.analysis.frozen import frozen_nodes
+from graphopt.backend.draw_order import waits_of
 from graphopt.backend.symbol import to_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
@@ -40,7 +41,9 @@ def rewritten_symbol(graph: Graph) -> Any:
 
 
 def may_rewrite(graph: Graph) -> bool:
-    """Whether no weights, or statistics of norms, follow from data. Linear."""
+    """Whether no weights, or statistics of norms, follow from data, and nothing waits. Linear."""
+    if waits_of(graph):
+        return False
     fixed = frozen_nodes(graph)
     weighted = (node for node in graph if canonical(node.op) in _WEIGHTED)
     return all(value.node in fixed for node in weighted for value in node.inputs[1:])

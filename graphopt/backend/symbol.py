@@ -7,6 +7,7 @@ import json
 from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
+from graphopt.backend.draw_order import waits_of
 from graphopt.backend.keeping import keeps
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError
@@ -90,9 +91,13 @@ def _document(graph: Graph, stated: Container[str] = ()) -> dict[str, Any]:
     index: dict[NodeId, int] = {}
     inputs = {node.id for node in graph.inputs}
     nodes: list[dict[str, Any]] = []
+    waits = waits_of(graph)
     for node in _in_order(graph):
         index[node.id] = len(nodes)
-        entry = _entry(node, index, inputs)
+        entry = _entry(node, index)
+        if node.id in waits:
+            # Inputs are there from the start, and MXNet has no gradient for one waited for only.
+            entry["control_deps"] = [index[b] for b in waits[node.id] if b not in inputs]
         if entry["op"] == "null" and node.name in stated:
             entry["attrs"] = _stated(node) | entry.get("attrs", {})
         nodes.append(entry)
@@ -121,7 +126,7 @@ def _in_order(graph: Graph) -> list[Node]:
     return [node for node in graph if not node.is_input or node.id in reads]
 
 
-def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[str, Any]:
+def _entry(node: Node, index: dict[NodeId, int]) -> dict[str, Any]:
     is_variable = node.is_input or node.op == CONSTANT
     entry: dict[str, Any] = {
         "op": "null" if is_variable else KEEPING if keeps(node) else node.op,
@@ -138,9 +143,6 @@ def _entry(node: Node, index: dict[NodeId, int], inputs: set[NodeId]) -> dict[st
         attrs = node.attrs.without("keeps")
     if attrs:
         entry["attrs"] = {key: to_mxnet(value) for key, value in attrs.items()}
-    if node.after:
-        # Inputs are there from the start; MXNet has no gradient for one that is only waited for.
-        entry["control_deps"] = [index[before] for before in node.after if before not in inputs]
     if node.graphs and node.op not in WITH_SPEC:  # its spec says all
         entry["subgraphs"] = [_document(nested) for nested in node.graphs]
     return entry

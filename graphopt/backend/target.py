@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.analysis.lookups import numbers_of_rows
 from graphopt.backend.draws import same_draws
 from graphopt.backend.engines import CachedOpEngine, quiet_binding
 from graphopt.backend.findings import Place
@@ -23,7 +24,6 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA
-from graphopt.ir.ops import Gradient, canonical, info
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions import native
 from graphopt.kernels.convolutions.marked import Times, Ways, direction_times_ms
@@ -36,7 +36,6 @@ _MOST_ROUNDS, _FEWEST_ROUNDS = 5, 3
 _PATIENCE_MS = 400.0
 _GRADIENT_DTYPES = ("float16", "float32", "float64")
 #: MXNet refuses to differentiate by their first inputs.
-_LOOK_UP = frozenset({"Embedding", "_contrib_SparseEmbedding"})
 
 
 class MXNetTarget:
@@ -151,7 +150,7 @@ def _caller(graph: Graph, *, training: bool) -> Callable[[], None]:
     feeds = quick_feeds(graph)
     arrays = [mx.nd.array(feeds[name], dtype=feeds[name].dtype) for name in symbol.list_inputs()]
     engine = CachedOpEngine(symbol, {node.name for node in graph.role(DATA)})
-    indices = _become_indices(graph)
+    indices = numbers_of_rows(graph)
     for name, array in zip(engine.inputs, arrays, strict=True) if training else ():
         if name not in indices:
             array.attach_grad()
@@ -193,7 +192,7 @@ def _run(
     with same_draws(graph, training=training):
         if gradients:
             unread = {name: value for name, value in feeds.items() if name not in arrays}
-            plain = {*fixed, *_become_indices(graph)}
+            plain = {*fixed, *numbers_of_rows(graph)}
             return _backward(mx, symbol, arrays, plain) | _of_unread(graph, unread)
         # Not the executor: its oneDNN subgraphs get some graphs wrong.
         with mx.autograd.pause(train_mode=training):
@@ -223,19 +222,6 @@ def _backward(
         executor.backward([_head_gradient(mx, output, i) for i, output in enumerate(outputs)])
     found |= {f"grad:{name}": executor.grad_dict[name].asnumpy() for name in wanted}
     return found | {f"aux:{name}": array.asnumpy() for name, array in aux.items()}
-
-
-def _become_indices(graph: Graph) -> set[str]:
-    """Inputs that MXNet does not differentiate by, as an Embedding looks up what they become."""
-    pending = [node.inputs[0].node for node in graph if canonical(node.op) in _LOOK_UP]
-    found = set(pending)
-    while pending:
-        node = graph[pending.pop()]
-        if info(node.op, node.attrs).gradient is not Gradient.NONE:
-            fresh = {value.node for value in node.inputs} - found
-            found |= fresh
-            pending += fresh
-    return {graph[number].name for number in found if graph[number].is_input}
 
 
 def _of_unread(

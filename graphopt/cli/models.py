@@ -126,7 +126,8 @@ def require_types(graph: Graph) -> None:
     if not loose:
         return
     data = [node.name for node in loose if node.op == "data"]
-    names = data or [node.name for node in loose]
+    names = [name for name in data if not _is_label(name)]  # they follow from the data
+    names = names or data or [node.name for node in loose]
     listed = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if names[3:] else "")
     example = " ".join(f"--shape {name}:1,3,224,224" for name in names[:3])
     plural = "s" if len(names) > 1 else ""
@@ -150,7 +151,7 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[A
         return drawn
     found = read_parameters(params, model.aliases)
     needed = [n for n in model.graph.inputs if n.op != "data" and n.name in drawn]
-    needed = [n for n in needed if n.name in found or not n.name.endswith(_LABEL)]
+    needed = [n for n in needed if n.name in found or not _is_label(n.name)]
     missing = [node.name for node in needed if node.name not in found]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -189,7 +190,14 @@ def _lift(path: str, text: str, dtypes: Mapping[str, str], shapes: Mapping[str, 
         symbol = parse_symbol(text, "stdin" if path == "-" else path)
     _check_names(symbol.list_inputs(), shapes, dtypes)
     name = "stdin" if path == "-" else title(path)
-    return lift_symbol(symbol, shapes, dtypes, name=name)
+    labels = {known for known in symbol.list_arguments() if _is_label(known)}
+    return lift_symbol(
+        symbol, shapes, dtypes, data={*shapes, *labels} if shapes else None, name=name
+    )
+
+
+def _is_label(name: str) -> bool:
+    return name.endswith(_LABEL)
 
 
 def _parse(path: str, text: str) -> Graph:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.progress import progress
 from graphopt.cli.saving import EMITTERS, check_target, emit, save
-from graphopt.cli.sizes import of_other_sizes
+from graphopt.cli.sizes import findings_of, of_other_sizes
 from graphopt.cli.verb import (
     as_mode,
     build_pipeline,
@@ -126,7 +125,8 @@ def command(
         check_target(output, form, [model, params])
     found = models.load(model, shapes, dtypes)
     values = models.feeds(found, params, seed) if check_numerics or params else None
-    with progress(len(passes), f"optimizing {found.graph.name}") as step:
+    findings = findings_of(found.graph)
+    with progress(len(passes), f"optimizing {found.graph.name}") as step, findings.active():
         result = run(
             found.graph,
             passes,
@@ -140,14 +140,24 @@ def command(
     _report(result, told, kinds)
     if output is not None:
         weights = _weights(result.graph, values) if values and params else {}
-        plain = partial(run, pipeline=passes, mode=as_mode(mode), precise=precise)
-        other = of_other_sizes(found, lambda g: plain(g).graph) if form == "json" else None
+
+        def alike(graph: Graph) -> Graph:
+            with findings_of(graph, [findings]).active():
+                return run(graph, passes, mode=as_mode(mode), precise=precise).graph
+
+        other = of_other_sizes(found, alike) if form == "json" else None
         frozen = mode == "inference"
         saved = save(result.graph, output, form, weights, frozen=frozen, other=other)
         for path in saved.paths:
             note(f"wrote {path}")
         if saved.sized:
             note(_for_sizes(found.graph))
+        if saved.arguments:
+            first, *more = saved.arguments
+            others = f" and {len(more)} more" if more else ""
+            note(
+                f"states are arguments of it: {first!r}{others}; with --params they are computed in"
+            )
     if as_json:
         text = None if output is not None else emit(result.graph, form, alone=True)
         say_json(_document(result, output, form, text))

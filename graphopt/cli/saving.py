@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from graphopt.cli.verb import usage
 from graphopt.errors import GraphoptError
+from graphopt.ir.node import AUX, DATA
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,10 +101,15 @@ def parameters_path(path: Path) -> Path:
 
 
 class Saved(NamedTuple):
-    """Files that were written, and whether they serve data of the graph's sizes alone."""
+    """Files that were written, and what to say of them.
+
+    They serve data of the graph's sizes alone if they are ``sized``. ``arguments`` are names of
+    states that no operator is left to write, which MXNet takes for arguments.
+    """
 
     paths: list[Path]
     sized: bool = False
+    arguments: tuple[str, ...] = ()
 
 
 def save(
@@ -129,12 +135,14 @@ def save(
     from graphopt.cli.freezing import computed_once
 
     path = Path(output)
-    paths, saved, sized = [path], {*weights}, False
+    paths, sized, arguments = [path], False, tuple[str, ...]()
     if form == "json":
         compute = computed_once if frozen and weights else lambda *both: both
         graph, arrays = compute(graph, weights)
         tensors = _tensors(graph)
         saved = {*tensors, *arrays}
+        if other is not None:  # of another size, with parameters of the same shapes
+            saved |= {node.name for node in graph.inputs if node.op != DATA}
         text = emit(graph, form, saved=saved)
         if other is not None:
             other, others = compute(other, weights)
@@ -142,11 +150,21 @@ def save(
             both = _of_two_sizes(text, emit(other, form, saved=saved)) if alike else None
             text, sized = both or text, both is None
         paths += _save_tensors(graph, path, arrays)
+        arguments = _as_arguments(graph, text, arrays)
     else:
         text = emit(graph, form)
     with replacing(path) as draft:
         draft.write_text(text + "\n", encoding="utf-8")
-    return Saved(paths, sized)
+    return Saved(paths, sized, arguments)
+
+
+def _as_arguments(graph: Graph, text: str, saved: Container[str]) -> tuple[str, ...]:
+    """States in a Symbol's JSON that are none to MXNet, and are in no file beside it."""
+    from graphopt.compat import import_mxnet
+
+    states = {node.name for node in graph.role(AUX)}
+    found = import_mxnet().sym.load_json(text).list_arguments() if states else ()
+    return tuple(name for name in found if name in states and name not in saved)
 
 
 def _are_equal(

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from graphopt.analysis.effects import draws_from_stream
 from graphopt.backend.documents import document_of
 from graphopt.backend.fitting import require_known
 from graphopt.backend.infer import with_types
@@ -14,7 +15,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.attrs import Attrs, from_mxnet
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, DATA, PARAM, Node, Value
+from graphopt.ir.node import AUX, DATA, PARAM, Node, NodeId, Value
 from graphopt.ir.types import DTYPES, UNKNOWN, TensorType
 
 Shapes = Mapping[str, Sequence[int]]
@@ -135,6 +136,7 @@ def _graph(
     inputs: dict[str, Node] = {}  # a SymbolBlock that is called twice brings its own for each call
     pointers = document.get("node_row_ptr")
     parsed: dict[tuple[Any, ...], Attrs] = {}  # layers of a net have few settings
+    drawn: list[NodeId] = []
     for number, entry in enumerate(document["nodes"]):
         texts, raw = entry.get("attrs", {}), entry["op"] == "Custom"
         key = (raw, *texts.items())
@@ -150,6 +152,11 @@ def _graph(
             continue
         # Hidden outputs (a BatchNorm's batch statistics) go when types are inferred.
         outputs = pointers[number + 1] - pointers[number] if pointers else 1
+        nested = [_graph(sub, {}, {}, f"{name}_body") for sub in entry.get("subgraphs", ())]
+        draws = draws_from_stream(entry["op"], attrs, nested)
+        after = [nodes[before].id for before in entry.get("control_deps", ())]
+        # MXNet runs operators in this order, and passes may change it: a seed gives these numbers.
+        after += [last for last in drawn[-1:] if draws and last not in after]
         nodes.append(
             graph.add(
                 entry["op"],
@@ -157,10 +164,11 @@ def _graph(
                 attrs,
                 [UNKNOWN] * outputs,
                 name,
-                graphs=[_graph(sub, {}, {}, f"{name}_body") for sub in entry.get("subgraphs", ())],
-                after=[nodes[before].id for before in entry.get("control_deps", ())],
+                graphs=nested,
+                after=after,
                 origin=(name,),
             )
         )
+        drawn += [nodes[-1].id] if draws else []
     graph.set_outputs(Value(nodes[source].id, index) for source, index, *_ in document["heads"])
     return graph

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from graphopt.analysis.lookups import only_numbers_of_rows
 from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.backend.pools import Pools
@@ -68,6 +69,11 @@ class Entry:
     def lowered(self) -> Lowered:
         """What a call runs."""
         return self.built.lowered
+
+    @cached_property
+    def numbers(self) -> frozenset[str]:
+        """Names of data that are numbers of rows to look up, and nothing else."""
+        return only_numbers_of_rows(self.original)
 
     def data(self, given: Sequence[Any], ctx: Any) -> dict[str, Any]:
         """What a call with those arrays runs on, by name."""

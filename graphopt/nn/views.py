@@ -83,9 +83,9 @@ def view_class(
 
 
 def _has_call(cls: type) -> bool:
-    """Whether ``__call__`` is the user's."""
+    """Whether ``__call__`` is the user's; those of layers only prepare what ``forward`` gets."""
     owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
-    return owner.__module__.partition(".")[0] != "mxnet"
+    return owner.__module__.partition(".")[0] not in ("mxnet", "graphopt")
 
 
 def _stay(view: Any) -> None:

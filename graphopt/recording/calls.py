@@ -7,6 +7,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+from graphopt.analysis.effects import MASKING
 from graphopt.batching.operators import name_of
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import info
@@ -14,8 +15,6 @@ from graphopt.ir.types import dtype_name
 from graphopt.recording.types import Type
 
 mx = import_mxnet()
-#: Operators that draw masks, which are others in compiled graphs (docs/adr/0040).
-_MASKING: Final = frozenset({"Dropout", "RNN", "LeakyReLU"})
 #: MXNet's own, whatever is put in its place while something is recorded.
 INVOKE: Final = mx.ndarray.register._imperative_invoke
 
@@ -125,4 +124,4 @@ def type_of(array: Any, ctx: Any) -> Type | None:
 def samples(op: int) -> bool:
     """Whether an operator draws numbers that a seed is to give again, in the program's order."""
     name = name_of(op)
-    return name not in _MASKING and info(name).random
+    return name not in MASKING and info(name).random

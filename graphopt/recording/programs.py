@@ -235,13 +235,14 @@ class Programs:
         if entry is None:
             return tape.replayed(key.wanted)
         entry.refresh(tape.ctx)
-        data = [
-            self._as_read(leaf, is_cut=at in split.cut)
-            for at, leaf in enumerate(tape.leaves)
-            if key.names[at] is None
-        ]
+        given = [at for at in range(len(tape.leaves)) if key.names[at] is None]
+        names, numbers = entry.traced.names, entry.numbers
+        data = {
+            name: self._as_read(tape.leaves[at], is_cut=at in split.cut or name in numbers)
+            for name, at in zip(names, given, strict=True)
+        }
         try:
-            found = entry.built.run(dict(zip(entry.traced.names, data, strict=True)))
+            found = entry.built.run(data)
         except LateError:
             raise
         except import_mxnet().MXNetError as error:

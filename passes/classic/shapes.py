@@ -73,13 +73,27 @@ def _squeeze(edit: Edit, node: Node) -> Replacement:
 
 
 def _joined(edit: Edit, node: Node) -> Replacement:
-    """``Concat`` and ``stack``; promoted dtypes and arrays laid flat first are np's alone."""
+    """``Concat`` and ``stack``; promoted dtypes are np's alone.
+
+    MXNet infers wrong shapes of what is laid flat to be joined, unless that is flat already.
+    """
     axis = node.attrs.get("axis", 0)
-    if not _are_alike(edit, node) or not isinstance(axis, int):
+    if not _are_alike(edit, node):
         return None
     op, key = _JOINS[canonical(node.op)]
+    if axis is None:
+        flat = [_flat(edit, value) for value in node.inputs]
+        return edit.add(op, flat, {key: 0, "num_args": len(flat)}, like=node)
     attrs = {key: axis % len(node.type.shape or ()), "num_args": len(node.inputs)}
     return edit.add(op, node.inputs, attrs, like=node)
+
+
+def _flat(edit: Edit, value: Value) -> Value:
+    type_ = edit.type(value)
+    if type_.rank == 1:
+        return value
+    type_ = type_.with_shape((type_.size,))
+    return edit.add("Reshape", (value,), {"shape": (-1,)}, type_, like=edit.node(value))
 
 
 _JOINS: Final = {"_npi_concatenate": ("Concat", "dim"), "_npi_stack": ("stack", "axis")}

@@ -40,10 +40,15 @@ def test_hidden_outputs_go_and_visible_ones_come(mx):
     assert found["m"] == found["g"] == "f32[4]"
 
 
+#: Of what is laid flat.
+_SETTINGS = {"concatenate": "axis=None, num_args=2"}
+
+
 @pytest.mark.parametrize("np_shape", [False, True])
 @pytest.mark.parametrize(
     ("op", "shape", "stacked"),
     [
+        ("concatenate", "2,3", "12"),
         ("hstack", "3", "6"),
         ("hstack", "2,3", "2,6"),
         ("dstack", "3", "1,3,2"),
@@ -59,7 +64,7 @@ def test_what_is_stacked_keeps_its_shape(mx, op, shape, stacked, np_shape):
             f"""
             graph g(%x: f32[{shape}], %y: f32[{shape}]) {{
               %h = tanh(%x)
-              %s = _npi_{op}(%h, %y) {{num_args=2}}
+              %s = _npi_{op}(%h, %y) {{{_SETTINGS.get(op, "num_args=2")}}}
               %a = exp(%h)
               return %s, %a
             }}"""

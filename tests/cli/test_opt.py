@@ -218,8 +218,9 @@ def test_a_failed_write_leaves_the_old_file(graphopt, net, tmp_path, monkeypatch
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("graphopt.cli.saving.emit", full)
-    ran = graphopt("opt", net, "-p", "none", "-o", path)
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.write_text", full)
+        ran = graphopt("opt", net, "-p", "none", "-o", path)
     assert (ran.code, ran.out) == (1, "")
     assert "No space left on device" in ran.err
     assert path.read_text() == "old"
@@ -433,3 +434,67 @@ def test_models_of_one_size_need_no_word(graphopt, tmp_path):
     ran = graphopt("opt", path, "-o", tmp_path / "out-symbol.json")
     assert ran.code == 0
     assert "alone" not in ran.err
+
+
+def _labelled(mx, tmp_path):
+    """A net with states and a label in two files, and its Symbol."""
+    sym = mx.sym
+    hidden = sym.BatchNorm(
+        sym.Convolution(sym.var("data"), kernel=(3, 3), num_filter=4, name="c"), name="bn"
+    )
+    fc = sym.FullyConnected(hidden, num_hidden=3, name="fc")
+    loss = sym.MakeLoss(sym.sum((fc - 2 * sym.var("softmax_label")) ** 2, axis=1))
+    symbol = sym.Group([sym.BlockGrad(fc), loss])
+    shapes, _, states = symbol.infer_shape(data=(2, 3, 8, 8))
+    names = symbol.list_arguments()
+    arrays = {f"arg:{n}": mx.nd.random.uniform(shape=s) for n, s in zip(names, shapes, strict=True)}
+    arrays |= {
+        f"aux:{n}": mx.nd.ones(s)
+        for n, s in zip(symbol.list_auxiliary_states(), states, strict=True)
+    }
+    label = arrays.pop("arg:softmax_label")
+    del arrays["arg:data"]
+    symbol.save(str(tmp_path / "m-symbol.json"))
+    mx.nd.save(str(tmp_path / "m-0000.params"), arrays)
+    return symbol, label
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_labels_are_no_parameters(graphopt, tmp_path, mx, mode):
+    _, label = _labelled(mx, tmp_path)
+    given = (tmp_path / "m-symbol.json", "--params", tmp_path / "m-0000.params", "--mode", mode)
+    path = tmp_path / "out-symbol.json"
+    assert graphopt("opt", *given, "--shape", "data:2,3,8,8", "-o", path).code == 0
+    rows = 5
+    feeds = {
+        "data": mx.nd.random.uniform(shape=(rows, 3, 8, 8)),
+        "softmax_label": mx.nd.random.uniform(shape=(rows, *label.shape[1:])),
+    }
+    found = []
+    for prefix in ("m", "out"):
+        made, args, aux = mx.model.load_checkpoint(str(tmp_path / prefix), 0)
+        assert "softmax_label" in made.list_arguments()
+        assert "softmax_label" not in args
+        executor = made.bind(mx.cpu(), {**args, **feeds}, aux_states=aux)
+        found.append([out.asnumpy() for out in executor.forward()])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_shapes_of_parameters_are_in_the_file(graphopt, tmp_path, mx):
+    _labelled(mx, tmp_path)
+    path = tmp_path / "out-symbol.json"
+    ran = graphopt("opt", tmp_path / "m-symbol.json", "--shape", "data:2,3,8,8", "-o", path)
+    assert ran.code == 0
+    assert "states are arguments of it: 'bn_moving_var' and 1 more" in ran.err
+    symbol = mx.sym.load(str(path))
+    arguments, outputs, _ = symbol.infer_shape(data=(5, 3, 8, 8))
+    assert outputs == [(5, 3), (5,)]
+    assert dict(zip(symbol.list_arguments(), arguments, strict=True))["c_weight"] == (4, 3, 3, 3)
+    symbol.simple_bind(mx.cpu(), data=(5, 3, 8, 8), grad_req="null")
+
+
+def test_labels_need_no_shape(graphopt, tmp_path, mx):
+    _labelled(mx, tmp_path)
+    ran = graphopt("inspect", tmp_path / "m-symbol.json")
+    assert "the shape of input 'data' must be given" in ran.err

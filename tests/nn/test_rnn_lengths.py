@@ -191,3 +191,20 @@ def test_lengths_inside_of_a_net(how: str) -> None:
     found = learn(net, [x], x, lengths)
     for got, right in zip([*found[0], *found[1]], [*want[0], *want[1]], strict=True):
         near(got, right)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_views_of_layers_make_their_states(kind: str) -> None:
+    """Once, as the layer that is a view is called once."""
+    layer = getattr(graphopt.nn, kind)(3, input_size=4)
+    layer.initialize()
+    x = mx.nd.random.uniform(shape=(5, 2, 4))
+    lengths = mx.nd.array([5, 2])
+    want = layer(x, sequence_length=lengths).asnumpy()
+    fast = graphopt.optimize(layer)
+    for _ in range(3):
+        np.testing.assert_allclose(fast(x, sequence_length=lengths).asnumpy(), want, rtol=1e-5)
+    with mx.autograd.record():
+        loss = fast(x, sequence_length=lengths).sum()
+    loss.backward()
+    assert np.abs(layer.l0_h2h_weight.grad().asnumpy()).sum() > 0

@@ -186,6 +186,10 @@ STACKS = {
         ["Reshape{shape=(0, 0, 1)}", "Reshape{shape=(0, 0, 1)}", "Concat{dim=2, num_args=2}"],
     ),
     "dstack": ("%r = _npi_dstack(%a, %b) {num_args=2}", ["Concat{dim=2, num_args=2}"]),
+    "laid flat": (
+        "%r = _npi_concatenate(%row, %m) {axis=None, num_args=2}",
+        ["Reshape{shape=(-1,)}", "Concat{dim=0, num_args=2}"],
+    ),
     "columns": (
         "%r = _npi_column_stack(%row, %m) {num_args=2}",
         ["Reshape{shape=(-1, 1)}", "Concat{dim=1, num_args=2}"],
@@ -213,7 +217,6 @@ STAYS = {
     "whole numbers": ("%r = _npi_true_divide(%a, %i)", "%a: i32[2,3], %i: i32[2,3]"),
     "another dtype": ('%r = _np_sum(%a) {axis=1, dtype="float64"}', INPUTS),
     "a start": ("%r = _np_sum(%a) {axis=1, initial=2.0}", INPUTS),
-    "laid flat": ("%r = _npi_concatenate(%a, %b) {axis=None, num_args=2}", INPUTS),
     "no stack": ("%r = _npi_matmul(%a, %row)", INPUTS),
     "of unequal length": ("%r = _npi_matmul(%a, %b)", "%a: f32[1,3,4], %b: f32[2,4,5]"),
     "new axes": ("%r = _npi_broadcast_to(%row) {shape=(3, 4)}", INPUTS),

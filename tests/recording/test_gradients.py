@@ -179,3 +179,15 @@ def test_states_that_are_written_between_two_calls(
             loss.backward()
             found.append([loss.asscalar(), *net.gain.grad().asnumpy(), *net.mean().asnumpy()])
     np.testing.assert_allclose(found[5:], found[:5], rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_that_are_computed_are_looked_up() -> None:
+    """They have a history, which an Embedding of a graph refuses to lead to."""
+
+    def forward(net: Any, x: Any) -> Any:
+        numbers = mx.nd.cast(mx.nd.rint(net.first(x)), "int32")
+        float(numbers.sum().asscalar())  # what is behind is another program
+        return net.table(mx.nd.abs(numbers) % 4)
+
+    net = block(forward, first=nn.Dense(3, in_units=5), table=nn.Embedding(4, 2))
+    assert_same_gradients(net, mx.nd.random.normal(shape=(4, 5)))
