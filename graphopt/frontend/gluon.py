@@ -70,6 +70,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     inputs = mx.gluon.block._regroup(
         [None if array is None else next(symbols) for array in flat], layout
     )
+    before = _leaves(inputs)
     try:
         with _without_hooks(block), composing_copies(block):
             found = block(*inputs)
@@ -80,7 +81,16 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
         raise UnsupportedError(
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
+    # Of a hybridized Block such writes are lost in MXNet, too.
+    after = _leaves(inputs)
+    if not getattr(block, "_active", False) and [*map(id, before)] != [*map(id, after)]:
+        raise UnsupportedError(f"{describe(block)} writes into a list that it is given")
     return Traced(with_open_batches(group), names, results, layout)
+
+
+def _leaves(inputs: Sequence[Any]) -> list[Any]:
+    found: list[Any] = import_mxnet().gluon.block._flatten(inputs, "input")[0]
+    return found
 
 
 def _nodes(symbol: Any) -> list[Any]:

@@ -150,3 +150,35 @@ def test_weights_that_follow_from_inputs_are_those_of_each_call():
         np.testing.assert_allclose(
             fast(*inputs).asnumpy(), net(*inputs).asnumpy(), rtol=1e-4, atol=1e-5
         )
+
+
+class Keeping(mx.gluon.HybridBlock):
+    """Writes its new state where it found the old one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = mx.gluon.nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F, x, states):
+        states[0] = F.tanh(self.dense(x) + states[0])
+        return states[0] * 2
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("record", [None, True, False])
+def test_writes_into_lists_that_are_given(record: bool | None, *, hybridized: bool) -> None:
+    """They are lost where MXNet's are."""
+
+    def called(net) -> list[np.ndarray]:
+        x, states = mx.nd.ones((2, 4)), [mx.nd.zeros((2, 4))]
+        return [net(x, states).asnumpy() for _ in range(12)]
+
+    net = Keeping()
+    net.initialize(mx.init.Uniform(1))
+    if hybridized:
+        net.hybridize()
+    want = called(net)
+    fast = graphopt.optimize(net, record=record)
+    np.testing.assert_allclose(called(fast), want, rtol=1e-5)
+    assert ("writes into a list" in str(fast.explain())) == (not hybridized)
