@@ -6,14 +6,15 @@ In a frozen graph these are computed once, when it is lowered, and cost nothing 
 from __future__ import annotations
 
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONSTANT, PARAM, WITH_SPEC, NodeId
-from graphopt.ir.ops import info
+from graphopt.ir.node import AUX, CONSTANT, PARAM, WITH_SPEC, Node, NodeId
+from graphopt.ir.ops import canonical, info
 
 
 def frozen_nodes(graph: Graph) -> frozenset[NodeId]:
     """Ids of pure nodes, inputs included, that no data input reaches. Linear.
 
-    Random, mutating and unknown operators are never frozen, nor is what reads them.
+    Random, mutating and unknown operators are never frozen, nor are those that make sparse arrays,
+    nor is what reads them.
     """
     return graph.derived("frozen nodes", _find)
 
@@ -28,7 +29,13 @@ def _find(graph: Graph) -> frozenset[NodeId]:
             info(node.op, node.attrs).pure
             and (not node.graphs or node.op in WITH_SPEC)
             and not node.after
+            and not makes_sparse(node)
             and all(value.node in frozen for value in node.inputs)
         ):
             frozen.add(node.id)
     return frozenset(frozen)
+
+
+def makes_sparse(node: Node) -> bool:
+    """Whether an operator makes a sparse array of one that may be dense."""
+    return canonical(node.op) == "cast_storage" and node.attrs.get("stype") != "default"

@@ -17,7 +17,7 @@ def numbers_of_rows(graph: Graph) -> frozenset[str]:
 
     Linear.
     """
-    pending = [node.inputs[0].node for node in graph if canonical(node.op) in _LOOK_UP]
+    pending = [node.inputs[0].node for node in graph if looks_up(node)]
     found = set(pending)
     while pending:
         node = graph[pending.pop()]
@@ -38,8 +38,13 @@ def only_numbers_of_rows(graph: Graph) -> frozenset[str]:
     return frozenset(name for name in numbers_of_rows(graph) if inputs[name] not in led)
 
 
+def looks_up(node: Node) -> bool:
+    """Whether its first input is numbers of rows."""
+    return canonical(node.op) in _LOOK_UP
+
+
 def _read(node: Node) -> list[NodeId]:
-    first = int(canonical(node.op) in _LOOK_UP)
+    first = int(looks_up(node))
     return [value.node for value in node.inputs[first:]]
 
 

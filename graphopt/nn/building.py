@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from graphopt.api.running import run
+from graphopt.backend.adding import with_copies
 from graphopt.backend.findings import Findings
 from graphopt.backend.kept_results import kept_result
 from graphopt.backend.known_sizes import recall, record
@@ -84,8 +85,9 @@ def build_graph(
             result = run(graph, pipeline, **options, check=True, feeds=feeds)
         else:
             result = kept_result(graph, pipeline, options, lambda g: run(g, pipeline, **options))
+        left = with_copies(result.graph, graph) if mode == "training" else result.graph
         lowered = lower(
-            result.graph,
+            left,
             values,
             ctx,
             training=mode == "training",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from graphopt.analysis.effects import held_nodes, written_values
-from graphopt.analysis.frozen import frozen_nodes
+from graphopt.analysis.frozen import frozen_nodes, makes_sparse
 from graphopt.analysis.gradients import without_gradient
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
@@ -91,6 +91,7 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
     written = written_values(graph, training=cx.training)
     frozen = frozen_nodes(graph) if cx.settings.frozen else frozenset()
     truncating = _truncating(graph) if cx.training else frozenset()
+    sparse = _sparse(graph)
     found: dict[NodeId, Space] = {}
     refused: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], Node] = {}
@@ -106,6 +107,8 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
         why = why_no_kernel(graph, node, written, cx.settings.device)
         if node.id in truncating:
             why = "MXNet truncates its gradient to integers"
+        if node.id in sparse:
+            why = "it may be of a sparse array"
         if why is not None:
             refused[op, why] += 1
             examples.setdefault((op, why), node)
@@ -115,6 +118,16 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
         times = "" if count == 1 else f" ({count} of them)"
         cx.missed(f"{op} is not fused: {why}{times}", examples[op, why])
     return found
+
+
+def _sparse(graph: Graph) -> set[NodeId]:
+    """Pointwise operators whose result may be sparse, as something that they read is. Linear."""
+    made = {node.id for node in graph if makes_sparse(node)}
+    if made:
+        for node in graph.topological():
+            if canonical(node.op) in POINTWISE and any(v.node in made for v in node.inputs):
+                made.add(node.id)
+    return made
 
 
 def _truncating(graph: Graph) -> frozenset[NodeId]:
