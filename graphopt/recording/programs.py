@@ -17,18 +17,15 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import lift_symbol
-from graphopt.ir.types import dtype_name
 from graphopt.kernels.bridge.history import has_history
-from graphopt.kernels.bridge.memory import memory_of
 from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry, compile_graph
-from graphopt.nn.parameters import Watched, is_replaced, watched, with_new_arrays
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
-from graphopt.recording.active import Unrecorded
 from graphopt.recording.calls import Part
 from graphopt.recording.histories import Histories, Split, leaf_set
+from graphopt.recording.leaves import Leaves
 from graphopt.recording.parts import Share, Sharing
 
 if TYPE_CHECKING:
@@ -44,8 +41,6 @@ PLAIN_OF_RUNS: Final = 3
 MOST_CALLS: Final = 2000
 #: There is no end of programs that come once.
 _MAX_HISTORIES: Final = 256
-#: Nor of arrays that are made and written in every call.
-_MAX_WRITTEN: Final = 256
 
 
 class Key(NamedTuple):
@@ -81,26 +76,14 @@ class Programs:
 
     def __init__(self, block: Any, config: Config) -> None:
         """Nothing is compiled."""
-        mx = import_mxnet()
-        # memory_of() first tries on arrays of its own, which no tape may see.
-        with Unrecorded(), mx.autograd.pause():
-            memory_of(mx, mx.nd.zeros(1))
         self._block, self._config = block, config
         self._entries: OrderedDict[Key, Entry | None] = OrderedDict()
         self._lock = threading.RLock()
-        self._names: dict[int, str] = {}  # of parameters, by the id of their arrays
-        self._known: dict[int, tuple[Any, Type]] = {}
-        self._parameters: dict[str, Any] = {}
-        self._constants: set[str] = set()  # names of parameters that never learn
-        self._computed: set[str] = set()  # names of parameters that the Block's Python writes
+        self._leaves = Leaves(block)
         self._is_known = False  # whether a first step is over
         self._first: Tape | None = None  # its tape
-        self._ids: dict[int, int] = {}  # of parameters' arrays, by their memory
-        self._written: set[int] = set()  # memory that it writes; others may get it later
         self._histories: dict[Key, Histories] = {}  # of programs, by their keys
         self._sharings: dict[Key, Sharing] = {}
-        self._watched: list[Watched] = []
-        self._ctx: Any = None
         self.notes: list[str] = []
         self.rule = SkiRental()
         self.runs = self.compiled = self.too_long = 0
@@ -124,20 +107,12 @@ class Programs:
 
     def type_of(self, array: Any) -> Type | None:
         """The type of an array that is a parameter's, which takes long to ask for."""
-        found = self._known.get(id(array))
-        return None if found is None else found[1]
+        return self._leaves.type_of(array)
 
     def note_written(self, array: Any, ctx: Any) -> None:
         """Know an array that the Block's Python writes, which is data even if a parameter's."""
         with self._lock:
-            self._follow_parameters(ctx)
-            memory = memory_of(import_mxnet(), array)
-            name = self._names.pop(self._ids.pop(memory, 0), None)
-            if name is not None:
-                self._computed.add(name)
-            if len(self._written) >= _MAX_WRITTEN:
-                self._written.clear()
-            self._written.add(memory)
+            self._leaves.note_written(array, ctx)
 
     def run(
         self, tape: Tape, wanted: tuple[int, ...], returned: frozenset[int] | None
@@ -175,13 +150,13 @@ class Programs:
         if len(wanted) == 1 and not any(call.is_detach for call in tape.calls):
             return None
         with self._lock:
-            self._follow_parameters(tape.ctx)
+            self._leaves.follow(tape.ctx)
             key = self._key(mode, tape, wanted)
             found = self._sharings.get(key)
             if found is None:
                 if len(self._sharings) >= _MAX_HISTORIES:
                     self._sharings.clear()
-                learned = [n is not None and n not in self._constants for n in key.names]
+                learned = [n is not None and n not in self._leaves.constants for n in key.names]
                 found = self._sharings[key] = Sharing(key.calls, wanted, learned)
             return found.shares(lambda leaf: has_history(mx, tape.leaves[leaf]), returned)
 
@@ -190,7 +165,7 @@ class Programs:
         is_recording = import_mxnet().autograd.is_recording()
         with self._lock:
             self.runs += 1
-            self._follow_parameters(tape.ctx)
+            self._leaves.follow(tape.ctx)
             key = self._key(mode, tape, wanted)
             split = self._split(key, tape, wanted) if is_recording else Split(wanted)
             if split is None:
@@ -259,9 +234,7 @@ class Programs:
         """A leaf for a program; a copy if backward may find it written, where it reads it again."""
         mx = import_mxnet()
         array = leaf.detach() if is_cut and has_history(mx, leaf) else leaf
-        if not self._written or not mx.autograd.is_recording():
-            return array
-        if array.stype != "default" or memory_of(mx, leaf) not in self._written:
+        if not mx.autograd.is_recording() or not self._leaves.may_be_written(leaf):
             return array
         # Not array.copy(), whose backward overwrites a gradient that is to be added to.
         return mx.np.copy(array) if isinstance(array, mx.np.ndarray) else mx.nd.identity(array)
@@ -272,12 +245,12 @@ class Programs:
         if found is None:
             if len(self._histories) >= _MAX_HISTORIES:
                 self._histories.clear()
-            sets = [leaf_set(at, name, self._constants) for at, name in enumerate(key.names)]
+            sets = [leaf_set(at, name, self._leaves.constants) for at, name in enumerate(key.names)]
             found = self._histories[key] = Histories(tuple(tape.calls), wanted, sets)
         return found.split(lambda leaf: has_history(import_mxnet(), tape.leaves[leaf]))
 
     def _key(self, mode: Mode, tape: Calls, wanted: tuple[int, ...]) -> Key:
-        names = tuple([self._names.get(id(leaf)) for leaf in tape.leaves])
+        names = tuple(map(self._leaves.name_of, tape.leaves))
         return Key(mode, tape.ctx, names, tuple(tape.leaf_types), tuple(tape.calls), wanted)
 
     def _is_rented(self, key: Key) -> bool:
@@ -285,29 +258,6 @@ class Programs:
         if self._config.strict or key in self._entries:
             return False
         return not self.rule.is_due(hash(key))  # a hash, since programs are long
-
-    def _follow_parameters(self, ctx: Any) -> None:
-        """Know parameters by the arrays that they have now."""
-        if ctx == self._ctx and not with_new_arrays(self._watched):
-            return
-        self._ctx, self._watched = ctx, []
-        self._names, self._known, self._parameters, self._constants = {}, {}, {}, set()
-        self._ids = {}
-        for name, parameter in self._block.collect_params().items():
-            found = watched(parameter, ctx)
-            self._watched.append(found)
-            array = found[3]
-            if array is None or is_replaced(parameter, ctx):
-                continue
-            if name not in self._computed:
-                self._names[id(array)] = name
-                self._ids[memory_of(import_mxnet(), array)] = id(array)
-            self._parameters[name] = parameter
-            if isinstance(parameter, import_mxnet().gluon.Constant):
-                self._constants.add(name)
-            if array.stype == "default":
-                # The array is kept, or another one might come to have its id.
-                self._known[id(array)] = array, (array.shape, dtype_name(array.dtype))
 
     def _entry(self, key: Key, tape: Calls) -> Entry | None:
         """The compiled program; ``None`` for one that cannot be."""
@@ -364,7 +314,7 @@ class Programs:
             data=set(names),
             name=self._block.name,
         )
-        parameters = {n: p for n, p in self._parameters.items() if n in read}
+        parameters = {n: p for n, p in self._leaves.parameters.items() if n in read}
         given = [a for a, name in zip(tape.leaves, key.names, strict=True) if name is None]
         arrays = dict(zip(names, given, strict=True))
         return compile_graph(
@@ -386,7 +336,7 @@ class Programs:
         for name in key.names:
             if name is None:
                 name = f"data{len(names)}"
-                while name in self._parameters:
+                while name in self._leaves.parameters:
                     name += "_"
                 names.append(name)
             leaves.append(mx.sym.var(name))
