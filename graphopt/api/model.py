@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphopt.backend.engines import CachedOpEngine
+from graphopt.api.plain import PlainRuns, on
 from graphopt.backend.findings import Findings
 from graphopt.backend.fitting import require, require_known
 from graphopt.backend.plans import Plans
@@ -86,7 +85,7 @@ class Model:
         #: Of steps, by context; others that never run at the same time may have them, too.
         self.plans: defaultdict[Any, Plans] = defaultdict(Plans)
         self._compiled: dict[Signature, Entry] = {}
-        self._plain: dict[tuple[str, ...], CachedOpEngine] = {}
+        self._plain = PlainRuns(self.symbol)
         self._rule = SkiRental()
         self._other_sizes = OtherSizes(self._rule)
         self._lock = threading.RLock()
@@ -297,51 +296,11 @@ class Model:
 
     def _as_in_mxnet(self, arrays: Mapping[str, Any]) -> Run | None:
         """What runs the Symbol as it is, on arrays of any size; ``None`` where that cannot be."""
-        names, ctx = tuple(arrays), next(iter(arrays.values())).ctx
-        if names not in self._plain:
-            self._plain[names] = CachedOpEngine(self.symbol, names, is_static=False)
-        engine = self._plain[names]
-        known = {name: _on(array, ctx) for name, array in self._typed_params(arrays).items()}
-        shapes = {name: tuple(array.shape) for name, array in known.items()}
-        dtypes = {n: np.dtype(a.dtype).name for n, a in (known | dict(arrays)).items()}
-
-        @functools.cache
-        def left_out(*sizes: tuple[int, ...]) -> dict[str, Any] | None:
-            given = shapes | dict(zip(names, sizes, strict=True))
-            return self._zeros(given, dtypes, ctx)
-
-        if left_out(*(array.shape for array in arrays.values())) is None:
-            return None
-
-        def run(data: Sequence[Any]) -> list[Any]:
-            every = known | dict(zip(names, data, strict=True))
-            every |= left_out(*(array.shape for array in data)) or {}
-            return engine([every[name] for name in engine.inputs])
-
-        return run
-
-    def _zeros(
-        self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], ctx: Any
-    ) -> dict[str, Any] | None:
-        """In place of inputs that calls leave out, as labels; ``None`` if they may have any shape.
-
-        Args:
-            shapes: of the other inputs, by name.
-            dtypes: of these.
-            ctx: where to put them.
-        """
-        if len(shapes) == len(self._inputs):
-            return {}
-        graph = lift_symbol(self.symbol, shapes, dtypes)
-        types = {node.name: node.type for node in graph.inputs if node.name not in shapes}
-        if not all(type_.is_static for type_ in types.values()):
-            return None
-        zeros = import_mxnet().nd.zeros
-        return {name: zeros(type_.shape, ctx, type_.dtype) for name, type_ in types.items()}
+        return self._plain.of(arrays, self._typed_params(arrays))
 
     def _compile(self, key: Signature, arrays: Mapping[str, Any]) -> Entry:
         mode, _, ctx, _ = key
-        params = {name: _on(array, ctx) for name, array in self._typed_params(arrays).items()}
+        params = {name: on(array, ctx) for name, array in self._typed_params(arrays).items()}
         shapes = {n: tuple(a.shape) for n, a in (params | dict(arrays)).items()}
         dtypes = {n: dtype_name(a.dtype) for n, a in (params | dict(arrays)).items()}
         # What a call gives by name may be another array in the next, whatever it is called.
@@ -416,10 +375,6 @@ def _array(name: str, value: Any) -> Any:
         kind = type(value).__name__
         raise InputError(f"input {name!r} is a {kind}: give one NDArray, or what numpy makes one")
     return mx.nd.array(array, dtype="float32" if array.dtype == np.float64 else array.dtype)
-
-
-def _on(array: Any, ctx: Any) -> Any:
-    return array if array.ctx == ctx else array.as_in_context(ctx)
 
 
 def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:
