@@ -1,7 +1,7 @@
 """Gluon Block -> Graph, through the Block's own tracing.
 
-The Block is called with Symbols, as ``hybridize()`` would; nothing is cached on it. A HybridBlock
-can be, and so can a ``Sequential`` of such, whose code is Gluon's.
+The Block is called with Symbols, as ``hybridize()`` would; nothing is left on it. A HybridBlock can
+be, and so can a ``Sequential`` of such, whose code is Gluon's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
+from graphopt.frontend.kept import without_kept
 from graphopt.frontend.symbol import lift_symbol, with_open_batches
 from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
@@ -72,7 +73,11 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     )
     before = _leaves(inputs)
     try:
-        with _without_hooks(block), composing_copies(block):
+        with (
+            _without_hooks(block),
+            composing_copies(block),
+            without_kept(descendants(block)) as kept,
+        ):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
         group = mx.sym.Group(outputs, mx.gluon.block._check_same_symbol_type(outputs))
@@ -81,16 +86,23 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
         raise UnsupportedError(
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
+    if kept:
+        raise UnsupportedError(f"{describe(block)} is called every time: {kept[0]}")
     # Of a hybridized Block such writes are lost in MXNet, too.
-    after = _leaves(inputs)
-    if not getattr(block, "_active", False) and [*map(id, before)] != [*map(id, after)]:
+    if not getattr(block, "_active", False) and not _are_same(before, _leaves(inputs)):
         raise UnsupportedError(f"{describe(block)} writes into a list that it is given")
     return Traced(with_open_batches(group), names, results, layout)
 
 
-def _leaves(inputs: Sequence[Any]) -> list[Any]:
-    found: list[Any] = import_mxnet().gluon.block._flatten(inputs, "input")[0]
-    return found
+def _leaves(inputs: Any) -> Any:
+    """Lists with what is in them, others as they are."""
+    return [*map(_leaves, inputs)] if isinstance(inputs, (list, tuple)) else inputs
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    if not isinstance(one, list) or not isinstance(other, list):
+        return one is other
+    return len(one) == len(other) and all(map(_are_same, one, other))
 
 
 def _nodes(symbol: Any) -> list[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from graphopt.backend.late import LateError
@@ -110,8 +112,27 @@ def _in_python(
 
 def _python_of(block: Any, own: Any) -> Callable[..., Any]:
     """What a call of a view's Block runs, of an object that MXNet runs."""
-    found: Callable[..., Any] = own if has_own_call(block) else own.forward
+    is_called = has_own_call(block) and _FORWARDING.block is not block
+    found: Callable[..., Any] = own if is_called else own.forward
     return found
+
+
+class _Forwarding(threading.local):
+    block: Any = None
+
+
+#: The view whose ``forward`` this thread runs as its class's own ``__call__`` called it.
+_FORWARDING = _Forwarding()
+
+
+@contextmanager
+def forwarding(block: Any) -> Iterator[None]:
+    """Inside the block of code a view's ``__call__`` has been run."""
+    before, _FORWARDING.block = _FORWARDING.block, block
+    try:
+        yield
+    finally:
+        _FORWARDING.block = before
 
 
 def has_own_call(block: Any) -> bool:

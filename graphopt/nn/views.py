@@ -8,7 +8,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
-from graphopt.nn.calls import beside, has_symbol, original, run, taken_apart
+from graphopt.nn.calls import beside, forwarding, has_symbol, original, run, taken_apart
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.recording.active import ACTIVE
@@ -83,9 +83,9 @@ def view_class(
 
 
 def _has_call(cls: type) -> bool:
-    """Whether ``__call__`` is the user's; those of layers only prepare what ``forward`` gets."""
+    """Whether ``__call__`` is the user's."""
     owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
-    return owner.__module__.partition(".")[0] not in ("mxnet", "graphopt")
+    return owner.__module__.partition(".")[0] != "mxnet"
 
 
 def _stay(view: Any) -> None:
@@ -100,7 +100,10 @@ def _forward(plain: Any) -> Any:
 
     @functools.wraps(plain)
     def forward(self: Any, *args: Any) -> Any:
-        return plain(self, *args) if ACTIVE.tape or has_symbol(args) else run(self, args)
+        if ACTIVE.tape or has_symbol(args):
+            return plain(self, *args)
+        with forwarding(self):
+            return run(self, args)
 
     return forward
 

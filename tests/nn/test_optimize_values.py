@@ -152,6 +152,31 @@ def test_weights_that_follow_from_inputs_are_those_of_each_call():
         )
 
 
+@pytest.mark.parametrize("item", [3, "done", None, [1], {"a": 2}])
+def test_writes_of_other_things_into_lists(item: object) -> None:
+    class Telling(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, told):
+            told.append(item)
+            return x * 2
+
+    fast, told = graphopt.optimize(Telling()), [mx.nd.ones(2)]
+    for _ in range(3):
+        same(fast(mx.nd.ones(2), told[:1]), mx.nd.ones(2) * 2)
+    fast(mx.nd.ones(2), told)
+    assert told[1:] == [item]
+
+
+def test_arrays_may_be_nested_in_place() -> None:
+    class Nesting(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, states):
+            states[0] = [states[0]]
+            return x * 2
+
+    fast, states = graphopt.optimize(Nesting()), [mx.nd.ones(2)]
+    fast(mx.nd.ones(2), states)
+    assert isinstance(states[0], list)
+
+
 class Keeping(mx.gluon.HybridBlock):
     """Writes its new state where it found the old one."""
 
@@ -182,3 +207,17 @@ def test_writes_into_lists_that_are_given(record: bool | None, *, hybridized: bo
     fast = graphopt.optimize(net, record=record)
     np.testing.assert_allclose(called(fast), want, rtol=1e-5)
     assert ("writes into a list" in str(fast.explain())) == (not hybridized)
+
+
+def test_a_call_of_the_users_is_made_once() -> None:
+    class Scaled(mx.gluon.HybridBlock):
+        def __call__(self, x, scale=1.0):
+            return super().__call__(x * scale)
+
+        def hybrid_forward(self, F, x):
+            return x + float(x.sum().asscalar())  # its Python runs
+
+    fast = graphopt.optimize(Scaled())
+    for _ in range(3):
+        same(fast(mx.nd.ones(2), scale=3.0), mx.nd.array([9, 9]))
+        same(fast(mx.nd.ones(2), 3.0), mx.nd.array([9, 9]))

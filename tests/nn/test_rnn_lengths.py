@@ -204,6 +204,10 @@ def test_views_of_layers_make_their_states(kind: str) -> None:
     fast = graphopt.optimize(layer)
     for _ in range(3):
         np.testing.assert_allclose(fast(x, sequence_length=lengths).asnumpy(), want, rtol=1e-5)
+        np.testing.assert_allclose(fast(x, None, lengths).asnumpy(), want, rtol=1e-5)
+    states = layer.begin_state(2)
+    given = states if len(states) > 1 else states[0]  # one may be without a list
+    np.testing.assert_allclose(fast(x, given, lengths)[0].asnumpy(), want, rtol=1e-5)
     with mx.autograd.record():
         loss = fast(x, sequence_length=lengths).sum()
     loss.backward()
