@@ -74,7 +74,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     before = _leaves(inputs)
     try:
         with (
-            _without_hooks(block),
+            without_hooks(block),
             composing_copies(block),
             without_kept(descendants(block)) as kept,
         ):
@@ -227,7 +227,7 @@ def _hooks(block: Any) -> bool:
 
 
 @contextmanager
-def _without_hooks(block: Any) -> Iterator[None]:
+def without_hooks(block: Any) -> Iterator[None]:
     """The outermost Block's hooks run around the compiled call, on arrays, not while tracing."""
     if not _hooks(block):
         yield

@@ -14,6 +14,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, why_not_traceable
 from graphopt.nn.config import Config
+from graphopt.nn.originals import original
 from graphopt.nn.partition import keep_python, looks_up_words, partition
 from graphopt.nn.state import State
 from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
@@ -21,24 +22,6 @@ from graphopt.recording.active import ACTIVE
 
 if TYPE_CHECKING:
     from graphopt.recording.recorded import RecordedBlock
-
-
-def original(block: Any) -> Any:
-    """The user's own object behind a view; of a decorated class one that MXNet runs."""
-    try:  # past a `__getattr__` of the user's
-        own: Any = object.__getattribute__(block, "_graphopt_own")
-    except AttributeError:  # the user's code made a copy of the view by its class
-        return beside(block)
-    if own.__dict__ is not block.__dict__:
-        own.__dict__ = block.__dict__
-    return own
-
-
-def beside(block: Any) -> Any:
-    """Another object of the user's class with a view's ``__dict__``."""
-    own: Any = object.__new__(block._graphopt_base)
-    own.__dict__ = block.__dict__
-    return own
 
 
 def run(block: Any, args: tuple[Any, ...]) -> Any:

@@ -20,6 +20,7 @@ from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
+from graphopt.nn.initializing import initialize_unread
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
@@ -51,6 +52,7 @@ class CompiledBlock:
         self._lock = threading.RLock()
         self._signatures = Signatures()
         self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
+        self._uncalled: set[str] = set()  # parameters of layers that calls do not come to
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
         self._memory = ContextPools(config.max_shapes)
@@ -289,6 +291,7 @@ class CompiledBlock:
         if sparse is not None:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
         traced = trace(self._block, args)
+        initialize_unread(self._block, traced, args, self._uncalled)
         arrays = dict(zip(traced.names, given, strict=True))
         return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from graphopt.nn.calls import beside
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import Optimized
+from graphopt.nn.originals import beside
 from graphopt.nn.views import methods_of, share, view_class
 
 #: Of a class: the generated one of its instances, and what that was generated of.

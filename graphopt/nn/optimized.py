@@ -15,9 +15,10 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import describe
 from graphopt.ir.graph import Graph
-from graphopt.nn.calls import has_own_call, has_symbol, is_whole, original, run
+from graphopt.nn.calls import has_own_call, has_symbol, is_whole, run
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
+from graphopt.nn.originals import original
 from graphopt.nn.partition import parts_of, tried_of
 from graphopt.nn.state import State
 from graphopt.pipeline.manager import Receipt

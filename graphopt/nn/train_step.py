@@ -19,10 +19,10 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.kernels import bridge
-from graphopt.nn.calls import original
 from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.optimized import Optimized
+from graphopt.nn.originals import original
 from graphopt.nn.signatures import told_of
 from graphopt.nn.structure import Structure
 from graphopt.nn.views import view

@@ -8,9 +8,10 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
-from graphopt.nn.calls import beside, forwarding, has_symbol, original, run, taken_apart
+from graphopt.nn.calls import forwarding, has_symbol, run, taken_apart
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import OWN, STATE, Optimized
+from graphopt.nn.originals import beside, original
 from graphopt.recording.active import ACTIVE
 
 
