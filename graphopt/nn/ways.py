@@ -216,9 +216,9 @@ class Ways:
         return bool(self._programs.too_long)
 
     def _known(self) -> int:
-        """How many programs there are, and were not worth compiling."""
+        """How many programs there are, compiled or not."""
         assert self._programs is not None
-        return len(self._entries()) + self._programs.rule.plain_calls
+        return len(self._entries()) + self._programs.rule.not_compiled
 
     def _differ(self, known: int) -> bool:
         """Whether there are more programs than were known; the children are compiled then."""

@@ -190,3 +190,23 @@ def test_within_a_block_that_cannot_be_measured_others_are(
         check(net, plain, data())
     assert chosen(net) == APART
     assert chosen(inner_of(net)) == RECORDED
+
+
+class OfManyPrograms(mx.gluon.Block):
+    """Looks at ten values, so what it computes is ten programs and more."""
+
+    def forward(self, x: Any) -> Any:
+        for factor in range(2, 12):
+            x = mx.nd.tanh(x * factor)
+            float(x.sum().asscalar())
+        return x
+
+
+def test_more_programs_than_are_compiled_at_once_end_no_trial() -> None:
+    net = OfManyPrograms()
+    fast, x = graphopt.optimize(net), mx.nd.random.uniform(shape=(2, 3))
+    for _ in range(60):
+        np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), rtol=1e-5)
+    assert not fast.on_trial
+    assert "differ from each other" not in fast.explain()
+    assert "measured in its calls" in fast.explain()
