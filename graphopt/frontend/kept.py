@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -19,13 +19,17 @@ _Snapshot = tuple[Any, Any]
 
 
 @contextmanager
-def without_kept(blocks: Iterable[Any]) -> Iterator[list[str]]:
+def without_kept(blocks: Sequence[Any]) -> Iterator[list[str]]:
     """Behind the block of code attributes are what they were, where a Symbol came into them.
 
     What it yields has then a text for each attribute by which calls of a Block that is not
     hybridized could tell that they were made once: MXNet's are made every time. Of a hybridized one
-    MXNet keeps Symbols as well.
+    MXNet keeps Symbols as well. Cells within another Block are reset by whoever unrolls them.
+
+    Args:
+        blocks: the one that is traced, and all within.
     """
+    cell = import_mxnet().gluon.rnn.RecurrentCell
     before = [(block, {n: _snapshot(v) for n, v in vars(block).items()}) for block in blocks]
     told: list[str] = []
     try:
@@ -34,6 +38,7 @@ def without_kept(blocks: Iterable[Any]) -> Iterator[list[str]]:
         for block, attributes in before:
             names = _restored(vars(block), attributes)
             is_reset = type(block).__module__.partition(".")[0] in _RESET
+            is_reset |= isinstance(block, cell) and block is not blocks[0]
             if not is_reset and not getattr(block, "_active", False):
                 told += [
                     f"{type(block).__name__} keeps an array on itself, as {n!r}" for n in names

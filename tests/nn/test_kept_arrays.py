@@ -97,13 +97,26 @@ def test_hybridized_ones_are_traced_as_in_mxnet() -> None:
     assert "keeps an array" not in fast.explain()
 
 
-def test_layers_of_mxnet_may_keep_what_they_reset() -> None:
+class OwnZoneout(mx.gluon.rnn.ZoneoutCell):
+    """As packages have it."""
+
+    def hybrid_forward(self, F: Any, *args: Any) -> Any:
+        return super().hybrid_forward(F, *args)
+
+
+@pytest.mark.parametrize(
+    "modify",
+    [
+        lambda cell: mx.gluon.contrib.rnn.VariationalDropoutCell(cell, 0.5),
+        lambda cell: OwnZoneout(cell, 0.5, 0.5),
+    ],
+)
+def test_cells_may_keep_what_is_reset(modify: Any) -> None:
     class Unrolled(mx.gluon.HybridBlock):
         def __init__(self) -> None:
             super().__init__()
             with self.name_scope():
-                cell = mx.gluon.rnn.LSTMCell(4, input_size=3)
-                self.cell = mx.gluon.contrib.rnn.VariationalDropoutCell(cell, 0.5)
+                self.cell = modify(mx.gluon.rnn.LSTMCell(4, input_size=3))
 
         def hybrid_forward(self, F: Any, x: Any) -> Any:
             return self.cell.unroll(3, x, merge_outputs=True)[0]
