@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from graphopt.analysis.lookups import looks_up
+from graphopt.backend.unread import is_float
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node, Use
 from graphopt.ir.ops import Gradient, canonical, info
-from graphopt.ir.types import TensorType
 
 #: Operators of MXNet whose backward adds to a gradient where it is told to. That of `mean`, `clip`,
 #: `cumsum`, `flip`, `trace` and others overwrites it, or adds to what it has not written.
@@ -92,14 +92,10 @@ def _only_reader(graph: Graph, node: Node) -> str | None:
 
 def _only_use(graph: Graph, node: Node) -> Use | None:
     """The one use of an input that hands it a gradient; ``None`` if there is another number."""
-    if node.op not in (DATA, PARAM) or not _is_float(node.type) or graph.is_output(node.out()):
+    if node.op not in (DATA, PARAM) or not is_float(node.type) or graph.is_output(node.out()):
         return None
     uses = [use for use in graph.users(node.out()) if _hands_back(graph[use.node], use.position)]
     return uses[0] if len(uses) == 1 else None
-
-
-def _is_float(type_: TensorType) -> bool:
-    return type_.dtype in ("float16", "float32", "float64")
 
 
 def _hands_back(node: Node, position: int) -> bool:

@@ -16,7 +16,7 @@ def reading_all(graph: Graph) -> Graph:
     would leave the gradient of an older call there. A zero is made of its first row, and added to
     an output. Linear.
     """
-    output = next((v for v in graph.outputs if _is_float(graph.type_of(v))), None)
+    output = next((v for v in graph.outputs if is_float(graph.type_of(v))), None)
     unread = [node for node in graph.inputs if _is_unread(graph, node)]
     if output is None or not unread:
         return graph
@@ -28,12 +28,13 @@ def reading_all(graph: Graph) -> Graph:
     return made
 
 
-def _is_float(type_: TensorType) -> bool:
+def is_float(type_: TensorType) -> bool:
+    """Whether MXNet has gradients of that type."""
     return type_.dtype in ("float16", "float32", "float64")
 
 
 def _is_unread(graph: Graph, node: Node) -> bool:
-    is_learned = node.op != AUX and _is_float(node.type) and bool(node.type.size)
+    is_learned = node.op != AUX and is_float(node.type) and bool(node.type.size)
     return is_learned and not graph.node_users(node.id) and not graph.is_output(node.out())
 
 
