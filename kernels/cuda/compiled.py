@@ -40,9 +40,6 @@ _BOTH = """\
 def recip_(x):
     return ONE / x
 
-def one_plus_erf_(x):
-    return erf_(x) + ONE
-
 def sigmoid_(x):
     # exp of what is not positive: it cannot overflow, and small results keep their bits.
     small = exp_(-abs_(x))
@@ -72,9 +69,6 @@ def mod_(x, y):
     if (a < 0.0) != (b < 0.0):
         rest = 0.0 if rest == 0.0 else rest + b
     return number(rest)
-
-def sigmoid_times_tanh_(x, y):
-    return sigmoid_(x) * tanh_(y)
 
 def where_(c, x, y):
     return x if c != ZERO else y

@@ -49,8 +49,9 @@ def scope(dtype: str) -> dict[str, Any]:
     functions |= {
         "erf": math.erf,
         "gamma": _gamma,
-        "gammaln": lambda x: math.inf if x <= 0 and x == math.floor(x) else math.lgamma(x),
-        "pow": np.power,
+        "gammaln": lambda x: math.inf if x <= 0 and x == np.floor(x) else math.lgamma(x),
+        # Of a single power numpy takes square roots, whose signs are others.
+        "pow": lambda x, y: np.power(x, [y, y])[0],
         "rcbrt": lambda x: 1 / np.cbrt(x),
         "round": lambda x: np.trunc(x) + np.copysign(abs(x - np.trunc(x)) >= 0.5, x),
         "rsqrt": lambda x: 1 / np.sqrt(x),

@@ -92,7 +92,9 @@ def test_the_tree_is_what_the_layer_computes() -> None:
     assert specs == [TREE] == [str(parse_tree(TREE))]
 
 
-@pytest.mark.parametrize("name", ["cuda_cases.py", "cuda_row_cases.py"])
+@pytest.mark.parametrize(
+    "name", ["cuda_cases.py", "cuda_row_cases.py", "cuda_instruction_cases.py"]
+)
 def test_in_the_simulator(name: str) -> None:
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
         pytest.skip(f"this process simulates CUDA already: run tests/kernels/{name}")
