@@ -40,10 +40,13 @@ _BOTH = """\
 def recip_(x):
     return ONE / x
 
+def ratio(x, y):
+    return x / y
+
 def sigmoid_(x):
     # exp of what is not positive: it cannot overflow, and small results keep their bits.
     small = exp_(-abs_(x))
-    return (ONE if x >= ZERO else small) / (ONE + small)
+    return ratio(ONE if x >= ZERO else small, ONE + small)
 
 def softplus_(x):
     return (x if x > ZERO else ZERO) + log1p_(exp_(-abs_(x)))
@@ -143,6 +146,15 @@ def shared_by_threads():
     return cuda.shared.array(1024, number)
 """
 SOURCE = _BOTH if SIMULATED else _BOTH + "\n" + _ON_DEVICE
+_PRECISE = """
+def sub_(x, y):
+    return add_(x, -y)
+"""
+#: Of divisors that are neither tiny nor huge: within 2 units of the last place, in float32.
+_FAST = """
+def ratio(x, y):
+    return fast_ratio(x, y)
+"""
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,9 @@ class FusedKernel:
         """The Python function, for numba to compile."""
         shared = SOURCE
         if self.spec.precise:
-            shared += "\ndef sub_(x, y):\n    return add_(x, -y)\n"
+            shared += _PRECISE
+        elif self.spec.dtype == "float32" and not SIMULATED:
+            shared += _FAST
         scope = defined(scope_of(self.spec.dtype, storage(self.spec), self.form.width), shared)
         return defined(scope, emit_cuda(self.spec, self.form))["kernel"]
 

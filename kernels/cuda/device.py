@@ -75,7 +75,9 @@ def scope(dtype: str) -> dict[str, Any]:
         "fmod": libdevice.fmod,
         "half_": _half(dtype),
         "index": _index_loader(),
-        "quotient": _quotient(),
+        "quotient": _quotient(64),
+        "short_quotient": _quotient(32),
+        "fast_ratio": libdevice.fast_fdividef,
     }
 
 
@@ -86,11 +88,13 @@ def _intrinsic(function: Callable[..., Any]) -> Any:
 
 
 @cache
-def _quotient() -> Any:
-    """Of numbers that are not negative; NVVM divides in 32 bits where both fit."""
+def _quotient(bits: int) -> Any:
+    """Of numbers that are not negative and fit; of 64 bits NVVM asks whether 32 would do."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.udiv(*args)
+        numbers = [builder.trunc(arg, ir.IntType(bits)) if bits < 64 else arg for arg in args]
+        result = builder.udiv(*numbers)
+        return builder.zext(result, ir.IntType(64)) if bits < 64 else result
 
     def quotient(_context, a, b):  # type: ignore[no-untyped-def]
         return types.int64(types.int64, types.int64), generate
@@ -114,8 +118,13 @@ def _index_loader() -> Any:
 
 @cache
 def _half(dtype: str) -> Any:
+    # Opaque to NVVM, which else fuses a product that is rounded with the sum behind it.
+    bits, letter = ("f32", "f") if dtype == "float32" else ("f64", "d")
+    text = f"{{.reg .b16 h; cvt.rn.f16.{bits} h, $1; cvt.{bits}.f16 $0, h;}}"
+
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.fptrunc(args[0], _IR["float16"]), _IR[dtype])
+        kind = ir.FunctionType(_IR[dtype], [_IR[dtype]])
+        return builder.call(ir.InlineAsm(kind, text, f"={letter},{letter}"), args)
 
     def half(_context, x):  # type: ignore[no-untyped-def]
         return _NUMBA[dtype](_NUMBA[dtype]), generate

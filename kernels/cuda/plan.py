@@ -37,6 +37,8 @@ _CHUNKS_OF_BLOCK = (2, 4, 8)
 #: where each block keeps sums, which another kernel has to read.
 _BLOCKS_PER_PROCESSOR = 8
 _BLOCKS_WITH_SUMS = 4
+#: Elements whose places are short (:class:`graphopt.kernels.emit.cuda.Form`).
+_SHORT = 1 << 31
 #: What areas begin at multiples of, in bytes.
 _AREA_ALIGNMENT = 256
 
@@ -247,7 +249,7 @@ def _width(spec: KernelSpec, extents: Sequence[int], *, aligned: bool) -> int:
 def _form(spec: KernelSpec, extents: Sequence[int], width: int) -> tuple[Form, int]:
     """The form of a kernel and the threads of a team."""
     if is_flat(spec):
-        return Form(width), 1
+        return Form(width, short=math.prod(extents) < _SHORT), 1
     row = -(-extents[-1] // width)  # in chunks
     if not spec.inner:
         # Nothing needs whole rows; threads hold sums over rows if they stay on their columns.

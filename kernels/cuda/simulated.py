@@ -66,6 +66,7 @@ def scope(dtype: str) -> dict[str, Any]:
         "fmod": np.fmod,
         "index": lambda array, at: int(array[at]),
         "quotient": lambda a, b: a // b,
+        "short_quotient": lambda a, b: a // b,
         "shuffle": _Swaps().shuffle,
         "shared_by_warps": lambda: kept,
         "shared_by_threads": lambda: kept,

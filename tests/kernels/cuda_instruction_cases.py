@@ -24,12 +24,11 @@ from graphopt.kernels.instructions import INSTRUCTIONS, Kind
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import KernelSpec, parse
 from tests.kernels.cuda_support import on_device, quick_switches
+from tests.kernels.test_cuda import OF_CPUS
 
 __all__ = ["quick_switches"]  # a fixture
 
 MAPS = sorted(op for op, info in INSTRUCTIONS.items() if info.kind is Kind.MAP)
-#: Put into kernels for CPUs, by kernels/contract.py.
-OF_CPUS = {"exp_nonpositive", "one_plus_erf", "one_plus_erf_by", "sigmoid_times_tanh"}
 STORED = {"f32": "float32", "f64": "float64"}
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 1.5, -2.5, 2.0, 3.0]
 USUAL = [-7.3, -2.2, -0.7, -0.31, 0.12, 0.25, 0.9, 1.1, 2.7, 6.4, 11.0]

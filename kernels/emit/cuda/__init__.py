@@ -40,5 +40,5 @@ def emit_cuda(spec: KernelSpec, form: Form) -> str:
         form: how it walks.
     """
     if is_flat(spec):
-        return Flat(spec, form.width).source()
+        return Flat(spec, form).source()
     return Rows(spec, form).source()

@@ -40,19 +40,22 @@ class Form:
             length.
         block: whether teams are blocks, or else warps.
         full: whether all threads of all teams have all of their chunks.
+        short: whether places of elements take less than 32 bits, which divide faster.
     """
 
     width: int = 1
     chunks: int = 0
     block: bool = False
     full: bool = False
+    short: bool = False
 
 
 class Emitter:
     """What both forms share: values in ``width`` copies, operands, expressions."""
 
-    def __init__(self, spec: KernelSpec, width: int) -> None:
-        self.spec, self.width = spec, width
+    def __init__(self, spec: KernelSpec, form: Form) -> None:
+        self.spec, self.width = spec, form.width
+        self.quotient = "short_quotient" if form.short else "quotient"
         self.first = len(spec.inputs)
         self.row_axis = spec.rank - 1
         self.operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
@@ -108,7 +111,7 @@ class Emitter:
         """``x0, x1, ...``: the coordinates along the first axes of an index into all of them."""
         rest = index
         for axis in range(axes - 1, 0, -1):
-            self._line(indent, f"q{axis} = quotient({rest}, e{axis})")
+            self._line(indent, f"q{axis} = {self.quotient}({rest}, e{axis})")
             self._line(indent, f"x{axis} = {rest} - q{axis} * e{axis}")
             rest = f"q{axis}"
         if axes:

@@ -17,7 +17,7 @@ class Rows(Emitter):
     """Walks rows, each a team's."""
 
     def __init__(self, spec: KernelSpec, form: Form) -> None:
-        super().__init__(spec, form.width)
+        super().__init__(spec, form)
         self.chunks, self.block, self.full = form.chunks, form.block, form.full
         self.plan = schedule(spec)
         self.held: set[int] = set()  # values of the row that are in registers
