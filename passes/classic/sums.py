@@ -20,6 +20,8 @@ _REDUCTIONS: Final = {
     "_np_min": "min",
     "_np_prod": "prod",
 }
+#: Axes of stacks of matrices that Reshape joins, and splits again, whatever their sizes are.
+_JOINED: Final = 4
 
 
 def _reduction(edit: Edit, node: Node) -> Replacement:
@@ -54,14 +56,16 @@ def _product(edit: Edit, node: Node) -> Replacement:
     count = edit.type(flat[0]).shape or ()
     type_ = node.type.with_shape((count[0], left[-2], right[-1]))
     product = edit.add("batch_dot", flat, type=type_, like=node)
-    return edit.add("Reshape", (product,), {"shape": node.type.shape}, like=node)
+    # Batch, rows and columns may be others in a later call.
+    codes = (-4, -1, left[1], -2) if len(left) == _JOINED else node.type.shape
+    return edit.add("Reshape", (product,), {"shape": codes}, like=node)
 
 
 def _stacked(edit: Edit, value: Value, shape: Shape) -> Value:
     """All axes but the last two joined to one."""
     count = math.prod(extent or 1 for extent in shape[:-2])
     type_ = edit.type(value).with_shape((count, *shape[-2:]))
-    codes = (-1, *shape[-2:])
+    codes = (-3, -2) if len(shape) == _JOINED else (-1, *shape[-2:])
     return edit.add("Reshape", (value,), {"shape": codes}, type_, like=edit.node(value))
 
 

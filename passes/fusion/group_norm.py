@@ -55,7 +55,7 @@ def _replace(graph: Graph, node: Node, held: Collection[NodeId]) -> None:
         ("Reshape", (), Attrs({"shape": (0, groups, -1)}), by_groups, node),
         ("InstanceNorm", (gamma, beta), _norm_attrs(node), by_groups, node),
         *((other.op, (), other.attrs, by_groups, other) for other in behind),
-        ("Reshape", (), Attrs({"shape": (0, *shape[1:])}), node.type, node),
+        ("reshape_like", (data,), Attrs(), node.type, node),  # for images of any size
     ]
     value = data
     for op, inputs, attrs, type_, origin in steps:

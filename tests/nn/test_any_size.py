@@ -112,6 +112,34 @@ def cnn() -> Any:
     return net
 
 
+def groups() -> Any:
+    net = nn.HybridSequential(prefix="groups_")
+    with net.name_scope():
+        net.add(nn.Conv2D(8, 3, in_channels=3), nn.GroupNorm(2), nn.Activation("relu"))
+        net.add(nn.GlobalAvgPool2D(), nn.Dense(4, in_units=8))
+    return net
+
+
+@mx.util.use_np
+class Heads(mx.gluon.HybridBlock):
+    """Attends in two heads, each with matrices of its own, in ``mx.np``."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="heads_")
+        with self.name_scope():
+            self.keys = nn.Dense(8, flatten=False, in_units=6)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        keys = F.npx.reshape(self.keys(x), (-2, -2, 2, 4)).transpose(0, 2, 1, 3)
+        weights = F.npx.softmax(F.np.matmul(keys, keys.transpose(0, 1, 3, 2)))
+        return F.np.matmul(weights, keys)
+
+
+def heads_call(batch: int, steps: int) -> tuple[Any, ...]:
+    values = np.random.default_rng(batch * steps).normal(size=(batch, steps, 6))
+    return (mx.np.array(values, dtype="float32"),)
+
+
 def lstm() -> Any:
     net = nn.HybridSequential(prefix="lstm_")
     with net.name_scope():
@@ -128,6 +156,8 @@ NETS: dict[str, tuple[Callable[[], Any], Callable[[int, int], tuple[Any, ...]]]]
     "positions": (Positions, float_lengths),
     "mlp": (mlp, of(lambda batch, steps: (batch, steps, 6))),
     "cnn": (cnn, of(lambda batch, steps: (batch, 3, 4 + steps, 4 + steps))),
+    "groups": (groups, of(lambda batch, steps: (batch, 3, 4 + steps, 3 + steps))),
+    "heads": (Heads, heads_call),
     "lstm": (lstm, of(lambda batch, steps: (steps, batch, 6))),
     "encoder": (encoder, of(lambda batch, steps: (4 * batch, steps, 16))),
 }
