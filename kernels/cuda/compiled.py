@@ -172,7 +172,8 @@ class FusedKernel:
     def parameters(self) -> int:
         """How many numbers it takes: addresses of operands, extents, how rows are dealt out."""
         spec = self.spec
-        return len(spec.inputs) + len(spec.outputs) + spec.rank + (0 if is_flat(spec) else 4)
+        dealt = 1 if spec.columns else 0 if is_flat(spec) else 4
+        return len(spec.inputs) + len(spec.outputs) + spec.rank + dealt
 
     def function(self) -> Any:
         """The Python function, for numba to compile."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from graphopt.errors import GraphoptError
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.cuda.compiled import SIMULATED, FusedKernel, Kernel, PartsKernel
 from graphopt.kernels.cuda.device import ACCESS
 from graphopt.kernels.emit.cpu import ITEM_SIZE, storage
 from graphopt.kernels.emit.cuda import Form, in_registers, is_flat, parts
 from graphopt.kernels.expand import collapse, expand
-from graphopt.kernels.spec import KernelSpec, Result, parse
+from graphopt.kernels.spec import KernelSpec, Operand, Result, parse
 
 #: What an argument of a kernel is: the address of an operand, of an area, or a number.
 OPERAND, AREA, NUMBER = 0, 1, 2
@@ -37,6 +36,11 @@ _CHUNKS_OF_BLOCK = (2, 4, 8)
 #: where each block keeps sums, which another kernel has to read.
 _BLOCKS_PER_PROCESSOR = 8
 _BLOCKS_WITH_SUMS = 4
+#: Threads of blocks whose rows lie side by side: across at least, along rows at most, and how many
+#: a multiprocessor should have.
+_FEWEST_ACROSS = 8
+_MOST_ALONG = 16
+_THREADS_OF_PROCESSOR = 1024
 #: Elements whose places are short (:class:`graphopt.kernels.emit.cuda.Form`).
 _SHORT = 1 << 31
 #: What areas begin at multiples of, in bytes.
@@ -98,12 +102,7 @@ def plan_of(
         aligned: whether all operands lie at multiples of 16 bytes.
         processors: multiprocessors of the GPU.
         requests: what to do with each output; by default all are overwritten.
-
-    Raises:
-        GraphoptError: it has columns, which kernels on GPUs have not.
     """
-    if walked.columns:
-        raise GraphoptError(f"no kernel on GPUs reduces axes that are not the last: {walked}")
     return _Planner(walked, space, aligned, processors, requests).plan()
 
 
@@ -145,6 +144,9 @@ class _Planner:
 
     def _launches(self) -> Iterator[Launch]:
         spec, extents = self.spec, self.extents
+        if spec.columns:
+            yield from self._by_columns()
+            return
         form, team = _form(spec, extents, _width(spec, extents, aligned=self.aligned))
         kernel = FusedKernel(spec, form)
         inputs = [(OPERAND, number) for number in range(self.first)]
@@ -176,6 +178,54 @@ class _Planner:
         given = (*inputs, *targets, *((NUMBER, number) for number in dealt))
         yield Launch(kernel, work.blocks, work.threads, given)
         yield from finishes
+
+    def _by_columns(self) -> Iterator[Launch]:
+        """Rows that lie side by side; what is summed over is written whole before."""
+        spec, targets, sums = written_whole(self.spec), list(self.targets), []
+        for place, result in enumerate(self.spec.outputs):
+            if self.spec.summed(result):
+                summand = spec.outputs[place]
+                area = self._area(self._size(summand), self.spec.dtype)
+                sums.append((summand, result, area, targets[place]))
+                targets[place] = area
+        rows, columns = math.prod(self.extents[: spec.row_axis]), self.extents[-1]
+        if rows and columns:
+            threads, tiles = _side_by_side(
+                rows, self.extents[spec.row_axis], columns, self.processors
+            )
+            given = [(OPERAND, number) for number in range(self.first)]
+            given += targets
+            numbers = [(NUMBER, number) for number in (*self.extents, tiles)]
+            yield Launch(
+                FusedKernel(spec, form_of(spec, self.extents)),
+                rows * tiles,
+                threads,
+                (*given, *numbers),
+            )
+        for summand, result, area, target in sums:
+            yield from self._summed(summand, result, area, target)
+
+    def _summed(
+        self, summand: Result, result: Result, area: tuple[int, int], target: tuple[int, int]
+    ) -> Iterator[Launch]:
+        """Add up what was written to an area."""
+        kept = sorted(summand.operand.covers)
+        axes = tuple(kept.index(a) if a in kept else None for a in result.operand.axes)
+        operands = [Operand(self.spec.dtype, tuple(range(len(kept))))]
+        outputs = (Result(0, Operand(result.operand.dtype, axes)),)
+        spec = KernelSpec(self.spec.dtype, len(kept), 0, tuple(operands), (), outputs)
+        space = tuple(self.extents[axis] for axis in kept)
+        plan = plan_of(spec, space, aligned=self.aligned, processors=self.processors)
+        first = len(self.areas)
+        self.areas += plan.areas
+        for launch in plan.launches:
+            arguments = tuple(
+                (area, target)[which] if kind == OPERAND
+                else (AREA, first + which) if kind == AREA
+                else (kind, which)
+                for kind, which in launch.arguments
+            )  # fmt: skip
+            yield replace(launch, arguments=arguments)
 
     def _fill(self, stored: str, target: tuple[int, int], size: int) -> Launch:
         threads = _WARP if SIMULATED else _FLAT_THREADS
@@ -210,6 +260,39 @@ def _finish(
     arguments = (source, target, (NUMBER, count), (NUMBER, size))
     threads = (_WARP, 2 if SIMULATED else 32)
     return Launch(PartsKernel("finish", dtype, stored), -(-size // _WARP), threads, arguments)
+
+
+def written_whole(spec: KernelSpec) -> KernelSpec:
+    """A spec whose outputs are not summed over yet, if kernels with columns compute it."""
+    if not spec.columns:
+        return spec
+    outputs = (_summand(spec, result) if spec.summed(result) else result for result in spec.outputs)
+    return replace(spec, outputs=tuple(outputs))
+
+
+def _summand(spec: KernelSpec, result: Result) -> Result:
+    """An output before it is summed over, in the dtype of the computation."""
+    kept = spec.summed(result) | result.operand.covers
+    return Result(result.value, Operand(spec.dtype, tuple(sorted(kept))))
+
+
+def _side_by_side(
+    rows: int, length: int, columns: int, processors: int
+) -> tuple[tuple[int, int], int]:
+    """Threads of a block, across and along rows, and how many blocks all columns take."""
+    across = _WARP
+    while across > _FEWEST_ACROSS and columns <= across // 2:
+        across //= 2
+    tiles = -(-columns // across)
+    along = 2 if SIMULATED else 4
+    while (
+        not SIMULATED
+        and along < _MOST_ALONG
+        and length > 4 * along
+        and rows * tiles * across * along < processors * _THREADS_OF_PROCESSOR
+    ):
+        along *= 2
+    return (across, along), tiles
 
 
 def form_of(spec: KernelSpec, extents: Sequence[int]) -> Form:
@@ -248,6 +331,8 @@ def _width(spec: KernelSpec, extents: Sequence[int], *, aligned: bool) -> int:
 
 def _form(spec: KernelSpec, extents: Sequence[int], width: int) -> tuple[Form, int]:
     """The form of a kernel and the threads of a team."""
+    if spec.columns:
+        return Form(block=True), _WARP
     if is_flat(spec):
         return Form(width, short=math.prod(extents) < _SHORT), 1
     row = -(-extents[-1] // width)  # in chunks

@@ -14,7 +14,15 @@ from numba import cuda
 from graphopt.errors import InputError
 from graphopt.kernels.cuda.compiled import SIMULATED, FusedKernel, compiled, configured, ptx
 from graphopt.kernels.cuda.device import ACCESS
-from graphopt.kernels.cuda.plan import AREA, OPERAND, Launch, LaunchPlan, form_of, plan_of
+from graphopt.kernels.cuda.plan import (
+    AREA,
+    OPERAND,
+    Launch,
+    LaunchPlan,
+    form_of,
+    plan_of,
+    written_whole,
+)
 from graphopt.kernels.emit.cuda import Form
 from graphopt.kernels.expand import collapse, expand
 from graphopt.kernels.gradient import differentiate
@@ -39,7 +47,7 @@ def compile_ptx(
     Raises:
         GraphoptError: the kernel cannot be compiled.
     """
-    prepared = collapse(expand(walked_of(spec, backward=backward))).spec
+    prepared = written_whole(collapse(expand(walked_of(spec, backward=backward))).spec)
     form = form or form_of(prepared, (512,) * prepared.rank)
     return ptx(FusedKernel(prepared, form), compute_capability)
 

@@ -10,50 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphopt.errors import GraphoptError, ParseError
-from graphopt.kernels.cuda.plan import plan_of
 from graphopt.kernels.expand import collapse
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.plan import inplace_pairs
 from graphopt.kernels.run import Request, run
 from graphopt.kernels.spec import KernelSpec, parse
+from tests.kernels.column_specs import SOFTMAX, SPECS
 from tests.kernels.test_run import assert_near, backward_operands, check, noise
 
-SOFTMAX = "f32[a|b|c] (f32[a,b,c]) { %1 = softmax %0; return %1:f32[a,b,c] }"
-SPECS = {
-    "sum": "f32[a|b|c] (f32[a,b,c]) { %1 = reduce_sum %0; return %1:f32[a,c] }",
-    "softmax": SOFTMAX,
-    "log_softmax": SOFTMAX.replace("softmax", "log_softmax"),
-    "layer norm": (
-        "f32[a|b|c] (f32[a,b,c], f32[b], f32[b]) { %3 = normalize %0 1e-05; %4 = mul %3 %1;"
-        " %5 = add %4 %2; return %5:f32[a,b,c] }"
-    ),
-    # Weights of each element of a row, the same for all rows.
-    "attention": (
-        "f32[a|b|c] (f32[a,b,1], f32[a,b,c]) { %2 = softmax %0; %3 = mul %1 %2;"
-        " %4 = reduce_sum %3; return %4:f32[a,1,c] }"
-    ),
-    "leading axis": (
-        "f32[|a|b] (f32[a,b], f32[b]) { %2 = add %0 %1; %3 = sin %2; %4 = reduce_sum %3;"
-        " %5 = mul %2 %4; return %5:f32[a,b], %4:f32[b] }"
-    ),
-    "all kinds of operands": (
-        "f32[a|b|c] (f32[a,b,c], f32[a,1,1], f32[1,1,c], f32[b,1], f32[1]) { %5 = mul %0 %1;"
-        " %6 = add %5 %2; %7 = mul %6 %3; %8 = square %7; %9 = reduce_sum %8; %10 = sqrt %9;"
-        " %11 = add %10 %4; %12 = div %7 %11; return %12:f32[a,b,c], %11:f32[a,c] }"
-    ),
-    "storage": (
-        "f32[a|b|c] (f16[a,b,c], i32[b,1]) { %2 = mul %0 %1; %3 = softmax %2;"
-        " return %3:f16[a,b,c] }"
-    ),
-    "float64": (
-        "f64[a|b|c] (f64[a,b,c]) { %1 = reduce_min %0; %2 = tanh %1; return %2:f64[a,1,c] }"
-    ),
-    "kept": (  # an exponential that two walks need
-        "f32[a|b|c] (f32[a,b,c], f32[b,1]) { %2 = exp %0; %3 = exp %1; %4 = add %2 %3;"
-        " %5 = reduce_sum %4; %6 = mul %2 %5; %7 = mul %6 %3; %8 = reduce_sum %7; %9 = add %8 %2;"
-        " return %9:f32[a,b,c] }"
-    ),
-}
 SPACES = [(3, 5, 7), (2, 21, 1000), (1, 300, 70), (4, 4, 16), (2, 3, 1), (3, 600, 8)]
 
 
@@ -184,8 +148,3 @@ def test_some_columns_of_a_set_are_refused() -> None:
 def test_texts_that_are_no_specs(text: str, reason: str) -> None:
     with pytest.raises(ParseError, match=reason):
         parse(text)
-
-
-def test_gpus_have_no_such_kernels() -> None:
-    with pytest.raises(GraphoptError, match="not the last"):
-        plan_of(parse(SOFTMAX), (2, 3, 4), aligned=True, processors=1)

@@ -20,6 +20,7 @@ from graphopt.kernels.spec import KernelSpec, parse
 from graphopt.kernels.tree.spec import parse as parse_tree
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.cells import Cell, body_of
+from tests.kernels.column_specs import SPECS as COLUMN_SPECS
 
 SPECS = {
     "chain": "f32[a,b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = add %2 1.5; %4 = tanh %3;"
@@ -95,7 +96,8 @@ def test_the_tree_is_what_the_layer_computes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["cuda_cases.py", "cuda_row_cases.py", "cuda_instruction_cases.py"]
+    "name",
+    ["cuda_cases.py", "cuda_row_cases.py", "cuda_instruction_cases.py", "cuda_column_cases.py"],
 )
 def test_in_the_simulator(name: str) -> None:
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
@@ -235,6 +237,13 @@ def test_ptx_has_one_entry_that_the_bridge_finds(compile_ptx: Any) -> None:
         assert image.count(b".entry") == 1
         assert image.count(entry + b"_param_") >= len(launch.arguments)
         assert native._image(launch.kernel, (8, 0))[0] is image
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_ptx_of_columns(backward: bool, compile_ptx: Any) -> None:
+    ptx = compile_ptx(parse(COLUMN_SPECS["layer norm"]), (7, 0), backward=backward)
+    assert "bar.sync" in ptx
+    assert not re.search(r"\bcall\b|\.local\b", ptx)
 
 
 def test_ptx_of_storage(compile_ptx: Any) -> None:

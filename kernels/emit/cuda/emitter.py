@@ -57,7 +57,7 @@ class Emitter:
         self.spec, self.width = spec, form.width
         self.quotient = "short_quotient" if form.short else "quotient"
         self.first = len(spec.inputs)
-        self.row_axis = spec.rank - 1
+        self.row_axis = spec.row_axis
         self.operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
         self.along = [self.row_axis in axes for axes in spec.varies]
         self.literals: dict[str, str] = {}

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from graphopt.kernels.emit.cuda.emitter import Emitter, Form, in_registers, parts
 from graphopt.kernels.emit.schedule import Loop, schedule
+from graphopt.kernels.emit.source import START
 from graphopt.kernels.spec import KernelSpec
 
 #: Values that the warps of a block tell each other before they take the same shared memory again.
 EXCHANGES = 16
-_START = {"reduce_sum": "0.0", "reduce_prod": "1.0", "reduce_max": "-inf", "reduce_min": "inf"}
 
 
 class Rows(Emitter):
@@ -25,7 +25,7 @@ class Rows(Emitter):
 
     def source(self) -> str:
         """The kernel's, and of the functions over warps that it calls."""
-        used = {step.op for step in self.spec.body if step.op in _START} | {"reduce_sum"}
+        used = {step.op for step in self.spec.body if step.op in START} | {"reduce_sum"}
         kernel = self._assembled(["slots", "per", "segments", "reach"], self._teams)
         return "\n\n".join([*(_warp_function(op) for op in sorted(used)), kernel])
 
@@ -151,7 +151,7 @@ class Rows(Emitter):
     def _starts(self, loop: Loop) -> None:
         for number in loop.reductions:
             op = self.spec.body[number - self.first].op
-            self._line(3, f"v{number} = number({_START[op]})")
+            self._line(3, f"v{number} = number({START[op]})")
         for place in loop.sums:
             if not in_registers(self.spec, place, self.chunks):
                 self._line(3, f"sum{place} = number(0.0)")
@@ -187,7 +187,7 @@ class Rows(Emitter):
         self._line(indent, "cuda.syncthreads()")
         for (name, op), place in zip(values, places, strict=True):
             heard = f"kept[{place * 32} + lane_of_warp]"
-            start = f"number({_START[op]})"
+            start = f"number({START[op]})"
             self._line(indent, f"{name} = warp_{op}({heard} if lane_of_warp < warps else {start})")
 
     def _registers(self, loop: Loop) -> None:
