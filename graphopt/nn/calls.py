@@ -12,8 +12,9 @@ from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, InputError, UnsupportedError
-from graphopt.frontend.gluon import describe, why_not_traceable
+from graphopt.frontend.gluon import describe, why_not_traceable, without_hooks
 from graphopt.nn.config import Config
+from graphopt.nn.initializing import first_call, left_open
 from graphopt.nn.originals import original
 from graphopt.nn.partition import keep_python, looks_up_words, partition
 from graphopt.nn.state import State
@@ -38,6 +39,10 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
     hooked = state.structure.hooked()
     reason = hooked or _why_not_whole(block, state)
     if not reason:
+        if not state.is_initialized:
+            found = first_call(block, state, _whole_python_of(block), args)
+            if found:
+                return found[0]
         try:
             return state.compiled(args)
         except UnsupportedError as error:
@@ -100,6 +105,19 @@ def _python_of(block: Any, own: Any) -> Callable[..., Any]:
     return found
 
 
+def _whole_python_of(block: Any) -> Callable[..., Any]:
+    """As :func:`_python_of`, with what MXNet's own classes do in ``__call__``."""
+    own = original(block)
+    if has_own_call(block):
+        return _python_of(block, own)
+
+    def python(*args: Any) -> Any:
+        with without_hooks(own):
+            return own(*args)
+
+    return python
+
+
 class _Forwarding(threading.local):
     block: Any = None
 
@@ -141,17 +159,14 @@ def _by_its_python(block: Any, args: tuple[Any, ...], error: Exception) -> Any:
         Exception: the error given, as MXNet does not run it either; parameters whose shapes were
             open are so again.
     """
-    parameters = original(block).collect_params().values()
-    deferred = [(p, p._shape, p._deferred_init) for p in parameters if p._deferred_init]
+    own = original(block)
     try:
-        found = _python_of(block, original(block))(*args)
-        for leaf in _leaves([found]):
-            if isinstance(leaf, import_mxnet().nd.NDArray):
-                leaf.wait_to_read()
+        with left_open(own):
+            found = _python_of(block, own)(*args)
+            for leaf in _leaves([found]):
+                if isinstance(leaf, import_mxnet().nd.NDArray):
+                    leaf.wait_to_read()
     except Exception as refusal:
-        for parameter, shape, initialization in deferred:
-            parameter._shape, parameter._deferred_init = shape, initialization
-            parameter._data = parameter._grad = None
         raise error from refusal
     return found
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
-from graphopt.nn.initializing import initialize_unread
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
@@ -52,7 +52,6 @@ class CompiledBlock:
         self._lock = threading.RLock()
         self._signatures = Signatures()
         self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
-        self._uncalled: set[str] = set()  # parameters of layers that calls do not come to
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
         self._memory = ContextPools(config.max_shapes)
@@ -86,7 +85,7 @@ class CompiledBlock:
         key, given = self._signature(args, given, str(layout))
         ctx = key[2]
         entry = self._entries.get(key)
-        start = time.perf_counter() if entry is None else 0.0
+        start = time.perf_counter()
         if entry is None:
             if key[0] == "training" and self._config.plans_memory:
                 self._prepare_memory(key, args, given)
@@ -103,9 +102,27 @@ class CompiledBlock:
         if not entry.refresh(ctx):
             entry = self._rebuilt(key, entry, args, given)
         found = entry.built.run(entry.data(given, ctx))
-        if start:
-            self._compiled(key, entry, given, time.perf_counter() - start)
+        if not entry.has_run:
+            seconds = entry.prepared_s + time.perf_counter() - start
+            self._compiled(key, entry, given, seconds)
         return self._regroup(found, entry.traced.results)
+
+    def alone(self) -> AbstractContextManager[object]:
+        """What nothing is compiled in meanwhile, but by this thread."""
+        return self._lock
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Compile for a call like this one, which was made otherwise.
+
+        Raises:
+            UnsupportedError: the Block cannot be traced.
+        """
+        flat, layout = self._flatten(list(args), "input")
+        given = [array for array in flat if array is not None]
+        key, given = self._signature(args, given, str(layout))
+        start = time.perf_counter()
+        entry = self._compile(key, args, given)
+        entry.prepared_s = time.perf_counter() - start
 
     def entry(self, args: Sequence[Any]) -> Entry | None:
         """What such a call runs as autograd's state is now, if it was compiled."""
@@ -291,7 +308,6 @@ class CompiledBlock:
         if sparse is not None:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
         traced = trace(self._block, args)
-        initialize_unread(self._block, traced, args, self._uncalled)
         arrays = dict(zip(traced.names, given, strict=True))
         return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
 

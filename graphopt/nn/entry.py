@@ -46,6 +46,7 @@ class Entry:
     computed: Sequence[Any] = ()  # parameters that calls read other arrays of
     calls_left: int | None = None  # until it is measured for its own sizes, if it was for others
     has_run: bool = False
+    prepared_s: float = 0.0  # what it took before the call that runs it first
 
     @property
     def result(self) -> Result:
