@@ -11,6 +11,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import descendants
 from graphopt.kernels.bridge.versions import Versions, fit
+from graphopt.nn.settings import settings_of
 
 _PLAIN = (int, float, str, bool, type(None))
 
@@ -21,25 +22,32 @@ def fingerprint(block: Any) -> tuple[Any, ...]:
 
 
 def _of_one(block: Any) -> tuple[Any, ...]:
-    own = _set_by_mxnet(isinstance(block, import_mxnet().gluon.rnn.RecurrentCell))
     return (
         id(block),
         type(block),
         [(name, id(child)) for name, child in block._children.items()],
         [(name, id(p), p.shape, p.dtype) for name, p in block._reg_params.items()],
         bool(block._forward_hooks or block._forward_pre_hooks),
-        [(k, value) for k, value in vars(block).items() if k not in own and _is_plain(value)],
+        _settings(block),
     )
 
 
+def _settings(block: Any) -> Any:
+    """Attributes that its Python may read; of cells those that are no states."""
+    cell = import_mxnet().gluon.rnn.RecurrentCell
+    if not isinstance(block, cell):
+        return settings_of(block)
+    own = _set_by_mxnet()
+    return [(k, value) for k, value in vars(block).items() if k not in own and _is_plain(value)]
+
+
 @cache
-def _set_by_mxnet(is_cell: bool) -> frozenset[str]:
+def _set_by_mxnet() -> frozenset[str]:
     """Attributes that MXNet itself sets, some of them in every call.
 
-    Recurrent cells count their steps and initial states besides, to give names to them.
+    Recurrent cells count their steps and initial states, to give names to them.
     """
-    own = frozenset(vars(import_mxnet().gluon.HybridBlock()))
-    return own | {"_counter", "_init_counter"} if is_cell else own
+    return frozenset(vars(import_mxnet().gluon.HybridBlock())) | {"_counter", "_init_counter"}
 
 
 def _is_plain(value: Any) -> bool:

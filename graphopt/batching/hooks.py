@@ -40,6 +40,7 @@ _default_ctx = mx.Context._default_ctx
 _optimized_call = Optimized.__call__
 _hybrid_call = vars(mx.gluon.HybridBlock).get("__call__")  # MXNet 1.9.1 has none
 _block_call = mx.gluon.Block.__call__
+_block_setattr = mx.gluon.Block.__setattr__
 #: Functions of MXNet that fill an array they have just made.
 _FRESH = (mx.ndarray.ndarray.array.__code__, mx.ndarray.ndarray.full.__code__)
 
@@ -85,6 +86,7 @@ def _install() -> None:
     mx.nd.zeros, mx.nd.ones = _constant_zeros, _constant_ones
     mx.nd.add_n = _fast_sum
     mx.gluon.HybridBlock.__call__ = _hybrid
+    mx.gluon.Block.__setattr__ = _noted_setattr
     Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
     # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
     # everything that lives in the process took a third of the time of recording.
@@ -106,6 +108,7 @@ def _remove() -> None:
         mx.gluon.HybridBlock.__call__ = _hybrid_call
     elif "__call__" in vars(mx.gluon.HybridBlock):
         del mx.gluon.HybridBlock.__call__
+    mx.gluon.Block.__setattr__ = _block_setattr
     Optimized.__call__ = _optimized_call  # type: ignore[method-assign]
     if _collects:
         gc.enable()
@@ -113,6 +116,13 @@ def _remove() -> None:
 
 
 _KIND: Final = Kind(_install, _remove)
+
+
+def _noted_setattr(block: Any, name: str, value: Any) -> None:
+    recorder = ACTIVE.recorder
+    if recorder is not None:
+        recorder.library.note_set(recorder, block, name, value)
+    _block_setattr(block, name, value)
 
 
 def _imperative_invoke(

@@ -18,6 +18,7 @@ from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import descendants, describe
+from graphopt.nn.settings import are_alike, is_setting
 
 #: From a recorder and a call's arguments to its result.
 Entry = Callable[[Recorder, Sequence[Any]], Any]
@@ -70,6 +71,7 @@ class Library:
         self._calls = 0
         self._changes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._strangers: Counter[type] = Counter()
+        self._set_within: weakref.WeakSet[Any] = weakref.WeakSet()
         self._children: set[int] | None = None  # of the net, as of this call
         self._serial = 0  # never starts anew: groups being recorded are known by it
         self.forget()
@@ -80,6 +82,7 @@ class Library:
         self.units: dict[Any, Any] = {}
         self.families: defaultdict[Any, Family] = defaultdict(Family)
         self.traced: dict[Any, Any] = {}
+        self._parts: dict[Any, set[int]] = {}  # of those
         self.plans: dict[Any, Any] = {}
         self.constants = Constants()
         self.numbers: Counter[Any] = Counter()
@@ -100,7 +103,35 @@ class Library:
 
     def is_restless(self, block: Any) -> bool:
         """Whether a Block changes so often that tracing it anew each time is too much."""
-        return self._changes.get(block, 0) > MAX_CHANGES + self._calls / CALLS_PER_CHANGE
+        most = MAX_CHANGES + self._calls / CALLS_PER_CHANGE
+        return block in self._set_within or self._changes.get(block, 0) > most
+
+    def note_set(self, recorder: Recorder, block: Any, name: str, value: Any) -> None:
+        """An attribute of a Block is set within a batch: if it is another, trace the Block no more.
+
+        What was recorded of it goes by the attribute as it was.
+        """
+        if not self.traced or not is_setting(name, value):
+            return
+        if are_alike(getattr(block, name, None), value):
+            return
+        with self.lock:
+            for traced in [part for part in self.traced if self._has(part, block)]:
+                self._set_within.add(traced)
+                self.note(
+                    f"{describe(traced)} is recorded operator by operator: a batch sets {name!r}"
+                )
+                del self.traced[traced]
+                for units in (self.units, recorder.units):
+                    for key in [key for key in units if key[1] is traced]:
+                        del units[key]
+                recorder.reset()  # which finds units faster than by the dict
+
+    def _has(self, traced: Any, block: Any) -> bool:
+        """Whether a Block is one that was traced, or within."""
+        if traced not in self._parts:
+            self._parts[traced] = {id(part) for part in descendants(traced)}
+        return id(block) in self._parts[traced]
 
     def is_fleeting(self, recorder: Recorder, block: Any) -> bool:
         """Whether a Block that was not met before is one of many that the net makes as it runs.

@@ -24,6 +24,7 @@ from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
+from graphopt.nn.settings import Settings
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.pipeline.base import Mode
@@ -307,9 +308,25 @@ class CompiledBlock:
         sparse = next((a for a in given if a.stype != "default"), None)
         if sparse is not None:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
-        traced = trace(self._block, args)
+        traced = self._traced(args)
         arrays = dict(zip(traced.names, given, strict=True))
         return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
+
+    def _traced(self, args: Sequence[Any]) -> Traced:
+        """The Block's Symbol; what its Python does once may be done.
+
+        Raises:
+            UnsupportedError: it cannot be traced, or sets attributes in every call.
+        """
+        before = Settings(self._block)
+        traced = trace(self._block, args)
+        if before.changed():
+            then = Settings(self._block)
+            traced = trace(self._block, args)
+            if names := then.changed():
+                before.restore()
+                raise UnsupportedError(f"{describe(self._block)} sets {names[0]} in every call")
+        return traced
 
     def alike(self, entry: Entry, arrays: dict[str, Any]) -> Entry:
         """The graph of an entry, compiled for other data; it is not kept."""

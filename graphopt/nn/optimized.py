@@ -20,6 +20,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.originals import original
 from graphopt.nn.partition import parts_of, tried_of
+from graphopt.nn.settings import Settings
 from graphopt.nn.state import State
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 #: What is kept beside ``__dict__``, which is the user's object's as well: what graphopt knows, and
 #: that object.
 STATE, OWN = "_graphopt_state", "_graphopt_own"
+
+#: Attributes that are others after fewer calls, more than so often in a row, are not compiled in.
+CALLS_OF_A_SETTING, HASTY_CHANGES = 64, 3
 
 
 class Optimized:
@@ -119,11 +123,27 @@ class Optimized:
     def _graphopt_current(self) -> State:
         """What graphopt knows about this view, nothing if its children are others since."""
         state = self.graphopt_state
-        return state if state.structure.is_same() else self._graphopt_forget()
+        if not state.structure.is_same():
+            return self._graphopt_forget()
+        state.calls += 1
+        # Python that runs reads them itself.
+        return state if state.reason or state.settings.are_same() else self._graphopt_reread(state)
 
-    def _graphopt_forget(self) -> State:
+    def _graphopt_reread(self, before: State) -> State:
+        """Begin anew, as attributes are others; compile nothing if they change all along."""
+        if not before.compiled.entries:
+            before.settings = Settings(self)
+            return before
+        is_hasty = before.calls < CALLS_OF_A_SETTING
+        names = before.settings.changed()
+        state = self._graphopt_forget(before.hasty + 1 if is_hasty else 0)
+        if state.hasty > HASTY_CHANGES and not state.config.strict:
+            state.reason = f"attribute {names[0]} changes from call to call"
+        return state
+
+    def _graphopt_forget(self, hasty: int = 0) -> State:
         """Begin anew, with nothing compiled."""
-        state = State(self, self._graphopt_config)
+        state = State(self, self._graphopt_config, hasty)
         object.__setattr__(self, STATE, state)
         return state
 

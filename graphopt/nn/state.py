@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphopt.nn.compiled import CompiledBlock
 from graphopt.nn.config import Config
+from graphopt.nn.settings import Settings
 from graphopt.nn.structure import Structure
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.base import Mode
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
 class State:
     """What graphopt keeps about one view."""
 
-    def __init__(self, view: Any, config: Config) -> None:
-        """Nothing is compiled before the first call."""
+    def __init__(self, view: Any, config: Config, hasty: int = 0) -> None:
+        """Nothing is compiled before the first call.
+
+        Args:
+            view: whose state it is.
+            config: how it is optimized.
+            hasty: how often in a row attributes were others again soon.
+        """
         self.config = config
+        self.settings = Settings(view)
+        self.calls, self.hasty = 0, hasty  # calls so far
         self.compiled = CompiledBlock(view, config)
         self.fallback: Any = None
         self.structure = Structure(view)

@@ -1,0 +1,251 @@
+"""Attributes that Python of Blocks reads, set between calls, or in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.nn.optimized import CALLS_OF_A_SETTING, HASTY_CHANGES
+from graphopt.nn.settings import Settings
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+class Scaled(mx.gluon.HybridBlock):
+    """Scales by an attribute, which its class has at first."""
+
+    by: Any = 1.0
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        by = self.by
+        while isinstance(by, (list, dict)):
+            by = by[0]
+        return F.tanh(x * (by(2.0) if callable(by) else float(by)))
+
+
+class Net(mx.gluon.HybridBlock):
+    """Has one further in."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.inner = nn.HybridSequential(prefix="inner_")
+            self.inner.add(Scaled(prefix="scaled_"))
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.relu(self.inner(x) + 1)
+
+
+def data() -> Any:
+    return mx.nd.array(np.linspace(-1, 1, 6).reshape(2, 3))
+
+
+def check(fast: Any, plain: Any) -> None:
+    found, want = fast(data()).asnumpy(), plain(data()).asnumpy()
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2.0, 3.0],
+        [np.float32(2), np.float32(3)],
+        [[2.0], [3.0]],
+        [{0: [2.0]}, {0: [3.0]}],
+        [lambda x: x, lambda x: x * x],
+        [2.0, [3.0], np.ones(())],
+    ],
+    ids=["numbers", "numpy", "lists", "dicts", "functions", "kinds"],
+)
+def test_a_value_that_is_set_is_followed(values: list[Any]) -> None:
+    plain = Net()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    for value in values:
+        plain.inner[0].by = value
+        check(fast, plain)
+        check(fast, plain)
+    assert not fast.graphopt_state.reason
+
+
+def test_a_list_that_is_written_into_is_followed() -> None:
+    plain = Net()
+    plain.inner[0].by = [2.0]
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    plain.inner[0].by[0] = 3.0
+    check(fast, plain)
+
+
+def test_a_namespace_is_followed() -> None:
+    class Told(mx.gluon.HybridBlock):
+        def __init__(self, told: Any) -> None:
+            super().__init__()
+            self.told = told
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * self.told.by
+
+    told = SimpleNamespace(by=1.0)
+    plain = Told(told)
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        told.by = by
+        check(fast, plain)
+
+
+def test_an_attribute_that_is_taken_away_is_followed() -> None:
+    plain = Net()
+    plain.inner[0].by = 2.0
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    del plain.inner[0].by
+    check(fast, plain)
+
+
+def test_rates_of_mxnets_layers_are_followed() -> None:
+    plain = nn.HybridSequential()
+    plain.add(nn.Dropout(0.5))
+    fast = graphopt.optimize(plain)
+    for rate in (0.5, 0.1, 0.9):
+        plain[0]._rate = rate
+        with mx.autograd.record():
+            zeros = (fast(mx.nd.ones((100, 100))) == 0).mean().asscalar()
+        assert abs(zeros - rate) < 0.05
+
+
+def test_one_that_changes_all_along_is_not_compiled_in() -> None:
+    plain = Net()
+    fast = graphopt.optimize(plain)
+    for number in range(2 * HASTY_CHANGES + 2):
+        plain.inner[0].by = float(number)
+        check(fast, plain)
+    assert "attribute 'by' of Scaled changes from call to call" in fast.explain()
+
+
+def test_one_that_changes_now_and_then_is() -> None:
+    plain = Net()
+    fast = graphopt.optimize(plain)
+    for number in range(2 * HASTY_CHANGES):
+        plain.inner[0].by = float(number)
+        for _ in range(CALLS_OF_A_SETTING + 1):
+            fast(data())
+        check(fast, plain)
+        assert fast._graphopt_entries()
+
+
+def test_hybridized_nets_keep_them_as_in_mxnet() -> None:
+    plain = Net()
+    plain.hybridize()
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0, 3.0):
+        plain.inner[0].by = by
+        check(fast, plain)
+
+
+def counting(change: Callable[[Any], None]) -> Any:
+    class Counting(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__(prefix="counting_")
+            self.count = 0
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            change(self)
+            return F.tanh(x) * self.count
+
+    return Counting()
+
+
+def counted(block: Any) -> None:
+    block.count += 1
+
+
+def counted_once(block: Any) -> None:
+    block.count = 7
+
+
+def test_what_every_call_sets_is_set_in_every_call() -> None:
+    plain, net = counting(counted), counting(counted)
+    fast = graphopt.optimize(net)
+    for _ in range(6):
+        check(fast, plain)
+    assert net.count == plain.count == 6
+    assert "sets 'count' of Counting in every call" in fast.explain()
+    with pytest.raises(UnsupportedError, match="sets 'count' of Counting in every call"):
+        graphopt.optimize(counting(counted), strict=True)(data())
+
+
+def test_what_a_first_call_sets_is_compiled_in() -> None:
+    plain, net = counting(counted_once), counting(counted_once)
+    fast = graphopt.optimize(net)
+    for _ in range(4):
+        check(fast, plain)
+    assert net.count == 7
+    assert fast._graphopt_entries()
+
+
+def test_children_of_a_plain_block_are_followed() -> None:
+    class Setting(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = Scaled()
+
+        def forward(self, x: Any, by: float) -> Any:
+            self.scaled.by = by
+            return self.scaled(x)
+
+    plain = Setting()
+    for options in ({}, {"record": False}, {"record": True}):
+        fast = graphopt.optimize(plain, **options)
+        for number in range(40):
+            by = (1.0, 2.0, 1.0, 3.0)[number % 4]
+            found, want = fast(data(), by).asnumpy(), plain(data(), by).asnumpy()
+            np.testing.assert_allclose(found, want, rtol=1e-5)
+
+
+def test_what_is_restored() -> None:
+    block, held = Scaled(), [1, {2: 3}]
+    block.by, block.other = held, "a"
+    before = Settings(block)
+    held[1][2], block.new = 4, 5
+    del block.other
+    assert before.changed() == ["'by' of Scaled", "'new' of Scaled", "'other' of Scaled"]
+    before.restore()
+    assert block.by is held
+    assert (held, block.other) == ([1, {2: 3}], "a")
+    assert not hasattr(block, "new")
+    assert before.are_same()
+
+
+@pytest.mark.parametrize("units", [3, 400])
+def test_steps_follow_them(units: int) -> None:
+    def losses(*, optimized: bool) -> list[float]:
+        mx.random.seed(2)
+        net, loss = nn.HybridSequential(prefix="n_"), mx.gluon.loss.L2Loss()
+        with net.name_scope():
+            net.add(nn.Dense(units, in_units=3), Scaled(), nn.Dense(3, in_units=units))
+        net.initialize(mx.init.Normal(0.3))
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.001})
+        step = graphopt.train_step(net, loss, trainer) if optimized else None
+        found = []
+        for number in range(12):
+            net[1].by = 1.0 + number // 3
+            if step is None:
+                with mx.autograd.record():
+                    error = loss(net(data()), data() * 2)
+                error.backward()
+                trainer.step(2)
+            else:
+                error = step(data(), data() * 2)
+            found.append(error.mean().asscalar())
+        return found
+
+    np.testing.assert_allclose(losses(optimized=True), losses(optimized=False), rtol=1e-4)
