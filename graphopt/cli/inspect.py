@@ -115,6 +115,10 @@ def command(
         usage("--budget is of a training step's plan: give --memory and --mode training, too")
     allowed = None if budget is None else _size(budget)
     found = models.load(model, shapes, dtypes)
+    is_fed = allowed is not None or (run and not memory)
+    values = models.feeds(found, params, seed) if is_fed else None
+    if params is not None and not is_fed:
+        models.parameters_of(found, params)  # which may be no file of them
     if memory:
         return show_memory(
             found.graph,
@@ -122,9 +126,8 @@ def command(
             mode,
             as_json=as_json,
             budget=allowed,
-            values=None if allowed is None else models.feeds(found, params, seed),
+            values=None if allowed is None else values,
         )
-    values = models.feeds(found, params, seed) if run else None
     with progress(2 * len(passes), f"inspecting {found.graph.name}") as step:
         seen = inspect(
             found.graph,

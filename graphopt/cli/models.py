@@ -149,8 +149,19 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[A
     if params is None:
         note(f"parameters and data are random (--seed {seed}); --params FILE gives real ones")
         return drawn
+    found = parameters_of(model, params)
+    note(f"parameters are those of {params}, data is random (--seed {seed})")
+    return drawn | {name: array for name, array in found.items() if name in drawn}
+
+
+def parameters_of(model: Model, params: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a file that a model reads.
+
+    Raises:
+        InputError: a parameter is missing in the file, or has another shape.
+    """
     found = read_parameters(params, model.aliases)
-    needed = [n for n in model.graph.inputs if n.op != "data" and n.name in drawn]
+    needed = [node for node in model.graph.inputs if node.op != "data"]
     needed = [n for n in needed if n.name in found or not _is_label(n.name)]
     missing = [node.name for node in needed if node.name not in found]
     if missing:
@@ -162,8 +173,7 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[A
                 f"parameter {node.name!r} has shape {found[node.name].shape} in {params},"
                 f" but {node.type.shape} in the model"
             )
-    note(f"parameters are those of {params}, data is random (--seed {seed})")
-    return drawn | {node.name: found[node.name] for node in needed}
+    return {node.name: found[node.name] for node in needed}
 
 
 def doubt_random(params: str | None) -> None:

@@ -230,8 +230,11 @@ def replacing(path: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="graphopt-") as folder:
             draft = Path(folder) / "draft"
             yield draft
-            with draft.open("rb") as made, path.open("wb") as stream:
-                shutil.copyfileobj(made, stream)
+            try:
+                with draft.open("rb") as made, path.open("wb") as stream:
+                    shutil.copyfileobj(made, stream)
+            except OSError as error:
+                raise GraphoptError(f"cannot write {str(path)!r}: {error.strerror}") from None
         return
     path = _followed(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -18,6 +18,7 @@ from typing import Any
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.kept import without_kept
+from graphopt.frontend.order import noting_order
 from graphopt.frontend.symbol import lift_symbol, with_open_batches
 from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
@@ -34,13 +35,15 @@ class Traced:
     """A Block as a Symbol.
 
     ``names`` are the data inputs in call order, Nones left out; ``results`` is the layout of what
-    the Block returns, ``arguments`` that of what it was given.
+    the Block returns, ``arguments`` that of what it was given. ``waiting`` are lists of parameters
+    that MXNet initializes one after the other in a first call, each in the order of the graph.
     """
 
     symbol: Any
     names: tuple[str, ...]
     results: Format
     arguments: Format = None
+    waiting: tuple[tuple[str, ...], ...] = ()
 
     def is_like(self, other: Traced) -> bool:
         """Whether it is the same graph, of the same arguments."""
@@ -77,6 +80,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
             without_hooks(block),
             composing_copies(block),
             without_kept(descendants(block)) as kept,
+            noting_order(block) as waiting,
         ):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
@@ -91,7 +95,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     # Of a hybridized Block such writes are lost in MXNet, too.
     if not getattr(block, "_active", False) and not _are_same(before, _leaves(inputs)):
         raise UnsupportedError(f"{describe(block)} writes into a list that it is given")
-    return Traced(with_open_batches(group), names, results, layout)
+    return Traced(with_open_batches(group), names, results, layout, tuple(map(tuple, waiting)))
 
 
 def _leaves(inputs: Any) -> Any:

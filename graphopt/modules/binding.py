@@ -19,6 +19,7 @@ mx = import_mxnet()
 
 _DEFAULT_STORAGE = ("0", "-1", "default", "undefined")
 _REQUESTS = "write", "add", "null"
+_NO_ARGUMENTS = "it has no arguments"
 
 
 def _makes_sparse(op: str, attrs: Mapping[str, str]) -> bool:
@@ -74,6 +75,8 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
             InputError: ``grad_req`` has other words than MXNet's, or not as many as arguments.
         """
         reason = self._why_plain(stype_dict, group2ctx)
+        if not self.list_arguments():
+            reason = _NO_ARGUMENTS
         types = None if reason else self._types(kwargs, type_dict)
         if types is None:
             reason = reason or "its shapes or dtypes do not follow from those that were given"
@@ -155,6 +158,9 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
         executor.graphopt_why_plain = f"several of its arguments are named {twice[0]!r}"
         return executor
     arrays = executor.arg_dict
+    if not arrays:
+        executor.graphopt_why_plain = _NO_ARGUMENTS
+        return executor
     gradients = executor.grad_dict if executor.grad_arrays else {}  # None if bound without any
     reason = "its parts run on several contexts" if executor._group2ctx else ""
     for kind in (arrays, gradients, executor.aux_dict):

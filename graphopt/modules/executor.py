@@ -348,7 +348,8 @@ def executor_of(
     Args:
         symbol: what it runs.
         config: what the user asked for.
-        data: names of arguments that change from call to call; all others are parameters.
+        data: names of arguments that change from call to call; all others are parameters. All are,
+            if none is known.
         ctx: where it runs.
         arguments: arrays by name.
         gradients: an array, or None, by the name of the argument.
@@ -356,6 +357,7 @@ def executor_of(
         grad_req: "write", "add" or "null" by the name of the argument.
         shared: one that never runs at the same time, to share memory with.
     """
+    data = [name for name in arguments if name in data] or [*arguments]  # else nothing is called
     params = [name for name in arguments if name not in data]
     own = own_arrays(arguments, gradients, grad_req, params)
     own |= {name: array.detach() for name, array in states.items()}

@@ -14,7 +14,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, InputError, UnsupportedError
 from graphopt.frontend.gluon import describe, why_not_traceable, without_hooks
 from graphopt.nn.config import Config
-from graphopt.nn.initializing import first_call, left_open
+from graphopt.nn.initializing import PythonFirst, first_call, left_open
 from graphopt.nn.originals import original
 from graphopt.nn.partition import keep_python, looks_up_words, partition
 from graphopt.nn.state import State
@@ -39,12 +39,10 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
     hooked = state.structure.hooked()
     reason = hooked or _why_not_whole(block, state)
     if not reason:
-        if not state.is_initialized:
-            found = first_call(block, state, _whole_python_of(block), args)
-            if found:
-                return found[0]
         try:
             return state.compiled(args)
+        except PythonFirst:
+            return first_call(block, state, _whole_python_of(block), args)
         except UnsupportedError as error:
             if state.config.strict:
                 raise

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
+from graphopt.nn.initializing import PythonFirst, drawn_in_order, needs_python
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
@@ -51,6 +51,7 @@ class CompiledBlock:
         self._config = config
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
+        self._python_was_first = False
         self._signatures = Signatures()
         self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
         self.renting = Renting(block.collect_params)
@@ -108,16 +109,13 @@ class CompiledBlock:
             self._compiled(key, entry, given, seconds)
         return self._regroup(found, entry.traced.results)
 
-    def alone(self) -> AbstractContextManager[object]:
-        """What nothing is compiled in meanwhile, but by this thread."""
-        return self._lock
-
     def prepare(self, args: Sequence[Any]) -> None:
-        """Compile for a call like this one, which was made otherwise.
+        """Compile for a call like this one, the first, which the Block's Python has made.
 
         Raises:
             UnsupportedError: the Block cannot be traced.
         """
+        self._python_was_first = True
         flat, layout = self._flatten(list(args), "input")
         given = [array for array in flat if array is not None]
         key, given = self._signature(args, given, str(layout))
@@ -348,7 +346,10 @@ class CompiledBlock:
         with self._mx.autograd.pause():  # which draws no numbers
             arrays |= {name: parameter.data(ctx) for name, parameter in computed.items()}
         graph = lift_traced(self._block, traced, *_types(arrays), computed)
-        parameters = self._parameters(graph, ctx)
+        may_run = not self._python_was_first and not self._config.plans_memory
+        if may_run and needs_python(graph, traced):
+            raise PythonFirst
+        parameters = self._parameters(graph, traced, ctx)
         entry = compile_graph(
             replace(self._config, keeps_operators=_keeps_operators(self._block)),
             graph,
@@ -376,7 +377,7 @@ class CompiledBlock:
         known = self._block.collect_params()
         read = [known[name] for name in traced.symbol.list_inputs() if name in known]
         if any(is_computed(p) and not is_there(p, ctx) for p in read):
-            self._parameters(lift_traced(self._block, traced, *_types(arrays)), ctx)
+            self._parameters(lift_traced(self._block, traced, *_types(arrays)), traced, ctx)
         found = {p.name: p for p in read if is_computed(p) or is_replaced(p, ctx)}
         for name in traced.symbol.list_auxiliary_states():
             if name in found:
@@ -385,7 +386,7 @@ class CompiledBlock:
                 )
         return found
 
-    def _parameters(self, graph: Graph, ctx: Any) -> dict[str, Any]:
+    def _parameters(self, graph: Graph, traced: Traced, ctx: Any) -> dict[str, Any]:
         """The Block's parameters that the graph reads, initialized for good.
 
         Raises:
@@ -393,7 +394,7 @@ class CompiledBlock:
             InputError: or not for this context.
         """
         known = self._block.collect_params()
-        found = {n.name: known[n.name] for n in graph.inputs if n.name in known}
+        found = {name: known[name] for name in drawn_in_order(graph, traced) if name in known}
         for name, parameter in found.items():
             if parameter._deferred_init:
                 parameter.shape = graph.find_input(name).type.shape

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
+from graphopt.analysis.effects import draws_from_stream
 from graphopt.backend.late import wait_for
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, InputError, UnsupportedError
-from graphopt.nn.state import State
+from graphopt.frontend.gluon import Traced
+from graphopt.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from graphopt.nn.state import State
 
 
-def waits(block: Any) -> bool:
-    """Whether a layer waits that MXNet initializes when it is called, not with a graph.
+class PythonFirst(Exception):  # noqa: N818 - no error
+    """A net's Python has to make the first call, as only that initializes it as MXNet does."""
 
-    Hybridized Blocks have the parameters of their graph initialized in its order, as here.
+
+def drawn_in_order(graph: Graph, traced: Traced) -> list[str]:
+    """Parameters that a graph reads, in the order in which MXNet would initialize them.
+
+    That of calls of their Blocks, if the Block that was traced is not hybridized.
     """
-    stack = [block]
-    while stack:
-        part = stack.pop()
-        if getattr(part, "_active", False):
-            continue
-        if any(parameter._deferred_init for parameter in part._reg_params.values()):
-            return True
-        stack.extend(part._children.values())
-    return False
+    names = [node.name for node in graph.inputs]
+    place = {name: at for at, name in enumerate(names)}
+    noted = chain.from_iterable(
+        sorted(part, key=lambda n: place.get(n, 0)) for part in traced.waiting
+    )
+    return [n for n in dict.fromkeys([*noted, *names]) if n in place]
 
 
-def first_call(
-    block: Any, state: State, python: Callable[..., Any], args: Sequence[Any]
-) -> list[Any]:
-    """The result of a first call in which layers are initialized one after the other, if it is one.
+def needs_python(graph: Graph, traced: Traced) -> bool:
+    """Whether weights and other numbers are drawn in turns, or of layers that nobody reads.
 
-    Its Python makes it, as in MXNet: so the numbers that are drawn for weights, and those that the
-    Block draws in between, are those of the seed. The Block is compiled besides.
+    Masks of Dropout are others in compiled graphs.
+    """
+    waiting = {*chain.from_iterable(traced.waiting)}
+    if not waiting:
+        return False
+    is_unread = not waiting <= {node.name for node in graph.inputs}
+    return is_unread or any(draws_from_stream(n.op, n.attrs, n.graphs) for n in graph)
+
+
+def first_call(block: Any, state: State, python: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """The result of a first call that a net's Python makes, as in MXNet; it is compiled besides.
 
     Args:
         block: a view that is compiled whole.
@@ -42,37 +56,11 @@ def first_call(
         python: what MXNet runs in a call of it.
         args: of the call.
 
-    Returns:
-        nothing, or the result.
-
     Raises:
         UnsupportedError: it cannot be compiled, where that was asked for.
     """
-    mx = import_mxnet()
-    flat = [a for a in mx.gluon.block._flatten(list(args), "input")[0] if a is not None]
-    if state.config.plans_memory or not all(isinstance(a, mx.nd.NDArray) for a in flat):
-        return []
-    wait_for(flat)  # before others wait: an operator that calls this net may make it
-    with state.compiled.alone():
-        found = _of_python(block, python, args) if not state.is_initialized else []
-        known = block.collect_params().values()
-        state.is_initialized = bool(found) or all(p._data is not None for p in known)
-    if found:
-        _prepare(block, state, args)
-    return found
-
-
-def _of_python(block: Any, python: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
-    """The result, unless nothing is to be initialized or the call fails, as the graph's will."""
-    if not waits(block):
-        return []
-    with suppress(Exception), left_open(block):
-        return [python(*args)]
-    return []
-
-
-def _prepare(block: Any, state: State, args: Sequence[Any]) -> None:
-    """Compile what was called."""
+    with left_open(block):
+        found = python(*args)
     try:
         # Operators under way may count as writers of parameters.
         for parameter in block.collect_params().values():
@@ -85,6 +73,7 @@ def _prepare(block: Any, state: State, args: Sequence[Any]) -> None:
     except (InputError, GraphError, import_mxnet().MXNetError):
         if state.config.strict:
             raise
+    return found
 
 
 @contextmanager

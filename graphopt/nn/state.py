@@ -33,7 +33,6 @@ class State:
         self.fallback: Any = None
         self.structure = Structure(view)
         self.reason: str | None = None  # why it is taken child by child; None: not asked yet
-        self.is_initialized = False  # whether no layer waits for a first call to tell its shapes
         self.notes: list[str] = []
         self.recorded: RecordedBlock | None = None
         self.ways: dict[Mode, Ways] = {}  # where all of them may be gone

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -305,3 +306,22 @@ def test_parameters_where_names_of_files_are_not_decoded(net, params, tmp_path):
     command = [sys.executable, "-m", "graphopt", "opt", net, *NONE, "--params", path]
     done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, check=False)
     assert (done.returncode, done.stderr.count(b"error")) == (0, 0)
+
+
+@pytest.mark.parametrize("verb", ["inspect", "view"])
+def test_params_are_looked_at_though_nothing_runs(graphopt, net, tmp_path, verb):
+    page = tmp_path / "page.html"
+    more = ("-o", page) if verb == "view" else ()
+    ran = graphopt(verb, net, "-p", "dce", "--no-run", "--params", tmp_path / "none", *more)
+    assert ran.code == 2
+    assert "there is no such file" in ran.err
+    assert not page.exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_device_that_is_full_is_named(graphopt, net):
+    ran = graphopt("opt", net, *NONE, "-o", "/dev/full")
+    assert (ran.code, ran.err) == (
+        1,
+        "graphopt: error: cannot write '/dev/full': No space left on device\n",
+    )
