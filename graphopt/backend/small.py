@@ -68,7 +68,7 @@ _MOVES: Final = frozenset({"Concat", "SliceChannel", "slice_axis", "Embedding"})
 #: Dtypes of the numbers of rows that are looked up.
 _NUMBERS: Final = ("float16", "float32", "float64", "int32", "int64")
 #: Those that have the same numbers in another shape.
-VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze"})
+VIEWS: Final = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"})
 
 
 def runs_by_caller(graph: Graph) -> bool:
@@ -159,7 +159,13 @@ def _fits(graph: Graph, node: Node, _limits: _Limits) -> bool:
         return all(type_.dtype == "float32" for type_ in types)
     if op == "Embedding":
         return types[0].dtype in _NUMBERS
-    return op == FUSED or op in _MOVES or (op in VIEWS and len(node.inputs) == 1)
+    return op == FUSED or op in _MOVES or _is_view(node)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether all it reads is numbers, and of ``reshape_like`` a shape, which is known."""
+    op = canonical(node.op)
+    return op in VIEWS and len(node.inputs) == (2 if op == "reshape_like" else 1)
 
 
 def _learns(graph: Graph, node: Node, limits: _Limits) -> bool:
@@ -175,7 +181,7 @@ def _learns(graph: Graph, node: Node, limits: _Limits) -> bool:
         is_small = (types[1].size or 0) <= limits.weights
         return is_small and all(type_.dtype == "float32" for type_ in types)
     if op in VIEWS:
-        return len(node.inputs) == 1
+        return _is_view(node)
     if op == SEED:
         return limits.draws and node.type.dtype == "int32" and not node.inputs
     if op == DROPOUT:

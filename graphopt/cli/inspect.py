@@ -126,7 +126,7 @@ def command(
             mode,
             as_json=as_json,
             budget=allowed,
-            values=None if allowed is None else values,
+            values=values,
         )
     with progress(2 * len(passes), f"inspecting {found.graph.name}") as step:
         seen = inspect(

@@ -51,14 +51,7 @@ def command(
     if params is not None and not run:
         models.parameters_of(found, params)  # which may be no file of them
     with progress(2 * len(passes), f"inspecting {found.graph.name}") as step:
-        seen = inspect(
-            found.graph,
-            passes,
-            mode=as_mode(mode),
-            feeds=values,
-            run=run,
-            step=step,
-        )
+        seen = inspect(found.graph, passes, mode=as_mode(mode), feeds=values, run=run, step=step)
     with hushed():
         data = page_data(found.graph.name, mode, seen)
     path = Path(output)
