@@ -47,7 +47,10 @@ def _set_by_mxnet() -> frozenset[str]:
 
     Recurrent cells count their steps and initial states, to give names to them.
     """
-    return frozenset(vars(import_mxnet().gluon.HybridBlock())) | {"_counter", "_init_counter"}
+    return frozenset(vars(import_mxnet().gluon.HybridBlock(prefix=""))) | {
+        "_counter",
+        "_init_counter",
+    }
 
 
 def _is_plain(value: Any) -> bool:

@@ -13,18 +13,17 @@ from graphopt.backend.findings import Findings
 from graphopt.backend.late import wait_for
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, UninitializedError, UnsupportedError
+from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
-from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry, compile_graph
-from graphopt.nn.initializing import PythonFirst, drawn_in_order, needs_python
+from graphopt.nn.initializing import PythonFirst, initialized, needs_python
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
-from graphopt.nn.settings import Settings
+from graphopt.nn.settings import steadily_traced
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.pipeline.base import Mode
@@ -306,25 +305,9 @@ class CompiledBlock:
         sparse = next((a for a in given if a.stype != "default"), None)
         if sparse is not None:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
-        traced = self._traced(args)
+        traced = steadily_traced(self._block, args)
         arrays = dict(zip(traced.names, given, strict=True))
         return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
-
-    def _traced(self, args: Sequence[Any]) -> Traced:
-        """The Block's Symbol; what its Python does once may be done.
-
-        Raises:
-            UnsupportedError: it cannot be traced, or sets attributes in every call.
-        """
-        before = Settings(self._block)
-        traced = trace(self._block, args)
-        if before.changed():
-            then = Settings(self._block)
-            traced = trace(self._block, args)
-            if names := then.changed():
-                before.restore()
-                raise UnsupportedError(f"{describe(self._block)} sets {names[0]} in every call")
-        return traced
 
     def alike(self, entry: Entry, arrays: dict[str, Any]) -> Entry:
         """The graph of an entry, compiled for other data; it is not kept."""
@@ -349,7 +332,7 @@ class CompiledBlock:
         may_run = not self._python_was_first and not self._config.plans_memory
         if may_run and needs_python(graph, traced):
             raise PythonFirst
-        parameters = self._parameters(graph, traced, ctx)
+        parameters = initialized(self._block, graph, traced, ctx)
         entry = compile_graph(
             replace(self._config, keeps_operators=_keeps_operators(self._block)),
             graph,
@@ -377,40 +360,13 @@ class CompiledBlock:
         known = self._block.collect_params()
         read = [known[name] for name in traced.symbol.list_inputs() if name in known]
         if any(is_computed(p) and not is_there(p, ctx) for p in read):
-            self._parameters(lift_traced(self._block, traced, *_types(arrays)), traced, ctx)
+            initialized(self._block, lift_traced(self._block, traced, *_types(arrays)), traced, ctx)
         found = {p.name: p for p in read if is_computed(p) or is_replaced(p, ctx)}
         for name in traced.symbol.list_auxiliary_states():
             if name in found:
                 raise UnsupportedError(
                     f"{describe(self._block)} has a state that is computed, parameter {name!r}"
                 )
-        return found
-
-    def _parameters(self, graph: Graph, traced: Traced, ctx: Any) -> dict[str, Any]:
-        """The Block's parameters that the graph reads, initialized for good.
-
-        Raises:
-            UninitializedError: ``initialize()`` was never called.
-            InputError: or not for this context.
-        """
-        known = self._block.collect_params()
-        found = {name: known[name] for name in drawn_in_order(graph, traced) if name in known}
-        for name, parameter in found.items():
-            if parameter._deferred_init:
-                parameter.shape = graph.find_input(name).type.shape
-                parameter._finish_deferred_init()
-            if parameter._data is None:
-                raise UninitializedError(
-                    f"parameter {name!r} of {describe(self._block)} is not initialized:"
-                    " call .initialize() or .load_parameters() first"
-                )
-            if ctx not in parameter.list_ctx():
-                raise InputError(
-                    f"parameter {name!r} of {describe(self._block)} is on"
-                    f" {parameter.list_ctx()}, the input on {ctx}"
-                )
-            if parameter._stype != "default":
-                raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
         return found
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from graphopt.analysis.effects import draws_from_stream
 from graphopt.backend.late import wait_for
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphError, InputError, UnsupportedError
-from graphopt.frontend.gluon import Traced
+from graphopt.errors import GraphError, InputError, UninitializedError, UnsupportedError
+from graphopt.frontend.gluon import Traced, describe
 from graphopt.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -33,6 +33,34 @@ def drawn_in_order(graph: Graph, traced: Traced) -> list[str]:
         sorted(part, key=lambda n: place.get(n, 0)) for part in traced.waiting
     )
     return [n for n in dict.fromkeys([*noted, *names]) if n in place]
+
+
+def initialized(block: Any, graph: Graph, traced: Traced, ctx: Any) -> dict[str, Any]:
+    """The Block's parameters that the graph reads, initialized for good.
+
+    Raises:
+        UninitializedError: ``initialize()`` was never called.
+        InputError: or not for this context.
+    """
+    known = block.collect_params()
+    found = {name: known[name] for name in drawn_in_order(graph, traced) if name in known}
+    for name, parameter in found.items():
+        if parameter._deferred_init:
+            parameter.shape = graph.find_input(name).type.shape
+            parameter._finish_deferred_init()
+        if parameter._data is None:
+            raise UninitializedError(
+                f"parameter {name!r} of {describe(block)} is not initialized:"
+                " call .initialize() or .load_parameters() first"
+            )
+        if ctx not in parameter.list_ctx():
+            raise InputError(
+                f"parameter {name!r} of {describe(block)} is on"
+                f" {parameter.list_ctx()}, the input on {ctx}"
+            )
+        if parameter._stype != "default":
+            raise UnsupportedError(f"parameter {name!r} is stored as {parameter._stype}")
+    return found
 
 
 def needs_python(graph: Graph, traced: Traced) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import enum
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
 from typing import Any, Final
@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+from graphopt.frontend.gluon import Traced, describe, trace
 
 _PLAIN: tuple[type, ...] = (
     int,
@@ -94,6 +96,23 @@ class Settings:
             )
 
 
+def steadily_traced(block: Any, args: Sequence[Any]) -> Traced:
+    """The Block's Symbol; what its Python does once may be done.
+
+    Raises:
+        UnsupportedError: it cannot be traced, or sets attributes in every call.
+    """
+    before = Settings(block)
+    traced = trace(block, args)
+    if before.changed():
+        then = Settings(block)
+        traced = trace(block, args)
+        if names := then.changed():
+            before.restore()
+            raise UnsupportedError(f"{describe(block)} sets {names[0]} in every call")
+    return traced
+
+
 def _nothing(_own: Any) -> tuple[()]:
     return ()
 
@@ -132,7 +151,7 @@ def _is_mxnets(block: Any) -> bool:
 @cache
 def _set_by_mxnet() -> frozenset[str]:
     """Attributes that all Blocks have, and those that calls set."""
-    return frozenset(vars(import_mxnet().gluon.HybridBlock())) | _NOTED
+    return frozenset(vars(import_mxnet().gluon.HybridBlock(prefix=""))) | _NOTED
 
 
 def _is_comparable(value: Any, depth: int = 0) -> bool:
