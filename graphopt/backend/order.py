@@ -29,6 +29,9 @@ _MIB = 1 << 20
 _WORTH = 2 * _MIB
 #: Binding takes longer than in proportion; graphs of more operators keep their order.
 _MOST = 3000
+#: Inputs, and what MXNet marks as backward operators: it takes what such a one waits for for its
+#: forward operator, and reads past the end of that one's inputs.
+_NEVER_WAITING = frozenset({"null", "gather_nd", "scatter_nd"})
 #: For how long orders are tried.
 _LIMIT_S = 1.0
 
@@ -126,7 +129,7 @@ def in_order(
         node = dict(nodes[old])
         node["inputs"] = [[new[source], *rest] for source, *rest in node["inputs"]]
         after = [new[source] for source in node.pop("control_deps", ())]
-        if node["op"] != "null" and node["name"] not in free:
+        if node["op"] not in _NEVER_WAITING and node["name"] not in free:
             if last is not None and last not in (*after, *(read[0] for read in node["inputs"])):
                 after.append(last)
             last = len(made)

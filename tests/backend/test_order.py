@@ -174,6 +174,24 @@ def test_an_operator_of_several_has_the_place_of_the_last() -> None:
     assert not any("control_deps" in node for node in made["nodes"])
 
 
+@pytest.mark.parametrize("op", ["gather_nd", "scatter_nd"])
+def test_what_mxnet_takes_for_backward_operators_waits_for_nothing(op: str) -> None:
+    """It reads inputs that are not there of what such a one waits for, or ends the process."""
+    x, index = mx.sym.var("data"), mx.sym.zeros((1, 64))
+    options = {"shape": (64, 1024)} if op == "scatter_nd" else {}
+    picked = getattr(mx.sym, op)(x, index, **options)
+    symbol = mx.sym.concat(picked, branches(mx.sym, x), mx.sym.exp(picked), dim=1)
+    graph = lift_symbol(symbol, {"data": SHAPE}, {})
+    names = [node.name for node in graph.topological() if node.name][::-1]
+    nodes = in_order(document_of(to_symbol(graph)), names)["nodes"]
+    assert any("control_deps" in node for node in nodes)
+    assert not any("control_deps" in node for node in nodes if node["op"] == op)
+    lowered = lower(graph, engine=CACHED_OP)
+    (found,) = lowered.run({"data": array()})
+    assert lowered.choice.memory
+    np.testing.assert_allclose(found.asnumpy(), symbol.eval(data=array())[0].asnumpy(), rtol=1e-4)
+
+
 def test_small_graphs_and_chains_are_left_alone() -> None:
     x = mx.sym.var("data")
     assert not other_orders(lift_symbol(wide(), {"data": (1, 1024)}, {}))
