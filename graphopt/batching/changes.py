@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from graphopt.batching.native.programs import Parameter
@@ -12,8 +11,6 @@ from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import descendants
 from graphopt.kernels.bridge.versions import Versions, fit
 from graphopt.nn.settings import settings_of
-
-_PLAIN = (int, float, str, bool, type(None))
 
 
 def fingerprint(block: Any) -> tuple[Any, ...]:
@@ -28,36 +25,8 @@ def _of_one(block: Any) -> tuple[Any, ...]:
         [(name, id(child)) for name, child in block._children.items()],
         [(name, id(p), p.shape, p.dtype) for name, p in block._reg_params.items()],
         bool(block._forward_hooks or block._forward_pre_hooks),
-        _settings(block),
+        settings_of(block),
     )
-
-
-def _settings(block: Any) -> Any:
-    """Attributes that its Python may read; of cells those that are no states."""
-    cell = import_mxnet().gluon.rnn.RecurrentCell
-    if not isinstance(block, cell):
-        return settings_of(block)
-    own = _set_by_mxnet()
-    return [(k, value) for k, value in vars(block).items() if k not in own and _is_plain(value)]
-
-
-@cache
-def _set_by_mxnet() -> frozenset[str]:
-    """Attributes that MXNet itself sets, some of them in every call.
-
-    Recurrent cells count their steps and initial states, to give names to them.
-    """
-    return frozenset(vars(import_mxnet().gluon.HybridBlock(prefix=""))) | {
-        "_counter",
-        "_init_counter",
-    }
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it can be compared: arrays, also in tuples, compare element by element."""
-    if type(value) is tuple:
-        return all(_is_plain(item) for item in value)
-    return type(value) in _PLAIN
 
 
 class Watched:

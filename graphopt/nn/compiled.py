@@ -115,20 +115,22 @@ class CompiledBlock:
             UnsupportedError: the Block cannot be traced.
         """
         self._python_was_first = True
-        flat, layout = self._flatten(list(args), "input")
-        given = [array for array in flat if array is not None]
-        key, given = self._signature(args, given, str(layout))
+        key, given = self._signed(args)
         start = time.perf_counter()
         entry = self._compile(key, args, given)
         entry.prepared_s = time.perf_counter() - start
 
     def entry(self, args: Sequence[Any]) -> Entry | None:
         """What such a call runs as autograd's state is now, if it was compiled."""
-        flat, layout = self._flatten(list(args), "input")
-        given = [array for array in flat if array is not None]
-        key, _ = self._signature(args, given, str(layout))
+        key, _ = self._signed(args)
         with self._lock:
             return self._entries.get(key)
+
+    def _signed(self, args: Sequence[Any]) -> tuple[Signature, list[Any]]:
+        """The signature of a call, and its arrays."""
+        flat, layout = self._flatten(list(args), "input")
+        given = [array for array in flat if array is not None]
+        return self._signature(args, given, str(layout))
 
     def _signature(
         self, args: Sequence[Any], given: list[Any], layout: str

@@ -134,8 +134,10 @@ class Optimized:
         if not before.compiled.entries:
             before.settings = Settings(self)
             return before
-        is_hasty = before.calls < CALLS_OF_A_SETTING
         names = before.settings.changed()
+        if not names:  # another thread has set it back
+            return before
+        is_hasty = before.calls < CALLS_OF_A_SETTING
         state = self._graphopt_forget(before.hasty + 1 if is_hasty else 0)
         if state.hasty > HASTY_CHANGES and not state.config.strict:
             state.reason = f"attribute {names[0]} changes from call to call"

@@ -132,9 +132,13 @@ def _not_hybridized(block: Any) -> Iterator[Any]:
 
 def settings_of(block: Any) -> dict[str, Any]:
     """Copies of what can be compared."""
-    if isinstance(block, import_mxnet().gluon.rnn.RecurrentCell) and _is_mxnets(block):
-        return {}  # which keep states and masks as attributes
-    return {n: _copied(v) for n, v in vars(block).items() if is_setting(n, v)}
+    # Cells of MXNet keep states and masks as attributes, None at first.
+    is_cell = isinstance(block, import_mxnet().gluon.rnn.RecurrentCell) and _is_mxnets(block)
+    return {
+        name: _copied(value)
+        for name, value in vars(block).items()
+        if is_setting(name, value) and not (is_cell and value is None)
+    }
 
 
 def is_setting(name: str, value: Any) -> bool:

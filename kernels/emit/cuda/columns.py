@@ -48,10 +48,10 @@ class Columns(Emitter):
                 step = f"e{column}" if column in operand.covers else "1"
                 self._line(1, f"step{number} = {step}")
         for at, loop in enumerate(self.plan.loops):
-            self._row_values(self.plan.before[at])
+            self._row_values(1, self.plan.before[at])
             self._walk(loop)
         for values in self.plan.before[len(self.plan.loops) :]:
-            self._row_values(values)
+            self._row_values(1, values)
         for place in self.plan.row_stores:
             number = self.first + place
             self._line(1, f"if first == 0 and {self._owns(place)}:")
@@ -62,20 +62,13 @@ class Columns(Emitter):
         covers = self.spec.outputs[place].operand.covers
         return "inside" if self.column_axis in covers else "c == 0"
 
-    def _row_values(self, values: list[int]) -> None:
-        for number in values:
-            if number < self.first:
-                self._load(1, number, f"at{number}", [f"v{number}"])
-            else:
-                self._compute(1, number, [""])
-
     def _walk(self, loop: Loop) -> None:
         reductions = [(n, self.spec.body[n - self.first]) for n in loop.reductions]
         for number, step in reductions:
             self._line(1, f"v{number} = number({START[step.op]})")
         self._line(1, "j = first")
         self._line(1, "while j < n:")
-        for number in self._needs(self._read_by(loop), elements=True):
+        for number in self._needs(self._targets(loop), elements=True):
             if number < self.first:
                 self._load(2, number, f"at{number} + j * step{number}", [f"v{number}"])
             else:
@@ -90,11 +83,6 @@ class Columns(Emitter):
         self._line(2, "j += lanes")
         for number, step in reductions:
             self._combine(f"v{number}", step.op)
-
-    def _read_by(self, loop: Loop) -> list[int]:
-        sources = [self.spec.body[number - self.first].args[0] for number in loop.reductions]
-        outputs = [self.spec.outputs[place].value for place in loop.stores]
-        return [*(s for s in sources if isinstance(s, int)), *outputs]
 
     def _combine(self, name: str, op: str) -> None:
         """Combine the values of a row's threads, in the same order for each of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from graphopt.kernels.emit.schedule import Loop
 from graphopt.kernels.emit.source import INFIX, expression
 from graphopt.kernels.spec import Arg, KernelSpec
 
@@ -140,3 +141,17 @@ class Emitter:
                 args = self.spec.body[number - self.first].args
                 pending += [a for a in args if isinstance(a, int)]
         return sorted(found)
+
+    def _row_values(self, indent: int, values: Iterable[int]) -> None:
+        """Values that a row has one of."""
+        for number in values:
+            if number < self.first:
+                self._load(indent, number, f"at{number}", [f"v{number}"])
+            else:
+                self._compute(indent, number, [""])
+
+    def _targets(self, loop: Loop) -> list[int]:
+        """What a walk along a row needs the elements of."""
+        sources = [self.spec.body[number - self.first].args[0] for number in loop.reductions]
+        outputs = [self.spec.outputs[place].value for place in (*loop.stores, *loop.sums)]
+        return [*(s for s in sources if isinstance(s, int)), *outputs]

@@ -125,28 +125,15 @@ class Rows(Emitter):
             self._line(3, f"at{number} = base{number} + at{number}")
         self.held = set()
         for at, loop in enumerate(self.plan.loops):
-            self._row_values(self.plan.before[at])
+            self._row_values(3, self.plan.before[at])
             if self.chunks:
                 self._registers(loop)
             else:
                 self._walk(loop)
         for values in self.plan.before[len(self.plan.loops) :]:
-            self._row_values(values)
+            self._row_values(3, values)
         for place in self.plan.row_stores:
             self._store_row(place)
-
-    def _row_values(self, values: list[int]) -> None:
-        for number in values:
-            if number < self.first:
-                self._load(3, number, f"at{number}", [f"v{number}"])
-            else:
-                self._compute(3, number, [""])
-
-    def _targets(self, loop: Loop) -> list[int]:
-        sources = [self.spec.body[number - self.first].args[0] for number in loop.reductions]
-        places = [*loop.stores, *loop.sums]
-        outputs = [self.spec.outputs[place].value for place in places]
-        return [*(s for s in sources if isinstance(s, int)), *outputs]
 
     def _starts(self, loop: Loop) -> None:
         for number in loop.reductions:
