@@ -10,7 +10,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import descendants
 from graphopt.kernels.bridge.versions import Versions, fit
-from graphopt.nn.settings import settings_of
+from graphopt.nn.settings import held_by, settings_of
 
 
 def fingerprint(block: Any) -> tuple[Any, ...]:
@@ -26,6 +26,7 @@ def _of_one(block: Any) -> tuple[Any, ...]:
         [(name, id(p), p.shape, p.dtype) for name, p in block._reg_params.items()],
         bool(block._forward_hooks or block._forward_pre_hooks),
         settings_of(block),
+        [(id(held), settings_of(held)) for held in held_by(block)],
     )
 
 

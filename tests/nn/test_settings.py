@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import networkx
 import numpy as np
 import pytest
 
@@ -86,20 +88,103 @@ def test_a_list_that_is_written_into_is_followed() -> None:
 
 
 def test_a_namespace_is_followed() -> None:
-    class Told(mx.gluon.HybridBlock):
-        def __init__(self, told: Any) -> None:
-            super().__init__()
-            self.told = told
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.tanh(x) * self.told.by
-
     told = SimpleNamespace(by=1.0)
     plain = Told(told)
     fast = graphopt.optimize(plain)
     for by in (1.0, 2.0):
         told.by = by
         check(fast, plain)
+
+
+class Told(mx.gluon.HybridBlock):
+    """Scales by what it is told."""
+
+    def __init__(self, told: Any) -> None:
+        super().__init__()
+        self.told = told
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.tanh(x) * self.told.by
+
+
+class Constant:
+    """How to scale, of a class of the user's."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+
+@dataclasses.dataclass
+class Configuration:
+    """The same, compared by value."""
+
+    by: float
+    parts: list[Constant] = dataclasses.field(default_factory=list)
+
+
+class Twice(Constant):
+    """Another way to scale, with attributes of the same names and values."""
+
+    @property
+    def by(self) -> float:
+        return 2 * self._by
+
+    @by.setter
+    def by(self, value: float) -> None:
+        self._by = value
+
+
+class Attributes(dict):  # type: ignore[type-arg]
+    """As EasyDict and CfgNode."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [Constant, Configuration, Attributes])
+def test_what_an_object_holds_is_followed(kind: Any) -> None:
+    told = kind(by=1.0)
+    plain = nn.HybridSequential()
+    plain.add(Told(told), Told(told))
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        told.by = by
+        check(fast, plain)
+        check(fast, plain)
+    assert fast._graphopt_entries()
+
+
+def test_other_objects_are_followed() -> None:
+    plain = Told(Configuration(1.0))
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    plain.told = Configuration(1.0)  # equal, and set otherwise afterwards
+    check(fast, plain)
+    for told in (plain.told, Constant(3.0), Twice(3.0)):
+        plain.told = told
+        told.by = 5.0
+        check(fast, plain)
+    assert fast._graphopt_entries()
+
+
+def test_objects_of_objects_are_followed() -> None:
+    class Deep(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * self.told.parts[0].by
+
+    plain = Deep(Configuration(1.0, [Constant(1.0)]))
+    plain.told.parts[0].around = plain.told  # a cycle
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        plain.told.parts[0].by = by
+        check(fast, plain)
+
+
+def test_objects_of_libraries_are_not_looked_at() -> None:
+    graph = networkx.Graph()
+    before = Settings(Told(graph))
+    graph.number = 1
+    assert before.are_same()
 
 
 def test_an_attribute_that_is_taken_away_is_followed() -> None:
@@ -214,11 +299,14 @@ def test_children_of_a_plain_block_are_followed() -> None:
 def test_what_is_restored() -> None:
     block, held = Scaled(), [1, {2: 3}]
     block.by, block.other = held, "a"
+    block.object = held_object = Constant(1.0)
     before = Settings(block)
     held[1][2], block.new = 4, 5
     del block.other
     assert before.changed() == ["'by' of Scaled", "'new' of Scaled", "'other' of Scaled"]
+    held_object.by = 2.0
     before.restore()
+    assert held_object.by == 1.0
     assert block.by is held
     assert (held, block.other) == ([1, {2: 3}], "a")
     assert not hasattr(block, "new")
