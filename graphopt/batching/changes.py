@@ -10,12 +10,14 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import descendants
 from graphopt.kernels.bridge.versions import Versions, fit
-from graphopt.nn.settings import held_by, settings_of
+from graphopt.nn.sources import sources
 
 
 def fingerprint(block: Any) -> tuple[Any, ...]:
     """Equal as long as a Block's graph stays what it is: its children, parameters and settings."""
-    return tuple(_of_one(part) for part in descendants(block))
+    blocks = list(descendants(block))
+    read = [(id(source.owner), source.values()) for source in sources(blocks)]
+    return (*map(_of_one, blocks), read)
 
 
 def _of_one(block: Any) -> tuple[Any, ...]:
@@ -25,8 +27,6 @@ def _of_one(block: Any) -> tuple[Any, ...]:
         [(name, id(child)) for name, child in block._children.items()],
         [(name, id(p), p.shape, p.dtype) for name, p in block._reg_params.items()],
         bool(block._forward_hooks or block._forward_pre_hooks),
-        settings_of(block),
-        [(id(held), settings_of(held)) for held in held_by(block)],
     )
 
 

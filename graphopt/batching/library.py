@@ -18,7 +18,8 @@ from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import descendants, describe
-from graphopt.nn.settings import are_alike, is_setting
+from graphopt.nn.copies import are_alike
+from graphopt.nn.sources import is_setting
 
 #: From a recorder and a call's arguments to its result.
 Entry = Callable[[Recorder, Sequence[Any]], Any]

@@ -140,7 +140,7 @@ class Optimized:
         is_hasty = before.calls < CALLS_OF_A_SETTING
         state = self._graphopt_forget(before.hasty + 1 if is_hasty else 0)
         if state.hasty > HASTY_CHANGES and not state.config.strict:
-            state.reason = f"attribute {names[0]} changes from call to call"
+            state.reason = f"{names[0]} changes from call to call"
         return state
 
     def _graphopt_forget(self, hasty: int = 0) -> State:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +112,8 @@ class Told(mx.gluon.HybridBlock):
 class Constant:
     """How to scale, of a class of the user's."""
 
+    default = 1.0
+
     def __init__(self, by: float) -> None:
         self.by = by
 
@@ -213,7 +217,7 @@ def test_one_that_changes_all_along_is_not_compiled_in() -> None:
     for number in range(2 * HASTY_CHANGES + 2):
         plain.inner[0].by = float(number)
         check(fast, plain)
-    assert "attribute 'by' of Scaled changes from call to call" in fast.explain()
+    assert "'by' of Scaled changes from call to call" in fast.explain()
 
 
 def test_one_that_changes_now_and_then_is() -> None:
@@ -266,6 +270,65 @@ def test_what_every_call_sets_is_set_in_every_call() -> None:
     assert "sets 'count' of Counting in every call" in fast.explain()
     with pytest.raises(UnsupportedError, match="sets 'count' of Counting in every call"):
         graphopt.optimize(counting(counted), strict=True)(data())
+
+
+BY = 1.0
+CALLS = 0
+
+
+def scale(x: Any) -> Any:
+    return x * BY
+
+
+class Global(mx.gluon.HybridBlock):
+    """Reads names of its module, through a function of it, and of another module."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return scale(F.tanh(x)) * helpers.BY * Constant.default + CALLS
+
+
+helpers = types.ModuleType("tests_nn_helpers")
+helpers.BY = 1.0  # type: ignore[attr-defined]
+
+
+def test_names_of_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Global()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "scale", lambda x: x * x)
+    check(fast, plain)
+    monkeypatch.setattr(helpers, "BY", 3.0)
+    check(fast, plain)
+    monkeypatch.setattr(Constant, "default", 4.0)
+    check(fast, plain)
+    assert fast._graphopt_entries()
+    check(graphopt.optimize(plain), plain)
+
+
+def test_names_of_modules_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            global CALLS
+            CALLS += 1
+            return F.tanh(x) * CALLS
+
+    monkeypatch.setattr(sys.modules[__name__], "CALLS", 0)
+    fast = graphopt.optimize(Counted())
+    for number in range(1, 5):
+        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
+    assert "sets 'CALLS' of module" in fast.explain()
+
+
+def test_attributes_of_classes_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Net()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(Scaled, "by", 3.0)
+    check(fast, plain)
+    monkeypatch.setattr(Scaled, "hybrid_forward", lambda self, F, x: F.sin(x))
+    check(fast, plain)
 
 
 def test_what_a_first_call_sets_is_compiled_in() -> None:
