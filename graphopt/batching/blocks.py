@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphopt.batching import special
-from graphopt.batching.changes import fingerprint
+from graphopt.batching.changes import Fingerprint
 from graphopt.batching.entries import Unary
 from graphopt.batching.family import Rented
 from graphopt.batching.layout import Layout, layout_of, regroup
@@ -199,7 +199,7 @@ def _enter(
     found = _made(recorder, block, values, layout, is_new=is_new)
     if found is not _DESCEND:  # else its own Python runs, as it is then
         # Afterwards, as parameters may learn their shapes meanwhile.
-        library.traced[block] = fingerprint(block)
+        library.traced[block] = Fingerprint(block)
     return found
 
 

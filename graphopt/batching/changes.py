@@ -10,14 +10,24 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import descendants
 from graphopt.kernels.bridge.versions import Versions, fit
-from graphopt.nn.sources import sources
+from graphopt.nn.settings import Settings
 
 
-def fingerprint(block: Any) -> tuple[Any, ...]:
-    """Equal as long as a Block's graph stays what it is: its children, parameters and settings."""
-    blocks = list(descendants(block))
-    read = [(id(source.owner), source.values()) for source in sources(blocks)]
-    return (*map(_of_one, blocks), read)
+class Fingerprint:
+    """What a Block's graph is made of: its children, parameters and settings."""
+
+    def __init__(self, block: Any) -> None:
+        """Note them as they are."""
+        self._block, self._parts = block, _parts(block)
+        self._settings = Settings(descendants(block))
+
+    def is_same(self) -> bool:
+        """Whether they are what they were."""
+        return _parts(self._block) == self._parts and self._settings.are_same()
+
+
+def _parts(block: Any) -> list[tuple[Any, ...]]:
+    return [_of_one(part) for part in descendants(block)]
 
 
 def _of_one(block: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphopt.batching.changes import fingerprint
+from graphopt.batching.changes import Fingerprint
 from graphopt.batching.constants import Constants
 from graphopt.batching.family import Family
 from graphopt.batching.kinds import Kind, typed
@@ -18,7 +18,7 @@ from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import descendants, describe
-from graphopt.nn.copies import are_alike
+from graphopt.nn.copies import copied, holds
 from graphopt.nn.sources import is_setting
 
 #: From a recorder and a call's arguments to its result.
@@ -82,7 +82,7 @@ class Library:
         self.entries: dict[Any, Entry] = {}
         self.units: dict[Any, Any] = {}
         self.families: defaultdict[Any, Family] = defaultdict(Family)
-        self.traced: dict[Any, Any] = {}
+        self.traced: dict[Any, Fingerprint] = {}
         self._parts: dict[Any, set[int]] = {}  # of those
         self.plans: dict[Any, Any] = {}
         self.constants = Constants()
@@ -95,7 +95,7 @@ class Library:
         """Forget what was made of Blocks that have changed since."""
         with self.lock:
             self._calls, self._children = self._calls + 1, None
-            changed = [block for block, was in self.traced.items() if fingerprint(block) != was]
+            changed = [block for block, was in self.traced.items() if not was.is_same()]
             for block in changed:
                 self._changes[block] = self._changes.get(block, 0) + 1
             if changed:
@@ -114,7 +114,7 @@ class Library:
         """
         if not self.traced or not is_setting(name, value):
             return
-        if are_alike(getattr(block, name, None), value):
+        if holds(copied(getattr(block, name, None)), value):
             return
         with self.lock:
             for traced in [part for part in self.traced if self._has(part, block)]:

@@ -23,7 +23,7 @@ from graphopt.nn.initializing import PythonFirst, initialized, needs_python
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
-from graphopt.nn.settings import steadily_traced
+from graphopt.nn.settings import steadily_traced, undone
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.pipeline.base import Mode
@@ -44,10 +44,18 @@ _OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
 class CompiledBlock:
     """Compiles a HybridBlock at its first call with a signature and runs it from then on."""
 
-    def __init__(self, block: Any, config: Config) -> None:
-        """Nothing is traced before the first call."""
+    def __init__(self, block: Any, config: Config, on_traced: Callable[[], None]) -> None:
+        """Nothing is traced before the first call.
+
+        Args:
+            block: a HybridBlock.
+            config: how it is compiled.
+            on_traced: is called when Python of it ran, which may have set attributes.
+        """
         self._block = block
         self._config = config
+        self._on_traced = on_traced
+        self._kept: dict[Any, Traced] = {}  # of a Block that MXNet runs as a graph, too
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
         self._python_was_first = False
@@ -156,6 +164,8 @@ class CompiledBlock:
     def _state(self, mode: Mode, layout: str, args: Sequence[Any]) -> State:
         """Autograd's state, or one of an earlier call in which the Block is traced alike."""
         state = self._autograd()
+        if getattr(self._block, "_active", False):
+            state = (False, False)  # MXNet traces it once
         with self._lock:
             known = self._states.setdefault((mode, layout), {})
             if state not in known:
@@ -169,9 +179,27 @@ class CompiledBlock:
         is_recording, is_training = state
         autograd = self._mx.autograd
         scope = autograd.record if is_recording else autograd.pause
-        now = trace(self._block, args)
-        with scope(train_mode=is_training):
-            return now.is_like(trace(self._block, args))
+        with undone(self._block):
+            now = trace(self._block, args)
+            with scope(train_mode=is_training):
+                return now.is_like(trace(self._block, args))
+
+    def _trace(self, args: Sequence[Any], *, may_run: bool = False) -> Traced:
+        """The Block's Symbol, which MXNet keeps for good of a Block that is hybridized.
+
+        Raises:
+            UnsupportedError: it cannot be traced.
+            PythonFirst: its Python has to make this call.
+        """
+        if not getattr(self._block, "_active", False):
+            traced = steadily_traced(self._block, args, may_run=may_run)
+            self._on_traced()
+            return traced
+        flat, layout = self._flatten(list(args), "input")
+        kind = str(layout), *map(type, flat)
+        if kind not in self._kept:
+            self._kept[kind] = trace(self._block, args)
+        return self._kept[kind]
 
     def _prepare_memory(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
@@ -209,9 +237,7 @@ class CompiledBlock:
 
             def plain() -> Plain:
                 # Blocks are traced without shapes.
-                return self.renting.plain(
-                    key, lambda: alike.traced if alike else trace(self._block, args)
-                )
+                return self.renting.plain(key, lambda: alike.traced if alike else self._trace(args))
 
             def as_in_mxnet() -> Callable[[Sequence[Any]], list[Any]] | None:
                 return self.renting.runner(key, given, plain())
@@ -282,6 +308,10 @@ class CompiledBlock:
             if other[:3] == key[:3] and [array[1:] for array in other[3]] == types:
                 yield entry.built.findings
 
+    def _may_run(self) -> bool:
+        """Whether the Block's Python may make a call and be compiled afterwards."""
+        return not self._python_was_first and not self._config.plans_memory
+
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         wait_for(given)  # before others wait: an operator that calls this net may make it
         with self._lock:
@@ -307,7 +337,7 @@ class CompiledBlock:
         sparse = next((a for a in given if a.stype != "default"), None)
         if sparse is not None:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
-        traced = steadily_traced(self._block, args)
+        traced = self._trace(args, may_run=self._may_run())
         arrays = dict(zip(traced.names, given, strict=True))
         return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
 
@@ -331,8 +361,7 @@ class CompiledBlock:
         with self._mx.autograd.pause():  # which draws no numbers
             arrays |= {name: parameter.data(ctx) for name, parameter in computed.items()}
         graph = lift_traced(self._block, traced, *_types(arrays), computed)
-        may_run = not self._python_was_first and not self._config.plans_memory
-        if may_run and needs_python(graph, traced):
+        if self._may_run() and needs_python(graph, traced):
             raise PythonFirst
         parameters = initialized(self._block, graph, traced, ctx)
         entry = compile_graph(

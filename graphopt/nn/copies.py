@@ -7,6 +7,8 @@ import dataclasses
 import enum
 import sys
 import types
+from collections import deque
+from decimal import Decimal
 from functools import cache, partial
 from typing import Any, Final
 
@@ -15,98 +17,143 @@ import numpy as np
 from graphopt.compat import import_mxnet
 
 _SCALARS: Final = {int, float, str, bool, complex, bytes, type(None)}
-_PLAIN: tuple[type, ...] = (*_SCALARS, np.generic, enum.Enum)
+_PLAIN: tuple[type, ...] = (*_SCALARS, np.generic, np.dtype, enum.Enum, range, slice, Decimal)
 _PLAIN += (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, type)
+_WITH_NAN: Final = (float, complex, np.inexact)
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
-#: Lists and the like are looked into if they are no longer than this, and so deep.
-_LONGEST: Final = 32
+#: Lists and the like are looked into if they are no longer than this, and so deep; of others
+#: another object or length is seen.
+_LONGEST: Final = 128
 _DEEPEST: Final = 3
+#: Arrays of numpy are compared by value up to so many bytes.
+_LARGEST: Final = 1024
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _OF_NO_USER: Final = {*sys.stdlib_module_names, "mxnet", "graphopt"} - {"__main__"}
 
 
-class Held:
-    """An object of a class of the user's: another if it is not the same one.
+class _Container:
+    """A list, dict, namespace or the like, as it was; of a long one its length."""
 
-    What it has as attributes is compared for itself, as Blocks hold one configuration in common.
-    """
+    __slots__ = ("items", "keys", "size", "value")
 
-    __slots__ = ("value",)
-    __hash__ = None  # type: ignore[assignment]
+    def __init__(self, value: Any, depth: int) -> None:
+        self.value = value
+        own = _own(value)
+        self.size = len(own)
+        self.keys: Any = None
+        self.items: list[Any] | None = None
+        if self.size > _LONGEST or depth >= _DEEPEST:
+            return
+        if isinstance(own, (set, frozenset)):
+            self.keys = set(own)
+            return
+        if isinstance(own, dict):
+            self.keys, own = list(own), own.values()
+        self.items = [copied(item, depth + 1) for item in own]
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is like that."""
+        if type(value) is not type(self.value) or len(own := _own(value)) != self.size:
+            return False
+        if self.items is None:
+            return value is self.value if self.keys is None else bool(own == self.keys)
+        if self.keys is not None and list(own) != self.keys:
+            return False
+        return all(map(holds, self.items, own if self.keys is None else own.values()))
+
+    def put_back(self) -> Any:
+        """The same object, like that again."""
+        value, own = self.value, _own(self.value)
+        items = [put_back(item) for item in self.items or ()]
+        if self.items is None and self.keys is None:
+            if isinstance(own, list):
+                del own[self.size :]
+        elif isinstance(own, list):
+            own[:] = items
+        elif isinstance(own, (dict, set, deque)):
+            own.clear()
+            if isinstance(own, dict):
+                for key, item in zip(self.keys, items, strict=True):
+                    own[key] = item  # a counter's `update` adds up
+            else:
+                add = own.extend if isinstance(own, deque) else own.update
+                add(items if self.keys is None else self.keys)
+        return value
+
+
+class _Array:
+    """A small array of numpy, as it was."""
+
+    __slots__ = ("numbers", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value, self.numbers = value, value.copy()
 
-    def __eq__(self, other: object) -> bool:
-        return self.value is (other.value if type(other) is Held else other)
+    def holds(self, value: Any) -> bool:
+        """Whether it is like that."""
+        was = self.numbers
+        same = type(value) is type(was) and (value.dtype, value.shape) == (was.dtype, was.shape)
+        return same and value.tobytes() == was.tobytes()
+
+    def put_back(self) -> Any:
+        """The same object, like that again."""
+        if self.value.flags.writeable and self.value.shape == self.numbers.shape:
+            self.value[...] = self.numbers
+        return self.value
 
 
-def is_comparable(value: Any, depth: int = 0) -> bool:
-    """Whether it is a number, a text, a function and the like, or few of these."""
+def is_comparable(value: Any) -> bool:
+    """Whether it is none of MXNet's arrays and Symbols, and holds none: calls make those."""
     if type(value) in _SCALARS:
         return True
-    if type(value) in _NAMESPACES:
-        value = vars(value)
-    if isinstance(value, dict):
-        return is_comparable([*value, *value.values()], depth)
-    if isinstance(value, (list, tuple, set, frozenset)):
-        is_short = len(value) <= _LONGEST and depth < _DEEPEST
-        return is_short and all(is_comparable(item, depth + 1) for item in value)
-    return isinstance(value, _PLAIN) or _is_of_users(value)
+    if isinstance(value, _of_calls()):
+        return False
+    return all(map(is_comparable, _parts(value)))
 
 
-def copied(value: Any) -> Any:
-    """What is comparable as it is now, objects as `Held`."""
-    if type(value) in _NAMESPACES:
-        return type(value)(**copied(vars(value)))
-    if isinstance(value, dict):  # as those of libraries whose keys are attributes
-        return {key: copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [copied(item) for item in value]
-    if type(value) is tuple:
-        return tuple(map(copied, value))
-    if isinstance(value, set):
-        return set(value)
-    return Held(value) if _is_of_users(value) else value
+def copied(value: Any, depth: int = 0) -> Any:
+    """What is needed to tell later whether a value is what it was."""
+    if type(value) in _SCALARS or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST and not value.dtype.hasobject:
+        return _Array(value)
+    if isinstance(value, _CONTAINERS) or type(value) in _NAMESPACES:
+        return _Container(value, depth)
+    return value
 
 
-def put_back(now: Any, copy: Any) -> Any:
-    """What was copied; lists and the like, which others may hold, are set so."""
-    before = _given(copy)
-    if isinstance(now, list) and isinstance(before, list):
-        now[:] = before
-    elif isinstance(now, dict) and isinstance(before, dict):
-        now.clear()
-        now.update(before)
-    elif type(now) is type(before) and type(now) in _NAMESPACES:
-        vars(now).clear()
-        vars(now).update(vars(before))
-    else:
-        return before
-    return now
+def is_copy(copy: Any) -> bool:
+    """Whether what was copied may be written into."""
+    return isinstance(copy, (_Container, _Array))
 
 
-def are_alike(one: Any, other: Any) -> bool:
-    """Equal and of one type; what is no number any more is another."""
-    if one is other:
+def holds(copy: Any, value: Any) -> bool:
+    """Whether a value is what was copied: equal and of one type, or the same object."""
+    if copy is value:
         return True
-    return type(one) is type(other) and bool(one == other)
+    if is_copy(copy):
+        return bool(copy.holds(value))
+    if type(copy) is not type(value) or not isinstance(copy, _PLAIN):
+        return False
+    # Zero has a sign, and what is no number is not equal to itself.
+    return repr(copy) == repr(value) if isinstance(copy, _WITH_NAN) else bool(copy == value)
+
+
+def put_back(copy: Any) -> Any:
+    """What was copied, as it was."""
+    return copy.put_back() if is_copy(copy) else copy
 
 
 def look_for_held(value: Any, found: dict[int, Any], depth: int = 0) -> None:
     """Note objects of the user's classes by id, with those that they hold."""
-    if type(value) in _SCALARS or depth > _DEEPEST + 1 or not is_comparable(value, depth):
+    if type(value) in _SCALARS or depth > _DEEPEST + 1 or id(value) in found:
         return
-    if type(value) in _NAMESPACES:
-        value = vars(value)
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            look_for_held(item, found, depth + 1)
-    elif _is_of_users(value) and id(value) not in found:
+    parts = _parts(value)
+    if _is_of_users(value):
         found[id(value)] = value
-        for part in vars(value).values():
-            look_for_held(part, found, depth + 1)
+        parts = list(vars(value).values())
+    for part in parts:
+        look_for_held(part, found, depth + 1)
 
 
 @cache
@@ -118,15 +165,16 @@ def is_users_module(name: str) -> bool:
     return "-packages" not in file  # of sites and of Debian
 
 
-def _given(copy: Any) -> Any:
-    """What was copied, with the objects themselves."""
-    if type(copy) is Held:
-        return copy.value
-    if type(copy) in _NAMESPACES:
-        return type(copy)(**_given(vars(copy)))
-    if type(copy) is dict:
-        return {key: _given(item) for key, item in copy.items()}
-    return type(copy)(map(_given, copy)) if type(copy) in (list, tuple) else copy
+def _own(value: Any) -> Any:
+    return vars(value) if type(value) in _NAMESPACES else value
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a short list, or the like, holds."""
+    own = _own(value)
+    if isinstance(own, _CONTAINERS) and len(own) <= _LONGEST:
+        return list(own.values() if isinstance(own, dict) else own)
+    return []
 
 
 def _is_of_users(value: Any) -> bool:
@@ -148,6 +196,12 @@ def _is_users_class(cls: type) -> bool:
 
 @cache
 def _never_held() -> tuple[type, ...]:
+    gluon = import_mxnet().gluon
+    mxnets = (*_of_calls(), gluon.Block, gluon.Parameter)
+    return (*_PLAIN, *_CONTAINERS, np.ndarray, BaseException, *mxnets)
+
+
+@cache
+def _of_calls() -> tuple[type, ...]:
     mx = import_mxnet()
-    of_mxnet = (mx.nd.NDArray, mx.sym.Symbol, mx.gluon.Block, mx.gluon.Parameter)
-    return (*_PLAIN, list, tuple, dict, set, frozenset, np.ndarray, BaseException, *of_mxnet)
+    return mx.nd.NDArray, mx.sym.Symbol

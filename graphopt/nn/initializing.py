@@ -89,6 +89,7 @@ def first_call(block: Any, state: State, python: Callable[..., Any], args: Seque
     """
     with left_open(block):
         found = python(*args)
+    state.note_settings()
     try:
         # Operators under way may count as writers of parameters.
         for parameter in block.collect_params().values():

@@ -20,7 +20,6 @@ from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.originals import original
 from graphopt.nn.partition import parts_of, tried_of
-from graphopt.nn.settings import Settings
 from graphopt.nn.state import State
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
@@ -132,14 +131,14 @@ class Optimized:
     def _graphopt_reread(self, before: State) -> State:
         """Begin anew, as attributes are others; compile nothing if they change all along."""
         if not before.compiled.entries:
-            before.settings = Settings(self)
+            before.note_settings()
             return before
         names = before.settings.changed()
         if not names:  # another thread has set it back
             return before
         is_hasty = before.calls < CALLS_OF_A_SETTING
         state = self._graphopt_forget(before.hasty + 1 if is_hasty else 0)
-        if state.hasty > HASTY_CHANGES and not state.config.strict:
+        if state.hasty > HASTY_CHANGES and not (state.config.strict or state.config.plans_memory):
             state.reason = f"{names[0]} changes from call to call"
         return state
 

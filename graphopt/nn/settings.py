@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import getitem, is_
+from typing import Any
 
-from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, trace
-from graphopt.nn.copies import are_alike, put_back
-from graphopt.nn.sources import sources
-
-_ABSENT: Final = object()
+from graphopt.nn.copies import holds, is_copy, put_back
+from graphopt.nn.initializing import PythonFirst
+from graphopt.nn.sources import Source, sources
 
 
 class Settings:
     """Numbers, names, flags and functions that Python of Blocks reads, as they are now.
 
-    MXNet reads them in every call of a Block that is not hybridized; what hybridized ones hold is
-    theirs for good, there as well. Asked at every call, so what is compared is looked up once.
+    Asked at every call, so what is compared is looked up once.
     """
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, blocks: Iterable[Any]) -> None:
         """Note them as they are."""
-        self._sources = sources(_not_hybridized(block))
+        self._sources = sources(blocks)
         self._known = [source.values() for source in self._sources]
-        self._sizes: list[tuple[Mapping[str, Any], int]] = []
-        self._parts: list[tuple[Callable[[Any], Any], Mapping[str, Any], Any]] = []
         self._note()
 
     def are_same(self) -> bool:
-        """Whether none was set otherwise, added or taken away."""
+        """Whether none was set otherwise, written into, added or taken away."""
+        if [*map(len, self._sized)] != self._sizes:
+            return not self.changed()
         try:
-            for own, count in self._sizes:
-                if len(own) != count:
+            if not all(map(is_, map(getitem, self._owns, self._names), self._objects)):
+                return not self.changed()
+            for own, name, copy in self._contents:
+                if not copy.holds(own[name]):
                     return not self.changed()
-            for read, own, known in self._parts:
-                if known != read(own):  # `Held` comes first
-                    return not self.changed()
-        except (KeyError, ValueError, import_mxnet().MXNetError):  # arrays cannot be compared
+        except KeyError:
             return not self.changed()
         return True
 
@@ -48,52 +45,85 @@ class Settings:
         found = [
             source.describe(name)
             for source, known in zip(self._sources, self._known, strict=True)
-            for name in sorted(_unlike(known, source.values()))
+            for name in sorted(_unlike(known, source))
         ]
         if not found:
-            self._note()  # something else was added
+            self._note()  # they are other objects, or something else was added
         return found
 
     def restore(self) -> None:
         """Set them as they were."""
         for source, known in zip(self._sources, self._known, strict=True):
-            for name in _unlike(known, source.values()):
+            for name in _unlike(known, source):
                 if name in known:
-                    source.set(name, put_back(source.own.get(name), known[name]))
+                    source.set(name, put_back(known[name]))
                 else:
                     source.drop(name)
 
     def _note(self) -> None:
-        self._sizes = [(part.own, len(part.own)) for part in self._sources if part.names is None]
-        self._parts = []
-        for source, known in zip(self._sources, self._known, strict=True):
-            values = tuple(known.values())
-            if values:
-                part = values if len(values) != 1 else values[0]
-                self._parts.append((itemgetter(*known), source.own, part))
+        self._sized = [source.own for source in self._sources if source.names is None]
+        self._sizes = [*map(len, self._sized)]
+        known = [
+            (source.own, name, copy)
+            for source, copies in zip(self._sources, self._known, strict=True)
+            for name, copy in copies.items()
+        ]
+        # In lists of their own, which C goes through: most are the objects that they were.
+        self._owns, self._names = [own for own, _, _ in known], [name for _, name, _ in known]
+        self._objects = [own[name] for own, name, _ in known]
+        self._contents = [part for part in known if is_copy(part[2])]
 
 
-def steadily_traced(block: Any, args: Sequence[Any]) -> Traced:
+def settings_read(block: Any) -> Settings:
+    """What MXNet reads in every call.
+
+    What hybridized Blocks hold is theirs for good, there as well.
+    """
+    return Settings(_not_hybridized(block))
+
+
+def steadily_traced(block: Any, args: Sequence[Any], *, may_run: bool = False) -> Traced:
     """The Block's Symbol; what its Python does once may be done.
+
+    Args:
+        block: any HybridBlock.
+        args: arrays, or lists of arrays.
+        may_run: whether its Python may make this call instead.
 
     Raises:
         UnsupportedError: it cannot be traced, or sets something in every call.
+        PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
-    before = Settings(block)
+    before = settings_read(block)
     traced = trace(block, args)
-    if before.changed():
-        then = Settings(block)
-        traced = trace(block, args)
-        if names := then.changed():
-            before.restore()
-            raise UnsupportedError(f"{describe(block)} sets {names[0]} in every call")
-    return traced
+    if not before.changed():
+        return traced
+    then = settings_read(block)
+    again = trace(block, args)
+    if names := then.changed():
+        before.restore()
+        raise UnsupportedError(f"{describe(block)} sets {names[0]} in every call")
+    if may_run and not traced.is_like(again):
+        before.restore()
+        raise PythonFirst
+    return again
 
 
-def _unlike(known: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+@contextmanager
+def undone(block: Any) -> Iterator[None]:
+    """What Python of a Block sets within is set as before."""
+    before = settings_read(block)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+def _unlike(known: Mapping[str, Any], source: Source) -> set[str]:
     """Names whose values are others."""
-    names = {*known, *now}
-    return {n for n in names if not are_alike(known.get(n, _ABSENT), now.get(n, _ABSENT))}
+    now = source.own
+    names = known.keys() | source.names_now()
+    return {n for n in names if n not in known or n not in now or not holds(known[n], now[n])}
 
 
 def _not_hybridized(block: Any) -> Iterator[Any]:

@@ -31,10 +31,17 @@ class Source:
 
     def values(self) -> dict[str, Any]:
         """Copies of those that can be compared."""
-        if self.names is None:
-            return settings_of(self.owner)
+        return {name: copied(self.own[name]) for name in self.names_now()}
+
+    def names_now(self) -> set[str]:
+        """Names of what can be compared."""
         own = self.own
-        return {n: copied(own[n]) for n in self.names if n in own and is_comparable(own[n])}
+        if self.names is not None:
+            return {name for name in self.names if name in own and is_comparable(own[name])}
+        # Cells of MXNet keep states and masks as attributes, None at first.
+        is_cell = isinstance(self.owner, import_mxnet().gluon.rnn.RecurrentCell)
+        keeps = is_cell and _is_mxnets(self.owner)
+        return {n for n, v in own.items() if is_setting(n, v) and not (keeps and v is None)}
 
     def set(self, name: str, value: Any) -> None:
         """Give a name a value."""
@@ -76,21 +83,12 @@ def sources(blocks: Iterable[Any]) -> list[Source]:
     ]
 
 
-def settings_of(owner: Any) -> dict[str, Any]:
-    """Copies of what can be compared, of a Block, an object that it holds, or a class."""
-    # Cells of MXNet keep states and masks as attributes, None at first.
-    is_cell = isinstance(owner, import_mxnet().gluon.rnn.RecurrentCell) and _is_mxnets(owner)
-    return {
-        name: copied(value)
-        for name, value in vars(owner).items()
-        if is_setting(name, value) and not (is_cell and value is None)
-    }
-
-
 def is_setting(name: str, value: Any) -> bool:
     """Whether an attribute is one of the user's that can be compared."""
-    is_users = name not in _set_by_mxnet() and not name.startswith(("_graphopt", "__"))
-    return is_users and is_comparable(value)
+    if name in _set_by_mxnet() or name.startswith(("_graphopt", "__")):
+        return False
+    gluon = import_mxnet().gluon  # which has registers of its own for these
+    return not isinstance(value, (gluon.Block, gluon.Parameter)) and is_comparable(value)
 
 
 def _is_mxnets(block: Any) -> bool:
@@ -124,7 +122,7 @@ def _of_classes(kinds: Iterable[type]) -> tuple[list[type], _Read]:
             value = own[name]
             if isinstance(value, type):
                 classes |= {value: None} if _is_users(value) else {}
-            elif is_comparable(value):
+            elif not isinstance(value, types.ModuleType) and is_comparable(value):
                 read.setdefault(id(own), (own, set()))[1].add(name)
                 stack += [value] if _is_users_function(value) else []
     return list(classes), list(read.values())

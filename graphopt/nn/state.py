@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphopt.nn.compiled import CompiledBlock
 from graphopt.nn.config import Config
-from graphopt.nn.settings import Settings
+from graphopt.nn.settings import settings_read
 from graphopt.nn.structure import Structure
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.base import Mode
@@ -27,15 +27,20 @@ class State:
             hasty: how often in a row attributes were others again soon.
         """
         self.config = config
-        self.settings = Settings(view)
+        self._view = view
+        self.note_settings()
         self.calls, self.hasty = 0, hasty  # calls so far
-        self.compiled = CompiledBlock(view, config)
+        self.compiled = CompiledBlock(view, config, self.note_settings)
         self.fallback: Any = None
         self.structure = Structure(view)
         self.reason: str | None = None  # why it is taken child by child; None: not asked yet
         self.notes: list[str] = []
         self.recorded: RecordedBlock | None = None
         self.ways: dict[Mode, Ways] = {}  # where all of them may be gone
+
+    def note_settings(self) -> None:
+        """Attributes are what they are now."""
+        self.settings = settings_read(self._view)
 
     def compile_whole(self) -> None:
         """Take the Block for one that is compiled whole, whatever was said of it before."""

@@ -1,4 +1,4 @@
-"""Which Blocks a Block consists of, and whether they are what they were."""
+"""Which Blocks a Block consists of, and whether they are as they were."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ class Structure:
         blocks = descendants(block)
         self._below = blocks[1:]
         self._children: list[ValuesView[Any]] = [part._children.values() for part in blocks]
+        # Gluon has them anew whenever it is told to hybridize or not to.
+        self._flagged = [vars(part) for part in blocks if "_flags" in vars(part)]
+        self._flags = [own["_flags"] for own in self._flagged]
+        self._ids = [*map(id, self._flags)]
         self._known = self._found()
         self._hooks = [
             hooks
@@ -29,8 +33,9 @@ class Structure:
         ]
 
     def is_same(self) -> bool:
-        """Whether no Block was added, replaced or taken out."""
-        return self._found() == self._known
+        """Whether no Block was added, replaced, taken out, or hybridized or not."""
+        ids = [id(own["_flags"]) for own in self._flagged]
+        return ids == self._ids and self._found() == self._known
 
     def hooked(self) -> str:
         """Why its code runs call by call: a descendant has hooks; empty if none has."""

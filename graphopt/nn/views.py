@@ -79,8 +79,24 @@ def view_class(
             body[name] = method
     if forward in (hybrid.forward, sequential.forward):
         body["forward"] = _forward(forward)
+    kind: Any = type(cls)
+    if not is_decorated:
+        kind = _OfViews if kind is type else type(kind.__name__, (_OfViews, kind), {})
     # The same name: Gluon derives parameter names from it.
-    return type(cls.__name__, (Optimized, cls), body)
+    made: type = kind(cls.__name__, (Optimized, cls), body)
+    return made
+
+
+class _OfViews(type):
+    """The class of classes of views, of whose instances the user's are some.
+
+    Gluon lets a child be replaced by an instance of its class only.
+    """
+
+    _graphopt_base: type
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return super().__instancecheck__(value) or isinstance(value, cls._graphopt_base)
 
 
 def _has_call(cls: type) -> bool:

@@ -13,6 +13,7 @@ import pytest
 import graphopt
 from graphopt.backend.late import LateError, wait_for
 from graphopt.compat import import_mxnet
+from graphopt.kernels import bridge
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -156,7 +157,7 @@ called = net
 net(x)
 wanted = net(net(x)).asnumpy()  # MXNet itself hangs on one in ten calls through the operator
 called = graphopt.optimize(net)
-faulthandler.dump_traceback_later(60, exit=True)
+faulthandler.dump_traceback_later(120, exit=True)
 for _ in range(8):
     found = called(mx.nd.Custom(x, op_type="graphopt_test_calls")).asnumpy()
     assert abs(found - wanted).max() < 1e-4
@@ -167,6 +168,7 @@ print("done")
 
 @pytest.mark.parametrize("convolutions", [False, True])
 def test_an_input_that_an_operator_makes_by_the_net(convolutions: bool) -> None:
+    bridge.load(mx)  # built before the time runs that a call may take
     script = CALLS.format(convolutions=convolutions)
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],

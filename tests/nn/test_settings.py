@@ -17,7 +17,7 @@ import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.nn.optimized import CALLS_OF_A_SETTING, HASTY_CHANGES
-from graphopt.nn.settings import Settings
+from graphopt.nn.settings import settings_read
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -186,9 +186,12 @@ def test_objects_of_objects_are_followed() -> None:
 
 def test_objects_of_libraries_are_not_looked_at() -> None:
     graph = networkx.Graph()
-    before = Settings(Told(graph))
+    block = Told(graph)
+    before = settings_read(block)
     graph.number = 1
     assert before.are_same()
+    block.told = networkx.Graph()
+    assert before.changed() == ["'told' of Told"]
 
 
 def test_an_attribute_that_is_taken_away_is_followed() -> None:
@@ -363,7 +366,7 @@ def test_what_is_restored() -> None:
     block, held = Scaled(), [1, {2: 3}]
     block.by, block.other = held, "a"
     block.object = held_object = Constant(1.0)
-    before = Settings(block)
+    before = settings_read(block)
     held[1][2], block.new = 4, 5
     del block.other
     assert before.changed() == ["'by' of Scaled", "'new' of Scaled", "'other' of Scaled"]
@@ -374,6 +377,94 @@ def test_what_is_restored() -> None:
     assert (held, block.other) == ([1, {2: 3}], "a")
     assert not hasattr(block, "new")
     assert before.are_same()
+
+
+class Once(mx.gluon.HybridBlock):
+    """Does in its first call what it does not in others."""
+
+    ready = False
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        if not self.ready:
+            self.ready = True
+            return x * 7
+        return F.tanh(x) * 2
+
+
+class Carrying(mx.gluon.HybridBlock):
+    """Takes what the call before has left."""
+
+    scale: Any = None
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        by, self.scale = self.scale or 1.0, 3.0
+        return F.tanh(x) * by
+
+
+@pytest.mark.parametrize("kind", [Once, Carrying])
+def test_what_only_a_first_call_does_is_done_in_it(kind: Any) -> None:
+    plain, own = kind(), kind()
+    fast = graphopt.optimize(own)
+    for _ in range(3):
+        for _ in range(3):
+            check(fast, plain)
+            assert vars(own).get("scale") == vars(plain).get("scale")
+        assert fast._graphopt_entries()
+        for block in (plain, own):
+            block.ready, block.scale = False, None
+
+
+def test_layers_in_lists_are_followed() -> None:
+    class Listed(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Activation("tanh"), nn.Activation("relu")
+            self.order, self.path = [self.one, self.two], {"last": self.one}
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            for layer in self.order:
+                x = layer(x - 0.1)
+            return self.path["last"](x)
+
+    plain = Listed()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    plain.order.reverse()
+    check(fast, plain)
+    plain.path["last"] = plain.two
+    check(fast, plain)
+    plain.order = []
+    check(fast, plain)
+
+
+def test_a_long_list_that_calls_append_to() -> None:
+    class History(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.history = [0] * 200
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            self.history.append(0)
+            return F.tanh(x) * len(self.history)
+
+    plain, own = History(), History()
+    fast = graphopt.optimize(own)
+    for _ in range(4):
+        check(fast, plain)
+    assert len(own.history) == len(plain.history)
+
+
+def test_a_schedule_with_planned_memory() -> None:
+    plain = nn.HybridSequential()
+    plain.add(nn.Dense(4, in_units=3), Scaled())
+    plain.initialize()
+    fast = graphopt.optimize(plain, memory="10MB")
+    for number in range(2 * HASTY_CHANGES + 2):
+        plain[1].by = float(number)
+        with mx.autograd.record():
+            found = fast(data())
+        found.backward()
+        np.testing.assert_allclose(found.asnumpy(), plain(data()).asnumpy(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("units", [3, 400])
