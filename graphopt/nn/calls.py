@@ -200,7 +200,9 @@ def _measured(
     mode = state.config.graph_mode(differentiating=differentiating)
     ways = state.ways.get(mode)
     if ways is None:
-        ways = state.ways.setdefault(mode, Ways(mode, _recorded(block, state).programs))
+        ways = state.ways.setdefault(
+            mode, Ways(mode, _recorded(block, state).programs, state.structure.hybridized())
+        )
 
     def call(way: str) -> Any:
         if way == RECORDED:

@@ -18,6 +18,7 @@ from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, 
 from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
+from graphopt.nn.control_flow import require_steps
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.initializing import PythonFirst, initialized, needs_python
 from graphopt.nn.other_sizes import OtherSizes
@@ -363,6 +364,8 @@ class CompiledBlock:
         graph = lift_traced(self._block, traced, *_types(arrays), computed)
         if self._may_run() and needs_python(graph, traced):
             raise PythonFirst
+        if mode == "training" and not getattr(self._block, "_active", False):
+            require_steps(graph)
         parameters = initialized(self._block, graph, traced, ctx)
         entry = compile_graph(
             replace(self._config, keeps_operators=_keeps_operators(self._block)),

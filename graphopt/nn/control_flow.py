@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import Node
+from graphopt.ir.node import Node, Value
 from graphopt.kernels import bridge
 
 #: MXNet leaves gradients of their inputs unwritten, which the bridge mends.
@@ -23,6 +23,26 @@ def require_gradients(graph: Graph) -> None:
     for node in _with_nested(graph):
         why = _why_no_gradients(node)
         if why:
+            raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
+
+
+def require_steps(graph: Graph) -> None:
+    """Refuse to learn through a loop that may take no step, where Python of a Block may.
+
+    What such a loop emits has no shape, of which MXNet's graphs compute no gradients; Python that
+    reads it fails as well.
+
+    Raises:
+        UnsupportedError: nobody reads what a loop emits; the message names it.
+    """
+    for node in graph:
+        for nested in node.graphs:
+            require_steps(nested)
+        if node.op != "_while_loop":
+            continue
+        emitted = [Value(node.id, at) for at in range(int(node.attrs["num_out_data"]))]
+        if emitted and not any(graph.users(v) or graph.is_output(v) for v in emitted):
+            why = "it emits what nobody reads, and may take no step"
             raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
 
 

@@ -37,6 +37,11 @@ class Structure:
         ids = [id(own["_flags"]) for own in self._flagged]
         return ids == self._ids and self._found() == self._known
 
+    def hybridized(self) -> str:
+        """Which Blocks are, and with what flags."""
+        flags = [own["_active"] and own["_flags"] for own in self._flagged]
+        return str(flags) if any(flags) else ""
+
     def hooked(self) -> str:
         """Why its code runs call by call: a descendant has hooks; empty if none has."""
         return why_hooked(self._below) if any(self._hooks) else ""

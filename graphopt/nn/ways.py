@@ -89,13 +89,20 @@ class Ways:
         why: why it was chosen, if not for these.
     """
 
-    def __init__(self, mode: Mode, programs: Programs) -> None:
-        """``programs``: those of the Block when it is recorded."""
+    def __init__(self, mode: Mode, programs: Programs, hybridized: str) -> None:
+        """Nothing is tried yet.
+
+        Args:
+            mode: of what the Block is called for.
+            programs: those of the Block when it is recorded.
+            hybridized: how Blocks within were, on which the time of their Python depends.
+        """
         self.chosen: str | None = None
         self.best_ms: dict[str, float] = {}
         self.why = ""
         self._mode = mode
         self._programs: Programs | None = programs
+        self._hybridized = hybridized
         self._lock = threading.Lock()
         self._turns: Iterator[_Turn] = iter(())
         self._types: Any = None  # of what is timed
@@ -285,7 +292,7 @@ class Ways:
 
     def _key(self) -> tuple[str, ...]:
         graphs = (fingerprint(entry.original) for entry in self._entries())
-        return ("fastest way", self._mode, *graphs)
+        return ("fastest way", self._mode, self._hybridized, *graphs)
 
 
 def _is_raised_by_user(error: Exception) -> bool:

@@ -91,3 +91,21 @@ def test_a_condition_that_reads_what_the_body_does_not() -> None:
 @pytest.mark.parametrize("f", [branching, looping])
 def test_checked_while_autograd_records(f: Callable[..., Any]) -> None:
     assert_learns(f, graphopt.optimize(Net(f), check=True, strict=True))
+
+
+def test_a_loop_that_takes_no_step() -> None:
+    def doubled(F: Any, x: Any) -> Any:
+        _, (last,) = F.contrib.while_loop(
+            cond=lambda a: F.sum(a) < 8,
+            func=lambda a: ([a * 2], [a * 2]),
+            loop_vars=[x * 1],
+            max_iterations=9,
+        )
+        return last
+
+    net = graphopt.optimize(Net(doubled))
+    for value in (2, 3, 0.5):
+        given = np.full((2, 3), value)
+        for got, want in zip(steps(given, net), steps(given, Net(doubled)), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert "it emits what nobody reads, and may take no step" in net.explain()

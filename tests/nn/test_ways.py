@@ -112,6 +112,23 @@ def test_that_recording_is_the_fastest_is_remembered(told: Any, recorded: float)
     assert not timed
 
 
+def test_blocks_whose_children_are_hybridized_are_others(told: Any) -> None:
+    """Their Python takes another time."""
+    told({RECORDED: 0.5, PLAIN: 0.9, APART: 0.8})
+    plain = made()
+    first = graphopt.optimize(plain)
+    for _ in range(ENOUGH):
+        check(first, plain, data())
+    assert chosen(first) == RECORDED
+    plain.hybridize(static_alloc=True)
+    told({RECORDED: 0.5, PLAIN: 0.1, APART: 0.2})
+    second = graphopt.optimize(plain)
+    for net in (second, first):
+        for _ in range(ENOUGH):
+            check(net, plain, data())
+        assert chosen(net) == PLAIN
+
+
 def test_a_call_of_another_type_does_not_matter(told: Any) -> None:
     """As the last batch of an epoch; two in a row are what is called for now."""
     timed = told({RECORDED: 1.0, PLAIN: 2.0})
