@@ -1,24 +1,21 @@
-"""Where Python of Blocks reads values from: attributes, those of classes, names of modules."""
+"""Where Python of Blocks reads values from: attributes, those of classes, names by functions."""
 
 from __future__ import annotations
 
-import dis
-import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache, lru_cache
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Any, Final
 
 from graphopt.compat import import_mxnet
-from graphopt.nn.copies import copied, is_comparable, is_users_module, look_for_held
+from graphopt.nn.copies import copied, is_comparable, look_for_held
+from graphopt.nn.names_read import Enclosing, is_users, names_read
 
 #: What layers and cells of MXNet note of a call.
 _NOTED: Final = {"skip_states", "_counter", "_init_counter", "_modified"}
-#: Functions called by functions and so on are looked into up to so many.
-_MOST_FUNCTIONS: Final = 256
 
 
 class Source:
-    """Names and values of one Block, object, class or module.
+    """Names and values of one Block, object, class or module, or around one function.
 
     Attributes:
         own: by name, as they are at any time.
@@ -27,7 +24,7 @@ class Source:
 
     def __init__(self, owner: Any, names: Collection[str] | None = None) -> None:
         self.owner, self.names = owner, names
-        self.own: Mapping[str, Any] = owner if isinstance(owner, dict) else vars(owner)
+        self.own: Mapping[str, Any] = vars(owner) if names is None else owner
 
     def values(self) -> dict[str, Any]:
         """Copies of those that can be compared."""
@@ -59,26 +56,31 @@ class Source:
 
     def describe(self, name: str) -> str:
         """A name and whose it is."""
-        if isinstance(self.owner, dict):
+        if isinstance(self.owner, Enclosing):
+            return f"{name!r} around {self.owner.function.__qualname__}"
+        if self.owner is self.own:
             return f"{name!r} of module {self.owner.get('__name__')}"
         cls = self.owner if isinstance(self.owner, type) else type(self.owner)
         return f"{name!r} of {cls.__name__}"
 
 
 def sources(blocks: Iterable[Any]) -> list[Source]:
-    """Of Blocks: their own, those of objects they hold, of their classes, of modules they read."""
+    """Of Blocks: their own, those of objects they hold, of their classes, of what these read."""
     held: dict[int, Any] = {}
     found = list(blocks)
     for block in found:
         for name, value in vars(block).items():
             if name not in _set_by_mxnet():
                 look_for_held(value, held)
-    classes, read = _of_classes({type(part): None for part in (*found, *held.values())})
+    parts = (*found, *held.values())
+    kinds = {cls: None for kind in map(type, parts) for cls in kind.__mro__ if is_users(cls)}
+    functions = [v for owner in (*parts, *kinds) for v in vars(owner).values()]
+    read, classes = names_read(functions)
     for own, names in read:
         for name in names & own.keys():
             look_for_held(own[name], held)
     return [
-        *map(Source, (*found, *held.values(), *classes)),
+        *map(Source, (*found, *held.values(), *(kinds | classes))),
         *(Source(own, names) for own, names in read),
     ]
 
@@ -100,69 +102,3 @@ def _is_mxnets(block: Any) -> bool:
 def _set_by_mxnet() -> frozenset[str]:
     """Attributes that all Blocks have, and those that calls set."""
     return frozenset(vars(import_mxnet().gluon.HybridBlock(prefix=""))) | _NOTED
-
-
-#: Names that functions read, by the namespace of their module.
-_Read = list[tuple[dict[str, Any], set[str]]]
-
-
-def _of_classes(kinds: Iterable[type]) -> tuple[list[type], _Read]:
-    """The user's classes among these and their bases, and names that their functions read."""
-    classes = {cls: None for kind in kinds for cls in kind.__mro__ if _is_users(cls)}
-    functions = [value for cls in classes for value in vars(cls).values()]
-    stack = [function for function in functions if _is_users_function(function)]
-    seen: set[types.CodeType] = set()
-    read: dict[int, tuple[dict[str, Any], set[str]]] = {}
-    while stack and len(seen) < _MOST_FUNCTIONS:
-        function = stack.pop()
-        if function.__code__ in seen:
-            continue
-        seen.add(function.__code__)
-        for own, name in _reads(function):
-            value = own[name]
-            if isinstance(value, type):
-                classes |= {value: None} if _is_users(value) else {}
-            elif not isinstance(value, types.ModuleType) and is_comparable(value):
-                read.setdefault(id(own), (own, set()))[1].add(name)
-                stack += [value] if _is_users_function(value) else []
-    return list(classes), list(read.values())
-
-
-def _is_users(part: Any) -> bool:
-    return is_users_module(part.__module__ or "graphopt")
-
-
-def _is_users_function(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and _is_users(value)
-
-
-def _reads(function: types.FunctionType) -> Iterator[tuple[dict[str, Any], str]]:
-    """Names of modules that a function reads, its own one and those it reads by name."""
-    own = function.__globals__
-    for name, attributes in _names_in(function.__code__).items():
-        value = own.get(name, own)
-        if value is own:
-            continue
-        yield own, name
-        if isinstance(value, types.ModuleType) and is_users_module(value.__name__):
-            yield from ((vars(value), part) for part in attributes if hasattr(value, part))
-
-
-@lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> dict[str, set[str]]:
-    """Global names in a function and those within it, and the attributes read of each."""
-    found: dict[str, set[str]] = {}
-    name = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL"):
-            name = instruction.argval
-            found.setdefault(name, set())
-        else:
-            if name and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                found[name].add(instruction.argval)
-            name = None
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            for key, attributes in _names_in(inner).items():
-                found.setdefault(key, set()).update(attributes)
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -308,6 +309,55 @@ def test_names_of_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     check(fast, plain)
     assert fast._graphopt_entries()
     check(graphopt.optimize(plain), plain)
+
+
+def test_variables_of_enclosing_functions_are_followed() -> None:
+    by = 2.0
+
+    def scaled(x: Any) -> Any:
+        return x * by
+
+    class Within(mx.gluon.HybridBlock):
+        @property
+        def scale(self) -> float:
+            return by
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return scaled(F.tanh(x)) * self.scale
+
+    plain = Within()
+    fast = graphopt.optimize(plain)
+    for value in (2.0, 3.0):
+        by = value
+        check(fast, plain)
+        check(fast, plain)
+    assert fast._graphopt_entries()
+
+
+def test_variables_that_calls_set() -> None:
+    calls = 0
+
+    class Counted(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return F.tanh(x) * calls
+
+    fast = graphopt.optimize(Counted())
+    for number in range(1, 5):
+        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
+    assert "sets 'calls' around" in fast.explain()
+
+
+@pytest.mark.parametrize("make", [lambda f: f, lambda f: functools.partial(f)], ids=["own", "part"])
+def test_functions_that_layers_hold(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = make(lambda F, x: F.tanh(x) * BY)
+    held.__name__ = "held"
+    plain = nn.HybridLambda(held)
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
+    check(fast, plain)
 
 
 def test_names_of_modules_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
