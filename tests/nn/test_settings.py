@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import sys
-import types
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import networkx
 import numpy as np
 import pytest
 
@@ -19,43 +13,10 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.nn.optimized import CALLS_OF_A_SETTING, HASTY_CHANGES
 from graphopt.nn.settings import settings_read
+from tests.nn.settings_support import Constant, Net, Scaled, check, data
 
 mx = import_mxnet()
 nn = mx.gluon.nn
-
-
-class Scaled(mx.gluon.HybridBlock):
-    """Scales by an attribute, which its class has at first."""
-
-    by: Any = 1.0
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        by = self.by
-        while isinstance(by, (list, dict)):
-            by = by[0]
-        return F.tanh(x * (by(2.0) if callable(by) else float(by)))
-
-
-class Net(mx.gluon.HybridBlock):
-    """Has one further in."""
-
-    def __init__(self) -> None:
-        super().__init__(prefix="net_")
-        with self.name_scope():
-            self.inner = nn.HybridSequential(prefix="inner_")
-            self.inner.add(Scaled(prefix="scaled_"))
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return F.relu(self.inner(x) + 1)
-
-
-def data() -> Any:
-    return mx.nd.array(np.linspace(-1, 1, 6).reshape(2, 3))
-
-
-def check(fast: Any, plain: Any) -> None:
-    found, want = fast(data()).asnumpy(), plain(data()).asnumpy()
-    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -88,111 +49,6 @@ def test_a_list_that_is_written_into_is_followed() -> None:
     check(fast, plain)
     plain.inner[0].by[0] = 3.0
     check(fast, plain)
-
-
-def test_a_namespace_is_followed() -> None:
-    told = SimpleNamespace(by=1.0)
-    plain = Told(told)
-    fast = graphopt.optimize(plain)
-    for by in (1.0, 2.0):
-        told.by = by
-        check(fast, plain)
-
-
-class Told(mx.gluon.HybridBlock):
-    """Scales by what it is told."""
-
-    def __init__(self, told: Any) -> None:
-        super().__init__()
-        self.told = told
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return F.tanh(x) * self.told.by
-
-
-class Constant:
-    """How to scale, of a class of the user's."""
-
-    default = 1.0
-
-    def __init__(self, by: float) -> None:
-        self.by = by
-
-
-@dataclasses.dataclass
-class Configuration:
-    """The same, compared by value."""
-
-    by: float
-    parts: list[Constant] = dataclasses.field(default_factory=list)
-
-
-class Twice(Constant):
-    """Another way to scale, with attributes of the same names and values."""
-
-    @property
-    def by(self) -> float:
-        return 2 * self._by
-
-    @by.setter
-    def by(self, value: float) -> None:
-        self._by = value
-
-
-class Attributes(dict):  # type: ignore[type-arg]
-    """As EasyDict and CfgNode."""
-
-    __getattr__ = dict.__getitem__
-    __setattr__ = dict.__setitem__  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize("kind", [Constant, Configuration, Attributes])
-def test_what_an_object_holds_is_followed(kind: Any) -> None:
-    told = kind(by=1.0)
-    plain = nn.HybridSequential()
-    plain.add(Told(told), Told(told))
-    fast = graphopt.optimize(plain)
-    for by in (1.0, 2.0):
-        told.by = by
-        check(fast, plain)
-        check(fast, plain)
-    assert fast._graphopt_entries()
-
-
-def test_other_objects_are_followed() -> None:
-    plain = Told(Configuration(1.0))
-    fast = graphopt.optimize(plain)
-    check(fast, plain)
-    plain.told = Configuration(1.0)  # equal, and set otherwise afterwards
-    check(fast, plain)
-    for told in (plain.told, Constant(3.0), Twice(3.0)):
-        plain.told = told
-        told.by = 5.0
-        check(fast, plain)
-    assert fast._graphopt_entries()
-
-
-def test_objects_of_objects_are_followed() -> None:
-    class Deep(Told):
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return F.tanh(x) * self.told.parts[0].by
-
-    plain = Deep(Configuration(1.0, [Constant(1.0)]))
-    plain.told.parts[0].around = plain.told  # a cycle
-    fast = graphopt.optimize(plain)
-    for by in (1.0, 2.0):
-        plain.told.parts[0].by = by
-        check(fast, plain)
-
-
-def test_objects_of_libraries_are_not_looked_at() -> None:
-    graph = networkx.Graph()
-    block = Told(graph)
-    before = settings_read(block)
-    graph.number = 1
-    assert before.are_same()
-    block.told = networkx.Graph()
-    assert before.changed() == ["'told' of Told"]
 
 
 def test_an_attribute_that_is_taken_away_is_followed() -> None:
@@ -274,114 +130,6 @@ def test_what_every_call_sets_is_set_in_every_call() -> None:
     assert "sets 'count' of Counting in every call" in fast.explain()
     with pytest.raises(UnsupportedError, match="sets 'count' of Counting in every call"):
         graphopt.optimize(counting(counted), strict=True)(data())
-
-
-BY = 1.0
-CALLS = 0
-
-
-def scale(x: Any) -> Any:
-    return x * BY
-
-
-class Global(mx.gluon.HybridBlock):
-    """Reads names of its module, through a function of it, and of another module."""
-
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return scale(F.tanh(x)) * helpers.BY * Constant.default + CALLS
-
-
-helpers = types.ModuleType("tests_nn_helpers")
-helpers.BY = 1.0  # type: ignore[attr-defined]
-
-
-def test_names_of_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Global()
-    fast = graphopt.optimize(plain)
-    check(fast, plain)
-    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
-    check(fast, plain)
-    monkeypatch.setattr(sys.modules[__name__], "scale", lambda x: x * x)
-    check(fast, plain)
-    monkeypatch.setattr(helpers, "BY", 3.0)
-    check(fast, plain)
-    monkeypatch.setattr(Constant, "default", 4.0)
-    check(fast, plain)
-    assert fast._graphopt_entries()
-    check(graphopt.optimize(plain), plain)
-
-
-def test_variables_of_enclosing_functions_are_followed() -> None:
-    by = 2.0
-
-    def scaled(x: Any) -> Any:
-        return x * by
-
-    class Within(mx.gluon.HybridBlock):
-        @property
-        def scale(self) -> float:
-            return by
-
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            return scaled(F.tanh(x)) * self.scale
-
-    plain = Within()
-    fast = graphopt.optimize(plain)
-    for value in (2.0, 3.0):
-        by = value
-        check(fast, plain)
-        check(fast, plain)
-    assert fast._graphopt_entries()
-
-
-def test_variables_that_calls_set() -> None:
-    calls = 0
-
-    class Counted(mx.gluon.HybridBlock):
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            return F.tanh(x) * calls
-
-    fast = graphopt.optimize(Counted())
-    for number in range(1, 5):
-        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
-    assert "sets 'calls' around" in fast.explain()
-
-
-@pytest.mark.parametrize("make", [lambda f: f, lambda f: functools.partial(f)], ids=["own", "part"])
-def test_functions_that_layers_hold(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = make(lambda F, x: F.tanh(x) * BY)
-    held.__name__ = "held"
-    plain = nn.HybridLambda(held)
-    fast = graphopt.optimize(plain)
-    check(fast, plain)
-    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
-    check(fast, plain)
-
-
-def test_names_of_modules_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counted(mx.gluon.HybridBlock):
-        def hybrid_forward(self, F: Any, x: Any) -> Any:
-            global CALLS
-            CALLS += 1
-            return F.tanh(x) * CALLS
-
-    monkeypatch.setattr(sys.modules[__name__], "CALLS", 0)
-    fast = graphopt.optimize(Counted())
-    for number in range(1, 5):
-        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
-    assert "sets 'CALLS' of module" in fast.explain()
-
-
-def test_attributes_of_classes_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Net()
-    fast = graphopt.optimize(plain)
-    check(fast, plain)
-    monkeypatch.setattr(Scaled, "by", 3.0)
-    check(fast, plain)
-    monkeypatch.setattr(Scaled, "hybrid_forward", lambda self, F, x: F.sin(x))
-    check(fast, plain)
 
 
 def test_what_a_first_call_sets_is_compiled_in() -> None:

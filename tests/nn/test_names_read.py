@@ -1,0 +1,126 @@
+"""Names that functions of Blocks read, set between calls, or in them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from tests.nn.settings_support import Constant, Net, Scaled, check, data
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+BY = 1.0
+CALLS = 0
+
+
+def scale(x: Any) -> Any:
+    return x * BY
+
+
+class Global(mx.gluon.HybridBlock):
+    """Reads names of its module, through a function of it, and of another module."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return scale(F.tanh(x)) * helpers.BY * Constant.default + CALLS
+
+
+helpers = types.ModuleType("tests_nn_helpers")
+helpers.BY = 1.0  # type: ignore[attr-defined]
+
+
+def test_names_of_modules_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Global()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "scale", lambda x: x * x)
+    check(fast, plain)
+    monkeypatch.setattr(helpers, "BY", 3.0)
+    check(fast, plain)
+    monkeypatch.setattr(Constant, "default", 4.0)
+    check(fast, plain)
+    assert fast._graphopt_entries()
+    check(graphopt.optimize(plain), plain)
+
+
+def test_variables_of_enclosing_functions_are_followed() -> None:
+    by = 2.0
+
+    def scaled(x: Any) -> Any:
+        return x * by
+
+    class Within(mx.gluon.HybridBlock):
+        @property
+        def scale(self) -> float:
+            return by
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return scaled(F.tanh(x)) * self.scale
+
+    plain = Within()
+    fast = graphopt.optimize(plain)
+    for value in (2.0, 3.0):
+        by = value
+        check(fast, plain)
+        check(fast, plain)
+    assert fast._graphopt_entries()
+
+
+def test_variables_that_calls_set() -> None:
+    calls = 0
+
+    class Counted(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return F.tanh(x) * calls
+
+    fast = graphopt.optimize(Counted())
+    for number in range(1, 5):
+        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
+    assert "sets 'calls' around" in fast.explain()
+
+
+@pytest.mark.parametrize("make", [lambda f: f, lambda f: functools.partial(f)], ids=["own", "part"])
+def test_functions_that_layers_hold(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = make(lambda F, x: F.tanh(x) * BY)
+    held.__name__ = "held"
+    plain = nn.HybridLambda(held)
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
+    check(fast, plain)
+
+
+def test_names_of_modules_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counted(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            global CALLS
+            CALLS += 1
+            return F.tanh(x) * CALLS
+
+    monkeypatch.setattr(sys.modules[__name__], "CALLS", 0)
+    fast = graphopt.optimize(Counted())
+    for number in range(1, 5):
+        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
+    assert "sets 'CALLS' of module" in fast.explain()
+
+
+def test_attributes_of_classes_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Net()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(Scaled, "by", 3.0)
+    check(fast, plain)
+    monkeypatch.setattr(Scaled, "hybrid_forward", lambda self, F, x: F.sin(x))
+    check(fast, plain)
