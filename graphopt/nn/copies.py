@@ -8,6 +8,7 @@ import enum
 import sys
 import types
 from collections import deque
+from collections.abc import Iterator
 from decimal import Decimal
 from functools import cache, partial
 from typing import Any, Final
@@ -31,7 +32,7 @@ _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _OF_NO_USER: Final = {*sys.stdlib_module_names, "mxnet", "graphopt"} - {"__main__"}
 
 
-class _Container:
+class Container:
     """A list, dict, namespace or the like, as it was; of a long one its length."""
 
     __slots__ = ("items", "keys", "size", "value")
@@ -51,6 +52,11 @@ class _Container:
             self.keys, own = list(own), own.values()
         self.items = [copied(item, depth + 1) for item in own]
 
+    @property
+    def own(self) -> Any:
+        """What its items are in."""
+        return _own(self.value)
+
     def holds(self, value: Any) -> bool:
         """Whether it is like that."""
         if type(value) is not type(self.value) or len(own := _own(value)) != self.size:
@@ -61,9 +67,22 @@ class _Container:
             return False
         return all(map(holds, self.items, own if self.keys is None else own.values()))
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether what it holds is all in places of its own."""
+        return not isinstance(self.own, (set, frozenset))
+
+    def slots(self) -> Iterator[tuple[Any, Any]]:
+        """Places that may be written into, as an object and an index or key."""
+        own = self.own
+        if self.items is None or isinstance(own, tuple):
+            return
+        for key in range(self.size) if self.keys is None else self.keys:
+            yield own, key
+
     def put_back(self) -> Any:
         """The same object, like that again."""
-        value, own = self.value, _own(self.value)
+        value, own = self.value, self.own
         items = [put_back(item) for item in self.items or ()]
         if self.items is None and self.keys is None:
             if isinstance(own, list):
@@ -102,13 +121,13 @@ class _Array:
         return self.value
 
 
-def is_comparable(value: Any) -> bool:
+def is_comparable(value: Any, depth: int = 0) -> bool:
     """Whether it is none of MXNet's arrays and Symbols, and holds none: calls make those."""
     if type(value) in _SCALARS:
         return True
     if isinstance(value, _of_calls()):
         return False
-    return all(map(is_comparable, _parts(value)))
+    return depth >= _DEEPEST or all(is_comparable(part, depth + 1) for part in _parts(value))
 
 
 def copied(value: Any, depth: int = 0) -> Any:
@@ -118,13 +137,21 @@ def copied(value: Any, depth: int = 0) -> Any:
     if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST and not value.dtype.hasobject:
         return _Array(value)
     if isinstance(value, _CONTAINERS) or type(value) in _NAMESPACES:
-        return _Container(value, depth)
+        return Container(value, depth)
     return value
+
+
+def copies_in(copy: Any) -> Iterator[Container | _Array]:
+    """A copy of what may be written into, and those in it."""
+    if is_copy(copy):
+        yield copy
+        for item in getattr(copy, "items", None) or ():
+            yield from copies_in(item)
 
 
 def is_copy(copy: Any) -> bool:
     """Whether what was copied may be written into."""
-    return isinstance(copy, (_Container, _Array))
+    return isinstance(copy, (Container, _Array))
 
 
 def holds(copy: Any, value: Any) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from operator import getitem, is_
 from typing import Any
 
 from graphopt.errors import UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, trace
-from graphopt.nn.copies import holds, is_copy, put_back
+from graphopt.nn.copies import Container, copies_in, holds, put_back
 from graphopt.nn.initializing import PythonFirst
 from graphopt.nn.sources import Source, sources
 
@@ -23,7 +24,6 @@ class Settings:
     def __init__(self, blocks: Iterable[Any]) -> None:
         """Note them as they are."""
         self._sources = sources(blocks)
-        self._known = [source.values() for source in self._sources]
         self._note()
 
     def are_same(self) -> bool:
@@ -33,12 +33,9 @@ class Settings:
         try:
             if not all(map(is_, map(getitem, self._owns, self._names), self._objects)):
                 return not self.changed()
-            for own, name, copy in self._contents:
-                if not copy.holds(own[name]):
-                    return not self.changed()
-        except KeyError:
+        except LookupError:
             return not self.changed()
-        return True
+        return all(part.holds(part.value) for part in self._others) or not self.changed()
 
     def changed(self) -> list[str]:
         """Those that are others by now, as ``'name' of Class``."""
@@ -61,17 +58,25 @@ class Settings:
                     source.drop(name)
 
     def _note(self) -> None:
+        self._known = [source.values() for source in self._sources]
         self._sized = [source.own for source in self._sources if source.names is None]
-        self._sizes = [*map(len, self._sized)]
-        known = [
-            (source.own, name, copy)
-            for source, copies in zip(self._sources, self._known, strict=True)
-            for name, copy in copies.items()
+        slots = [
+            (source.own, name)
+            for source, known in zip(self._sources, self._known, strict=True)
+            for name in known
         ]
+        self._others = []
+        for copy in chain.from_iterable(known.values() for known in self._known):
+            for part in copies_in(copy):
+                if isinstance(part, Container) and part.has_slots:
+                    self._sized += [] if isinstance(part.own, tuple) else [part.own]
+                    slots += part.slots()
+                else:
+                    self._others.append(part)
         # In lists of their own, which C goes through: most are the objects that they were.
-        self._owns, self._names = [own for own, _, _ in known], [name for _, name, _ in known]
-        self._objects = [own[name] for own, name, _ in known]
-        self._contents = [part for part in known if is_copy(part[2])]
+        self._sizes = [*map(len, self._sized)]
+        self._owns, self._names = [own for own, _ in slots], [name for _, name in slots]
+        self._objects = [own[name] for own, name in slots]
 
 
 def settings_read(block: Any) -> Settings:

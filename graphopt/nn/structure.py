@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import ValuesView
 from itertools import chain
-from typing import Any
+from operator import is_, itemgetter
+from typing import Any, Final
 
 from graphopt.frontend.gluon import descendants, why_hooked
+
+_FLAGS: Final = itemgetter("_flags")
 
 
 class Structure:
@@ -24,7 +27,6 @@ class Structure:
         # Gluon has them anew whenever it is told to hybridize or not to.
         self._flagged = [vars(part) for part in blocks if "_flags" in vars(part)]
         self._flags = [own["_flags"] for own in self._flagged]
-        self._ids = [*map(id, self._flags)]
         self._known = self._found()
         self._hooks = [
             hooks
@@ -34,8 +36,8 @@ class Structure:
 
     def is_same(self) -> bool:
         """Whether no Block was added, replaced, taken out, or hybridized or not."""
-        ids = [id(own["_flags"]) for own in self._flagged]
-        return ids == self._ids and self._found() == self._known
+        are_told_no_more = all(map(is_, map(_FLAGS, self._flagged), self._flags))
+        return are_told_no_more and self._found() == self._known
 
     def hybridized(self) -> str:
         """Which Blocks are, and with what flags."""

@@ -97,6 +97,17 @@ def test_what_is_written_into_is_put_back(name: str) -> None:
     assert holds(copy, value)
 
 
+def test_a_list_that_holds_itself() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    copy = copied(value)
+    assert is_comparable(value)
+    assert holds(copy, value)
+    value[0] = 2
+    assert not holds(copy, value)
+    assert put_back(copy)[0] == 1
+
+
 def test_arrays_of_mxnet_are_no_settings() -> None:
     array = mx.nd.ones(2)
     assert not any(map(is_comparable, [array, [array], {"a": (array,)}, mx.sym.var("x")]))
