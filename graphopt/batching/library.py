@@ -18,7 +18,7 @@ from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
 from graphopt.frontend.gluon import descendants, describe
-from graphopt.nn.copies import copied, holds
+from graphopt.nn.copies import Budget, copied, holds
 from graphopt.nn.sources import is_setting
 
 #: From a recorder and a call's arguments to its result.
@@ -114,7 +114,7 @@ class Library:
         """
         if not self.traced or not is_setting(name, value):
             return
-        if holds(copied(getattr(block, name, None)), value):
+        if holds(copied(getattr(block, name, None), Budget()), value):
             return
         with self.lock:
             for traced in [part for part in self.traced if self._has(part, block)]:

@@ -24,9 +24,9 @@ from graphopt.nn.initializing import PythonFirst, initialized, needs_python
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
-from graphopt.nn.settings import steadily_traced, undone
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
+from graphopt.nn.steady import steadily_traced, undone
 from graphopt.pipeline.base import Mode
 
 #: Signatures kept per Block; the one unused for longest goes first.
@@ -59,7 +59,7 @@ class CompiledBlock:
         self._kept: dict[Any, Traced] = {}  # of a Block that MXNet runs as a graph, too
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
-        self._python_was_first = False
+        self._python_was_first = self._is_preparing = False
         self._signatures = Signatures()
         self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
         self.renting = Renting(block.collect_params)
@@ -123,10 +123,13 @@ class CompiledBlock:
         Raises:
             UnsupportedError: the Block cannot be traced.
         """
-        self._python_was_first = True
+        self._python_was_first = self._is_preparing = True
         key, given = self._signed(args)
         start = time.perf_counter()
-        entry = self._compile(key, args, given)
+        try:
+            entry = self._compile(key, args, given)
+        finally:
+            self._is_preparing = False
         entry.prepared_s = time.perf_counter() - start
 
     def entry(self, args: Sequence[Any]) -> Entry | None:
@@ -309,10 +312,6 @@ class CompiledBlock:
             if other[:3] == key[:3] and [array[1:] for array in other[3]] == types:
                 yield entry.built.findings
 
-    def _may_run(self) -> bool:
-        """Whether the Block's Python may make a call and be compiled afterwards."""
-        return not self._python_was_first and not self._config.plans_memory
-
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         wait_for(given)  # before others wait: an operator that calls this net may make it
         with self._lock:
@@ -338,7 +337,7 @@ class CompiledBlock:
         sparse = next((a for a in given if a.stype != "default"), None)
         if sparse is not None:
             raise UnsupportedError(f"{describe(self._block)} was given a {sparse.stype} array")
-        traced = self._trace(args, may_run=self._may_run())
+        traced = self._trace(args, may_run=not self._is_preparing)
         arrays = dict(zip(traced.names, given, strict=True))
         return self._of_traced(mode, traced, arrays, akin, of_any_size=of_any_size)
 
@@ -362,7 +361,8 @@ class CompiledBlock:
         with self._mx.autograd.pause():  # which draws no numbers
             arrays |= {name: parameter.data(ctx) for name, parameter in computed.items()}
         graph = lift_traced(self._block, traced, *_types(arrays), computed)
-        if self._may_run() and needs_python(graph, traced):
+        may_run = not self._python_was_first and not self._config.plans_memory
+        if may_run and needs_python(graph, traced):
             raise PythonFirst
         if mode == "training" and not getattr(self._block, "_active", False):
             require_steps(graph)

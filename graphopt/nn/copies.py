@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import enum
-import sys
 import types
-from collections import deque
+from collections import UserDict, UserList, deque
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, partial
 from typing import Any, Final
@@ -21,45 +21,65 @@ _SCALARS: Final = {int, float, str, bool, complex, bytes, type(None)}
 _PLAIN: tuple[type, ...] = (*_SCALARS, np.generic, np.dtype, enum.Enum, range, slice, Decimal)
 _PLAIN += (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, type)
 _WITH_NAN: Final = (float, complex, np.inexact)
-_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
-#: Lists and the like are looked into if they are no longer than this, and so deep; of others
-#: another object or length is seen.
-_LONGEST: Final = 128
-_DEEPEST: Final = 3
-#: Arrays of numpy are compared by value up to so many bytes.
-_LARGEST: Final = 1024
+_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
-_OF_NO_USER: Final = {*sys.stdlib_module_names, "mxnet", "graphopt"} - {"__main__"}
+_DEEPEST: Final = 4
+
+
+@dataclass
+class Budget:
+    """How much is copied of one net; of what is beyond it another object or length is seen.
+
+    Attributes:
+        left: items of lists and the like.
+        of_a_value: the same, of each attribute.
+        bytes_of_an_array: of numpy.
+        with_arrays: whether MXNet's arrays in lists and the like count, too.
+    """
+
+    left: int = 8192
+    of_a_value: int = 256
+    bytes_of_an_array: int = 1024
+    with_arrays: bool = False
+
+    @classmethod
+    def thorough(cls) -> Budget:
+        """For a look before and one after, rather than one in every call."""
+        return cls(1_000_000, 100_000, 1 << 24, with_arrays=True)
 
 
 class Container:
-    """A list, dict, namespace or the like, as it was; of a long one its length."""
+    """A list, dict, namespace or the like, as it was."""
 
     __slots__ = ("items", "keys", "size", "value")
 
-    def __init__(self, value: Any, depth: int) -> None:
+    def __init__(self, value: Any, budget: Budget, depth: int) -> None:
         self.value = value
-        own = _own(value)
+        own = self.own
         self.size = len(own)
         self.keys: Any = None
         self.items: list[Any] | None = None
-        if self.size > _LONGEST or depth >= _DEEPEST:
+        if self.size > budget.left or depth >= _DEEPEST:
             return
+        budget.left -= self.size
         if isinstance(own, (set, frozenset)):
             self.keys = set(own)
             return
         if isinstance(own, dict):
             self.keys, own = list(own), own.values()
-        self.items = [copied(item, depth + 1) for item in own]
+        self.items = [_copied(item, budget, depth + 1) for item in own]
 
     @property
     def own(self) -> Any:
         """What its items are in."""
-        return _own(self.value)
+        return vars(self.value) if type(self.value) in _NAMESPACES else self.value
 
     def holds(self, value: Any) -> bool:
         """Whether it is like that."""
-        if type(value) is not type(self.value) or len(own := _own(value)) != self.size:
+        if type(value) is not type(self.value):
+            return False
+        own = vars(value) if type(value) in _NAMESPACES else value
+        if len(own) != self.size:
             return False
         if self.items is None:
             return value is self.value if self.keys is None else bool(own == self.keys)
@@ -77,27 +97,30 @@ class Container:
         own = self.own
         if self.items is None or isinstance(own, tuple):
             return
-        for key in range(self.size) if self.keys is None else self.keys:
-            yield own, key
+        keys = range(self.size) if self.keys is None else self.keys
+        for key, item in zip(keys, self.items, strict=True):
+            if type(item) is not _Any:
+                yield own, key
 
     def put_back(self) -> Any:
         """The same object, like that again."""
-        value, own = self.value, self.own
+        own = self.own
         items = [put_back(item) for item in self.items or ()]
-        if self.items is None and self.keys is None:
-            if isinstance(own, list):
-                del own[self.size :]
-        elif isinstance(own, list):
-            own[:] = items
-        elif isinstance(own, (dict, set, deque)):
-            own.clear()
-            if isinstance(own, dict):
-                for key, item in zip(self.keys, items, strict=True):
-                    own[key] = item  # a counter's `update` adds up
-            else:
-                add = own.extend if isinstance(own, deque) else own.update
-                add(items if self.keys is None else self.keys)
-        return value
+        with suppress(Exception):  # a subclass may refuse it
+            if self.items is None and self.keys is None:
+                if isinstance(own, list):
+                    del own[self.size :]
+            elif isinstance(own, list):
+                own[:] = items
+            elif isinstance(own, (dict, set, deque)):
+                own.clear()
+                if isinstance(own, dict):
+                    for key, item in zip(self.keys, items, strict=True):
+                        own[key] = item  # a counter's `update` adds up
+                else:
+                    add = own.extend if isinstance(own, deque) else own.update
+                    add(items if self.keys is None else self.keys)
+        return self.value
 
 
 class _Array:
@@ -121,37 +144,60 @@ class _Array:
         return self.value
 
 
-def is_comparable(value: Any, depth: int = 0) -> bool:
-    """Whether it is none of MXNet's arrays and Symbols, and holds none: calls make those."""
-    if type(value) in _SCALARS:
+class _Any:
+    """An array of MXNet's, in whose place another may be."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def holds(self, _value: Any) -> bool:
+        """As it may be."""
         return True
-    if isinstance(value, _of_calls()):
-        return False
-    return depth >= _DEEPEST or all(is_comparable(part, depth + 1) for part in _parts(value))
+
+    def put_back(self) -> Any:
+        """What it was."""
+        return self.value
 
 
-def copied(value: Any, depth: int = 0) -> Any:
+def is_of_calls(value: Any) -> bool:
+    """Whether it is an array of MXNet's or a Symbol, which calls make."""
+    return isinstance(value, _of_calls())
+
+
+def copied(value: Any, budget: Budget) -> Any:
     """What is needed to tell later whether a value is what it was."""
     if type(value) in _SCALARS or isinstance(value, _PLAIN):
         return value
-    if isinstance(value, np.ndarray) and value.nbytes <= _LARGEST and not value.dtype.hasobject:
-        return _Array(value)
+    own = Budget(**{**vars(budget), "left": min(budget.left, budget.of_a_value)})
+    left = own.left
+    copy = _copied(value, own, 0)
+    budget.left -= left - own.left
+    return copy
+
+
+def _copied(value: Any, budget: Budget, depth: int) -> Any:
+    if type(value) in _SCALARS or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return _Array(value) if value.nbytes <= budget.bytes_of_an_array else value
     if isinstance(value, _CONTAINERS) or type(value) in _NAMESPACES:
-        return Container(value, depth)
-    return value
+        return Container(value, budget, depth)
+    return value if budget.with_arrays or not is_of_calls(value) else _Any(value)
 
 
 def copies_in(copy: Any) -> Iterator[Container | _Array]:
     """A copy of what may be written into, and those in it."""
-    if is_copy(copy):
+    if isinstance(copy, (Container, _Array)):
         yield copy
         for item in getattr(copy, "items", None) or ():
             yield from copies_in(item)
 
 
 def is_copy(copy: Any) -> bool:
-    """Whether what was copied may be written into."""
-    return isinstance(copy, (Container, _Array))
+    """Whether a copy stands for something that may be written into."""
+    return isinstance(copy, (Container, _Array, _Any))
 
 
 def holds(copy: Any, value: Any) -> bool:
@@ -171,61 +217,14 @@ def put_back(copy: Any) -> Any:
     return copy.put_back() if is_copy(copy) else copy
 
 
-def look_for_held(value: Any, found: dict[int, Any], depth: int = 0) -> None:
-    """Note objects of the user's classes by id, with those that they hold."""
-    if type(value) in _SCALARS or depth > _DEEPEST + 1 or id(value) in found:
-        return
-    parts = _parts(value)
-    if _is_of_users(value):
-        found[id(value)] = value
-        parts = list(vars(value).values())
-    for part in parts:
-        look_for_held(part, found, depth + 1)
-
-
-@cache
-def is_users_module(name: str) -> bool:
-    """Whether it is one of the user's, rather than a library's or of Python."""
-    if name.partition(".")[0] in _OF_NO_USER:
+def has_symbols(value: Any, depth: int = 0) -> bool:
+    """Whether it is a Symbol or holds one."""
+    if isinstance(value, import_mxnet().sym.Symbol):
+        return True
+    own = vars(value) if type(value) in _NAMESPACES else value
+    if not isinstance(own, _CONTAINERS) or depth >= _DEEPEST:
         return False
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return "-packages" not in file  # of sites and of Debian
-
-
-def _own(value: Any) -> Any:
-    return vars(value) if type(value) in _NAMESPACES else value
-
-
-def _parts(value: Any) -> list[Any]:
-    """What a short list, or the like, holds."""
-    own = _own(value)
-    if isinstance(own, _CONTAINERS) and len(own) <= _LONGEST:
-        return list(own.values() if isinstance(own, dict) else own)
-    return []
-
-
-def _is_of_users(value: Any) -> bool:
-    return _is_users_class(type(value))  # type: ignore[arg-type]
-
-
-@cache
-def _is_users_class(cls: type) -> bool:
-    """Whether it may be one of settings or strategies: of a script, or of plain data.
-
-    Objects of libraries (progress bars, writers, tokenizers) change as they are used.
-    """
-    if not cls.__dictoffset__ or issubclass(cls, _never_held()):
-        return False
-    if cls.__module__.partition(".")[0] in _OF_NO_USER:
-        return False
-    return dataclasses.is_dataclass(cls) or is_users_module(cls.__module__)
-
-
-@cache
-def _never_held() -> tuple[type, ...]:
-    gluon = import_mxnet().gluon
-    mxnets = (*_of_calls(), gluon.Block, gluon.Parameter)
-    return (*_PLAIN, *_CONTAINERS, np.ndarray, BaseException, *mxnets)
+    return any(has_symbols(v, depth + 1) for v in (own.values() if isinstance(own, dict) else own))
 
 
 @cache

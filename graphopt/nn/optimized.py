@@ -125,15 +125,19 @@ class Optimized:
         if not state.structure.is_same():
             return self._graphopt_forget()
         state.calls += 1
-        # Python that runs reads them itself.
-        return state if state.reason or state.settings.are_same() else self._graphopt_reread(state)
+        if state.reason:
+            state.settings = None  # Python that runs reads them itself
+            return state
+        if state.settings is None or state.settings.are_same():
+            return state
+        return self._graphopt_reread(state)
 
     def _graphopt_reread(self, before: State) -> State:
         """Begin anew, as attributes are others; compile nothing if they change all along."""
         if not before.compiled.entries:
             before.note_settings()
             return before
-        names = before.settings.changed()
+        names = before.settings.changed() if before.settings else []
         if not names:  # another thread has set it back
             return before
         is_hasty = before.calls < CALLS_OF_A_SETTING

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from operator import getitem, is_
 from typing import Any
 
-from graphopt.errors import UnsupportedError
-from graphopt.frontend.gluon import Traced, describe, trace
-from graphopt.nn.copies import Container, copies_in, holds, put_back
-from graphopt.nn.initializing import PythonFirst
+from graphopt.nn.copies import Budget, Container, copies_in, has_symbols, holds, put_back
 from graphopt.nn.sources import Source, sources
+
+_SCALAR = (int, float, complex, str, bytes, type(None))
 
 
 class Settings:
@@ -21,9 +20,17 @@ class Settings:
     Asked at every call, so what is compared is looked up once.
     """
 
-    def __init__(self, blocks: Iterable[Any]) -> None:
-        """Note them as they are."""
+    def __init__(self, blocks: Iterable[Any], *, is_thorough: bool = False) -> None:
+        """Note them as they are.
+
+        Args:
+            blocks: whose Python.
+            is_thorough: whether it is a look before and one after, which compares more, rather than
+                one in every call; of numbers, and of names of modules, that may have been set by
+                others in between, those do not count that no known function sets.
+        """
         self._sources = sources(blocks)
+        self._is_thorough = is_thorough
         self._note()
 
     def are_same(self) -> bool:
@@ -39,27 +46,40 @@ class Settings:
 
     def changed(self) -> list[str]:
         """Those that are others by now, as ``'name' of Class``."""
-        found = [
-            source.describe(name)
-            for source, known in zip(self._sources, self._known, strict=True)
-            for name in sorted(_unlike(known, source))
-        ]
+        found = [source.describe(name) for source, name in self._unlike()]
         if not found:
             self._note()  # they are other objects, or something else was added
         return found
 
+    def with_symbols(self) -> list[str]:
+        """Those into which a Symbol came."""
+        return [s.describe(name) for s, name in self._unlike() if has_symbols(s.own.get(name))]
+
     def restore(self) -> None:
         """Set them as they were."""
-        for source, known in zip(self._sources, self._known, strict=True):
-            for name in _unlike(known, source):
-                if name in known:
-                    source.set(name, put_back(known[name]))
+        known = dict(zip(map(id, self._sources), self._known, strict=True))
+        for source, name in list(self._unlike()):
+            with suppress(Exception):  # of setters of the user's
+                if name in known[id(source)]:
+                    source.set(name, put_back(known[id(source)][name]))
                 else:
                     source.drop(name)
 
+    def _unlike(self) -> Iterator[tuple[Source, str]]:
+        for source, known in zip(self._sources, self._known, strict=True):
+            now = source.own
+            for name in sorted(known.keys() | source.names_now(arrays=self._is_thorough)):
+                if name in known and name in now and holds(known[name], now[name]):
+                    continue
+                is_others = self._is_thorough and not source.is_writer(name)
+                if is_others and isinstance(now.get(name), _SCALAR):
+                    continue
+                yield source, name
+
     def _note(self) -> None:
-        self._known = [source.values() for source in self._sources]
-        self._sized = [source.own for source in self._sources if source.names is None]
+        budget = Budget.thorough() if self._is_thorough else Budget()
+        self._known = [source.values(budget) for source in self._sources]
+        self._sized = [source.own for source in self._sources if source.is_whole]
         slots = [
             (source.own, name)
             for source, known in zip(self._sources, self._known, strict=True)
@@ -79,56 +99,12 @@ class Settings:
         self._objects = [own[name] for own, name in slots]
 
 
-def settings_read(block: Any) -> Settings:
+def settings_read(block: Any, *, is_thorough: bool = False) -> Settings:
     """What MXNet reads in every call.
 
     What hybridized Blocks hold is theirs for good, there as well.
     """
-    return Settings(_not_hybridized(block))
-
-
-def steadily_traced(block: Any, args: Sequence[Any], *, may_run: bool = False) -> Traced:
-    """The Block's Symbol; what its Python does once may be done.
-
-    Args:
-        block: any HybridBlock.
-        args: arrays, or lists of arrays.
-        may_run: whether its Python may make this call instead.
-
-    Raises:
-        UnsupportedError: it cannot be traced, or sets something in every call.
-        PythonFirst: it does something once, in this call, and nothing of it is done yet.
-    """
-    before = settings_read(block)
-    traced = trace(block, args)
-    if not before.changed():
-        return traced
-    then = settings_read(block)
-    again = trace(block, args)
-    if names := then.changed():
-        before.restore()
-        raise UnsupportedError(f"{describe(block)} sets {names[0]} in every call")
-    if may_run and not traced.is_like(again):
-        before.restore()
-        raise PythonFirst
-    return again
-
-
-@contextmanager
-def undone(block: Any) -> Iterator[None]:
-    """What Python of a Block sets within is set as before."""
-    before = settings_read(block)
-    try:
-        yield
-    finally:
-        before.restore()
-
-
-def _unlike(known: Mapping[str, Any], source: Source) -> set[str]:
-    """Names whose values are others."""
-    now = source.own
-    names = known.keys() | source.names_now()
-    return {n for n in names if n not in known or n not in now or not holds(known[n], now[n])}
+    return Settings(_not_hybridized(block), is_thorough=is_thorough)
 
 
 def _not_hybridized(block: Any) -> Iterator[Any]:

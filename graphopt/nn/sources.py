@@ -2,95 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, MutableMapping
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 from graphopt.compat import import_mxnet
-from graphopt.nn.copies import copied, is_comparable, look_for_held
-from graphopt.nn.names_read import Enclosing, is_users, names_read
+from graphopt.nn.copies import Budget, copied, is_of_calls
+from graphopt.nn.reached import Enclosing, Names, Reached
+from graphopt.nn.users import Held, attributes_of, is_users
 
 #: What layers and cells of MXNet note of a call.
 _NOTED: Final = {"skip_states", "_counter", "_init_counter", "_modified"}
 
 
 class Source:
-    """Names and values of one Block, object, class or module, or around one function.
+    """Names and values of one Block, object or class, or of a module or around a function.
 
     Attributes:
         own: by name, as they are at any time.
-        names: which of them, or None for all of the user's.
+        only: which of them, or None for all.
+        is_whole: whether what is added to it may count.
     """
 
-    def __init__(self, owner: Any, names: Collection[str] | None = None) -> None:
-        self.owner, self.names = owner, names
-        self.own: Mapping[str, Any] = vars(owner) if names is None else owner
+    is_whole = True
 
-    def values(self) -> dict[str, Any]:
-        """Copies of those that can be compared."""
-        return {name: copied(self.own[name]) for name in self.names_now()}
+    def __init__(self, owner: Any, only: Collection[str] | None) -> None:
+        """``owner`` is what has them as attributes."""
+        self.owner, self.only = owner, only
+        self.own: MutableMapping[str, Any] = attributes_of(owner)
 
-    def names_now(self) -> set[str]:
-        """Names of what can be compared."""
-        own = self.own
-        if self.names is not None:
-            return {name for name in self.names if name in own and is_comparable(own[name])}
+    def values(self, budget: Budget) -> dict[str, Any]:
+        """Copies of them."""
+        return {n: copied(self.own[n], budget) for n in self.names_now(arrays=budget.with_arrays)}
+
+    def names_now(self, *, arrays: bool) -> set[str]:
+        """Names of what can be compared; with MXNet's arrays, but for those of Blocks."""
+        gluon = import_mxnet().gluon
+        is_block = isinstance(self.owner, gluon.Block)
         # Cells of MXNet keep states and masks as attributes, None at first.
-        is_cell = isinstance(self.owner, import_mxnet().gluon.rnn.RecurrentCell)
-        keeps = is_cell and _is_mxnets(self.owner)
-        return {n for n, v in own.items() if is_setting(n, v) and not (keeps and v is None)}
+        keeps = isinstance(self.owner, gluon.rnn.RecurrentCell) and _is_mxnets(self.owner)
+        only = self.only
+        return {
+            name
+            for name, value in self.own.items()
+            if (only is None or name in only)
+            and (is_setting(name, value) if is_block else not name.startswith("__"))
+            and not (keeps and value is None)
+            and (not is_of_calls(value) or (arrays and not is_block))
+        }
+
+    def is_writer(self, _name: str) -> bool:
+        """Whether functions that are known may set it."""
+        return True
 
     def set(self, name: str, value: Any) -> None:
         """Give a name a value."""
         if isinstance(self.owner, type):
             setattr(self.owner, name, value)
         else:
-            self.own[name] = value  # type: ignore[index]
+            self.own[name] = value
 
     def drop(self, name: str) -> None:
         """Take a name away."""
         if isinstance(self.owner, type):
             delattr(self.owner, name)
         else:
-            self.own.pop(name)  # type: ignore[attr-defined]
+            del self.own[name]
 
     def describe(self, name: str) -> str:
         """A name and whose it is."""
-        if isinstance(self.owner, Enclosing):
-            return f"{name!r} around {self.owner.function.__qualname__}"
-        if self.owner is self.own:
-            return f"{name!r} of module {self.owner.get('__name__')}"
         cls = self.owner if isinstance(self.owner, type) else type(self.owner)
         return f"{name!r} of {cls.__name__}"
 
 
+class _NamesSource(Source):
+    """Names that functions look up in one namespace."""
+
+    is_whole = False
+
+    def __init__(self, names: Names) -> None:
+        self.owner, self.only, self.own = names.own, names.read, names.own
+        self._stored = names.stored
+
+    def names_now(self, *, arrays: bool) -> set[str]:
+        own = self.own
+        found = {name for name in self.only or () if name in own}
+        return {name for name in found if arrays or not is_of_calls(own[name])}
+
+    def is_writer(self, name: str) -> bool:
+        return name in self._stored
+
+    def drop(self, name: str) -> None:
+        del self.own[name]
+
+    def set(self, name: str, value: Any) -> None:
+        self.own[name] = value
+
+    def describe(self, name: str) -> str:
+        if isinstance(self.own, Enclosing):
+            return f"{name!r} around {self.own.function.__qualname__}"
+        return f"{name!r} of module {self.own.get('__name__')}"
+
+
 def sources(blocks: Iterable[Any]) -> list[Source]:
     """Of Blocks: their own, those of objects they hold, of their classes, of what these read."""
-    held: dict[int, Any] = {}
-    found = list(blocks)
-    for block in found:
-        for name, value in vars(block).items():
-            if name not in _set_by_mxnet():
-                look_for_held(value, held)
-    parts = (*found, *held.values())
-    kinds = {cls: None for kind in map(type, parts) for cls in kind.__mro__ if is_users(cls)}
-    functions = [v for owner in (*parts, *kinds) for v in vars(owner).values()]
-    read, classes = names_read(functions)
-    for own, names in read:
-        for name in names & own.keys():
-            look_for_held(own[name], held)
+    parts = {id(block): block for block in blocks}
+    reached, held = Reached(), Held()
+    for block in parts.values():
+        reached.add(block)
+    before = -1
+    while before != (before := len(parts) + len(reached.classes) + len(reached.attributes)):
+        reached.run()
+        for part in (*parts.values(), *reached.classes):
+            only = _only(part, reached)
+            for name, value in list(attributes_of(part).items()):
+                if (only is None or name in only) and not _is_gluons(part, name):
+                    held.look(value)
+        for names in list(reached.names.values()):
+            for name in names.read & names.own.keys():
+                held.look(names.own[name])
+        for cls in held.classes:
+            reached.add_class(cls)
+        for key in held.objects.keys() - parts.keys():
+            parts[key] = held.objects[key]
+            reached.add(held.objects[key])
+    for module in held.modules.values():
+        read = reached.attributes & vars(module).keys()
+        reached.names.setdefault(id(vars(module)), Names(vars(module))).read |= read
     return [
-        *map(Source, (*found, *held.values(), *(kinds | classes))),
-        *(Source(own, names) for own, names in read),
+        *(Source(part, _only(part, reached)) for part in chain(parts.values(), reached.classes)),
+        *map(_NamesSource, reached.names.values()),
     ]
 
 
 def is_setting(name: str, value: Any) -> bool:
-    """Whether an attribute is one of the user's that can be compared."""
+    """Whether an attribute of a Block is one of the user's that can be compared."""
     if name in _set_by_mxnet() or name.startswith(("_graphopt", "__")):
         return False
     gluon = import_mxnet().gluon  # which has registers of its own for these
-    return not isinstance(value, (gluon.Block, gluon.Parameter)) and is_comparable(value)
+    return not (isinstance(value, (gluon.Block, gluon.Parameter)) or is_of_calls(value))
+
+
+def _is_gluons(part: Any, name: str) -> bool:
+    return name in _set_by_mxnet() and isinstance(part, import_mxnet().gluon.Block)
+
+
+def _only(part: Any, reached: Reached) -> set[str] | None:
+    """Names of attributes that known code reads; None for any, as code of libraries reads them."""
+    cls = part if isinstance(part, type) else type(part)
+    known = (object, import_mxnet().gluon.Block, import_mxnet().gluon.HybridBlock)
+    is_known = all(b in known or is_users(b) for b in cls.__mro__ if b.__name__ != "Optimized")
+    return reached.attributes if is_known and not reached.are_any else None
 
 
 def _is_mxnets(block: Any) -> bool:

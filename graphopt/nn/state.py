@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphopt.nn.compiled import CompiledBlock
 from graphopt.nn.config import Config
-from graphopt.nn.settings import settings_read
+from graphopt.nn.settings import Settings, settings_read
 from graphopt.nn.structure import Structure
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.base import Mode
@@ -28,6 +28,7 @@ class State:
         """
         self.config = config
         self._view = view
+        self.settings: Settings | None = None
         self.note_settings()
         self.calls, self.hasty = 0, hasty  # calls so far
         self.compiled = CompiledBlock(view, config, self.note_settings)
@@ -45,4 +46,5 @@ class State:
     def compile_whole(self) -> None:
         """Take the Block for one that is compiled whole, whatever was said of it before."""
         self.reason, self.fallback, self.recorded = "", None, None
+        self.note_settings()
         self.notes, self.ways = [], {}

@@ -93,10 +93,9 @@ class _OfViews(type):
     Gluon lets a child be replaced by an instance of its class only.
     """
 
-    _graphopt_base: type
-
     def __instancecheck__(cls, value: Any) -> bool:
-        return super().__instancecheck__(value) or isinstance(value, cls._graphopt_base)
+        base = vars(cls).get("_graphopt_base")  # a subclass of the user's has none
+        return super().__instancecheck__(value) or (base is not None and isinstance(value, base))
 
 
 def _has_call(cls: type) -> bool:

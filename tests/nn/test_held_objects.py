@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
+from collections import UserDict
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +61,13 @@ class Twice(Constant):
         self._by = value
 
 
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Has no dict."""
+
+    by: float
+
+
 class Attributes(dict):  # type: ignore[type-arg]
     """As EasyDict and CfgNode."""
 
@@ -65,7 +75,7 @@ class Attributes(dict):  # type: ignore[type-arg]
     __setattr__ = dict.__setitem__  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Constant, Configuration, Attributes])
+@pytest.mark.parametrize("kind", [Constant, Configuration, Attributes, Slotted])
 def test_what_an_object_holds_is_followed(kind: Any) -> None:
     told = kind(by=1.0)
     plain = nn.HybridSequential()
@@ -102,6 +112,133 @@ def test_objects_of_objects_are_followed() -> None:
     for by in (1.0, 2.0):
         plain.told.parts[0].by = by
         check(fast, plain)
+
+
+class Keeping(mx.gluon.HybridBlock):
+    """Leaves an array in an object, and in a list of its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Constant(1.0)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        self.kept.state = F.tanh(x)
+        KEPT.append(self.kept.state)
+        return self.kept.state * 2
+
+
+KEPT: list[Any] = []
+
+
+@pytest.mark.parametrize("before", [None, mx.nd.zeros(1)])
+def test_arrays_that_objects_keep(before: Any) -> None:
+    KEPT.clear()
+    plain, own = Keeping(), Keeping()
+    plain.kept.state = own.kept.state = before
+    fast = graphopt.optimize(own)
+    for number in range(3):
+        check(fast, plain)
+        assert len(KEPT) == 2 * number + 2
+        assert isinstance(own.kept.state, mx.nd.NDArray)
+    assert "keeps an array as" in fast.explain()
+
+
+MODULE = types.ModuleType("tests_nn_told")
+
+
+class Class:
+    """Settings that a class has."""
+
+    by = 1.0
+
+
+@pytest.mark.parametrize(
+    "kind", [Class, types.ModuleType("tests_nn_told")], ids=["class", "module"]
+)
+def test_classes_and_modules_as_attributes(kind: Any) -> None:
+    kind.by = 1.0
+    plain = Told(kind)
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        kind.by = by
+        check(fast, plain)
+    assert fast._graphopt_entries()
+
+
+def test_objects_of_methods_and_of_parts_of_functions() -> None:
+    class Schedule(Constant):
+        def value(self, times: float = 1.0) -> float:
+            return self.by * times
+
+    class Called(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * self.told()
+
+    schedule = Schedule(1.0)
+    for told in (schedule.value, functools.partial(schedule.value, 2.0)):
+        plain = Called(told)
+        fast = graphopt.optimize(plain)
+        for by in (1.0, 2.0):
+            schedule.by = by
+            check(fast, plain)
+        assert fast._graphopt_entries()
+
+
+def test_names_that_gluon_has_for_blocks() -> None:
+    class Private(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.told = Constant(1.0)
+            self.told._params, self.told._counter = 1.0, 1.0
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * self.told._params * self.told._counter
+
+    plain = Private()
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        plain.told._params = plain.told._counter = by
+        check(fast, plain)
+
+
+def test_a_dict_of_a_class_of_pythons() -> None:
+    class Looked(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * self.told["by"]
+
+    plain = Looked(UserDict(by=1.0))
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        plain.told["by"] = by
+        check(fast, plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*unregistered container")
+def test_a_layer_that_is_no_child() -> None:
+    class Beside(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return self.told[0](x)
+
+    plain = Beside([Told(Constant(1.0))])
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        plain.told[0].told.by = by
+        check(fast, plain)
+
+
+def test_a_list_with_an_array() -> None:
+    class Mixed(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * self.told[0]
+
+    plain = Mixed([1.0, mx.nd.ones(1)])
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    plain.told[0] = 2.0
+    check(fast, plain)
+    plain.told[1] = mx.nd.zeros(1)
+    check(fast, plain)
+    assert fast._graphopt_entries()
 
 
 def test_objects_of_libraries_are_not_looked_at() -> None:

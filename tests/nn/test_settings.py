@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -160,14 +162,21 @@ def test_children_of_a_plain_block_are_followed() -> None:
             np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
+class Many(Scaled):
+    """Reads several."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return x * self.by[0] * self.other * self.new * self.object.by
+
+
 def test_what_is_restored() -> None:
-    block, held = Scaled(), [1, {2: 3}]
+    block, held = Many(), [1, {2: 3}]
     block.by, block.other = held, "a"
     block.object = held_object = Constant(1.0)
     before = settings_read(block)
     held[1][2], block.new = 4, 5
     del block.other
-    assert before.changed() == ["'by' of Scaled", "'new' of Scaled", "'other' of Scaled"]
+    assert before.changed() == ["'by' of Many", "'new' of Many", "'other' of Many"]
     held_object.by = 2.0
     before.restore()
     assert held_object.by == 1.0
@@ -210,6 +219,80 @@ def test_what_only_a_first_call_does_is_done_in_it(kind: Any) -> None:
         assert fast._graphopt_entries()
         for block in (plain, own):
             block.ready, block.scale = False, None
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shapes": [(2, 3)]}], ids=["plain", "planned"])
+def test_what_a_first_call_of_each_mode_does(options: dict[str, Any]) -> None:
+    class OncePerMode(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ready = {False: False, True: False}
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            mode = mx.autograd.is_training()
+            if not self.ready[mode]:
+                self.ready[mode] = True
+                return x * 7
+            return F.tanh(x) * 2
+
+    plain, fast = OncePerMode(), graphopt.optimize(OncePerMode())
+    for _ in range(2):
+        check(fast, plain)
+    for _ in range(2):
+        with mx.autograd.record():
+            found, want = fast(data()), plain(data())
+        np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-5)
+
+
+def test_what_nobody_reads_may_change() -> None:
+    class Logged(Scaled):
+        def __init__(self) -> None:
+            super().__init__()
+            self.meter, self.history = Constant(0.0), []
+
+        def log(self) -> None:
+            self.meter.total = len(self.history)
+
+    fast = graphopt.optimize(Logged())
+    for number in range(2 * HASTY_CHANGES + 2):
+        fast.history.append(number)
+        fast.meter.total = number
+        fast(data())
+    assert fast._graphopt_entries()
+    assert not fast.graphopt_state.reason
+
+
+@pytest.mark.parametrize("of_numpy", [False, True])
+def test_numbers_that_python_draws(of_numpy: bool) -> None:
+    class Drawing(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            number = np.random.uniform() if of_numpy else random.random()
+            return F.tanh(x) * (2 if number < 0.5 else 3)
+
+    def results(net: Any) -> list[np.ndarray]:
+        random.seed(1)
+        np.random.seed(1)
+        return [net(data()).asnumpy() for _ in range(8)]
+
+    fast = graphopt.optimize(Drawing())
+    np.testing.assert_allclose(results(fast), results(Drawing()), rtol=1e-5)
+    assert "draws numbers in Python" in fast.explain()
+
+
+@pytest.mark.parametrize("base", [mx.gluon.Block, mx.gluon.HybridBlock])
+def test_an_object_that_is_dropped_is_let_go_of(base: Any) -> None:
+    class Reading(base):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return mx.nd.tanh(x) * (self.data.by if self.data else 2)
+
+    net = Reading()
+    net.data = Constant(1.0)
+    known = weakref.ref(net.data)
+    fast = graphopt.optimize(net)
+    fast(data())
+    net.data = None
+    fast(data())
+    assert known() is None
 
 
 def test_layers_in_lists_are_followed() -> None:

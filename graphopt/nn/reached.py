@@ -1,0 +1,190 @@
+"""Functions of the user's that calls of Blocks may run, and the names that these read."""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, MutableMapping, Set
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from graphopt.nn.users import attributes_of, is_users, is_users_module
+
+#: Functions called by functions and so on are looked into up to so many.
+_MOST_FUNCTIONS: Final = 512
+#: With these Python reads attributes whose names it computes.
+_DYNAMIC: Final = {"getattr", "setattr", "hasattr", "delattr", "vars", "dir", "eval", "exec"}
+#: Nobody calls these in a call of a Block.
+_ASIDE: Final = {"__init__", "__repr__", "__str__", "__del__", "__getstate__", "__setstate__"}
+_FORWARD: Final = {"forward", "hybrid_forward"}
+
+
+class Enclosing(MutableMapping[str, Any]):
+    """Variables of functions around one, as it reads them."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        """``function`` is one within another."""
+        self.function = function
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self._cells = dict(cells)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._cells[name].cell_contents
+        except ValueError:  # not set yet
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._cells[name].cell_contents = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._cells[name].cell_contents
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+
+@dataclass
+class Names:
+    """Names that are looked up in one namespace, and those of them that are set there."""
+
+    own: MutableMapping[str, Any]
+    read: set[str] = field(default_factory=set)
+    stored: set[str] = field(default_factory=set)
+
+
+class Reached:
+    """What Python of some objects and classes may run and read.
+
+    Methods are known by their names: any of that name may be meant.
+
+    Attributes:
+        names: by the id of their namespace.
+        attributes: that are read or set, of whatever object.
+        are_any: whether these may be any, as names of some are computed.
+        classes: the user's.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, Names] = {}
+        self.attributes: set[str] = set()
+        self.are_any = False
+        self.classes: dict[type, None] = {}
+        self._waiting: defaultdict[str, list[types.FunctionType]] = defaultdict(list)
+        self._stack: list[types.FunctionType] = []
+        self._seen: set[int] = set()
+
+    def add(self, part: Any) -> None:
+        """An object, its class, and functions that it has."""
+        self.add_class(type(part))
+        for value in list(attributes_of(part).values()):
+            self._stack += _functions_of(value)
+
+    def add_class(self, cls: type) -> None:
+        """A class, if it is a user's, and its bases."""
+        others = [base for base in cls.__mro__[:-1] if not is_users(base)]
+        for base in cls.__mro__:
+            if base in self.classes or not is_users(base) or "_graphopt_base" in vars(base):
+                continue
+            self.classes[base] = None
+            for name, value in vars(base).items():
+                is_called = name in _FORWARD or name in self.attributes
+                is_called |= name.startswith("__") and name not in _ASIDE
+                is_called |= name not in _ASIDE and any(hasattr(o, name) for o in others)
+                if is_called:
+                    self._load({name})
+                (self._stack if is_called else self._waiting[name]).extend(_functions_of(value))
+
+    def run(self) -> None:
+        """Follow what was added as far as it goes."""
+        while self._stack and len(self._seen) < _MOST_FUNCTIONS:
+            function = self._stack.pop()
+            if id(function) in self._seen or not is_users(function):
+                continue
+            self._seen.add(id(function))
+            loads = _loads(function.__code__)
+            self.are_any |= loads.are_any
+            self._load(loads.attributes)
+            for own, name, is_stored in _names_of(function, loads):
+                self._note(own, name, is_stored=is_stored)
+
+    def _load(self, names: Set[str]) -> None:
+        for name in names - self.attributes:
+            self._stack += self._waiting.pop(name, [])
+        self.attributes |= names
+
+    def _note(self, own: MutableMapping[str, Any], name: str, *, is_stored: bool) -> None:
+        names = self.names.setdefault(id(own), Names(own))
+        names.read.add(name)
+        names.stored |= {name} if is_stored else set()
+        value = own[name]
+        if isinstance(value, type):
+            self.add_class(value)
+        self._stack += _functions_of(value)
+
+
+def _functions_of(value: Any) -> Iterable[types.FunctionType]:
+    while isinstance(value, partial):
+        value = value.func
+    if isinstance(value, (types.MethodType, staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, property):
+        value = value.fget
+    return [value] if isinstance(value, types.FunctionType) else []
+
+
+def _names_of(
+    function: types.FunctionType, loads: _Loads
+) -> Iterator[tuple[MutableMapping[str, Any], str, bool]]:
+    own = function.__globals__
+    for name, attributes in loads.names.items():
+        if name not in own:
+            continue
+        value = own[name]
+        if not isinstance(value, types.ModuleType):
+            yield own, name, name in loads.stored
+        elif is_users_module(value.__name__):
+            inside = vars(value)
+            yield from ((inside, part, False) for part in attributes if part in inside)
+    around = Enclosing(function)
+    yield from ((around, name, name in loads.stored) for name in around if name in around)
+
+
+@dataclass(frozen=True)
+class _Loads:
+    """What a function's code reads: global names with attributes of each, and all attributes."""
+
+    names: dict[str, set[str]]
+    stored: frozenset[str]
+    attributes: frozenset[str]
+    are_any: bool
+
+
+@lru_cache(maxsize=4096)
+def _loads(code: types.CodeType) -> _Loads:
+    names: dict[str, set[str]] = {}
+    stored, attributes = set(), set()
+    last = None
+    for instruction in dis.get_instructions(code):
+        name, found = instruction.opname, instruction.argval
+        if name in ("LOAD_GLOBAL", "STORE_GLOBAL"):
+            names.setdefault(found, set())
+        if name in ("STORE_GLOBAL", "STORE_DEREF"):
+            stored.add(found)
+        if "_ATTR" in name or "_METHOD" in name:
+            attributes.add(found)
+            if last is not None:
+                names[last].add(found)
+        last = found if name == "LOAD_GLOBAL" else None
+    for inner in map(_loads, (c for c in code.co_consts if isinstance(c, types.CodeType))):
+        for key, parts in inner.names.items():
+            names.setdefault(key, set()).update(parts)
+        stored |= inner.stored
+        attributes |= inner.attributes
+    are_any = not _DYNAMIC.isdisjoint(names) or "__dict__" in attributes
+    return _Loads(names, frozenset(stored), frozenset(attributes), are_any)

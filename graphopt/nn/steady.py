@@ -1,0 +1,84 @@
+"""Tracing Python of Blocks that may do something else in another call."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from graphopt.errors import UnsupportedError
+from graphopt.frontend.gluon import Traced, describe, trace
+from graphopt.nn.initializing import PythonFirst
+from graphopt.nn.settings import settings_read
+
+
+def steadily_traced(block: Any, args: Sequence[Any], *, may_run: bool = False) -> Traced:
+    """The Block's Symbol; what its Python does once may be done.
+
+    Args:
+        block: any HybridBlock.
+        args: arrays, or lists of arrays.
+        may_run: whether its Python may make this call instead.
+
+    Raises:
+        UnsupportedError: it cannot be traced, sets something in every call, keeps arrays, or draws
+            numbers in Python.
+        PythonFirst: it does something once, in this call, and nothing of it is done yet.
+    """
+    before, drawing = settings_read(block, is_thorough=True), Generators()
+
+    def refuse(why: str) -> None:
+        drawing.restore()
+        before.restore()
+        raise UnsupportedError(f"{describe(block)} {why}")
+
+    traced = trace(block, args)
+    if drawing.have_drawn():
+        refuse("draws numbers in Python")
+    if names := before.with_symbols():
+        refuse(f"is called every time: it keeps an array as {names[0]}")
+    if not before.changed():
+        return traced
+    then = settings_read(block, is_thorough=True)
+    again = trace(block, args)
+    if names := then.changed():
+        refuse(f"sets {names[0]} in every call")
+    if not traced.is_like(again):
+        if not may_run:
+            refuse(f"does something once: it sets {before.changed()[0]}")
+        before.restore()
+        raise PythonFirst
+    return again
+
+
+@contextmanager
+def undone(block: Any) -> Iterator[None]:
+    """What Python of a Block sets within is set as before."""
+    before, drawing = settings_read(block, is_thorough=True), Generators()
+    try:
+        yield
+    finally:
+        drawing.restore()
+        before.restore()
+
+
+class Generators:
+    """States of the generators of random numbers that Python has for all."""
+
+    def __init__(self) -> None:
+        """Note them."""
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def have_drawn(self) -> bool:
+        """Whether numbers were drawn since."""
+        numpy: Any = np.random.get_state()
+        same = all(np.array_equal(*pair) for pair in zip(numpy, self._numpy, strict=True))
+        return not same or random.getstate() != self._python
+
+    def restore(self) -> None:
+        """As if none were drawn."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)

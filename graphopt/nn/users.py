@@ -1,0 +1,124 @@
+"""Which modules, classes and objects are a user's, rather than MXNet's, a library's or Python's."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import types
+from collections import UserDict, UserList, deque
+from collections.abc import Iterator, MutableMapping
+from functools import cache, partial
+from typing import Any, Final
+
+import numpy as np
+
+from graphopt.compat import import_mxnet
+
+_OF_NO_USER: Final = {*sys.stdlib_module_names, "mxnet", "graphopt"} - {"__main__"}
+_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
+#: What is looked for in lists and the like ends so deep, and after so many.
+_DEEPEST: Final = 6
+_MOST: Final = 4096
+
+
+@cache
+def is_users_module(name: str) -> bool:
+    """Whether it is one of the user's."""
+    if name.partition(".")[0] in _OF_NO_USER:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return "-packages" not in file  # of sites and of Debian
+
+
+def is_users(part: Any) -> bool:
+    """Whether a class or function is one of the user's."""
+    return is_users_module(part.__module__ or "graphopt")
+
+
+class Held:
+    """Objects of a user's classes, classes and modules that values are or hold, each once.
+
+    Those are settings or strategies, of a script, or plain data. Objects of libraries (progress
+    bars, writers, tokenizers) change as they are used.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Any] = {}
+        self.classes: dict[type, None] = {}
+        self.modules: dict[int, types.ModuleType] = {}
+        self._seen = 0
+
+    def look(self, value: Any, depth: int = 0) -> None:
+        """Note what a value is or holds, but not what objects hold that it is or holds."""
+        self._seen += 1
+        if depth > _DEEPEST or self._seen > _MOST or id(value) in self.objects:
+            return
+        if isinstance(value, (*_NAMESPACES, *_CONTAINERS)):
+            own = vars(value) if isinstance(value, _NAMESPACES) else value
+            for part in list(own.values() if isinstance(own, dict) else own):
+                self.look(part, depth + 1)
+        elif isinstance(value, types.MethodType):
+            self.look(value.__self__, depth + 1)
+        elif isinstance(value, partial):
+            for part in (value.func, *value.args, *value.keywords.values()):
+                self.look(part, depth + 1)
+        elif isinstance(value, type):
+            self.classes |= {value: None} if is_users(value) else {}
+        elif isinstance(value, types.ModuleType):
+            self.modules |= {id(value): value} if is_users_module(value.__name__) else {}
+        elif isinstance(value, import_mxnet().gluon.Block):  # one that may be no child
+            self.objects |= {} if getattr(value, "_active", False) else {id(value): value}
+        elif _is_users_class(type(value)):  # type: ignore[arg-type]
+            self.objects[id(value)] = value
+
+
+class _Slots(MutableMapping[str, Any]):
+    """Attributes of an object that has no ``__dict__``."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+        named = (vars(cls).get("__slots__", ()) for cls in type(owner).__mro__)
+        self._names = [n for names in named for n in ([names] if isinstance(names, str) else names)]
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._owner, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if hasattr(self._owner, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def attributes_of(owner: Any) -> MutableMapping[str, Any]:
+    """What an object, a class or a module has, as it is at any time."""
+    return vars(owner) if hasattr(owner, "__dict__") else _Slots(owner)
+
+
+@cache
+def _is_users_class(cls: type) -> bool:
+    has_attributes = cls.__dictoffset__ or any("__slots__" in vars(base) for base in cls.__mro__)
+    if not has_attributes or issubclass(cls, _never_held()):
+        return False
+    if cls.__module__.partition(".")[0] in _OF_NO_USER:
+        return False
+    return dataclasses.is_dataclass(cls) or is_users(cls)
+
+
+@cache
+def _never_held() -> tuple[type, ...]:
+    mx = import_mxnet()
+    of_mxnet = (mx.nd.NDArray, mx.sym.Symbol, mx.gluon.Block, mx.gluon.Parameter)
+    numbers = (int, float, complex, str, bytes, np.generic, np.ndarray)
+    return (*numbers, *_CONTAINERS, BaseException, types.FunctionType, *of_mxnet)
