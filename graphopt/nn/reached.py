@@ -112,6 +112,7 @@ class Reached:
             self._load(loads.attributes)
             for own, name, is_stored in _names_of(function, loads):
                 self._note(own, name, is_stored=is_stored)
+        self.are_any |= bool(self._stack)  # what is in those is not known
 
     def _load(self, names: Set[str]) -> None:
         for name in names - self.attributes:

@@ -29,29 +29,29 @@ def steadily_traced(block: Any, args: Sequence[Any], *, may_run: bool = False) -
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
     before, drawing = settings_read(block, is_thorough=True), Generators()
-
-    def refuse(why: str) -> None:
+    try:
+        traced = trace(block, args)
+        if names := before.with_symbols():
+            raise _refused(block, f"is called every time: it keeps an array as {names[0]}")
+        if before.changed():
+            then, first = settings_read(block, is_thorough=True), traced
+            traced = trace(block, args)
+            if names := then.changed():
+                raise _refused(block, f"sets {names[0]} in every call")
+            if not traced.is_like(first):
+                once = f"does something once: it sets {before.changed()[0]}"
+                raise PythonFirst if may_run else _refused(block, once)
+        if drawing.have_drawn():
+            raise _refused(block, "draws numbers in Python")
+    except BaseException:
         drawing.restore()
         before.restore()
-        raise UnsupportedError(f"{describe(block)} {why}")
+        raise
+    return traced
 
-    traced = trace(block, args)
-    if drawing.have_drawn():
-        refuse("draws numbers in Python")
-    if names := before.with_symbols():
-        refuse(f"is called every time: it keeps an array as {names[0]}")
-    if not before.changed():
-        return traced
-    then = settings_read(block, is_thorough=True)
-    again = trace(block, args)
-    if names := then.changed():
-        refuse(f"sets {names[0]} in every call")
-    if not traced.is_like(again):
-        if not may_run:
-            refuse(f"does something once: it sets {before.changed()[0]}")
-        before.restore()
-        raise PythonFirst
-    return again
+
+def _refused(block: Any, why: str) -> UnsupportedError:
+    return UnsupportedError(f"{describe(block)} {why}")
 
 
 @contextmanager

@@ -48,22 +48,26 @@ class Held:
         self.objects: dict[int, Any] = {}
         self.classes: dict[type, None] = {}
         self.modules: dict[int, types.ModuleType] = {}
-        self._seen = 0
+        self._left = 0
 
-    def look(self, value: Any, depth: int = 0) -> None:
+    def look(self, value: Any) -> None:
         """Note what a value is or holds, but not what objects hold that it is or holds."""
-        self._seen += 1
-        if depth > _DEEPEST or self._seen > _MOST or id(value) in self.objects:
+        self._left = _MOST
+        self._look(value, 0)
+
+    def _look(self, value: Any, depth: int) -> None:
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0 or id(value) in self.objects:
             return
         if isinstance(value, (*_NAMESPACES, *_CONTAINERS)):
             own = vars(value) if isinstance(value, _NAMESPACES) else value
             for part in list(own.values() if isinstance(own, dict) else own):
-                self.look(part, depth + 1)
+                self._look(part, depth + 1)
         elif isinstance(value, types.MethodType):
-            self.look(value.__self__, depth + 1)
+            self._look(value.__self__, depth + 1)
         elif isinstance(value, partial):
             for part in (value.func, *value.args, *value.keywords.values()):
-                self.look(part, depth + 1)
+                self._look(part, depth + 1)
         elif isinstance(value, type):
             self.classes |= {value: None} if is_users(value) else {}
         elif isinstance(value, types.ModuleType):

@@ -295,6 +295,23 @@ def test_an_object_that_is_dropped_is_let_go_of(base: Any) -> None:
     assert known() is None
 
 
+def test_what_a_trace_that_fails_has_set_is_undone() -> None:
+    class Asking(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            self.calls += 1
+            return F.tanh(x) * x.shape[0]
+
+    net = Asking()
+    fast = graphopt.optimize(net, record=False)
+    for number in range(1, 4):
+        fast(data())
+        assert net.calls == number
+
+
 def test_layers_in_lists_are_followed() -> None:
     class Listed(mx.gluon.HybridBlock):
         def __init__(self) -> None:
