@@ -14,7 +14,7 @@ from graphopt.backend.late import wait_for
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced, trace
+from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced
 from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
@@ -26,7 +26,7 @@ from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
-from graphopt.nn.steady import steadily_traced, undone
+from graphopt.nn.tracing import Tracer
 from graphopt.pipeline.base import Mode
 
 #: Signatures kept per Block; the one unused for longest goes first.
@@ -34,9 +34,6 @@ MAX_SIGNATURES = 64
 
 #: Calls of an entry that go by what was measured for quite other sizes, at least.
 _FEWEST_CALLS = 8
-
-#: Whether autograd records, and whether it trains.
-State = tuple[bool, bool]
 
 #: Where DataLoader's workers put batches.
 _OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
@@ -55,13 +52,11 @@ class CompiledBlock:
         """
         self._block = block
         self._config = config
-        self._on_traced = on_traced
-        self._kept: dict[Any, Traced] = {}  # of a Block that MXNet runs as a graph, too
+        self._trace = Tracer(block, on_traced)
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
         self._python_was_first = self._is_preparing = False
         self._signatures = Signatures()
-        self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
         self._memory = ContextPools(config.max_shapes)
@@ -70,7 +65,6 @@ class CompiledBlock:
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.
         self._flatten, self._regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
         self._array = mx.nd.NDArray
-        self._is_recording, self._is_training = mx.autograd.is_recording, mx.autograd.is_training
 
     @property
     def entries(self) -> list[Entry]:
@@ -157,53 +151,14 @@ class CompiledBlock:
             # MXNet's graphs want all arrays in one place; its single operators do not mind.
             told, ctx = None, self._mx.cpu()
             given = [array.as_in_context(ctx) for array in given]
-        mode = self._config.graph_mode(differentiating=any(self._autograd()))
-        found = signature_of(mode, (layout, self._state(mode, layout, args)), ctx, given)
+        autograd = self._mx.autograd
+        differentiating = autograd.is_recording() or autograd.is_training()
+        mode = self._config.graph_mode(differentiating=differentiating)
+        with self._lock:
+            state = self._trace.state(mode, layout, args)
+        found = signature_of(mode, (layout, state), ctx, given)
         self._signatures.keep(told, layout, found)
         return found, given
-
-    def _autograd(self) -> State:
-        return self._is_recording(), self._is_training()
-
-    def _state(self, mode: Mode, layout: str, args: Sequence[Any]) -> State:
-        """Autograd's state, or one of an earlier call in which the Block is traced alike."""
-        state = self._autograd()
-        if getattr(self._block, "_active", False):
-            state = (False, False)  # MXNet traces it once
-        with self._lock:
-            known = self._states.setdefault((mode, layout), {})
-            if state not in known:
-                others = dict.fromkeys(known.values())
-                alike = (other for other in others if self._is_traced_alike(other, args))
-                known[state] = next(alike, state)
-            return known[state]
-
-    def _is_traced_alike(self, state: State, args: Sequence[Any]) -> bool:
-        """Whether the Block's Python makes the same graph in that state of autograd as in this."""
-        is_recording, is_training = state
-        autograd = self._mx.autograd
-        scope = autograd.record if is_recording else autograd.pause
-        with undone(self._block):
-            now = trace(self._block, args)
-            with scope(train_mode=is_training):
-                return now.is_like(trace(self._block, args))
-
-    def _trace(self, args: Sequence[Any], *, may_run: bool = False) -> Traced:
-        """The Block's Symbol, which MXNet keeps for good of a Block that is hybridized.
-
-        Raises:
-            UnsupportedError: it cannot be traced.
-            PythonFirst: its Python has to make this call.
-        """
-        if not getattr(self._block, "_active", False):
-            traced = steadily_traced(self._block, args, may_run=may_run)
-            self._on_traced()
-            return traced
-        flat, layout = self._flatten(list(args), "input")
-        kind = str(layout), *map(type, flat)
-        if kind not in self._kept:
-            self._kept[kind] = trace(self._block, args)
-        return self._kept[kind]
 
     def _prepare_memory(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
