@@ -112,7 +112,7 @@ class Library:
 
         What was recorded of it goes by the attribute as it was.
         """
-        if not self.traced or not is_setting(name, value):
+        if not self.traced or not is_setting(block, name, value):
             return
         if holds(copied(getattr(block, name, None), Budget()), value):
             return

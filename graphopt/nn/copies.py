@@ -45,7 +45,7 @@ class Budget:
     @classmethod
     def thorough(cls) -> Budget:
         """For a look before and one after, rather than one in every call."""
-        return cls(1_000_000, 100_000, 1 << 24, with_arrays=True)
+        return cls(100_000, 20_000, 1 << 24, with_arrays=True)
 
 
 class Container:
@@ -106,20 +106,25 @@ class Container:
         """The same object, like that again."""
         own = self.own
         items = [put_back(item) for item in self.items or ()]
+        if self.holds(self.value):
+            return self.value
         with suppress(Exception):  # a subclass may refuse it
             if self.items is None and self.keys is None:
                 if isinstance(own, list):
                     del own[self.size :]
             elif isinstance(own, list):
                 own[:] = items
-            elif isinstance(own, (dict, set, deque)):
-                own.clear()
-                if isinstance(own, dict):
-                    for key, item in zip(self.keys, items, strict=True):
+            elif isinstance(own, dict):
+                for key in [key for key in own if key not in self.keys]:
+                    del own[key]
+                for key, item in zip(self.keys, items, strict=True):
+                    if key not in own or own[key] is not item:
                         own[key] = item  # a counter's `update` adds up
-                else:
-                    add = own.extend if isinstance(own, deque) else own.update
-                    add(items if self.keys is None else self.keys)
+            elif isinstance(own, deque):
+                own.clear()
+                own.extend(items)
+            elif isinstance(own, set):
+                own ^= own ^ self.keys
         return self.value
 
 

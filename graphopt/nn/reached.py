@@ -13,11 +13,15 @@ from typing import Any, Final
 from graphopt.nn.users import attributes_of, is_users, is_users_module
 
 #: Functions called by functions and so on are looked into up to so many.
-_MOST_FUNCTIONS: Final = 512
+_MOST_FUNCTIONS: Final = 4096
 #: With these Python reads attributes whose names it computes.
-_DYNAMIC: Final = {"getattr", "setattr", "hasattr", "delattr", "vars", "dir", "eval", "exec"}
-#: Nobody calls these in a call of a Block.
+_DYNAMIC: Final = {
+    *("getattr", "setattr", "hasattr", "delattr", "vars", "dir", "eval", "exec", "__dict__"),
+    *("attrgetter", "methodcaller", "asdict", "astuple", "fields"),
+}
+#: Nobody calls these in a call of a Block, but where it makes an object or prints it.
 _ASIDE: Final = {"__init__", "__repr__", "__str__", "__del__", "__getstate__", "__setstate__"}
+_Cached: Final = type(lru_cache(len))
 _FORWARD: Final = {"forward", "hybrid_forward"}
 
 
@@ -68,6 +72,9 @@ class Reached:
         attributes: that are read or set, of whatever object.
         are_any: whether these may be any, as names of some are computed.
         classes: the user's.
+        functions: those that are followed.
+        modules: the user's that are read, by id.
+        values: defaults of arguments.
     """
 
     def __init__(self) -> None:
@@ -75,9 +82,11 @@ class Reached:
         self.attributes: set[str] = set()
         self.are_any = False
         self.classes: dict[type, None] = {}
+        self.functions: dict[types.FunctionType, None] = {}
+        self.modules: dict[int, types.ModuleType] = {}
+        self.values: list[Any] = []
         self._waiting: defaultdict[str, list[types.FunctionType]] = defaultdict(list)
         self._stack: list[types.FunctionType] = []
-        self._seen: set[int] = set()
 
     def add(self, part: Any) -> None:
         """An object, its class, and functions that it has."""
@@ -100,18 +109,33 @@ class Reached:
                     self._load({name})
                 (self._stack if is_called else self._waiting[name]).extend(_functions_of(value))
 
+    def add_function(self, function: types.FunctionType) -> None:
+        """One that may be called."""
+        self._stack.append(function)
+
+    def add_module(self, module: types.ModuleType) -> None:
+        """One of the user's: what may be read of it."""
+        own = vars(module)
+        for name in list(own.keys() if self.are_any else own.keys() & self.attributes):
+            if not name.startswith("__"):
+                self._note(own, name, is_stored=False)
+
     def run(self) -> None:
         """Follow what was added as far as it goes."""
-        while self._stack and len(self._seen) < _MOST_FUNCTIONS:
+        while self._stack and len(self.functions) < _MOST_FUNCTIONS:
             function = self._stack.pop()
-            if id(function) in self._seen or not is_users(function):
+            if function in self.functions or not is_users(function):
                 continue
-            self._seen.add(id(function))
+            self.functions[function] = None
+            self.values += [
+                *(function.__defaults__ or ()),
+                *(function.__kwdefaults__ or {}).values(),
+            ]
             loads = _loads(function.__code__)
             self.are_any |= loads.are_any
             self._load(loads.attributes)
-            for own, name, is_stored in _names_of(function, loads):
-                self._note(own, name, is_stored=is_stored)
+            for own, name in _names_of(function, loads):
+                self._note(own, name, is_stored=name in loads.stored)
         self.are_any |= bool(self._stack)  # what is in those is not known
 
     def _load(self, names: Set[str]) -> None:
@@ -120,47 +144,43 @@ class Reached:
         self.attributes |= names
 
     def _note(self, own: MutableMapping[str, Any], name: str, *, is_stored: bool) -> None:
+        value = own[name]
+        if isinstance(value, types.ModuleType):
+            self.modules |= {id(value): value} if is_users_module(value.__name__) else {}
+            return
         names = self.names.setdefault(id(own), Names(own))
         names.read.add(name)
         names.stored |= {name} if is_stored else set()
-        value = own[name]
         if isinstance(value, type):
             self.add_class(value)
+            if not hasattr(value, "collect_params"):  # made within, unlike a Block
+                for method in ("__init__", "__repr__", "__str__"):
+                    self._stack += _functions_of(vars(value).get(method))
         self._stack += _functions_of(value)
 
 
 def _functions_of(value: Any) -> Iterable[types.FunctionType]:
-    while isinstance(value, partial):
-        value = value.func
+    while isinstance(value, (partial, _Cached)):
+        value = value.func if isinstance(value, partial) else value.__wrapped__
     if isinstance(value, (types.MethodType, staticmethod, classmethod)):
         value = value.__func__
-    if isinstance(value, property):
-        value = value.fget
-    return [value] if isinstance(value, types.FunctionType) else []
+    values = (value.fget, value.fset) if isinstance(value, property) else (value,)
+    return [value for value in values if isinstance(value, types.FunctionType)]
 
 
 def _names_of(
     function: types.FunctionType, loads: _Loads
-) -> Iterator[tuple[MutableMapping[str, Any], str, bool]]:
-    own = function.__globals__
-    for name, attributes in loads.names.items():
-        if name not in own:
-            continue
-        value = own[name]
-        if not isinstance(value, types.ModuleType):
-            yield own, name, name in loads.stored
-        elif is_users_module(value.__name__):
-            inside = vars(value)
-            yield from ((inside, part, False) for part in attributes if part in inside)
-    around = Enclosing(function)
-    yield from ((around, name, name in loads.stored) for name in around if name in around)
+) -> Iterator[tuple[MutableMapping[str, Any], str]]:
+    own, around = function.__globals__, Enclosing(function)
+    yield from ((own, name) for name in loads.names if name in own)
+    yield from ((around, name) for name in around if name in around)
 
 
 @dataclass(frozen=True)
 class _Loads:
-    """What a function's code reads: global names with attributes of each, and all attributes."""
+    """Global names that a function's code reads or sets, those that it sets, and attributes."""
 
-    names: dict[str, set[str]]
+    names: frozenset[str]
     stored: frozenset[str]
     attributes: frozenset[str]
     are_any: bool
@@ -168,24 +188,18 @@ class _Loads:
 
 @lru_cache(maxsize=4096)
 def _loads(code: types.CodeType) -> _Loads:
-    names: dict[str, set[str]] = {}
-    stored, attributes = set(), set()
-    last = None
+    names, stored, attributes = set(), set(), set()
     for instruction in dis.get_instructions(code):
         name, found = instruction.opname, instruction.argval
         if name in ("LOAD_GLOBAL", "STORE_GLOBAL"):
-            names.setdefault(found, set())
+            names.add(found)
         if name in ("STORE_GLOBAL", "STORE_DEREF"):
             stored.add(found)
         if "_ATTR" in name or "_METHOD" in name:
             attributes.add(found)
-            if last is not None:
-                names[last].add(found)
-        last = found if name == "LOAD_GLOBAL" else None
     for inner in map(_loads, (c for c in code.co_consts if isinstance(c, types.CodeType))):
-        for key, parts in inner.names.items():
-            names.setdefault(key, set()).update(parts)
+        names |= inner.names
         stored |= inner.stored
         attributes |= inner.attributes
-    are_any = not _DYNAMIC.isdisjoint(names) or "__dict__" in attributes
-    return _Loads(names, frozenset(stored), frozenset(attributes), are_any)
+    are_any = not _DYNAMIC.isdisjoint(names | attributes)
+    return _Loads(frozenset(names), frozenset(stored), frozenset(attributes), are_any)

@@ -38,11 +38,22 @@ class Settings:
         if [*map(len, self._sized)] != self._sizes:
             return not self.changed()
         try:
-            if not all(map(is_, map(getitem, self._owns, self._names), self._objects)):
+            are_objects = all(map(is_, map(getitem, self._owns, self._names), self._objects))
+            if not are_objects and not self._are_equal():
                 return not self.changed()
         except LookupError:
             return not self.changed()
         return all(part.holds(part.value) for part in self._others) or not self.changed()
+
+    def _are_equal(self) -> bool:
+        """Whether those that are other objects are equal numbers or texts, which are kept."""
+        for at, (own, name) in enumerate(zip(self._owns, self._names, strict=True)):
+            now, known = own[name], self._objects[at]
+            if now is not known:
+                if not isinstance(now, _SCALAR) or not holds(known, now):
+                    return False
+                self._objects[at] = now
+        return True
 
     def changed(self) -> list[str]:
         """Those that are others by now, as ``'name' of Class``."""

@@ -47,7 +47,7 @@ class Source:
             name
             for name, value in self.own.items()
             if (only is None or name in only)
-            and (is_setting(name, value) if is_block else not name.startswith("__"))
+            and (is_setting(self.owner, name, value) if is_block else name[:2] != "__")
             and not (keeps and value is None)
             and (not is_of_calls(value) or (arrays and not is_block))
         }
@@ -122,23 +122,29 @@ def sources(blocks: Iterable[Any]) -> list[Source]:
         for names in list(reached.names.values()):
             for name in names.read & names.own.keys():
                 held.look(names.own[name])
+        for value in list(reached.values):
+            held.look(value)
         for cls in held.classes:
             reached.add_class(cls)
+        for function in held.functions:
+            reached.add_function(function)
+        for module in (*held.modules.values(), *reached.modules.values()):
+            reached.add_module(module)
         for key in held.objects.keys() - parts.keys():
             parts[key] = held.objects[key]
             reached.add(held.objects[key])
-    for module in held.modules.values():
-        read = reached.attributes & vars(module).keys()
-        reached.names.setdefault(id(vars(module)), Names(vars(module))).read |= read
+    owners = chain(parts.values(), reached.classes, filter(vars, reached.functions))
     return [
-        *(Source(part, _only(part, reached)) for part in chain(parts.values(), reached.classes)),
+        *(Source(part, _only(part, reached)) for part in owners),
         *map(_NamesSource, reached.names.values()),
     ]
 
 
-def is_setting(name: str, value: Any) -> bool:
+def is_setting(block: Any, name: str, value: Any) -> bool:
     """Whether an attribute of a Block is one of the user's that can be compared."""
     if name in _set_by_mxnet() or name.startswith(("_graphopt", "__")):
+        return False
+    if name in _NOTED and not _is_known(block):
         return False
     gluon = import_mxnet().gluon  # which has registers of its own for these
     return not (isinstance(value, (gluon.Block, gluon.Parameter)) or is_of_calls(value))
@@ -150,10 +156,18 @@ def _is_gluons(part: Any, name: str) -> bool:
 
 def _only(part: Any, reached: Reached) -> set[str] | None:
     """Names of attributes that known code reads; None for any, as code of libraries reads them."""
-    cls = part if isinstance(part, type) else type(part)
-    known = (object, import_mxnet().gluon.Block, import_mxnet().gluon.HybridBlock)
-    is_known = all(b in known or is_users(b) for b in cls.__mro__ if b.__name__ != "Optimized")
-    return reached.attributes if is_known and not reached.are_any else None
+    return reached.attributes if _is_known(part) and not reached.are_any else None
+
+
+def _is_known(part: Any) -> bool:
+    """Whether all code of its class is the user's, or what all Blocks have."""
+    return _is_known_class(part if isinstance(part, type) else type(part))
+
+
+@cache
+def _is_known_class(cls: type) -> bool:
+    known = (object, dict, list, import_mxnet().gluon.Block, import_mxnet().gluon.HybridBlock)
+    return all(b in known or is_users(b) for b in cls.__mro__ if b.__name__ != "Optimized")
 
 
 def _is_mxnets(block: Any) -> bool:
@@ -163,5 +177,5 @@ def _is_mxnets(block: Any) -> bool:
 
 @cache
 def _set_by_mxnet() -> frozenset[str]:
-    """Attributes that all Blocks have, and those that calls set."""
-    return frozenset(vars(import_mxnet().gluon.HybridBlock(prefix=""))) | _NOTED
+    """Attributes that all Blocks have."""
+    return frozenset(vars(import_mxnet().gluon.HybridBlock(prefix="")))

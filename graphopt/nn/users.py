@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
+import sysconfig
 import types
 from collections import UserDict, UserList, deque
 from collections.abc import Iterator, MutableMapping
@@ -15,7 +17,10 @@ import numpy as np
 
 from graphopt.compat import import_mxnet
 
-_OF_NO_USER: Final = {*sys.stdlib_module_names, "mxnet", "graphopt"} - {"__main__"}
+_OF_NO_USER: Final = {"mxnet", "graphopt"}
+_PYTHONS: Final = {*sys.stdlib_module_names} - {"__main__"}
+_STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
+_SCALARS: Final = {int, float, str, bool, complex, bytes, type(None)}
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
 _CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 #: What is looked for in lists and the like ends so deep, and after so many.
@@ -26,10 +31,12 @@ _MOST: Final = 4096
 @cache
 def is_users_module(name: str) -> bool:
     """Whether it is one of the user's."""
-    if name.partition(".")[0] in _OF_NO_USER:
-        return False
+    top = name.partition(".")[0]
     file = getattr(sys.modules.get(name), "__file__", None) or ""
-    return "-packages" not in file  # of sites and of Debian
+    if top in _OF_NO_USER or (not file and top in _PYTHONS):
+        return False
+    is_pythons = file.startswith(_STDLIB)  # rather than a script of the same name
+    return not is_pythons and "-packages" not in file  # of sites and of Debian
 
 
 def is_users(part: Any) -> bool:
@@ -47,6 +54,7 @@ class Held:
     def __init__(self) -> None:
         self.objects: dict[int, Any] = {}
         self.classes: dict[type, None] = {}
+        self.functions: dict[types.FunctionType, None] = {}
         self.modules: dict[int, types.ModuleType] = {}
         self._left = 0
 
@@ -56,15 +64,23 @@ class Held:
         self._look(value, 0)
 
     def _look(self, value: Any, depth: int) -> None:
+        if type(value) in _SCALARS:
+            return
         self._left -= 1
         if depth > _DEEPEST or self._left < 0 or id(value) in self.objects:
             return
         if isinstance(value, (*_NAMESPACES, *_CONTAINERS)):
-            own = vars(value) if isinstance(value, _NAMESPACES) else value
-            for part in list(own.values() if isinstance(own, dict) else own):
+            own = vars(value) if type(value) in _NAMESPACES else value
+            parts = [] if isinstance(own, _NAMESPACES) else own
+            for part in list(parts.values() if isinstance(parts, dict) else parts):
                 self._look(part, depth + 1)
+            if type(value) not in _NAMESPACES and _is_of_users_class(value):
+                self.objects[id(value)] = value  # a subclass may have attributes besides
+        elif isinstance(value, types.FunctionType):
+            self.functions[value] = None
         elif isinstance(value, types.MethodType):
             self._look(value.__self__, depth + 1)
+            self._look(value.__func__, depth + 1)
         elif isinstance(value, partial):
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._look(part, depth + 1)
@@ -74,17 +90,16 @@ class Held:
             self.modules |= {id(value): value} if is_users_module(value.__name__) else {}
         elif isinstance(value, import_mxnet().gluon.Block):  # one that may be no child
             self.objects |= {} if getattr(value, "_active", False) else {id(value): value}
-        elif _is_users_class(type(value)):  # type: ignore[arg-type]
+        elif _is_of_users_class(value):
             self.objects[id(value)] = value
 
 
 class _Slots(MutableMapping[str, Any]):
-    """Attributes of an object that has no ``__dict__``."""
+    """Attributes of an object that has slots."""
 
     def __init__(self, owner: Any) -> None:
-        self._owner = owner
-        named = (vars(cls).get("__slots__", ()) for cls in type(owner).__mro__)
-        self._names = [n for names in named for n in ([names] if isinstance(names, str) else names)]
+        self._owner, self._others = owner, getattr(owner, "__dict__", {})
+        self._names = [name for cls in type(owner).__mro__ for name in _slots_of(cls)]
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -99,15 +114,29 @@ class _Slots(MutableMapping[str, Any]):
         object.__delattr__(self._owner, name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if hasattr(self._owner, name))
+        yield from (name for name in self._names if hasattr(self._owner, name))
+        yield from self._others
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
+def _slots_of(cls: type) -> list[str]:
+    named = vars(cls).get("__slots__", ())
+    names = [named] if isinstance(named, str) else list(named)
+    private = f"_{cls.__name__.lstrip('_')}"
+    return [private + n if n.startswith("__") and not n.endswith("__") else n for n in names]
+
+
 def attributes_of(owner: Any) -> MutableMapping[str, Any]:
     """What an object, a class or a module has, as it is at any time."""
-    return vars(owner) if hasattr(owner, "__dict__") else _Slots(owner)
+    is_users = _is_of_users_class(owner)  # views of Blocks have slots, too
+    has_slots = is_users and any(map(_slots_of, type(owner).__mro__))
+    return _Slots(owner) if has_slots else vars(owner)
+
+
+def _is_of_users_class(value: Any) -> bool:
+    return _is_users_class(type(value))  # type: ignore[arg-type]
 
 
 @cache
@@ -115,7 +144,7 @@ def _is_users_class(cls: type) -> bool:
     has_attributes = cls.__dictoffset__ or any("__slots__" in vars(base) for base in cls.__mro__)
     if not has_attributes or issubclass(cls, _never_held()):
         return False
-    if cls.__module__.partition(".")[0] in _OF_NO_USER:
+    if cls.__module__.partition(".")[0] in _OF_NO_USER | _PYTHONS and not is_users(cls):
         return False
     return dataclasses.is_dataclass(cls) or is_users(cls)
 
@@ -125,4 +154,4 @@ def _never_held() -> tuple[type, ...]:
     mx = import_mxnet()
     of_mxnet = (mx.nd.NDArray, mx.sym.Symbol, mx.gluon.Block, mx.gluon.Parameter)
     numbers = (int, float, complex, str, bytes, np.generic, np.ndarray)
-    return (*numbers, *_CONTAINERS, BaseException, types.FunctionType, *of_mxnet)
+    return (*numbers, BaseException, types.FunctionType, *of_mxnet)

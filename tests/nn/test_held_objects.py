@@ -14,8 +14,9 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from graphopt.nn.optimized import HASTY_CHANGES
 from graphopt.nn.settings import settings_read
-from tests.nn.settings_support import Constant, check
+from tests.nn.settings_support import Constant, check, data
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -68,6 +69,32 @@ class Slotted:
     by: float
 
 
+@dataclasses.dataclass(slots=True)
+class HalfSlotted(Constant):
+    """Has a dict besides."""
+
+    by: float
+
+
+class Sub(SimpleNamespace):
+    """A namespace of the user's."""
+
+
+class Frozen(dict):  # type: ignore[type-arg]
+    """Refuses to be written into."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError
+
+
+class Within(dict):  # type: ignore[type-arg]
+    """Has an attribute besides its items."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+
 class Attributes(dict):  # type: ignore[type-arg]
     """As EasyDict and CfgNode."""
 
@@ -75,7 +102,10 @@ class Attributes(dict):  # type: ignore[type-arg]
     __setattr__ = dict.__setitem__  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", [Constant, Configuration, Attributes, Slotted])
+KINDS = [Constant, Configuration, Attributes, Slotted, HalfSlotted, Sub, Within]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_an_object_holds_is_followed(kind: Any) -> None:
     told = kind(by=1.0)
     plain = nn.HybridSequential()
@@ -224,6 +254,44 @@ def test_a_layer_that_is_no_child() -> None:
     for by in (1.0, 2.0):
         plain.told[0].told.by = by
         check(fast, plain)
+
+
+def test_what_did_not_change_is_not_put_back() -> None:
+    class Counting(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            self.told["calls"] += 1
+            return F.tanh(x) * self.told["frozen"]["by"]
+
+    plain, own = (Counting({"calls": 0, "frozen": Frozen(by=2.0)}) for _ in range(2))
+    fast = graphopt.optimize(own)
+    for _ in range(3):
+        check(fast, plain)
+    assert own.told == plain.told
+
+
+def test_a_counter_of_a_name_that_mxnets_cells_have() -> None:
+    class Counting(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self._counter = 0
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            self._counter += 1
+            return F.tanh(x) * self._counter
+
+    plain, own = Counting(), Counting()
+    fast = graphopt.optimize(own)
+    for _ in range(3):
+        check(fast, plain)
+    assert own._counter == plain._counter
+
+
+def test_equal_values_that_are_set_anew() -> None:
+    fast = graphopt.optimize(Told(Constant(1.0)))
+    for _ in range(4 * HASTY_CHANGES):
+        fast.told.by = float("2.5")
+        fast(data())
+    assert fast._graphopt_entries()
 
 
 def test_a_list_with_an_array() -> None:

@@ -102,6 +102,60 @@ def test_functions_that_layers_hold(make: Any, monkeypatch: pytest.MonkeyPatch) 
     check(fast, plain)
 
 
+DEFAULT = Constant(1.0)
+
+
+def test_functions_in_lists_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listed(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.functions = {"scale": [scale]}
+
+        def hybrid_forward(self, F: Any, x: Any, constant: Any = DEFAULT) -> Any:
+            return self.functions["scale"][0](F.tanh(x)) * constant.by
+
+    plain = Listed()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
+    check(fast, plain)
+    DEFAULT.by = 3.0
+    check(fast, plain)
+
+
+def test_attributes_of_functions() -> None:
+    def counted(x: Any) -> Any:
+        counted.calls += 1  # type: ignore[attr-defined]
+        return x * counted.calls  # type: ignore[attr-defined]
+
+    class Counting(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return counted(F.tanh(x))
+
+    counted.calls = 0  # type: ignore[attr-defined]
+    fast = graphopt.optimize(Counting())
+    for number in range(1, 4):
+        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
+
+
+def test_what_is_made_within_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Made:
+        def __init__(self) -> None:
+            self.by = BY
+
+    class Making(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * Made().by * getattr(helpers, "BY")  # noqa: B009
+
+    plain = Making()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    monkeypatch.setattr(sys.modules[__name__], "BY", 2.0)
+    check(fast, plain)
+    monkeypatch.setattr(helpers, "BY", 2.0)
+    check(fast, plain)
+
+
 def test_names_of_modules_that_calls_set(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counted(mx.gluon.HybridBlock):
         def hybrid_forward(self, F: Any, x: Any) -> Any:
