@@ -42,17 +42,17 @@ _OTHER_HOST_MEMORY = ("cpu_shared", "cpu_pinned")
 class CompiledBlock:
     """Compiles a HybridBlock at its first call with a signature and runs it from then on."""
 
-    def __init__(self, block: Any, config: Config, on_traced: Callable[[], None]) -> None:
+    def __init__(self, block: Any, config: Config, on_set: Callable[[], None]) -> None:
         """Nothing is traced before the first call.
 
         Args:
             block: a HybridBlock.
             config: how it is compiled.
-            on_traced: is called when Python of it ran, which may have set attributes.
+            on_set: is called when Python of it ran and has set attributes.
         """
         self._block = block
         self._config = config
-        self._trace = Tracer(block, on_traced)
+        self._trace = Tracer(block, on_set)
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
         self._python_was_first = self._is_preparing = False

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import enum
 import types
-from collections import UserDict, UserList, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ from typing import Any, Final
 import numpy as np
 
 from graphopt.compat import import_mxnet
+from graphopt.nn.users import CONTAINERS, NAMESPACES, SCALARS
 
-_SCALARS: Final = {int, float, str, bool, complex, bytes, type(None)}
-_PLAIN: tuple[type, ...] = (*_SCALARS, np.generic, np.dtype, enum.Enum, range, slice, Decimal)
+_PLAIN: tuple[type, ...] = (*SCALARS, np.generic, np.dtype, enum.Enum, range, slice, Decimal)
 _PLAIN += (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, type)
 _WITH_NAN: Final = (float, complex, np.inexact)
-_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
-_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 _DEEPEST: Final = 4
 
 
@@ -72,13 +69,13 @@ class Container:
     @property
     def own(self) -> Any:
         """What its items are in."""
-        return vars(self.value) if type(self.value) in _NAMESPACES else self.value
+        return vars(self.value) if type(self.value) in NAMESPACES else self.value
 
     def holds(self, value: Any) -> bool:
         """Whether it is like that."""
         if type(value) is not type(self.value):
             return False
-        own = vars(value) if type(value) in _NAMESPACES else value
+        own = vars(value) if type(value) in NAMESPACES else value
         if len(own) != self.size:
             return False
         if self.items is None:
@@ -173,7 +170,7 @@ def is_of_calls(value: Any) -> bool:
 
 def copied(value: Any, budget: Budget) -> Any:
     """What is needed to tell later whether a value is what it was."""
-    if type(value) in _SCALARS or isinstance(value, _PLAIN):
+    if type(value) in SCALARS or isinstance(value, _PLAIN):
         return value
     own = Budget(**{**vars(budget), "left": min(budget.left, budget.of_a_value)})
     left = own.left
@@ -183,11 +180,11 @@ def copied(value: Any, budget: Budget) -> Any:
 
 
 def _copied(value: Any, budget: Budget, depth: int) -> Any:
-    if type(value) in _SCALARS or isinstance(value, _PLAIN):
+    if type(value) in SCALARS or isinstance(value, _PLAIN):
         return value
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return _Array(value) if value.nbytes <= budget.bytes_of_an_array else value
-    if isinstance(value, _CONTAINERS) or type(value) in _NAMESPACES:
+    if isinstance(value, CONTAINERS) or type(value) in NAMESPACES:
         return Container(value, budget, depth)
     return value if budget.with_arrays or not is_of_calls(value) else _Any(value)
 
@@ -226,8 +223,8 @@ def has_symbols(value: Any, depth: int = 0) -> bool:
     """Whether it is a Symbol or holds one."""
     if isinstance(value, import_mxnet().sym.Symbol):
         return True
-    own = vars(value) if type(value) in _NAMESPACES else value
-    if not isinstance(own, _CONTAINERS) or depth >= _DEEPEST:
+    own = vars(value) if type(value) in NAMESPACES else value
+    if not isinstance(own, CONTAINERS) or depth >= _DEEPEST:
         return False
     return any(has_symbols(v, depth + 1) for v in (own.values() if isinstance(own, dict) else own))
 

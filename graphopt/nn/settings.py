@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from copy import copy
 from itertools import chain
 from operator import getitem, is_
 from typing import Any
@@ -32,6 +33,12 @@ class Settings:
         self._sources = sources(blocks)
         self._is_thorough = is_thorough
         self._note()
+
+    def anew(self) -> Settings:
+        """The same as they are by now."""
+        found = copy(self)
+        found._note()
+        return found
 
     def are_same(self) -> bool:
         """Whether none was set otherwise, written into, added or taken away."""
@@ -97,8 +104,8 @@ class Settings:
             for name in known
         ]
         self._others = []
-        for copy in chain.from_iterable(known.values() for known in self._known):
-            for part in copies_in(copy):
+        for value in chain.from_iterable(known.values() for known in self._known):
+            for part in copies_in(value):
                 if isinstance(part, Container) and part.has_slots:
                     self._sized += [] if isinstance(part.own, tuple) else [part.own]
                     slots += part.slots()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,15 @@ from graphopt.nn.initializing import PythonFirst
 from graphopt.nn.settings import settings_read
 
 
-def steadily_traced(block: Any, args: Sequence[Any], *, may_run: bool = False) -> Traced:
+def steadily_traced(
+    block: Any, args: Sequence[Any], on_set: Callable[[], None], *, may_run: bool = False
+) -> Traced:
     """The Block's Symbol; what its Python does once may be done.
 
     Args:
         block: any HybridBlock.
         args: arrays, or lists of arrays.
+        on_set: is called if it has set attributes, for good.
         may_run: whether its Python may make this call instead.
 
     Raises:
@@ -31,16 +34,17 @@ def steadily_traced(block: Any, args: Sequence[Any], *, may_run: bool = False) -
     before, drawing = settings_read(block, is_thorough=True), Generators()
     try:
         traced = trace(block, args)
-        if names := before.with_symbols():
-            raise _refused(block, f"is called every time: it keeps an array as {names[0]}")
-        if before.changed():
-            then, first = settings_read(block, is_thorough=True), traced
+        if not before.are_same():
+            if names := before.with_symbols():
+                raise _refused(block, f"is called every time: it keeps an array as {names[0]}")
+            then, first = before.anew(), traced
             traced = trace(block, args)
             if names := then.changed():
                 raise _refused(block, f"sets {names[0]} in every call")
             if not traced.is_like(first):
                 once = f"does something once: it sets {before.changed()[0]}"
                 raise PythonFirst if may_run else _refused(block, once)
+            on_set()
         if drawing.have_drawn():
             raise _refused(block, "draws numbers in Python")
     except BaseException:

@@ -17,14 +17,14 @@ State = tuple[bool, bool]
 class Tracer:
     """Traces a Block for its calls: anew for each, or once if MXNet keeps its graph as well."""
 
-    def __init__(self, block: Any, on_traced: Callable[[], None]) -> None:
+    def __init__(self, block: Any, on_set: Callable[[], None]) -> None:
         """Nothing is traced yet.
 
         Args:
             block: a HybridBlock.
-            on_traced: is called when Python of it ran, which may have set attributes.
+            on_set: is called when Python of it ran and has set attributes.
         """
-        self._block, self._on_traced = block, on_traced
+        self._block, self._on_set = block, on_set
         self._kept: dict[Any, Traced] = {}  # of a Block that is hybridized
         self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
 
@@ -36,9 +36,7 @@ class Tracer:
             PythonFirst: its Python has to make this call; only if it ``may_run``.
         """
         if not self._is_kept():
-            traced = steadily_traced(self._block, args, may_run=may_run)
-            self._on_traced()
-            return traced
+            return steadily_traced(self._block, args, self._on_set, may_run=may_run)
         flat, layout = import_mxnet().gluon.block._flatten(list(args), "input")
         kind = str(layout), *map(type, flat)
         if kind not in self._kept:

@@ -20,9 +20,11 @@ from graphopt.compat import import_mxnet
 _OF_NO_USER: Final = {"mxnet", "graphopt"}
 _PYTHONS: Final = {*sys.stdlib_module_names} - {"__main__"}
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
-_SCALARS: Final = {int, float, str, bool, complex, bytes, type(None)}
-_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
-_CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
+#: Values that hold nothing.
+SCALARS: Final = {int, float, str, bool, complex, bytes, type(None)}
+#: Objects of these are like dicts.
+NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, UserDict, UserList)
+CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 #: What is looked for in lists and the like ends so deep, and after so many.
 _DEEPEST: Final = 6
 _MOST: Final = 4096
@@ -64,17 +66,17 @@ class Held:
         self._look(value, 0)
 
     def _look(self, value: Any, depth: int) -> None:
-        if type(value) in _SCALARS:
+        if type(value) in SCALARS:
             return
         self._left -= 1
         if depth > _DEEPEST or self._left < 0 or id(value) in self.objects:
             return
-        if isinstance(value, (*_NAMESPACES, *_CONTAINERS)):
-            own = vars(value) if type(value) in _NAMESPACES else value
-            parts = [] if isinstance(own, _NAMESPACES) else own
+        if isinstance(value, (*NAMESPACES, *CONTAINERS)):
+            own = vars(value) if type(value) in NAMESPACES else value
+            parts = [] if isinstance(own, NAMESPACES) else own
             for part in list(parts.values() if isinstance(parts, dict) else parts):
                 self._look(part, depth + 1)
-            if type(value) not in _NAMESPACES and _is_of_users_class(value):
+            if type(value) not in NAMESPACES and _is_of_users_class(value):
                 self.objects[id(value)] = value  # a subclass may have attributes besides
         elif isinstance(value, types.FunctionType):
             self.functions[value] = None
@@ -144,9 +146,8 @@ def _is_users_class(cls: type) -> bool:
     has_attributes = cls.__dictoffset__ or any("__slots__" in vars(base) for base in cls.__mro__)
     if not has_attributes or issubclass(cls, _never_held()):
         return False
-    if cls.__module__.partition(".")[0] in _OF_NO_USER | _PYTHONS and not is_users(cls):
-        return False
-    return dataclasses.is_dataclass(cls) or is_users(cls)
+    is_librarys = cls.__module__.partition(".")[0] not in _OF_NO_USER | _PYTHONS
+    return is_users(cls) or (is_librarys and dataclasses.is_dataclass(cls))
 
 
 @cache
