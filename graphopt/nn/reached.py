@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dis
+import random
 import types
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, MutableMapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, Final
+
+import numpy as np
 
 from graphopt.nn.users import attributes_of, is_users, is_users_module
 
@@ -85,6 +88,7 @@ class Reached:
         self.functions: dict[types.FunctionType, None] = {}
         self.modules: dict[int, types.ModuleType] = {}
         self.values: list[Any] = []
+        self._draws = self._reads_numpy = False
         self._waiting: defaultdict[str, list[types.FunctionType]] = defaultdict(list)
         self._stack: list[types.FunctionType] = []
 
@@ -120,6 +124,11 @@ class Reached:
             if not name.startswith("__"):
                 self._note(own, name, is_stored=False)
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether a function reads what draws from Python's or numpy's generators."""
+        return self._draws or (self._reads_numpy and "random" in self.attributes)
+
     def run(self) -> None:
         """Follow what was added as far as it goes."""
         while self._stack and len(self.functions) < _MOST_FUNCTIONS:
@@ -145,7 +154,13 @@ class Reached:
 
     def _note(self, own: MutableMapping[str, Any], name: str, *, is_stored: bool) -> None:
         value = own[name]
+        if isinstance(value, (types.BuiltinFunctionType, types.MethodType)):
+            self._draws |= (
+                value.__self__ is random._inst or value.__self__ is np.random.mtrand._rand
+            )
         if isinstance(value, types.ModuleType):
+            self._draws |= value is random or value.__name__.startswith("numpy.random")
+            self._reads_numpy |= value is np
             self.modules |= {id(value): value} if is_users_module(value.__name__) else {}
             return
         names = self.names.setdefault(id(own), Names(own))

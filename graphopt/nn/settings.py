@@ -19,6 +19,9 @@ class Settings:
     """Numbers, names, flags and functions that Python of Blocks reads, as they are now.
 
     Asked at every call, so what is compared is looked up once.
+
+    Attributes:
+        may_draw: whether it may draw numbers, too, from the generators of Python and numpy.
     """
 
     def __init__(self, blocks: Iterable[Any], *, is_thorough: bool = False) -> None:
@@ -30,7 +33,7 @@ class Settings:
                 one in every call; of numbers, and of names of modules, that may have been set by
                 others in between, those do not count that no known function sets.
         """
-        self._sources = sources(blocks)
+        self._sources, self.may_draw = sources(blocks)
         self._is_thorough = is_thorough
         self._note()
 

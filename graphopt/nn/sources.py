@@ -105,8 +105,11 @@ class _NamesSource(Source):
         return f"{name!r} of module {self.own.get('__name__')}"
 
 
-def sources(blocks: Iterable[Any]) -> list[Source]:
-    """Of Blocks: their own, those of objects they hold, of their classes, of what these read."""
+def sources(blocks: Iterable[Any]) -> tuple[list[Source], bool]:
+    """What Python of Blocks reads, and whether it may draw numbers.
+
+    Their attributes, those of objects they hold, of their classes, and names that these read.
+    """
     parts = {id(block): block for block in blocks}
     reached, held = Reached(), Held()
     for block in parts.values():
@@ -134,10 +137,11 @@ def sources(blocks: Iterable[Any]) -> list[Source]:
             parts[key] = held.objects[key]
             reached.add(held.objects[key])
     owners = chain(parts.values(), reached.classes, filter(vars, reached.functions))
-    return [
+    found = [
         *(Source(part, _only(part, reached)) for part in owners),
         *map(_NamesSource, reached.names.values()),
     ]
+    return found, reached.may_draw
 
 
 def is_setting(block: Any, name: str, value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -45,7 +46,7 @@ def steadily_traced(
                 once = f"does something once: it sets {before.changed()[0]}"
                 raise PythonFirst if may_run else _refused(block, once)
             on_set()
-        if drawing.have_drawn():
+        if drawing.have_drawn(may_draw=before.may_draw):
             raise _refused(block, "draws numbers in Python")
     except BaseException:
         drawing.restore()
@@ -70,19 +71,22 @@ def undone(block: Any) -> Iterator[None]:
 
 
 class Generators:
-    """States of the generators of random numbers that Python has for all."""
+    """States of the generators of random numbers that Python has for all threads."""
 
     def __init__(self) -> None:
         """Note them."""
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
-    def have_drawn(self) -> bool:
-        """Whether numbers were drawn since."""
+    def have_drawn(self, *, may_draw: bool) -> bool:
+        """Whether code that may or, as far as is known, does not draw numbers has drawn some."""
+        if not may_draw and threading.active_count() > 1:
+            return False  # another thread has, which prepares data
         numpy: Any = np.random.get_state()
         same = all(np.array_equal(*pair) for pair in zip(numpy, self._numpy, strict=True))
         return not same or random.getstate() != self._python
 
     def restore(self) -> None:
-        """As if none were drawn."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        """As if none were drawn, unless another thread may have."""
+        if threading.active_count() == 1:
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)

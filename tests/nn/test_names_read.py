@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import random
 import sys
+import threading
 import types
 from typing import Any
 
@@ -121,6 +123,46 @@ def test_functions_in_lists_and_defaults(monkeypatch: pytest.MonkeyPatch) -> Non
     check(fast, plain)
     DEFAULT.by = 3.0
     check(fast, plain)
+
+
+class Raising(dict):  # type: ignore[type-arg]
+    """As configurations whose keys are attributes; asked for another one it raises a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+CONFIGURATION = Raising(by=1.0)
+
+
+def test_a_configuration_that_raises() -> None:
+    class Configured(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * CONFIGURATION.by
+
+    plain = Configured()
+    fast = graphopt.optimize(plain)
+    for by in (1.0, 2.0):
+        CONFIGURATION["by"] = by
+        check(fast, plain)
+    assert fast._graphopt_entries()
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.uniform])
+def test_generators_that_names_lead_to(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drawing(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * scale()
+
+    monkeypatch.setattr(sys.modules[__name__], "scale", draw)
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    fast = graphopt.optimize(Drawing())
+    first, second = (fast(data()).asnumpy() for _ in range(2))
+    ended.set()
+    thread.join()
+    assert np.abs(first - second).max() > 0
+    assert "draws numbers in Python" in fast.explain()
 
 
 def test_attributes_of_functions() -> None:

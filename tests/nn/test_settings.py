@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -277,6 +278,26 @@ def test_numbers_that_python_draws(of_numpy: bool) -> None:
     fast = graphopt.optimize(Drawing())
     np.testing.assert_allclose(results(fast), results(Drawing()), rtol=1e-5)
     assert "draws numbers in Python" in fast.explain()
+
+
+def test_numbers_that_another_thread_draws() -> None:
+    """As one does that prepares data."""
+    ended = threading.Event()
+
+    def draw() -> None:
+        while not ended.is_set():
+            np.random.uniform()
+            random.random()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        fast = graphopt.optimize(Net())
+        fast(data())
+    finally:
+        ended.set()
+        thread.join()
+    assert fast._graphopt_entries()
 
 
 @pytest.mark.parametrize("base", [mx.gluon.Block, mx.gluon.HybridBlock])
