@@ -182,7 +182,7 @@ def copied(value: Any, budget: Budget) -> Any:
 def _copied(value: Any, budget: Budget, depth: int) -> Any:
     if type(value) in SCALARS or isinstance(value, _PLAIN):
         return value
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if type(value) is np.ndarray and not value.dtype.hasobject:
         return _Array(value) if value.nbytes <= budget.bytes_of_an_array else value
     if isinstance(value, CONTAINERS) or type(value) in NAMESPACES:
         return Container(value, budget, depth)

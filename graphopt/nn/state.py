@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from graphopt.nn.compiled import CompiledBlock
@@ -41,7 +42,9 @@ class State:
 
     def note_settings(self) -> None:
         """Attributes are what they are now."""
-        self.settings = settings_read(self._view)
+        self.settings = None
+        with suppress(Exception):  # of objects of the user's; tracing meets it, too, and says so
+            self.settings = settings_read(self._view)
 
     def compile_whole(self) -> None:
         """Take the Block for one that is compiled whole, whatever was said of it before."""

@@ -32,7 +32,11 @@ def steadily_traced(
             numbers in Python.
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
-    before, drawing = settings_read(block, is_thorough=True), Generators()
+    try:
+        before, drawing = settings_read(block, is_thorough=True), Generators()
+    except Exception as error:
+        why = f"reads what cannot be looked at: {type(error).__name__}: {error}"
+        raise _refused(block, why) from error
     try:
         traced = trace(block, args)
         if not before.are_same():

@@ -132,9 +132,9 @@ def _slots_of(cls: type) -> list[str]:
 
 def attributes_of(owner: Any) -> MutableMapping[str, Any]:
     """What an object, a class or a module has, as it is at any time."""
-    is_users = _is_of_users_class(owner)  # views of Blocks have slots, too
-    has_slots = is_users and any(map(_slots_of, type(owner).__mro__))
-    return _Slots(owner) if has_slots else vars(owner)
+    # Views of Blocks have slots, too.
+    has_slots = _is_of_users_class(owner) and any(map(_slots_of, type(owner).__mro__))
+    return _Slots(owner) if has_slots or not hasattr(owner, "__dict__") else vars(owner)
 
 
 def _is_of_users_class(value: Any) -> bool:

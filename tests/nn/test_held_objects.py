@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import networkx
+import numpy as np
 import pytest
 
 import graphopt
@@ -74,6 +75,12 @@ class HalfSlotted(Constant):
     """Has a dict besides."""
 
     by: float
+
+
+class Empty:
+    """Has nothing."""
+
+    __slots__ = ()
 
 
 class Sub(SimpleNamespace):
@@ -284,6 +291,32 @@ def test_a_counter_of_a_name_that_mxnets_cells_have() -> None:
     for _ in range(3):
         check(fast, plain)
     assert own._counter == plain._counter
+
+
+def test_an_object_that_has_no_attributes() -> None:
+    class Holding(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * float(self.told is None)
+
+    plain = Holding(Empty())
+    check(graphopt.optimize(plain), plain)
+
+
+def test_what_cannot_be_looked_at() -> None:
+    class Odd(list):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            raise RuntimeError("no length")
+
+    class Holding(Told):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * float(self.told is None)
+
+    plain = Holding(Odd())
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    assert "reads what cannot be looked at: RuntimeError: no length" in fast.explain()
+    plain = Holding(np.ma.masked)
+    check(graphopt.optimize(plain, strict=True), plain)
 
 
 def test_equal_values_that_are_set_anew() -> None:
