@@ -33,10 +33,11 @@ def steadily_traced(
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
     try:
-        before, drawing = settings_read(block, is_thorough=True), Generators()
+        before = settings_read(block, is_thorough=True)
     except Exception as error:
         why = f"reads what cannot be looked at: {type(error).__name__}: {error}"
         raise _refused(block, why) from error
+    drawing = Generators(may_draw=before.may_draw)
     try:
         traced = trace(block, args)
         if not before.are_same():
@@ -50,7 +51,7 @@ def steadily_traced(
                 once = f"does something once: it sets {before.changed()[0]}"
                 raise PythonFirst if may_run else _refused(block, once)
             on_set()
-        if drawing.have_drawn(may_draw=before.may_draw):
+        if drawing.have_drawn():
             raise _refused(block, "draws numbers in Python")
     except BaseException:
         drawing.restore()
@@ -66,7 +67,8 @@ def _refused(block: Any, why: str) -> UnsupportedError:
 @contextmanager
 def undone(block: Any) -> Iterator[None]:
     """What Python of a Block sets within is set as before."""
-    before, drawing = settings_read(block, is_thorough=True), Generators()
+    before = settings_read(block, is_thorough=True)
+    drawing = Generators(may_draw=before.may_draw)
     try:
         yield
     finally:
@@ -77,20 +79,20 @@ def undone(block: Any) -> Iterator[None]:
 class Generators:
     """States of the generators of random numbers that Python has for all threads."""
 
-    def __init__(self) -> None:
-        """Note them."""
+    def __init__(self, *, may_draw: bool) -> None:
+        """Note them; ``may_draw`` tells whether code that runs then may draw, as far as known."""
         self._python, self._numpy = random.getstate(), np.random.get_state()
+        # Otherwise another thread has, which prepares data.
+        self._counts = may_draw or threading.active_count() == 1
 
-    def have_drawn(self, *, may_draw: bool) -> bool:
-        """Whether code that may or, as far as is known, does not draw numbers has drawn some."""
-        if not may_draw and threading.active_count() > 1:
-            return False  # another thread has, which prepares data
+    def have_drawn(self) -> bool:
+        """Whether that code has drawn numbers."""
         numpy: Any = np.random.get_state()
         same = all(np.array_equal(*pair) for pair in zip(numpy, self._numpy, strict=True))
-        return not same or random.getstate() != self._python
+        return self._counts and (not same or random.getstate() != self._python)
 
     def restore(self) -> None:
-        """As if none were drawn, unless another thread may have."""
-        if threading.active_count() == 1:
+        """As if it had drawn none."""
+        if self.have_drawn():
             random.setstate(self._python)
             np.random.set_state(self._numpy)
