@@ -7,7 +7,7 @@ import types
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, partial
 from typing import Any, Final
@@ -172,7 +172,7 @@ def copied(value: Any, budget: Budget) -> Any:
     """What is needed to tell later whether a value is what it was."""
     if type(value) in SCALARS or isinstance(value, _PLAIN):
         return value
-    own = Budget(**{**vars(budget), "left": min(budget.left, budget.of_a_value)})
+    own = replace(budget, left=min(budget.left, budget.of_a_value))
     left = own.left
     copy = _copied(value, own, 0)
     budget.left -= left - own.left

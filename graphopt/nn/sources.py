@@ -93,12 +93,6 @@ class _NamesSource(Source):
     def is_writer(self, name: str) -> bool:
         return name in self._stored
 
-    def drop(self, name: str) -> None:
-        del self.own[name]
-
-    def set(self, name: str, value: Any) -> None:
-        self.own[name] = value
-
     def describe(self, name: str) -> str:
         if isinstance(self.own, Enclosing):
             return f"{name!r} around {self.own.function.__qualname__}"

@@ -128,10 +128,12 @@ def test_of_much_only_another_length_is_seen() -> None:
 
 def test_what_refuses_to_be_set() -> None:
     class Frozen(dict):  # type: ignore[type-arg]
-        def clear(self) -> None:
+        def __setitem__(self, key: Any, value: Any) -> None:
             raise TypeError
 
-    value = Frozen(a=1)
+    value = Frozen(a=1, b=[1])
     copy = copied(value, Budget())
+    value["b"].append(2)
+    assert put_back(copy) == {"a": 1, "b": [1]}
     dict.update(value, a=2)
-    assert put_back(copy) is value
+    assert put_back(copy) == {"a": 2, "b": [1]}
