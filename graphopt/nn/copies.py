@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import pickle
+import random
 import types
 from collections import deque
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from graphopt.nn.users import CONTAINERS, NAMESPACES, SCALARS
 _PLAIN: tuple[type, ...] = (*SCALARS, np.generic, np.dtype, enum.Enum, range, slice, Decimal)
 _PLAIN += (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, type)
 _WITH_NAN: Final = (float, complex, np.inexact)
+_GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator)
 _DEEPEST: Final = 4
 
 
@@ -31,18 +34,19 @@ class Budget:
         left: items of lists and the like.
         of_a_value: the same, of each attribute.
         bytes_of_an_array: of numpy.
-        with_arrays: whether MXNet's arrays in lists and the like count, too.
+        is_thorough: whether MXNet's arrays in lists and the like count, too, and what generators of
+            random numbers draw next.
     """
 
     left: int = 8192
     of_a_value: int = 256
     bytes_of_an_array: int = 1024
-    with_arrays: bool = False
+    is_thorough: bool = False
 
     @classmethod
     def thorough(cls) -> Budget:
         """For a look before and one after, rather than one in every call."""
-        return cls(100_000, 20_000, 1 << 24, with_arrays=True)
+        return cls(100_000, 20_000, 1 << 24, is_thorough=True)
 
 
 class Container:
@@ -146,6 +150,38 @@ class _Array:
         return self.value
 
 
+class _Generator:
+    """A generator of random numbers, as it was."""
+
+    __slots__ = ("state", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.state = value, _state_of(value)
+
+    def holds(self, value: Any) -> bool:
+        """Whether it is that one and draws the same numbers."""
+        return value is self.value and _state_of(value) == self.state
+
+    def put_back(self) -> Any:
+        """The same object, which draws the same again."""
+        state = pickle.loads(self.state)
+        if isinstance(self.value, random.Random):
+            self.value.setstate(state)
+        elif isinstance(self.value, np.random.RandomState):
+            self.value.set_state(state)
+        else:
+            self.value.bit_generator.state = state
+        return self.value
+
+
+def _state_of(generator: Any) -> bytes:
+    if isinstance(generator, random.Random):
+        return pickle.dumps(generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        return pickle.dumps(generator.get_state())
+    return pickle.dumps(generator.bit_generator.state)
+
+
 class _Any:
     """An array of MXNet's, in whose place another may be."""
 
@@ -186,12 +222,14 @@ def _copied(value: Any, budget: Budget, depth: int) -> Any:
         return _Array(value) if value.nbytes <= budget.bytes_of_an_array else value
     if isinstance(value, CONTAINERS) or type(value) in NAMESPACES:
         return Container(value, budget, depth)
-    return value if budget.with_arrays or not is_of_calls(value) else _Any(value)
+    if budget.is_thorough and isinstance(value, _GENERATORS):
+        return _Generator(value)
+    return value if budget.is_thorough or not is_of_calls(value) else _Any(value)
 
 
-def copies_in(copy: Any) -> Iterator[Container | _Array]:
+def copies_in(copy: Any) -> Iterator[Container | _Array | _Generator]:
     """A copy of what may be written into, and those in it."""
-    if isinstance(copy, (Container, _Array)):
+    if isinstance(copy, (Container, _Array, _Generator)):
         yield copy
         for item in getattr(copy, "items", None) or ():
             yield from copies_in(item)
@@ -199,7 +237,7 @@ def copies_in(copy: Any) -> Iterator[Container | _Array]:
 
 def is_copy(copy: Any) -> bool:
     """Whether a copy stands for something that may be written into."""
-    return isinstance(copy, (Container, _Array, _Any))
+    return isinstance(copy, (Container, _Array, _Generator, _Any))
 
 
 def holds(copy: Any, value: Any) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dis
 import random
+import sys
 import types
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, MutableMapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from importlib.util import resolve_name
 from typing import Any, Final
 
 import numpy as np
@@ -143,6 +146,8 @@ class Reached:
             loads = _loads(function.__code__)
             self.are_any |= loads.are_any
             self._load(loads.attributes)
+            for module in _imported(function, loads):
+                self._note_module(module)
             for own, name in _names_of(function, loads):
                 self._note(own, name, is_stored=name in loads.stored)
         self.are_any |= bool(self._stack)  # what is in those is not known
@@ -159,9 +164,7 @@ class Reached:
                 value.__self__ is random._inst or value.__self__ is np.random.mtrand._rand
             )
         if isinstance(value, types.ModuleType):
-            self._draws |= value is random or value.__name__.startswith("numpy.random")
-            self._reads_numpy |= value is np
-            self.modules |= {id(value): value} if is_users_module(value.__name__) else {}
+            self._note_module(value)
             return
         names = self.names.setdefault(id(own), Names(own))
         names.read.add(name)
@@ -172,6 +175,11 @@ class Reached:
                 for method in ("__init__", "__repr__", "__str__"):
                     self._stack += _functions_of(vars(value).get(method))
         self._stack += _functions_of(value)
+
+    def _note_module(self, module: types.ModuleType) -> None:
+        self._draws |= module is random or module.__name__.startswith("numpy.random")
+        self._reads_numpy |= module is np
+        self.modules |= {id(module): module} if is_users_module(module.__name__) else {}
 
 
 def _functions_of(value: Any) -> Iterable[types.FunctionType]:
@@ -191,30 +199,61 @@ def _names_of(
     yield from ((around, name) for name in around if name in around)
 
 
+def _imported(function: types.FunctionType, loads: _Loads) -> Iterator[types.ModuleType]:
+    """Modules that it imports itself, as far as they are known by then, and their packages."""
+    package = function.__globals__.get("__package__") or ""
+    for name in loads.imports:
+        with suppress(ImportError, ValueError):  # which the call will raise, too
+            whole = resolve_name(name, package)
+            for end in (at for at, char in enumerate(whole + ".") if char == "."):
+                if module := sys.modules.get(whole[:end]):
+                    yield module
+
+
 @dataclass(frozen=True)
 class _Loads:
-    """Global names that a function's code reads or sets, those that it sets, and attributes."""
+    """What a function's code reads or sets.
+
+    Attributes:
+        names: global ones that it reads or sets.
+        stored: global ones and those of enclosing functions that it sets.
+        attributes: those that it reads or sets, of whatever object, and what it imports from
+            modules.
+        imports: modules, those of its package with a dot before them.
+        are_any: whether it reads attributes whose names it computes.
+    """
 
     names: frozenset[str]
     stored: frozenset[str]
     attributes: frozenset[str]
+    imports: frozenset[str]
     are_any: bool
 
 
 @lru_cache(maxsize=4096)
 def _loads(code: types.CodeType) -> _Loads:
-    names, stored, attributes = set(), set(), set()
+    names, stored, attributes, imports = set(), set(), set(), set()
+    level = dots = 0
     for instruction in dis.get_instructions(code):
         name, found = instruction.opname, instruction.argval
         if name in ("LOAD_GLOBAL", "STORE_GLOBAL"):
             names.add(found)
         if name in ("STORE_GLOBAL", "STORE_DEREF"):
             stored.add(found)
-        if "_ATTR" in name or "_METHOD" in name:
+        if "_ATTR" in name or "_METHOD" in name or name == "IMPORT_FROM":
             attributes.add(found)
+        if name == "IMPORT_NAME":  # behind the level and what is imported from it
+            imports.add("." * level + found)
+        level, dots = dots, found if name == "LOAD_CONST" else 0
     for inner in map(_loads, (c for c in code.co_consts if isinstance(c, types.CodeType))):
         names |= inner.names
         stored |= inner.stored
         attributes |= inner.attributes
-    are_any = not _DYNAMIC.isdisjoint(names | attributes)
-    return _Loads(frozenset(names), frozenset(stored), frozenset(attributes), are_any)
+        imports |= inner.imports
+    return _Loads(
+        names=frozenset(names),
+        stored=frozenset(stored),
+        attributes=frozenset(attributes),
+        imports=frozenset(imports),
+        are_any=not _DYNAMIC.isdisjoint(names | attributes),
+    )

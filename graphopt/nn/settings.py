@@ -10,7 +10,7 @@ from operator import getitem, is_
 from typing import Any
 
 from graphopt.nn.copies import Budget, Container, copies_in, has_symbols, holds, put_back
-from graphopt.nn.sources import Source, sources
+from graphopt.nn.sources import Source, read_by
 
 _SCALAR = (int, float, complex, str, bytes, type(None))
 
@@ -22,6 +22,7 @@ class Settings:
 
     Attributes:
         may_draw: whether it may draw numbers, too, from the generators of Python and numpy.
+        iterators: types of iterators that it reads, which cannot be compared.
     """
 
     def __init__(self, blocks: Iterable[Any], *, is_thorough: bool = False) -> None:
@@ -33,7 +34,8 @@ class Settings:
                 one in every call; of numbers, and of names of modules, that may have been set by
                 others in between, those do not count that no known function sets.
         """
-        self._sources, self.may_draw = sources(blocks)
+        read = read_by(blocks)
+        self._sources, self.may_draw, self.iterators = read.sources, read.may_draw, read.iterators
         self._is_thorough = is_thorough
         self._note()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Collection, Iterable, MutableMapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any, Final
@@ -34,7 +36,7 @@ class Source:
 
     def values(self, budget: Budget) -> dict[str, Any]:
         """Copies of them."""
-        return {n: copied(self.own[n], budget) for n in self.names_now(arrays=budget.with_arrays)}
+        return {n: copied(self.own[n], budget) for n in self.names_now(arrays=budget.is_thorough)}
 
     def names_now(self, *, arrays: bool) -> set[str]:
         """Names of what can be compared; with MXNet's arrays, but for those of Blocks."""
@@ -99,8 +101,39 @@ class _NamesSource(Source):
         return f"{name!r} of module {self.own.get('__name__')}"
 
 
-def sources(blocks: Iterable[Any]) -> tuple[list[Source], bool]:
-    """What Python of Blocks reads, and whether it may draw numbers.
+class _DefaultsSource(Source):
+    """Lists, dicts and sets that arguments of a function are where none is given."""
+
+    is_whole = False
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self.owner, self.only = function, None
+        code, defaults = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        values = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
+        self.own = {n: v for n, v in values.items() if isinstance(v, (list, dict, set))}
+
+    def describe(self, name: str) -> str:
+        return f"{name!r} of {self.owner.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Read:
+    """What Python of some Blocks reads.
+
+    Attributes:
+        sources: where values come from that can be compared.
+        iterators: types of the iterators, which calls use up.
+        may_draw: whether it may draw numbers from the generators of Python and numpy.
+    """
+
+    sources: list[Source]
+    iterators: list[str]
+    may_draw: bool
+
+
+def read_by(blocks: Iterable[Any]) -> Read:
+    """What Python of Blocks reads.
 
     Their attributes, those of objects they hold, of their classes, and names that these read.
     """
@@ -134,8 +167,9 @@ def sources(blocks: Iterable[Any]) -> tuple[list[Source], bool]:
     found = [
         *(Source(part, _only(part, reached)) for part in owners),
         *map(_NamesSource, reached.names.values()),
+        *filter(lambda source: source.own, map(_DefaultsSource, reached.functions)),
     ]
-    return found, reached.may_draw
+    return Read(found, [*held.iterators], reached.may_draw)
 
 
 def is_setting(block: Any, name: str, value: Any) -> bool:

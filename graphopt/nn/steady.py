@@ -28,8 +28,8 @@ def steadily_traced(
         may_run: whether its Python may make this call instead.
 
     Raises:
-        UnsupportedError: it cannot be traced, sets something in every call, keeps arrays, or draws
-            numbers in Python.
+        UnsupportedError: it cannot be traced, sets something in every call, keeps arrays, reads
+            iterators, or draws numbers in Python.
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
     try:
@@ -37,6 +37,8 @@ def steadily_traced(
     except Exception as error:
         why = f"reads what cannot be looked at: {type(error).__name__}: {error}"
         raise _refused(block, why) from error
+    if before.iterators:
+        raise _refused(block, f"reads a {before.iterators[0]}, which its calls use up")
     drawing = Generators(may_draw=before.may_draw)
     try:
         traced = trace(block, args)

@@ -220,3 +220,50 @@ def test_attributes_of_classes_are_followed(monkeypatch: pytest.MonkeyPatch) -> 
     check(fast, plain)
     monkeypatch.setattr(Scaled, "hybrid_forward", lambda self, F, x: F.sin(x))
     check(fast, plain)
+
+
+def test_what_functions_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Importing(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            import tests_nn_imported
+            from tests_nn_imported import ADDED
+
+            return F.tanh(x) * tests_nn_imported.by() + ADDED
+
+    imported = types.ModuleType("tests_nn_imported")
+    exec("BY, ADDED = 1.0, 1.0\ndef by(): return BY", imported.__dict__)
+    monkeypatch.setitem(sys.modules, "tests_nn_imported", imported)
+    plain = Importing()
+    fast = graphopt.optimize(plain)
+    for name in ("BY", "ADDED"):
+        check(fast, plain)
+        monkeypatch.setattr(imported, name, 3.0)
+    check(fast, plain)
+    assert fast._graphopt_entries()
+
+
+def test_dicts_that_arguments_are_where_none_is_given() -> None:
+    class Scaling(mx.gluon.HybridBlock):
+        def scale(self, x: Any, scales: dict[str, float] = {"by": 2.0}) -> Any:  # noqa: B006
+            return x * scales["by"]
+
+        def hybrid_forward(self, F: Any, x: Any, *, counts: list[int] = [0, 1]) -> Any:  # noqa: B006
+            return self.scale(F.tanh(x)) + counts[0]
+
+    class Counting(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any, calls: list[int] = []) -> Any:  # noqa: B006
+            calls.append(0)
+            return F.tanh(x) * len(calls)
+
+    plain = Scaling()
+    fast = graphopt.optimize(plain)
+    check(fast, plain)
+    Scaling.scale.__defaults__[0]["by"] = 3.0  # type: ignore[index]
+    check(fast, plain)
+    Scaling.hybrid_forward.__kwdefaults__["counts"][0] = 4
+    check(fast, plain)
+    assert fast._graphopt_entries()
+    fast = graphopt.optimize(Counting())
+    for number in range(1, 5):
+        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
+    assert "sets 'calls' of test_dicts" in fast.explain()
