@@ -76,7 +76,7 @@ def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @type_options
 @pipeline_option()
 @mode_option
-@click.option("-o", "--output", metavar="OUT", help="Write to this file instead of stdout.")
+@click.option("-o", "--output", metavar="OUT", help="Write to this file; default, and -: stdout.")
 @click.option(
     "form",
     "--emit",
@@ -121,6 +121,7 @@ def command(
     instruments = _instruments(told)
     kinds = _kinds(told.remarks)
     form = form or _form(output)
+    output = None if output == "-" else output
     if output is not None:
         check_target(output, form, [model, params])
     found = models.load(model, shapes, dtypes)

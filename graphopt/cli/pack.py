@@ -88,6 +88,8 @@ def _read(file: str) -> Buffers:
 
     try:
         return parse_buffers(read_stdin(), "<stdin>") if file == "-" else read_buffers(file)
+    except IsADirectoryError:
+        usage(f"cannot read {file!r}: it is a folder")
     except OSError as error:
         raise InputError(f"cannot read {file!r}: {error.strerror or error}") from None
 

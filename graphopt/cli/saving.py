@@ -76,6 +76,8 @@ def check_target(output: str, form: str, inputs: Sequence[str | None]) -> None:
     Raises:
         UsageError: it is so.
     """
+    if output == "-":
+        usage("-o: name a file; '-' is stdout, which this verb has for other things")
     path = Path(output)
     if path.is_dir():
         usage(f"-o: {output!r} is a folder")

@@ -31,6 +31,8 @@ _GETSTATE = getattr(object, "__getstate__", None)
 if TYPE_CHECKING:
     from graphopt.memory.memory_plan import MemoryPlan
 
+#: What Block.hybridize and Block.optimize_for take alike.
+_FLAGS = {"static_alloc", "static_shape", "inline_limit", "forward_bulk_size", "backward_bulk_size"}
 #: What is kept beside ``__dict__``, which is the user's object's as well: what graphopt knows, and
 #: that object.
 STATE, OWN = "_graphopt_state", "_graphopt_own"
@@ -227,14 +229,15 @@ class Optimized:
             own()
 
     def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
-        """As :meth:`reset`: what Blocks within were told since is compiled in at the next call.
+        """As Block.hybridize, of the user's Block, too; it is compiled anew at the next call.
 
-        The user's own Block stays as it is.
+        A hybridized Block is one graph, as in MXNet: what its Python reads is its first call's.
         """
+        super().hybridize(active, *args, **kwargs)  # type: ignore[misc]
         self._graphopt_forget()
 
     def optimize_for(self, x: Any, *args: Any, backend: Any = None, **kwargs: Any) -> None:
-        """As :meth:`hybridize`, but compiled for inference on such arguments now.
+        """As :meth:`hybridize`, and compiled for inference on such arguments now.
 
         Of backends the fastest of those that graphopt knows runs, whichever is named.
 
@@ -243,7 +246,7 @@ class Optimized:
         """
         if not backend:
             raise InputError("name the backend: optimize_for(x, backend='MKLDNN')")
-        self._graphopt_forget()
+        self.hybridize(True, **{name: kwargs[name] for name in _FLAGS & kwargs.keys()})
         with import_mxnet().autograd.pause():
             self(x, *args)
 

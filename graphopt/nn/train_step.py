@@ -164,7 +164,9 @@ class TrainStep:
         self._small.clear()
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
-        """As :meth:`reset`; the Blocks given stay as they are."""
+        """Hybridize net and loss, as Block.hybridize; they are compiled anew at the next step."""
+        for part in self._parts:
+            part.hybridize(active, **kwargs)
         self.reset()
 
     def __reduce__(self) -> Any:

@@ -162,3 +162,21 @@ def test_labels_need_no_shape(graphopt, tmp_path, mx):
     _labelled(mx, tmp_path)
     ran = graphopt("inspect", tmp_path / "m-symbol.json")
     assert "the shape of input 'data' must be given" in ran.err
+
+
+def test_a_dash_is_stdout(graphopt, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.gir").write_text(NET)
+    given = ("opt", "net.gir", "-p", "cse", "--emit", "json")
+    assert graphopt(*given, "-o", "-") == graphopt(*given)
+    assert [path.name for path in tmp_path.iterdir()] == ["net.gir"]
+
+
+@pytest.mark.parametrize("verb", ["view", "bisect"])
+def test_verbs_that_need_a_name_refuse_a_dash(graphopt, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.gir").write_text(NET)
+    ran = graphopt(verb, "net.gir", "-p", "cse", "-o", "-")
+    assert ran.code == 2
+    assert "-o: name a file; '-' is stdout" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["net.gir"]

@@ -74,6 +74,12 @@ def test_stdin(graphopt, file, monkeypatch):
     )
 
 
+def test_a_folder(graphopt, tmp_path):
+    ran = graphopt("pack", tmp_path)
+    assert ran.code == 2
+    assert "it is a folder" in ran.err
+
+
 def test_infeasible(graphopt, file, tmp_path):
     out = tmp_path / "out.csv"
     ran = graphopt("pack", file, "--capacity", 11, "-o", out)

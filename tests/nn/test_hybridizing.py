@@ -75,7 +75,22 @@ def anew(own: Any, net: Any, x: Any) -> list[Any]:
     return [*found, net(x)]
 
 
-@pytest.mark.parametrize("act", [child_off, child_anew, child_on, off, anew])
+def view_on(_own: Any, net: Any, x: Any) -> list[Any]:
+    net.hybridize()
+    found = [net(x)]
+    net.by = net.scaled.by = 3.0
+    return [*found, net(x)]
+
+
+def view_off(_own: Any, net: Any, x: Any) -> list[Any]:
+    net.hybridize()
+    found = [net(x)]
+    net.hybridize(False)
+    net.scaled.by = 3.0
+    return [*found, net(x)]
+
+
+@pytest.mark.parametrize("act", [child_off, child_anew, child_on, off, anew, view_on, view_off])
 def test_it_is_seen_in_the_next_call(act: Callable[[Any, Any, Any], list[Any]]) -> None:
     x = mx.nd.ones((2, 3))
     plain, own = Net(), Net()
@@ -120,3 +135,55 @@ def test_a_view_of_a_child_may_be_replaced() -> None:
     with pytest.raises(TypeError, match="is not allowed"):
         net.head = nn.Activation("relu")
     assert isinstance(net.head, nn.Dense)
+
+
+@pytest.mark.parametrize("kind", ["function", "decorator", "step"])
+def test_a_view_tells_the_users_block(kind: str) -> None:
+    class Keeping(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Dense(3, in_units=4)
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            self.last = self.dense(x)
+            return F.tanh(self.last)
+
+    own = (graphopt.optimize(Keeping) if kind == "decorator" else Keeping)()
+    own.initialize()
+    net = graphopt.optimize(own) if kind == "function" else own
+    if kind == "step":
+        trainer = mx.gluon.Trainer(own.collect_params(), "sgd")
+        net = graphopt.train_step(own, mx.gluon.loss.L2Loss(), trainer)
+    net.hybridize(static_alloc=True)
+    assert own._active
+    assert own.dense._active
+    assert dict(own._flags)["static_alloc"]
+    x = mx.nd.ones((2, 4))
+    found = net(x, mx.nd.ones((2, 3))) if kind == "step" else net(x)
+    assert found.shape == ((2,) if kind == "step" else (2, 3))
+    assert "mode 'auto'" in net.explain()  # it is compiled whole
+    net.hybridize(False)
+    assert not own._active
+
+
+def test_weights_are_drawn_in_the_order_of_the_graph() -> None:
+    class Crossed(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__(prefix="")
+            self.one, self.other = nn.Dense(3, prefix="one_"), nn.Dense(3, prefix="other_")
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            one, other = self.one(x), self.other(x)
+            return F.relu(other * 2 + one)
+
+    def drawn(*, optimized: bool) -> list[np.ndarray]:
+        mx.random.seed(1)
+        own = Crossed()
+        net = graphopt.optimize(own) if optimized else own
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        net(mx.nd.ones((2, 5)))
+        return [p.data().asnumpy() for p in own.collect_params().values()]
+
+    for found, want in zip(drawn(optimized=True), drawn(optimized=False), strict=True):
+        np.testing.assert_array_equal(found, want)
