@@ -10,8 +10,15 @@ from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.ops import info
+from graphopt.ir.ops.facts import Gradient
 
 mx = import_mxnet()
+
+
+def _like(head: Any, output: Any) -> Any:
+    """A gradient in the dtype of its output and dense, as MXNet's executor copies it."""
+    dense = head if head.stype == "default" else head.tostype("default")
+    return dense if dense.dtype == output.dtype else dense.astype(output.dtype)
 
 
 class Heads:
@@ -29,8 +36,10 @@ class Heads:
             given: an array, a list in the order of the outputs, a dict by name, or nothing.
             outputs: arrays.
 
+        What is given beyond them is ignored, as in MXNet.
+
         Raises:
-            InputError: they are too many, or one has another shape than its output.
+            InputError: one has another shape than its output.
             TypeError: one is no array.
         """
         names = self._names
@@ -38,13 +47,12 @@ class Heads:
             given = [given.get(name) for name in names]
         elif given is None or isinstance(given, mx.nd.NDArray):
             given = [] if given is None else [given]
-        if len(given) > len(names):
-            raise InputError(f"{len(given)} gradients for {len(names)} outputs")
+        given = given[: len(names)]
         for name, head in zip(names, given, strict=False):
             if head is not None and not isinstance(head, mx.nd.NDArray):
                 raise TypeError(f"the gradient of {name!r} is a {type(head).__name__}, no NDArray")
         given = [*given, *[None] * (len(names) - len(given))]
-        # What a loss does not read may be any array; autograd would make one of ones.
+        # What nothing reads may be any array; autograd would make one of ones.
         found = [
             output if is_unread or (is_loss and head is None) else head
             for head, output, (is_loss, is_unread) in zip(given, outputs, self._losses, strict=True)
@@ -54,7 +62,7 @@ class Heads:
                 raise InputError(
                     f"the gradient of {name!r} is {head.shape}, the output {output.shape}"
                 )
-        return found
+        return [h if h is None else _like(h, o) for h, o in zip(found, outputs, strict=True)]
 
     def known(self, heads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Ones in place of those that are ``None``."""
@@ -70,12 +78,13 @@ class Heads:
 
     @cached_property
     def _losses(self) -> list[tuple[bool, bool]]:
-        """Of each output, whether it is a loss's, which needs no gradient, and never reads one."""
+        """Of each output, whether it is a loss's, which needs no gradient, and is never read."""
         document = document_of(self._symbol)
         found = []
         for at, *_ in document["heads"]:
             node = document["nodes"][at]
-            is_loss = info(node["op"]).loss
+            facts = info(node["op"])
             reads = node.get("attrs", {}).get("out_grad") in ("True", "true", "1")
-            found.append((is_loss, is_loss and not reads))
+            has_none = facts.gradient is Gradient.NONE
+            found.append((facts.loss, has_none or (facts.loss and not reads)))
         return found

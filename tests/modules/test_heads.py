@@ -1,0 +1,86 @@
+"""Gradients of outputs that executors are given, of whatever form MXNet's take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+sym = mx.sym
+
+
+def normalized(x: Any) -> Any:
+    return sym.GroupNorm(x, num_groups=2, eps=1e-2, name="norm")
+
+
+def dense(x: Any) -> Any:
+    return sym.FullyConnected(x, num_hidden=3, name="fc")
+
+
+NETS = {"norm": normalized, "square": lambda x: x * x, "dense": dense, "view": sym.Flatten}
+
+
+def gradients(
+    symbol: Any, dtype: str, heads: Callable[[Any], list[Any]], *, optimized: bool
+) -> list[np.ndarray]:
+    """Of three steps: the second and third may run in another way than the first."""
+    rng = np.random.default_rng(0)
+    shapes, _, _ = symbol.infer_shape(data=(4, 2, 1, 3))
+    names = symbol.list_arguments()
+    arrays = [mx.nd.array(rng.uniform(0.2, 1, size=s), dtype=dtype) for s in shapes]
+    places = [mx.nd.zeros(s, dtype=dtype) for s in shapes]
+    executor = symbol.bind(mx.cpu(), dict(zip(names, arrays, strict=True)), places)
+    if optimized:
+        executor = graphopt.optimize(executor)
+    for _ in range(3):
+        (output,) = executor.forward(is_train=True)
+        executor.backward(heads(output))
+    return [place.asnumpy() for place in places]
+
+
+def check(symbol: Any, dtype: str, heads: Callable[[Any], list[Any]]) -> None:
+    found, want = (gradients(symbol, dtype, heads, optimized=o) for o in (True, False))
+    limit = 2e-2 if dtype == "float16" else 1e-4
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("dtype", "of_head"),
+    [("float32", "float64"), ("float64", "float32"), ("float32", "int32"), ("float16", "float32")],
+)
+def test_of_another_dtype(net: str, dtype: str, of_head: str) -> None:
+    if (net, dtype) == ("dense", "float16"):
+        pytest.skip("MXNet has no float16 products on CPUs")
+
+    def heads(y: Any) -> list[Any]:
+        numbers = np.random.default_rng(1).permutation(y.size).reshape(y.shape) % 3
+        return [mx.nd.array(numbers, dtype=of_head)]
+
+    check(NETS[net](sym.var("data")), dtype, heads)
+
+
+@pytest.mark.parametrize("stype", ["row_sparse", "csr"])
+def test_sparse(stype: str) -> None:
+    def heads(y: Any) -> list[Any]:
+        numbers = np.arange(y.size, dtype="float32").reshape(y.shape)
+        numbers[1::2] = 0
+        return [mx.nd.array(numbers).tostype(stype)]
+
+    check(sym.tanh(sym.Flatten(sym.var("data"))), "float32", heads)
+
+
+def test_more_than_outputs() -> None:
+    check(normalized(sym.var("data")), "float32", lambda y: [y * 2, y])
+
+
+@pytest.mark.parametrize("op", [sym.BlockGrad, sym.shape_array, sym.argmax, sym.ones_like])
+def test_where_none_comes_through(op: Any) -> None:
+    check(op(sym.var("data")), "float32", lambda _y: [mx.nd.ones((7,))])
