@@ -19,6 +19,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.kept import without_kept
 from graphopt.frontend.order import noting_order
+from graphopt.frontend.questions import noting_questions
 from graphopt.frontend.symbol import lift_symbol, with_open_batches
 from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
@@ -81,6 +82,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
             composing_copies(block),
             without_kept(descendants(block)) as kept,
             noting_order(block) as waiting,
+            noting_questions(block) as questions,
         ):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
@@ -92,6 +94,9 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
         ) from error
     if kept:
         raise UnsupportedError(f"{describe(block)} is called every time: {kept[0]}")
+    if questions:
+        why = f"it asks for {questions[0]}, which Symbols have no answer to"
+        raise UnsupportedError(f"{describe(block)} is called every time: {why}")
     # Of a hybridized Block such writes are lost in MXNet, too.
     if not getattr(block, "_active", False) and not _are_same(before, _leaves(inputs)):
         raise UnsupportedError(f"{describe(block)} writes into a list that it is given")

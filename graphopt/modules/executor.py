@@ -126,19 +126,22 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
                 there are none. Operators that are losses do not read them.
             is_train: as MXNet's; what ran in inference is differentiated so.
 
+        Where nothing was computed yet, forward is.
+
         Raises:
-            InputError: nothing was computed yet, or a gradient does not fit its output.
+            InputError: a gradient does not fit its output.
             TypeError: a gradient is no array.
         """
         if self._is_run is None:
-            raise InputError("backward before forward: there is nothing to differentiate")
+            self.forward(is_train=is_train)
+        ran_train = bool(self._is_run)
         heads = self._heads.of(out_grads, self.outputs)
         if self._plain.reason:
-            self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
+            self._plain.backward(out_grads, is_train=is_train, ran_train=ran_train)
             return
         if not self._learns:
             return
-        engine = self._direct.get(True) if self._is_run or self._stay.keeps_operators else None
+        engine = self._direct.get(True) if ran_train or self._stay.keeps_operators else None
         if engine is not None and not self._tape and not engine.is_ready:
             engine = None  # called once more, as autograd allows
             if not self._stay.keeps_operators:
@@ -146,10 +149,10 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self.group.enter(self)
         if engine is not None and not self._tape:
             engine.backward(self._heads.known(heads, self.outputs), self.outputs)
-        elif self._tape or self._compute(training=self._is_run, recording=True) is not None:
-            mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=self._is_run)
+        elif self._tape or self._compute(training=ran_train, recording=True) is not None:
+            mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=ran_train)
         else:
-            self._plain.backward(out_grads, is_train=is_train, ran_train=self._is_run)
+            self._plain.backward(out_grads, is_train=is_train, ran_train=ran_train)
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any

@@ -12,6 +12,7 @@ from graphopt.backend.findings import Findings
 from graphopt.backend.kept_results import kept_result
 from graphopt.backend.known_sizes import recall, record
 from graphopt.backend.late import wait_for
+from graphopt.backend.loops import with_read_copies
 from graphopt.backend.lower import lower
 from graphopt.backend.pools import Pools
 from graphopt.ir.fingerprint import fingerprint_of_any_size
@@ -19,6 +20,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
+from graphopt.nn.control_flow import require_open_loops
 from graphopt.nn.following import Following, can_follow
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import no_collections
@@ -85,7 +87,10 @@ def build_graph(
             result = run(graph, pipeline, **options, check=True, feeds=feeds)
         else:
             result = kept_result(graph, pipeline, options, lambda g: run(g, pipeline, **options))
-        left = with_copies(result.graph, graph) if mode == "training" else result.graph
+        left = result.graph
+        if mode == "training":
+            require_open_loops(left)
+            left = with_read_copies(with_copies(left, graph))
         lowered = lower(
             left,
             values,

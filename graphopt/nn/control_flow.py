@@ -8,6 +8,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
+from graphopt.ir.ops import Gradient, info
 from graphopt.kernels import bridge
 
 #: MXNet leaves gradients of their inputs unwritten, which the bridge mends.
@@ -44,6 +45,37 @@ def require_steps(graph: Graph) -> None:
         if emitted and not any(graph.users(v) or graph.is_output(v) for v in emitted):
             why = "it emits what nobody reads, and may take no step"
             raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
+
+
+def require_open_loops(graph: Graph) -> None:
+    """Refuse to learn through loops over rows whose bodies compute what no gradient comes through.
+
+    MXNet's graph of their gradients lacks an input then. Asked of an optimized graph: loops that
+    became recurrences are none any more.
+
+    Raises:
+        UnsupportedError: the message names the loop.
+    """
+    for node in _with_nested(graph):
+        if node.op != "_foreach":
+            continue
+        (body,) = node.graphs
+        if not all(_has_gradient(body, value) for value in body.outputs):
+            why = "its body computes what has none"
+            raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
+
+
+def _has_gradient(body: Graph, value: Value) -> bool:
+    """Whether a gradient of that value comes to an input."""
+    seen, stack = set(), [value.node]
+    while stack:
+        node = body[stack.pop()]
+        if node.is_input:
+            return True
+        if node.id not in seen and info(node.op, node.attrs).gradient is not Gradient.NONE:
+            stack += [read.node for read in node.inputs]
+        seen.add(node.id)
+    return False
 
 
 def _why_no_gradients(node: Node) -> str | None:

@@ -99,7 +99,7 @@ class Reached:
         """An object, its class, and functions that it has."""
         self.add_class(type(part))
         for value in list(attributes_of(part).values()):
-            self._stack += _functions_of(value)
+            self._stack += functions_of(value)
 
     def add_class(self, cls: type) -> None:
         """A class, if it is a user's, and its bases."""
@@ -114,7 +114,7 @@ class Reached:
                 is_called |= name not in _ASIDE and any(hasattr(o, name) for o in others)
                 if is_called:
                     self._load({name})
-                (self._stack if is_called else self._waiting[name]).extend(_functions_of(value))
+                (self._stack if is_called else self._waiting[name]).extend(functions_of(value))
 
     def add_function(self, function: types.FunctionType) -> None:
         """One that may be called."""
@@ -173,8 +173,8 @@ class Reached:
             self.add_class(value)
             if not hasattr(value, "collect_params"):  # made within, unlike a Block
                 for method in ("__init__", "__repr__", "__str__"):
-                    self._stack += _functions_of(vars(value).get(method))
-        self._stack += _functions_of(value)
+                    self._stack += functions_of(vars(value).get(method))
+        self._stack += functions_of(value)
 
     def _note_module(self, module: types.ModuleType) -> None:
         self._draws |= module is random or module.__name__.startswith("numpy.random")
@@ -182,7 +182,8 @@ class Reached:
         self.modules |= {id(module): module} if is_users_module(module.__name__) else {}
 
 
-def _functions_of(value: Any) -> Iterable[types.FunctionType]:
+def functions_of(value: Any) -> Iterable[types.FunctionType]:
+    """Functions that a value is, or is made of: of a property, a method, a partial one."""
     while isinstance(value, (partial, _Cached)):
         value = value.func if isinstance(value, partial) else value.__wrapped__
     if isinstance(value, (types.MethodType, staticmethod, classmethod)):

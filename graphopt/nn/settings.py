@@ -10,7 +10,7 @@ from operator import getitem, is_
 from typing import Any
 
 from graphopt.nn.copies import Budget, Container, copies_in, has_symbols, holds, put_back
-from graphopt.nn.sources import Source, read_by
+from graphopt.nn.sources import Source, sources
 
 _SCALAR = (int, float, complex, str, bytes, type(None))
 
@@ -22,7 +22,6 @@ class Settings:
 
     Attributes:
         may_draw: whether it may draw numbers, too, from the generators of Python and numpy.
-        iterators: types of iterators that it reads, which cannot be compared.
     """
 
     def __init__(self, blocks: Iterable[Any], *, is_thorough: bool = False) -> None:
@@ -34,8 +33,7 @@ class Settings:
                 one in every call; of numbers, and of names of modules, that may have been set by
                 others in between, those do not count that no known function sets.
         """
-        read = read_by(blocks)
-        self._sources, self.may_draw, self.iterators = read.sources, read.may_draw, read.iterators
+        self._sources, self.may_draw = sources(blocks)
         self._is_thorough = is_thorough
         self._note()
 
@@ -127,10 +125,10 @@ def settings_read(block: Any, *, is_thorough: bool = False) -> Settings:
 
     What hybridized Blocks hold is theirs for good, there as well.
     """
-    return Settings(_not_hybridized(block), is_thorough=is_thorough)
+    return Settings(not_hybridized(block), is_thorough=is_thorough)
 
 
-def _not_hybridized(block: Any) -> Iterator[Any]:
+def not_hybridized(block: Any) -> Iterator[Any]:
     """A Block and all in it, each once, but those that MXNet runs as graphs and what is in them."""
     seen: set[int] = set()
     stack = [block]

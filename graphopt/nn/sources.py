@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, MutableMapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any, Final
@@ -117,23 +116,8 @@ class _DefaultsSource(Source):
         return f"{name!r} of {self.owner.__qualname__}"
 
 
-@dataclass(frozen=True)
-class Read:
-    """What Python of some Blocks reads.
-
-    Attributes:
-        sources: where values come from that can be compared.
-        iterators: types of the iterators, which calls use up.
-        may_draw: whether it may draw numbers from the generators of Python and numpy.
-    """
-
-    sources: list[Source]
-    iterators: list[str]
-    may_draw: bool
-
-
-def read_by(blocks: Iterable[Any]) -> Read:
-    """What Python of Blocks reads.
+def sources(blocks: Iterable[Any]) -> tuple[list[Source], bool]:
+    """What Python of Blocks reads, and whether it may draw numbers.
 
     Their attributes, those of objects they hold, of their classes, and names that these read.
     """
@@ -169,7 +153,7 @@ def read_by(blocks: Iterable[Any]) -> Read:
         *map(_NamesSource, reached.names.values()),
         *filter(lambda source: source.own, map(_DefaultsSource, reached.functions)),
     ]
-    return Read(found, [*held.iterators], reached.may_draw)
+    return found, reached.may_draw
 
 
 def is_setting(block: Any, name: str, value: Any) -> bool:

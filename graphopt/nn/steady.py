@@ -12,8 +12,9 @@ import numpy as np
 
 from graphopt.errors import UnsupportedError
 from graphopt.frontend.gluon import Traced, describe, trace
+from graphopt.nn.asking import why_every_call
 from graphopt.nn.initializing import PythonFirst
-from graphopt.nn.settings import settings_read
+from graphopt.nn.settings import not_hybridized, settings_read
 
 
 def steadily_traced(
@@ -29,7 +30,7 @@ def steadily_traced(
 
     Raises:
         UnsupportedError: it cannot be traced, sets something in every call, keeps arrays, reads
-            iterators, or draws numbers in Python.
+            iterators, draws numbers in Python, or does something else for Symbols.
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
     try:
@@ -37,8 +38,8 @@ def steadily_traced(
     except Exception as error:
         why = f"reads what cannot be looked at: {type(error).__name__}: {error}"
         raise _refused(block, why) from error
-    if before.iterators:
-        raise _refused(block, f"reads a {before.iterators[0]}, which its calls use up")
+    if why := why_every_call(not_hybridized(block)):
+        raise _refused(block, f"is called every time: {why}")
     drawing = Generators(may_draw=before.may_draw)
     try:
         traced = trace(block, args)

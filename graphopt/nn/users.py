@@ -58,7 +58,6 @@ class Held:
         self.classes: dict[type, None] = {}
         self.functions: dict[types.FunctionType, None] = {}
         self.modules: dict[int, types.ModuleType] = {}
-        self.iterators: dict[str, None] = {}  # names of their types; calls use them up
         self._left = 0
 
     def look(self, value: Any) -> None:
@@ -95,8 +94,6 @@ class Held:
             self.objects |= {} if getattr(value, "_active", False) else {id(value): value}
         elif _is_of_users_class(value):
             self.objects[id(value)] = value
-        elif isinstance(value, Iterator):
-            self.iterators[type(value).__name__] = None
 
 
 class _Slots(MutableMapping[str, Any]):

@@ -84,3 +84,16 @@ def test_more_than_outputs() -> None:
 @pytest.mark.parametrize("op", [sym.BlockGrad, sym.shape_array, sym.argmax, sym.ones_like])
 def test_where_none_comes_through(op: Any) -> None:
     check(op(sym.var("data")), "float32", lambda _y: [mx.nd.ones((7,))])
+
+
+def test_before_anything_was_computed() -> None:
+    def gradient(*, optimized: bool) -> np.ndarray:
+        given, place = mx.nd.array([[1, 2], [3, 4]]), mx.nd.zeros((2, 2))
+        x = sym.var("data")
+        executor = (x * x).bind(mx.cpu(), {"data": given}, {"data": place})
+        if optimized:
+            executor = graphopt.optimize(executor)
+        executor.backward([mx.nd.ones((2, 2))])
+        return place.asnumpy()
+
+    np.testing.assert_allclose(gradient(optimized=True), gradient(optimized=False))

@@ -109,3 +109,40 @@ def test_a_loop_that_takes_no_step() -> None:
         for got, want in zip(steps(given, net), steps(given, Net(doubled)), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5)
     assert "it emits what nobody reads, and may take no step" in net.explain()
+
+
+def foreach(body: Callable[..., Any], states: Callable[..., Any] = lambda s: s) -> Any:
+    def run(F: Any, x: Any) -> Any:
+        outputs, _ = F.contrib.foreach(lambda d, t: body(F, d, t), x, states(F.mean(x, axis=0)))
+        return outputs[0] if isinstance(outputs, list) else outputs
+
+    return run
+
+
+#: Bodies, and why a graph has no gradients; of rows of one axis, which no kernel has.
+LOOPS: list[tuple[Any, str]] = [
+    (foreach(lambda F, d, t: (t, t + d)), ""),
+    (foreach(lambda F, d, t: (d + t, d)), ""),
+    (foreach(lambda F, d, t: (d + t[0], [d]), lambda s: [s]), ""),
+    (foreach(lambda F, d, t: (d * t, t)), ""),
+    (foreach(lambda F, d, t: (d + t[1], [t[0] + d, t[0]]), lambda s: [s, s * 2]), ""),
+    (foreach(lambda F, d, t: (d + t, F.BlockGrad(t + d))), "its body computes what has none"),
+    (foreach(lambda F, d, t: ([d * t, F.argmax(t, axis=0)], t + d)), "computes what has none"),
+]
+
+
+@pytest.mark.parametrize("at", range(len(LOOPS)))
+def test_loops_over_rows(at: int) -> None:
+    f, why_not = LOOPS[at]
+
+    class Rows(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return f(F, F.reshape(x, (4, 3)))
+
+    fast, plain = graphopt.optimize(Rows()), Rows()
+    x = np.linspace(-1, 1, 12).reshape(4, 3)
+    for _ in range(3):
+        for got, want in zip(steps(x, fast), steps(x, plain), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert why_not in fast.explain()
+    assert ("has no gradients in a graph" in fast.explain()) == bool(why_not)

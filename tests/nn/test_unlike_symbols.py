@@ -1,0 +1,136 @@
+"""Python of Blocks that does something else for Symbols than for arrays, and is not hybridized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
+
+mx = import_mxnet()
+nd = mx.nd
+NDArray = mx.nd.NDArray
+
+
+class Net(mx.gluon.HybridBlock):
+    def __init__(self, f: Callable[..., Any]) -> None:
+        super().__init__(prefix="net_")
+        self.f = f
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.f(F, x)
+
+
+def fails(F: Any, x: Any) -> Any:
+    try:
+        return F.tanh(x) if x.sum() > 3 else x * 3
+    except Exception:  # noqa: BLE001
+        return x * 5
+
+
+ASKED: dict[str, Callable[..., Any]] = {
+    "a part of an array": lambda F, x: x[0] * 2,
+    "the rows of an array": lambda F, x: F.add_n(*[r * (i + 1) for i, r in enumerate(x)]),
+    "rows as arguments": lambda F, x: F.stack(*x, axis=1),
+    "the length of an array": lambda F, x: x.sum(axis=0) / len(x),
+    "the truth of an array": fails,
+    "'shape' of an array": lambda F, x: x / x.shape[-1] if hasattr(x, "shape") else x,
+    "'context' of an array": lambda F, x: x * 2 if getattr(x, "context", None) else x,
+    "compares with a module": lambda F, x: x * 2 if F is mx.nd else x * 3,
+    "compares with a name": lambda F, x: x * 2 if nd == F else x * 3,
+    "compares with modules": lambda F, x: x * 3 if F in (mx.sym, mx.symbol) else x * 2,
+    "asks whether something is an array": lambda F, x: x * 2 if isinstance(x, NDArray) else x,
+    "the name of a class": lambda F, x: x * 2 if type(x).__name__ == "NDArray" else x,
+    "the name of a module": lambda F, x: x * 2 if F.__name__.endswith("ndarray") else x,
+    "within": lambda F, x: (lambda y: y * 2 if isinstance(y, mx.nd.NDArray) else y)(x),
+    "says out=": lambda F, x: F.exp(x, out=x) * 2 if x is None else F.tanh(x),
+}
+
+
+def called(net: Any, *, train: bool) -> list[np.ndarray]:
+    x = mx.nd.array([[1, 2, 3], [4, 5, 7]])
+    x.attach_grad()
+    for _ in range(2):
+        with mx.autograd.record() if train else mx.autograd.pause():
+            y = net(x)
+        if train:
+            y.backward()
+    return [y.asnumpy(), x.grad.asnumpy()]
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("what", ASKED)
+def test_what_they_ask_is_answered_by_arrays(what: str, train: bool) -> None:
+    fast = graphopt.optimize(Net(ASKED[what]))
+    found, want = called(fast, train=train), called(Net(ASKED[what]), train=train)
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", [w for w in ASKED if w.startswith(("a part", "says", "'shape"))])
+def test_it_is_told(what: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"is called every time: .*{what}"):
+        graphopt.optimize(Net(ASKED[what]), strict=True)(mx.nd.ones((2, 3)))
+
+
+@pytest.mark.parametrize("what", [w for w in ASKED if not w.startswith(("the truth", "'shape"))])
+def test_hybridized_ones_are_given_symbols(what: str) -> None:
+    def hybridized() -> Any:
+        net = Net(ASKED[what])
+        net.hybridize()
+        return net
+
+    fast = graphopt.optimize(hybridized())
+    found, want = called(fast, train=False), called(hybridized(), train=False)
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-5, atol=1e-6)
+    assert fast._graphopt_entries()
+
+
+def test_within_a_hybridized_one() -> None:
+    class Outer(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Net(ASKED["a part of an array"])
+            self.inner.hybridize()
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(self.inner(x))
+
+    fast = graphopt.optimize(Outer())
+    found, want = called(fast, train=False), called(Outer(), train=False)
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-5, atol=1e-6)
+    assert fast._graphopt_entries()
+
+
+def test_results_of_several_are_lists_of_either() -> None:
+    def split(F: Any, x: Any) -> Any:
+        parts = F.split(x, num_outputs=3, axis=1)
+        return F.add_n(*parts) * len(parts) + parts[0] + sum(part for part in parts)
+
+    fast = graphopt.optimize(Net(split))
+    found, want = called(fast, train=True), called(Net(split), train=True)
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert fast._graphopt_entries()
+
+
+def test_inputs_that_are_written_are_the_callers() -> None:
+    def clipping(F: Any, x: Any) -> Any:
+        F.clip(x, a_min=0, a_max=1, out=x)
+        return x * 2
+
+    given = mx.nd.array([-1, 0.5, 3])
+    fast = graphopt.optimize(Net(clipping))
+    np.testing.assert_array_equal(fast(given).asnumpy(), [0, 1, 2])
+    np.testing.assert_array_equal(given.asnumpy(), [0, 0.5, 1])
+
+
+def test_symbols_are_as_before() -> None:
+    own = dict(vars(mx.sym.Symbol))
+    graphopt.optimize(Net(ASKED["a part of an array"]))(mx.nd.ones((2, 3)))
+    assert dict(vars(mx.sym.Symbol)) == own
