@@ -50,7 +50,7 @@ bool AttentionType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int
 }
 
 bool AttentionBackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
-  (*in)[0] = mshadow::kFloat32;
+  (*in)[0] = TypeOfHead(attrs, (*in)[0], mshadow::kFloat32);
   SettleTypes(attrs, 1, in);
   for (size_t i = 0; i < out->size(); ++i) (*out)[i] = (*in)[i + 1];
   return true;

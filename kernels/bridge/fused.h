@@ -71,7 +71,11 @@ bool InferShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVect
 bool BackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
   Plan *forward = FindPlan(attrs, false), *plan = FindPlan(attrs, true);
   std::vector<int64_t> axes = AxesOf(attrs, *plan, *in);
-  for (size_t i = 0; i < in->size(); ++i) (*in)[i] = ShapeOf(plan->inputs[i], axes);
+  for (size_t i = 0; i < in->size(); ++i) {
+    const mxnet::TShape wanted = ShapeOf(plan->inputs[i], axes);
+    RequireSizeOfHead(attrs, (*in)[i], wanted);
+    (*in)[i] = wanted;
+  }
   for (size_t i = 0; i < forward->inputs.size(); ++i)
     (*out)[i] = ShapeOf(forward->inputs[i], axes);
   if (HasBackwardScratch(attrs, *plan)) out->back() = FusedScratchShape(plan, axes);
@@ -94,7 +98,7 @@ bool InferType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* o
 
 bool BackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
   Plan *forward = FindPlan(attrs, false), *plan = FindPlan(attrs, true);
-  for (size_t i = 0; i < in->size(); ++i) (*in)[i] = plan->inputs[i].dtype;
+  for (size_t i = 0; i < in->size(); ++i) (*in)[i] = TypeOfHead(attrs, (*in)[i], plan->inputs[i].dtype);
   for (size_t i = 0; i < forward->inputs.size(); ++i) (*out)[i] = forward->inputs[i].dtype;
   if (HasBackwardScratch(attrs, *plan)) out->back() = ScratchType(*plan);
   return true;

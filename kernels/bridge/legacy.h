@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -31,6 +32,23 @@ using nnvm::NodeEntry;
 using nnvm::ObjectPtr;
 
 [[noreturn]] void Fail(const std::string& what) { throw dmlc::Error("graphopt: " + what); }
+
+/* The type of a gradient that a node is given, which is that of its output: nothing else looks at it before its bytes are
+ * read. */
+int TypeOfHead(const NodeAttrs& attrs, int given, int wanted) {
+  if (given != -1 && given != wanted)
+    Fail("a gradient of an output of node " + attrs.name + " has type code " + std::to_string(given) + ", the output " +
+         std::to_string(wanted) + "; cast it");
+  return wanted;
+}
+
+/* Refuses a gradient of fewer or more numbers than its output; MXNet takes any shape of as many. */
+void RequireSizeOfHead(const NodeAttrs& attrs, const mxnet::TShape& given, const mxnet::TShape& wanted) {
+  if (!mxnet::shape_is_known(given) || !mxnet::shape_is_known(wanted) || given.Size() == wanted.Size()) return;
+  std::ostringstream told;
+  told << "a gradient of an output of node " << attrs.name << " has shape " << given << ", the output " << wanted;
+  Fail(told.str());
+}
 
 template <typename R, typename... Args>
 R CallByValue(const std::_Any_data& data, Args... args) {

@@ -191,6 +191,7 @@ bool RecurrenceBackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in,
   auto first = in->begin() + signature.results();
   mxnet::ShapeVector forward(first, first + signature.inputs()), results(signature.results() + 2);
   Extents extents = SettleShapes(attrs, &forward, &results);
+  for (size_t i = 0; i < signature.results(); ++i) RequireSizeOfHead(attrs, (*in)[i], results[i]);
   FromForward(signature, forward, results, in, out);
   out->back() = ScratchShape(attrs, kBackwardPass, extents);
   return IsKnown(signature, extents);
@@ -212,6 +213,7 @@ bool RecurrenceType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<in
 bool RecurrenceBackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
   const Signature& signature = SignatureOf(attrs);
   auto first = in->begin() + signature.results();
+  for (auto head = in->begin(); head != first; ++head) TypeOfHead(attrs, *head, signature.dtype);
   std::vector<int> forward(first, first + signature.inputs()), results(signature.results() + 2);
   RecurrenceType(attrs, &forward, &results);
   FromForward(signature, forward, results, in, out);

@@ -122,12 +122,16 @@ void SmallBackwardFacts(const NodeAttrs& attrs, const Of& of, const Value& stash
 }
 
 bool SmallBackwardShape(const NodeAttrs& attrs, mxnet::ShapeVector* in, mxnet::ShapeVector* out) {
+  const SmallTraining& graph = GraphOf(attrs);
+  for (int64_t i = 0; i < graph.outputs(); ++i) RequireSizeOfHead(attrs, (*in)[i], graph.output(i).shape_);
   SmallBackwardFacts(attrs, [](const TBlob& blob) { return blob.shape_; },
                      Shaped({GraphOf(attrs).stash_floats()}), in, out);
   return true;
 }
 
 bool SmallBackwardType(const NodeAttrs& attrs, std::vector<int>* in, std::vector<int>* out) {
+  const SmallTraining& graph = GraphOf(attrs);
+  for (int64_t i = 0; i < graph.outputs(); ++i) TypeOfHead(attrs, (*in)[i], graph.output(i).type_flag_);
   SmallBackwardFacts<int>(attrs, [](const TBlob& blob) { return blob.type_flag_; }, mshadow::kFloat32, in, out);
   return true;
 }
