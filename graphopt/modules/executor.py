@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
+from graphopt.backend.documents import document_of
 from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
+from graphopt.ir.ops import info
 from graphopt.modules import direct
 from graphopt.modules.gradients import own_arrays
 from graphopt.modules.group import Group
@@ -105,15 +108,17 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._tape, self._is_run = [], bool(is_train)
         if self._stay.keeps_operators and not (self._built or self._plain.reason):
             self._prepare_once()
-        engine = self._direct.get(self._is_run)
+        records = self._learns and (self._is_run or self._draws)
+        engine = self._direct.get(self._is_run) if self._is_run or not records else None
         if engine is not None and not self._plain.reason:
             engine.forward(self.outputs, is_train=self._is_run)
             return self.outputs
         if not self._plain.reason:
-            found = self._compute(training=self._is_run, recording=self._is_run and self._learns)
+            found = self._compute(training=self._is_run, recording=records)
             if found is not None:
                 self._outputs.give(found)
-                self._find_direct(is_train=self._is_run)
+                if self._is_run or not records:
+                    self._find_direct(is_train=self._is_run)
                 return self.outputs
         self._outputs.give(self._plain.forward(is_train=is_train))
         return self.outputs
@@ -284,6 +289,16 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return found
         self._tape = found
         return [array.detach() for array in found]
+
+    @cached_property
+    def _draws(self) -> bool:
+        """Whether inference draws numbers, which backward is to take for the same ones."""
+        for node in document_of(self._symbol)["nodes"]:
+            facts, mode = info(node["op"]), node.get("attrs", {}).get("mode")
+            is_off = facts.pure_at_inference or (node["op"] == "Dropout" and mode != "always")
+            if facts.random and not is_off:
+                return True
+        return False
 
     def _find_direct(self, *, is_train: bool) -> None:
         """Whether further calls need neither autograd nor copies."""

@@ -490,3 +490,15 @@ def test_a_loss_that_reads_its_gradient_wants_one_that_fits() -> None:
     fast.forward(is_train=True)
     with pytest.raises(InputError, match=r"the gradient of 'softmax_output' is \(5, 1\)"):
         fast.backward([mx.nd.ones((5, 1))])
+
+
+@pytest.mark.parametrize("is_train", [False, True])
+def test_backward_takes_the_numbers_that_forward_drew(is_train: bool) -> None:
+    """Dropout that always drops does so in inference as well."""
+    symbol = sym.Dropout(sym.var("data"), p=0.5, mode="always")
+    fast, _ = pair(symbol, data=(40, 50))
+    fast.arg_dict["data"][:] = 1
+    for _ in range(3):
+        (output,) = fast.forward(is_train=is_train)
+        fast.backward([mx.nd.ones((40, 50))], is_train=is_train)
+        np.testing.assert_array_equal(fast.grad_dict["data"].asnumpy(), output.asnumpy())
