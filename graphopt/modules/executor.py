@@ -155,7 +155,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if engine is not None and not self._tape:
             engine.backward(self._heads.known(heads, self.outputs), self.outputs)
         elif self._tape or self._compute(training=ran_train, recording=True) is not None:
-            mx.autograd.backward(self._tape, heads, retain_graph=True, train_mode=ran_train)
+            stays = not self._has_loops
+            mx.autograd.backward(self._tape, heads, retain_graph=stays, train_mode=ran_train)
+            self._tape = self._tape if stays else []
         else:
             self._plain.backward(out_grads, is_train=is_train, ran_train=ran_train)
 
@@ -289,6 +291,11 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return found
         self._tape = found
         return [array.detach() for array in found]
+
+    @cached_property
+    def _has_loops(self) -> bool:
+        """Whether no tape may stay: MXNet's while_loop leaves it on arrays that it writes next."""
+        return any(node["op"] == "_while_loop" for node in document_of(self._symbol)["nodes"])
 
     @cached_property
     def _draws(self) -> bool:
