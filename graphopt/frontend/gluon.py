@@ -19,7 +19,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.kept import without_kept
 from graphopt.frontend.order import noting_order
-from graphopt.frontend.questions import noting_questions
+from graphopt.frontend.questions import draws_without_shape, noting_questions
 from graphopt.frontend.symbol import lift_symbol, with_open_batches
 from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
@@ -97,9 +97,11 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     if questions:
         why = f"it asks for {questions[0]}, which Symbols have no answer to"
         raise UnsupportedError(f"{describe(block)} is called every time: {why}")
-    # Of a hybridized Block such writes are lost in MXNet, too.
-    if not getattr(block, "_active", False) and not _are_same(before, _leaves(inputs)):
-        raise UnsupportedError(f"{describe(block)} writes into a list that it is given")
+    if not getattr(block, "_active", False):  # MXNet does not mind it of a hybridized one, either
+        if not _are_same(before, _leaves(inputs)):
+            raise UnsupportedError(f"{describe(block)} writes into a list that it is given")
+        if draws_without_shape(group):
+            raise UnsupportedError(f"{describe(block)} draws numbers and does not say how many")
     return Traced(with_open_batches(group), names, results, layout, tuple(map(tuple, waiting)))
 
 

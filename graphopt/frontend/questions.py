@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -35,10 +36,10 @@ _traces = 0  # under way, in all threads
 
 @contextmanager
 def noting_questions(block: Any) -> Iterator[list[str]]:
-    """What a Block that is traced asks of arrays that Symbols do not know, or know otherwise.
+    """What a Block that is traced asks for that Symbols do not know, or know otherwise.
 
-    A Symbol of one array is a list of one item, itself. Hybridized Blocks are given Symbols by
-    MXNet, too.
+    A Symbol of one array is a list of one item, itself, and no state of autograd comes into a
+    graph. Hybridized Blocks are given Symbols by MXNet, too.
     """
     found: list[str] = []
     if getattr(block, "_active", False):
@@ -53,25 +54,54 @@ def noting_questions(block: Any) -> Iterator[list[str]]:
         _NOTES.found = before
 
 
+def draws_without_shape(symbol: Any) -> bool:
+    """Whether an operator draws as many numbers as others read; of arrays it draws one."""
+    text = symbol.tojson()
+    if '"op": "_random_' not in text:
+        return False
+    return any(
+        node["op"].startswith("_random_")
+        and not node["inputs"]
+        and "shape" not in node.get("attrs", {})
+        for node in json.loads(text)["nodes"]
+    )
+
+
 def _listen(more: int) -> None:
     """Hear what Symbols are asked as long as a trace is under way."""
     global _traces
-    symbol = import_mxnet().sym.Symbol
     with _TURN:
         was, _traces = _traces, _traces + more
         if bool(was) == bool(_traces):
             return
-        for name, own in _own_methods().items():
-            setattr(symbol, name, _heard(name, own) if _traces else own)
-        if _traces:
-            symbol.__getattr__ = _missing
-        else:
-            del symbol.__getattr__
+        for (cls, name), (own, heard) in _methods().items():
+            if _traces or own is not None:
+                setattr(cls, name, heard if _traces else own)
+            else:
+                delattr(cls, name)
 
 
-def _heard(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+@cache
+def _methods() -> dict[tuple[type, str], tuple[Any, Callable[..., Any]]]:
+    """Methods by class and name: MXNet's own, ``None`` where it has none, and one that listens."""
+    mx = import_mxnet()
+    symbol, refused = mx.sym.Symbol, mx.base.NotImplementedForSymbol
+    scope = mx.autograd._RecordingStateScope
+    found: dict[tuple[type, str], tuple[Any, Callable[..., Any]]] = {
+        (symbol, name): (vars(symbol)[name], _asking(name, vars(symbol)[name]))
+        for name in _QUESTIONS
+    }
+    found[symbol, "__getattr__"] = None, _missing
+    found[refused, "__init__"] = refused.__init__, _refusing(refused.__init__)
+    found[scope, "__enter__"] = scope.__enter__, _entering(scope.__enter__)
+    return found
+
+
+def _asking(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
+    length = import_mxnet().sym.Symbol.__len__
+
     def method(symbol: Any, *args: Any) -> Any:
-        if _NOTES.found is not None and _own_methods()["__len__"](symbol) == 1:
+        if _NOTES.found is not None and length(symbol) == 1:
             _note(_QUESTIONS[name], sys._getframe(1))
         return own(symbol, *args)
 
@@ -83,6 +113,30 @@ def _missing(symbol: Any, name: str) -> Any:
     if _NOTES.found is not None and name in _of_arrays():
         _note(f"{name!r} of an array", sys._getframe(1))
     raise AttributeError(f"{type(symbol).__name__!r} object has no attribute {name!r}")
+
+
+def _refusing(own: Callable[..., None]) -> Callable[..., None]:
+    def method(error: Any, function: Any, *args: Any) -> None:
+        asking = sys._getframe(1).f_back  # of the method that raises it
+        if _NOTES.found is not None and asking is not None:
+            _note(f"{getattr(function, '__name__', function)!r} of an array", asking)
+        own(error, function, *args)
+
+    return method
+
+
+def _entering(own: Callable[..., None]) -> Callable[..., None]:
+    autograd = import_mxnet().autograd
+
+    def method(scope: Any) -> None:
+        now = autograd.is_recording(), autograd.is_training()
+        then = scope._enter_is_record, scope._enter_train_mode
+        changes = any(new not in (None, old) for new, old in zip(then, now, strict=True))
+        if _NOTES.found is not None and changes:
+            _note("another state of autograd", sys._getframe(1))
+        own(scope)
+
+    return method
 
 
 def _note(what: str, asking: FrameType) -> None:
@@ -101,11 +155,6 @@ def _is_in_hybridized(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-@cache
-def _own_methods() -> dict[str, Callable[..., Any]]:
-    return {name: vars(import_mxnet().sym.Symbol)[name] for name in _QUESTIONS}
 
 
 @cache

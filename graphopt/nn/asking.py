@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import dis
 import types
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
+from graphopt.compat import import_mxnet
 from graphopt.nn.reached import Enclosing, functions_of
-from graphopt.nn.users import CONTAINERS, Held, attributes_of, is_users, is_users_module
+from graphopt.nn.users import (
+    CONTAINERS,
+    NAMESPACES,
+    Held,
+    attributes_of,
+    is_users,
+    is_users_module,
+)
 
-_ENTRIES: Final = ("forward", "hybrid_forward", "__call__")
+_ENTRIES: Final = frozenset({"forward", "hybrid_forward", "__call__"})
+_COMPARING: Final = {"IS_OP", "COMPARE_OP", "CONTAINS_OP"}
 _MODULES: Final = {"nd", "ndarray", "sym", "symbol"}
-_KINDS: Final = {"NDArray", "ndarray", "Symbol", "_Symbol"}
-_ASKING: Final = {"isinstance", "issubclass", "type"}
+_KINDS: Final = {"NDArray", "Symbol", "_Symbol"}
+_ASKING: Final = {"isinstance", "issubclass", "type", "__class__"}
+#: Functions of ``np`` that return tuples of arrays.
+_TUPLES: Final = {"diag_indices_from", "unravel_index"}
 #: What is compared was loaded so few instructions before.
 _NEAR: Final = 4
 #: Lists are looked into so deep, and if they are no longer.
@@ -26,75 +37,108 @@ _LONGEST: Final = 256
 def why_every_call(blocks: Iterable[Any]) -> str:
     """Why Python of Blocks has to run in every call, by its code; empty if nothing speaks for it.
 
-    Followed are methods of the user's Blocks and of objects that they hold, by their names, and
-    functions that these read: less than what settings are looked for in, as a comparison in code
-    that no call runs would cost as much as one in a call.
+    Followed are methods of the user's Blocks and of objects that these hold or read, by their
+    names, and functions: less than what settings are looked for in, as a comparison in code that no
+    call runs would cost as much as one in a call.
     """
-    owners = _owners(blocks)
-    methods = _methods(owners)
-    attributes: set[str] = set()
-    seen: set[types.FunctionType] = set()
-    stack = [function for name in _ENTRIES for function in methods[name]]
-    while stack:
-        function = stack.pop()
-        if function in seen or not is_users(function):
-            continue
-        seen.add(function)
-        if why := why_not_alike(function.__code__):
-            return f"{function.__qualname__} {why}"
-        names = _names(function.__code__)
-        attributes |= names
-        for value in _read(function, names):
-            if isinstance(value, Iterator):
-                return _used_up(function.__qualname__, value)
-            stack += functions_of(value)
-        stack += [found for name in names & methods.keys() for found in methods[name]]
-    for owner in owners:
-        for name, value in list(attributes_of(owner).items()):
-            for iterator in _iterators(value) if name in attributes else ():
-                return _used_up(type(owner).__name__, iterator)
-    return ""
+    walk = _Walk(blocks)
+    return next(walk.reasons(), "")
+
+
+class _Walk:
+    """Functions that calls of Blocks run, as far as code tells, and what these read."""
+
+    def __init__(self, blocks: Iterable[Any]) -> None:
+        self._names = set(_ENTRIES)
+        self._held = Held()
+        self._held.objects |= {id(block): block for block in blocks}
+        self._seen: dict[types.FunctionType, None] = {}
+
+    def reasons(self) -> Iterator[str]:
+        """Each why they are called every time."""
+        size = -1
+        while size != (size := len(self._seen) + len(self._names) + len(self._held.objects)):
+            for owner in list(self._held.objects.values()):
+                yield from self._of_attributes(owner, attributes_of(owner).items())
+            classes = {cls for owner in self._held.objects.values() for cls in type(owner).__mro__}
+            for cls in filter(is_users, classes.union(self._held.classes)):
+                yield from self._of_attributes(cls, vars(cls).items())
+            for function in list(self._held.functions):
+                yield from self._of_function(function)
+
+    def _of_attributes(self, owner: Any, attributes: Iterable[tuple[str, Any]]) -> Iterator[str]:
+        whose = owner if isinstance(owner, type) else type(owner)
+        for name, value in list(attributes):
+            if name not in self._names:
+                continue
+            if _is_held(value):
+                self._held.look(value)
+            for iterator in _iterators(value):
+                yield _used_up(whose.__name__, iterator)
+            for function in functions_of(value):
+                yield from self._of_function(function)
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[str]:
+        if function in self._seen or not is_users(function):
+            return
+        self._seen[function] = None
+        code = function.__code__
+        if why := why_not_alike(code):
+            yield f"{function.__qualname__} {why}"
+        names = _names(code)
+        self._names |= names
+        for name, value in _read(function, names):
+            is_told = name not in _MODULES and _asks_for(value)
+            if is_told and (_ASKING & names or _compares(code)):
+                yield f"{function.__qualname__} asks whether something is an array"
+            for iterator in _iterators(value):
+                yield _used_up(function.__qualname__, iterator)
+            if _is_held(value):
+                self._held.look(value)
+            for other in functions_of(value):
+                yield from self._of_function(other)
 
 
 def _used_up(whose: str, iterator: Any) -> str:
     return f"{whose} reads a {type(iterator).__name__}, which its calls use up"
 
 
-def _owners(blocks: Iterable[Any]) -> list[Any]:
-    """Blocks, and objects of the user's classes that their attributes are or hold."""
-    blocks = list(blocks)
-    held = Held()
-    for block in blocks:
-        for name, value in list(attributes_of(block).items()):
-            if not name.startswith("_"):
-                held.look(value)
-    return list({id(owner): owner for owner in (*blocks, *held.objects.values())}.values())
+def _is_held(value: Any) -> bool:
+    """Whether objects that it is or holds count: Blocks within are known."""
+    return not isinstance(value, (types.ModuleType, import_mxnet().gluon.Block))
 
 
-def _methods(owners: Iterable[Any]) -> defaultdict[str, list[types.FunctionType]]:
-    found: defaultdict[str, list[types.FunctionType]] = defaultdict(list)
-    for cls in {base for owner in owners for base in type(owner).__mro__ if is_users(base)}:
-        for name, value in vars(cls).items():
-            found[name] += functions_of(value)
-    for owner in owners:
-        for name, value in list(attributes_of(owner).items()):
-            found[name] += functions_of(value)
-    return found
-
-
-def _read(function: types.FunctionType, names: frozenset[str]) -> Iterator[Any]:
-    """Values of names of its module, of the user's modules that it reads, and around it."""
+def _read(function: types.FunctionType, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Names of its module, of the user's modules that it reads, and around it, with values."""
+    yield from (("", value) for value in function.__defaults__ or ())
+    yield from (function.__kwdefaults__ or {}).items()
     around = Enclosing(function)
-    yield from (around[name] for name in around if name in around)
+    yield from [(name, around[name]) for name in around if name in around]
     own = function.__globals__
-    for value in [own[name] for name in names if name in own]:
+    for name, value in [(name, own[name]) for name in names if name in own]:
         if isinstance(value, types.ModuleType) and is_users_module(value.__name__):
-            yield from [vars(value)[name] for name in names if name in vars(value)]
+            yield from [(inner, vars(value)[inner]) for inner in names if inner in vars(value)]
         else:
-            yield value
+            yield name, value
+
+
+def _asks_for(value: Any) -> bool:
+    """Whether a value is a module of MXNet's that calls are given, or a class of arrays."""
+    if isinstance(value, tuple):
+        return len(value) <= _LONGEST and any(map(_asks_for, value))
+    return isinstance(value, (type, types.ModuleType)) and value in _asked_for()
+
+
+@cache
+def _asked_for() -> frozenset[Any]:
+    mx = import_mxnet()
+    modules = mx.nd, mx.sym, mx.np, mx.sym.np
+    return frozenset({*modules, mx.nd.NDArray, mx.np.ndarray, mx.sym.Symbol, mx.sym.np._Symbol})
 
 
 def _iterators(value: Any, depth: int = 0) -> Iterator[Any]:
+    if type(value) in NAMESPACES:
+        value = vars(value)
     if isinstance(value, Iterator):
         yield value
     elif isinstance(value, CONTAINERS) and depth < _DEEPEST and len(value) <= _LONGEST:
@@ -109,25 +153,34 @@ def _names(code: types.CodeType) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4096)
+def _compares(code: types.CodeType) -> bool:
+    return any(instruction.opname in _COMPARING for instruction in dis.get_instructions(code))
+
+
+@lru_cache(maxsize=4096)
 def why_not_alike(code: types.CodeType) -> str:
     """Why what a function does for Symbols tells nothing of arrays; empty if nothing speaks for it.
 
     ``F is mx.nd`` and ``isinstance(x, NDArray)`` have another answer, and MXNet's functions ignore
-    ``out=`` where they are given Symbols.
+    ``out=`` where they are given Symbols. A seed counts in the call that sets it.
     """
     loaded: deque[object] = deque(maxlen=_NEAR)
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("IS_OP", "COMPARE_OP", "CONTAINS_OP") and _MODULES & {*loaded}:
+        if instruction.opname in _COMPARING and _MODULES & {*loaded}:
             return "compares with a module of MXNet's"
         named = "LOAD" in instruction.opname and isinstance(instruction.argval, str)
         loaded.append(instruction.argval if named else None)
     names = {*code.co_names, *code.co_freevars}
-    if _KINDS & names and _ASKING & names:
+    if _KINDS & names or ("ndarray" in names and _ASKING & names):
         return "asks whether something is an array"
     texts = [const.lower() for const in code.co_consts if isinstance(const, str)]
     if "__name__" in names and any("ndarray" in text or "symbol" in text for text in texts):
         return "asks for the name of a module or class of MXNet's"
     if any(isinstance(const, tuple) and "out" in const for const in code.co_consts):
         return "says out="
+    if {"random", "seed"} <= names:
+        return "sets a seed"
+    if "np" in names and _TUPLES & names:
+        return "takes arrays in a tuple, which are one Symbol"
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
     return next(filter(None, map(why_not_alike, inner)), "")

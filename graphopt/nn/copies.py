@@ -22,6 +22,7 @@ from graphopt.nn.users import CONTAINERS, NAMESPACES, SCALARS
 _PLAIN: tuple[type, ...] = (*SCALARS, np.generic, np.dtype, enum.Enum, range, slice, Decimal)
 _PLAIN += (types.FunctionType, types.BuiltinFunctionType, types.MethodType, partial, type)
 _WITH_NAN: Final = (float, complex, np.inexact)
+_METHODS: Final = (types.BuiltinFunctionType, types.MethodType)
 _GENERATORS: Final = (random.Random, np.random.RandomState, np.random.Generator)
 _DEEPEST: Final = 4
 
@@ -151,27 +152,37 @@ class _Array:
 
 
 class _Generator:
-    """A generator of random numbers, as it was."""
+    """A generator of random numbers, or a method of one, as it was."""
 
-    __slots__ = ("state", "value")
+    __slots__ = ("generator", "state", "value")
 
-    def __init__(self, value: Any) -> None:
-        self.value, self.state = value, _state_of(value)
+    def __init__(self, value: Any, generator: Any) -> None:
+        self.value, self.generator, self.state = value, generator, _state_of(generator)
 
     def holds(self, value: Any) -> bool:
         """Whether it is that one and draws the same numbers."""
-        return value is self.value and _state_of(value) == self.state
+        return value is self.value and _state_of(self.generator) == self.state
 
     def put_back(self) -> Any:
         """The same object, which draws the same again."""
-        state = pickle.loads(self.state)
-        if isinstance(self.value, random.Random):
-            self.value.setstate(state)
-        elif isinstance(self.value, np.random.RandomState):
-            self.value.set_state(state)
+        generator, state = self.generator, pickle.loads(self.state)
+        if isinstance(generator, random.Random):
+            generator.setstate(state)
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(state)
         else:
-            self.value.bit_generator.state = state
+            generator.bit_generator.state = state
         return self.value
+
+
+def generator_of(value: Any) -> Any:
+    """The generator of random numbers that a value is or is a method of; ``None`` if it is none.
+
+    Nor if it is Python's or numpy's for all, of which other threads draw, too.
+    """
+    found = getattr(value, "__self__", value) if isinstance(value, _METHODS) else value
+    is_for_all = found is random._inst or found is np.random.mtrand._rand
+    return found if isinstance(found, _GENERATORS) and not is_for_all else None
 
 
 def _state_of(generator: Any) -> bytes:
@@ -206,7 +217,7 @@ def is_of_calls(value: Any) -> bool:
 
 def copied(value: Any, budget: Budget) -> Any:
     """What is needed to tell later whether a value is what it was."""
-    if type(value) in SCALARS or isinstance(value, _PLAIN):
+    if type(value) in SCALARS:
         return value
     own = replace(budget, left=min(budget.left, budget.of_a_value))
     left = own.left
@@ -216,14 +227,14 @@ def copied(value: Any, budget: Budget) -> Any:
 
 
 def _copied(value: Any, budget: Budget, depth: int) -> Any:
+    if budget.is_thorough and (generator := generator_of(value)) is not None:
+        return _Generator(value, generator)
     if type(value) in SCALARS or isinstance(value, _PLAIN):
         return value
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return _Array(value) if value.nbytes <= budget.bytes_of_an_array else value
     if isinstance(value, CONTAINERS) or type(value) in NAMESPACES:
         return Container(value, budget, depth)
-    if budget.is_thorough and isinstance(value, _GENERATORS):
-        return _Generator(value)
     return value if budget.is_thorough or not is_of_calls(value) else _Any(value)
 
 

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final
 
 from graphopt.compat import import_mxnet
-from graphopt.nn.copies import Budget, copied, is_of_calls
+from graphopt.nn.copies import Budget, copied, generator_of, is_of_calls
 from graphopt.nn.reached import Enclosing, Names, Reached
 from graphopt.nn.users import Held, attributes_of, is_users
 
@@ -101,7 +101,7 @@ class _NamesSource(Source):
 
 
 class _DefaultsSource(Source):
-    """Lists, dicts and sets that arguments of a function are where none is given."""
+    """Lists and the like, and generators, that arguments of a function are if none is given."""
 
     is_whole = False
 
@@ -110,7 +110,11 @@ class _DefaultsSource(Source):
         code, defaults = function.__code__, function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
         values = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
-        self.own = {n: v for n, v in values.items() if isinstance(v, (list, dict, set))}
+        self.own = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, (list, dict, set)) or generator_of(value) is not None
+        }
 
     def describe(self, name: str) -> str:
         return f"{name!r} of {self.owner.__qualname__}"

@@ -33,6 +33,46 @@ def fails(F: Any, x: Any) -> Any:
         return x * 5
 
 
+TABLE = {"double": lambda F, x: x * 2 if isinstance(x, NDArray) else x * 3}
+CLASSES = (NDArray, np.ndarray)
+MODULE = mx.nd
+
+
+class Helper:
+    def double(self, x: Any) -> Any:
+        return x * 2 if isinstance(x, NDArray) else x * 3
+
+    @staticmethod
+    def twice(x: Any) -> Any:
+        return x * 2 if isinstance(x, NDArray) else x * 3
+
+
+HELPER = Helper()
+
+
+def paused(F: Any, x: Any) -> Any:
+    with mx.autograd.pause():
+        h = F.tanh(x)
+    return h * x
+
+
+def dropping(F: Any, x: Any) -> Any:
+    with mx.autograd.train_mode():
+        return F.where(F.Dropout(x, p=0.5) == x, x * 0 + 1, x * 0 + 1)
+
+
+def detached(F: Any, x: Any) -> Any:
+    try:
+        return F.tanh(x) * x.detach()
+    except Exception:  # noqa: BLE001
+        return F.tanh(x) * x
+
+
+def seeded(F: Any, x: Any) -> Any:
+    mx.random.seed(5)
+    return x + F.random.uniform(shape=(2, 3))
+
+
 ASKED: dict[str, Callable[..., Any]] = {
     "a part of an array": lambda F, x: x[0] * 2,
     "the rows of an array": lambda F, x: F.add_n(*[r * (i + 1) for i, r in enumerate(x)]),
@@ -48,6 +88,17 @@ ASKED: dict[str, Callable[..., Any]] = {
     "the name of a class": lambda F, x: x * 2 if type(x).__name__ == "NDArray" else x,
     "the name of a module": lambda F, x: x * 2 if F.__name__.endswith("ndarray") else x,
     "within": lambda F, x: (lambda y: y * 2 if isinstance(y, mx.nd.NDArray) else y)(x),
+    "asks by a function in a dict": lambda F, x: TABLE["double"](F, x),
+    "asks by an object": lambda F, x: HELPER.double(x),
+    "asks by a class": lambda F, x: Helper.twice(x),
+    "asks for several classes": lambda F, x: x * 2 if isinstance(x, CLASSES) else x * 3,
+    "asks for __class__": lambda F, x: x * 2 if x.__class__ is NDArray else x * 3,
+    "compares with another name": lambda F, x: x * 2 if F is MODULE else x * 3,
+    "another state of autograd": paused,
+    "another mode of autograd": dropping,
+    "'detach' of an array": detached,
+    "sets a seed": seeded,
+    "does not say how many": lambda F, x: x + (F.random.uniform() > -1),
     "says out=": lambda F, x: F.exp(x, out=x) * 2 if x is None else F.tanh(x),
 }
 
@@ -72,13 +123,18 @@ def test_what_they_ask_is_answered_by_arrays(what: str, train: bool) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("what", [w for w in ASKED if w.startswith(("a part", "says", "'shape"))])
+@pytest.mark.parametrize("what", ["a part of an array", "'shape' of an array", "sets a seed"])
 def test_it_is_told(what: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"is called every time: .*{what}"):
         graphopt.optimize(Net(ASKED[what]), strict=True)(mx.nd.ones((2, 3)))
 
 
-@pytest.mark.parametrize("what", [w for w in ASKED if not w.startswith(("the truth", "'shape"))])
+#: MXNet cannot hybridize these.
+REFUSED = {"the truth of an array", "'shape' of an array", "does not say how many"}
+REFUSED |= {"another state of autograd", "another mode of autograd", "sets a seed"}
+
+
+@pytest.mark.parametrize("what", [w for w in ASKED if w not in REFUSED])
 def test_hybridized_ones_are_given_symbols(what: str) -> None:
     def hybridized() -> Any:
         net = Net(ASKED[what])
@@ -89,6 +145,15 @@ def test_hybridized_ones_are_given_symbols(what: str) -> None:
     found, want = called(fast, train=False), called(hybridized(), train=False)
     np.testing.assert_allclose(found[0], want[0], rtol=1e-5, atol=1e-6)
     assert fast._graphopt_entries()
+
+
+@pytest.mark.parametrize("f", [paused, detached, dropping])
+def test_what_counts_in_training_only(f: Callable[..., Any]) -> None:
+    fast, plain = graphopt.optimize(Net(f)), Net(f)
+    for train in (False, True, False, True):
+        found, want = called(fast, train=train), called(plain, train=train)
+        for one, other in zip(found, want, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_within_a_hybridized_one() -> None:
@@ -134,3 +199,14 @@ def test_symbols_are_as_before() -> None:
     own = dict(vars(mx.sym.Symbol))
     graphopt.optimize(Net(ASKED["a part of an array"]))(mx.nd.ones((2, 3)))
     assert dict(vars(mx.sym.Symbol)) == own
+
+
+def test_tuples_of_numpys_are_no_symbols() -> None:
+    class Diagonal(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.np.diag_indices_from(x)
+
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        found = graphopt.optimize(Diagonal())(mx.np.ones((3, 3)))
+    assert isinstance(found, tuple)
+    assert [part.asnumpy().tolist() for part in found] == [[0, 1, 2]] * 2

@@ -106,3 +106,41 @@ def test_iterators_that_no_call_reads() -> None:
     fast = graphopt.optimize(plain)
     check(fast, plain)
     assert fast._graphopt_entries()
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.steps = iter(range(1, 9))
+
+    def step(self) -> int:
+        return next(self.steps)
+
+
+SCHEDULE = Schedule()
+
+
+def test_what_objects_defaults_and_methods_use_up() -> None:
+    class Counting(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.tanh(x) * SCHEDULE.step()
+
+    fast = graphopt.optimize(Counting())
+    for number in range(1, 4):
+        np.testing.assert_allclose(fast(data()).asnumpy(), np.tanh(data().asnumpy()) * number, 1e-5)
+
+    def by_default() -> Any:
+        generator = np.random.default_rng(3)
+
+        class Drawing(mx.gluon.HybridBlock):
+            def hybrid_forward(self, F: Any, x: Any, rng: Any = generator) -> Any:
+                return F.tanh(x) * rng.uniform()
+
+        return Drawing()
+
+    def by_method() -> Any:
+        return taking(np.random.RandomState(3).rand, lambda draw: draw())
+
+    for make in (by_default, by_method):
+        plain, fast = make(), graphopt.optimize(make())
+        for _ in range(4):
+            check(fast, plain)
