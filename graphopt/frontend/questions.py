@@ -18,6 +18,8 @@ _QUESTIONS: Final = {
     "__iter__": "the rows of an array",
     "__getitem__": "a part of an array",
     "__bool__": "the truth of an array",
+    "__deepcopy__": "a copy of an array",
+    "__copy__": "a copy of an array",
 }
 #: Their code knows which of both it has.
 _KNOWING: Final = ("mxnet", "graphopt")
@@ -92,6 +94,7 @@ def _methods() -> dict[tuple[type, str], tuple[Any, Callable[..., Any]]]:
         for name in _QUESTIONS
     }
     found[symbol, "__getattr__"] = None, _missing
+    found[symbol, "reshape"] = symbol.reshape, _reshaping(symbol.reshape)
     found[refused, "__init__"] = refused.__init__, _refusing(refused.__init__)
     found[scope, "__enter__"] = scope.__enter__, _entering(scope.__enter__)
     return found
@@ -113,6 +116,16 @@ def _missing(symbol: Any, name: str) -> Any:
     if _NOTES.found is not None and name in _of_arrays():
         _note(f"{name!r} of an array", sys._getframe(1))
     raise AttributeError(f"{type(symbol).__name__!r} object has no attribute {name!r}")
+
+
+def _reshaping(own: Callable[..., Any]) -> Callable[..., Any]:
+    """``x.reshape(2, -1)``, which is of one extent, and reversed, of a Symbol."""
+
+    def method(symbol: Any, *args: Any, **options: Any) -> Any:
+        is_of_arrays = len(args) > 1 and _NOTES.found is not None and _counts(sys._getframe(1))
+        return own(symbol, args, **options) if is_of_arrays else own(symbol, *args, **options)
+
+    return method
 
 
 def _refusing(own: Callable[..., None]) -> Callable[..., None]:
@@ -141,9 +154,19 @@ def _entering(own: Callable[..., None]) -> Callable[..., None]:
 
 def _note(what: str, asking: FrameType) -> None:
     assert _NOTES.found is not None
-    module = str(asking.f_globals.get("__name__"))
-    if module.partition(".")[0] not in _KNOWING and not _is_in_hybridized(asking):
+    if _counts(asking):
         _NOTES.found.append(what)
+
+
+def _counts(asking: FrameType) -> bool:
+    """Whether code asks that was written for arrays, for all it knows."""
+    found: FrameType | None = asking
+    while found is not None and found.f_globals.get("__name__") == "copy":
+        found = found.f_back
+    if found is None:
+        return False
+    module = str(found.f_globals.get("__name__"))
+    return module.partition(".")[0] not in _KNOWING and not _is_in_hybridized(found)
 
 
 def _is_in_hybridized(frame: FrameType | None) -> bool:

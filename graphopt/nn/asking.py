@@ -27,6 +27,10 @@ _KINDS: Final = {"NDArray", "Symbol", "_Symbol"}
 _ASKING: Final = {"isinstance", "issubclass", "type", "__class__"}
 #: Functions of ``np`` that return tuples of arrays.
 _TUPLES: Final = {"diag_indices_from", "unravel_index"}
+_WITH_NAMES: Final = {"KW_NAMES", "CALL_FUNCTION_KW"}
+#: Instructions that look names up, and names of numpy, whose arrays are no Symbols' kin.
+_NAMED: Final = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"}
+_NUMPYS: Final = {"numpy", "onp", "_np", "_numpy"}
 #: What is compared was loaded so few instructions before.
 _NEAR: Final = 4
 #: Lists are looked into so deep, and if they are no longer.
@@ -164,20 +168,29 @@ def why_not_alike(code: types.CodeType) -> str:
     ``F is mx.nd`` and ``isinstance(x, NDArray)`` have another answer, and MXNet's functions ignore
     ``out=`` where they are given Symbols. A seed counts in the call that sets it.
     """
-    loaded: deque[object] = deque(maxlen=_NEAR)
+    loaded: deque[str] = deque([""] * _NEAR, maxlen=_NEAR)
+    attributes: set[str] = set()
+    given: tuple[Any, ...] = ()  # a constant, which may be the names of arguments
     for instruction in dis.get_instructions(code):
-        if instruction.opname in _COMPARING and _MODULES & {*loaded}:
+        op, found = instruction.opname, instruction.argval
+        if op in _COMPARING and _MODULES & {*loaded}:
             return "compares with a module of MXNet's"
-        named = "LOAD" in instruction.opname and isinstance(instruction.argval, str)
-        loaded.append(instruction.argval if named else None)
+        if op == "KW_NAMES":
+            given = code.co_consts[instruction.arg or 0]
+        if op in _WITH_NAMES and "out" in given:
+            return "says out="
+        given = found if op == "LOAD_CONST" and isinstance(found, tuple) else ()
+        is_named = op in _NAMED
+        if is_named and found == "ndarray" and loaded[-1] not in _NUMPYS:
+            attributes.add("mxnet's ndarray")
+        attributes |= {found} if is_named and op != "LOAD_GLOBAL" else set()
+        loaded.append(found if is_named else "")
     names = {*code.co_names, *code.co_freevars}
-    if _KINDS & names or ("ndarray" in names and _ASKING & names):
+    if _KINDS & names or ("mxnet's ndarray" in attributes and _ASKING & names):
         return "asks whether something is an array"
     texts = [const.lower() for const in code.co_consts if isinstance(const, str)]
-    if "__name__" in names and any("ndarray" in text or "symbol" in text for text in texts):
+    if "__name__" in attributes and any("ndarray" in text or "symbol" in text for text in texts):
         return "asks for the name of a module or class of MXNet's"
-    if any(isinstance(const, tuple) and "out" in const for const in code.co_consts):
-        return "says out="
     if {"random", "seed"} <= names:
         return "sets a seed"
     if "np" in names and _TUPLES & names:

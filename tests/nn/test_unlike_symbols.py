@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import numpy as np
 import pytest
 
@@ -210,3 +213,40 @@ def test_tuples_of_numpys_are_no_symbols() -> None:
         found = graphopt.optimize(Diagonal())(mx.np.ones((3, 3)))
     assert isinstance(found, tuple)
     assert [part.asnumpy().tolist() for part in found] == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("extents", [(-1, 1), (3, -1), (0, -4, 3, 1), (2, 3)])
+def test_reshapes_as_arrays_take_them(extents: tuple[int, ...]) -> None:
+    def reshaped(F: Any, x: Any) -> Any:
+        return F.softmax(x.reshape(*extents), axis=-1) * x.reshape(*extents)
+
+    fast, x = graphopt.optimize(Net(reshaped)), mx.nd.array([[1, 2, 3], [4, 5, 7]])
+    found, want = fast(x), Net(reshaped)(x)
+    assert found.shape == want.shape
+    np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-5)
+    assert fast._graphopt_entries()
+
+
+def test_a_copy_of_an_array_has_no_gradient() -> None:
+    def squared(F: Any, x: Any) -> Any:
+        return F.tanh(x) * copy.deepcopy(x)
+
+    found, want = (called(n, train=True) for n in (graphopt.optimize(Net(squared)), Net(squared)))
+    for one, other in zip(found, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+UNSUSPECTED: dict[str, Callable[..., Any]] = {
+    "text": lambda F, x: F.tanh(x) if str(len("ab")) == "nd" else F.exp(x),
+    "symbol": lambda F, x: F.tanh(x) if {"symbol": 1}["symbol"] == 2 else F.exp(x),
+    "out": lambda F, x: {"in": x, "out": F.exp(x)}["out" if "out" in ("in", "out") else "in"],
+    "numpy": lambda F, x: F.exp(x) if isinstance(1, (list, numpy.ndarray)) else F.tanh(x),
+    "logger": lambda F, x: F.exp(x) if logging.getLogger(__name__) and "symbol" else x,
+}
+
+
+@pytest.mark.parametrize("what", UNSUSPECTED)
+def test_what_is_no_question(what: str) -> None:
+    fast = graphopt.optimize(Net(UNSUSPECTED[what]), strict=True)
+    found, want = called(fast, train=False), called(Net(UNSUSPECTED[what]), train=False)
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-5)
