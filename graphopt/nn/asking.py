@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -45,8 +45,7 @@ def why_every_call(blocks: Iterable[Any]) -> str:
     names, and functions: less than what settings are looked for in, as a comparison in code that no
     call runs would cost as much as one in a call.
     """
-    walk = _Walk(blocks)
-    return next(walk.reasons(), "")
+    return next(_Walk(blocks).reasons(), "")
 
 
 class _Walk:
@@ -56,60 +55,48 @@ class _Walk:
         self._names = set(_ENTRIES)
         self._held = Held()
         self._held.objects |= {id(block): block for block in blocks}
-        self._seen: dict[types.FunctionType, None] = {}
+        self._seen: set[types.FunctionType] = set()
+        self._stack: list[types.FunctionType] = []
 
     def reasons(self) -> Iterator[str]:
         """Each why they are called every time."""
         size = -1
         while size != (size := len(self._seen) + len(self._names) + len(self._held.objects)):
-            for owner in list(self._held.objects.values()):
-                yield from self._of_attributes(owner, attributes_of(owner).items())
-            classes = {cls for owner in self._held.objects.values() for cls in type(owner).__mro__}
+            owners = list(self._held.objects.values())
+            classes = {cls for owner in owners for cls in type(owner).__mro__}
             for cls in filter(is_users, classes.union(self._held.classes)):
-                yield from self._of_attributes(cls, vars(cls).items())
-            for function in list(self._held.functions):
-                yield from self._of_function(function)
+                yield from self._of_values(cls.__name__, self._named(vars(cls)))
+            for owner in owners:
+                yield from self._of_values(type(owner).__name__, self._named(attributes_of(owner)))
+            self._stack += self._held.functions
+            while self._stack:
+                yield from self._of_function(self._stack.pop())
 
-    def _of_attributes(self, owner: Any, attributes: Iterable[tuple[str, Any]]) -> Iterator[str]:
-        whose = owner if isinstance(owner, type) else type(owner)
-        for name, value in list(attributes):
-            if name not in self._names:
-                continue
-            if _is_held(value):
-                self._held.look(value)
+    def _named(self, attributes: Mapping[str, Any]) -> list[Any]:
+        return [value for name, value in list(attributes.items()) if name in self._names]
+
+    def _of_values(self, whose: str, values: Iterable[Any]) -> Iterator[str]:
+        for value in values:
             for iterator in _iterators(value):
-                yield _used_up(whose.__name__, iterator)
-            for function in functions_of(value):
-                yield from self._of_function(function)
+                yield f"{whose} reads a {type(iterator).__name__}, which its calls use up"
+            if not isinstance(value, (types.ModuleType, import_mxnet().gluon.Block)):
+                self._held.look(value)
+            self._stack += functions_of(value)
 
     def _of_function(self, function: types.FunctionType) -> Iterator[str]:
         if function in self._seen or not is_users(function):
             return
-        self._seen[function] = None
+        self._seen.add(function)
         code = function.__code__
         if why := why_not_alike(code):
             yield f"{function.__qualname__} {why}"
         names = _names(code)
         self._names |= names
-        for name, value in _read(function, names):
-            is_told = name not in _MODULES and _asks_for(value)
-            if is_told and (_ASKING & names or _compares(code)):
-                yield f"{function.__qualname__} asks whether something is an array"
-            for iterator in _iterators(value):
-                yield _used_up(function.__qualname__, iterator)
-            if _is_held(value):
-                self._held.look(value)
-            for other in functions_of(value):
-                yield from self._of_function(other)
-
-
-def _used_up(whose: str, iterator: Any) -> str:
-    return f"{whose} reads a {type(iterator).__name__}, which its calls use up"
-
-
-def _is_held(value: Any) -> bool:
-    """Whether objects that it is or holds count: Blocks within are known."""
-    return not isinstance(value, (types.ModuleType, import_mxnet().gluon.Block))
+        read = list(_read(function, names))
+        may_ask = _ASKING & names or _compares(code)
+        if may_ask and any(name not in _MODULES and _asks_for(value) for name, value in read):
+            yield f"{function.__qualname__} asks whether something is an array"
+        yield from self._of_values(function.__qualname__, [value for _, value in read])
 
 
 def _read(function: types.FunctionType, names: frozenset[str]) -> Iterator[tuple[str, Any]]:

@@ -35,11 +35,12 @@ def steadily_traced(
     """
     try:
         before = settings_read(block, is_thorough=True)
+        every_call = why_every_call(not_hybridized(block))
     except Exception as error:
         why = f"reads what cannot be looked at: {type(error).__name__}: {error}"
         raise _refused(block, why) from error
-    if why := why_every_call(not_hybridized(block)):
-        raise _refused(block, f"is called every time: {why}")
+    if every_call:
+        raise _refused(block, f"is called every time: {every_call}")
     drawing = Generators(may_draw=before.may_draw)
     try:
         traced = trace(block, args)
