@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from graphopt.ir.sizes import FILLS
@@ -19,6 +19,14 @@ def document_of(symbol: Any) -> dict[str, Any]:
     """What that JSON says."""
     document: dict[str, Any] = json.loads(text_of(symbol))
     return document
+
+
+def every_node(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Nodes of such a document, and those of loops' bodies."""
+    for node in document["nodes"]:
+        yield node
+        for inner in node.get("subgraphs", ()):
+            yield from every_node(inner)
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:

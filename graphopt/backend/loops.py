@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphopt.backend.infer import LOOPS
 from graphopt.ir.graph import Graph
 from graphopt.ir.ops import canonical
 
@@ -12,7 +13,7 @@ def with_read_copies(graph: Graph) -> Graph:
     The gradient of an addend is that of the sum. Where an input is nothing but an addend, MXNet's
     graph of the body's gradients hands on what it is given, and it cannot tell how that is stored.
     """
-    loops = [node for node in graph if any(map(_has_sums, node.graphs))]
+    loops = [node for node in graph if node.op in LOOPS and any(map(_has_sums, node.graphs))]
     if not loops:
         return graph
     made = graph.copy()
@@ -23,7 +24,7 @@ def with_read_copies(graph: Graph) -> Graph:
 
 
 def _has_sums(body: Graph) -> bool:
-    return any(canonical(node.op) == "elemwise_add" or node.graphs for node in body)
+    return any(canonical(node.op) == "elemwise_add" or node.op in LOOPS for node in body)
 
 
 def _copying(body: Graph) -> Graph:

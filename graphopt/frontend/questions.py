@@ -7,10 +7,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any, Final
 
+from graphopt.backend.documents import every_node
 from graphopt.compat import import_mxnet
 
 _QUESTIONS: Final = {
@@ -34,6 +35,8 @@ class _Notes(threading.local):
 _NOTES: Final = _Notes()
 _TURN: Final = threading.Lock()
 _traces = 0  # under way, in all threads
+#: Methods that listen: their class and name, MXNet's own, and what is there instead.
+_HEARD: Final[list[tuple[type, str, Any, Any]]] = []
 
 
 @contextmanager
@@ -47,13 +50,14 @@ def noting_questions(block: Any) -> Iterator[list[str]]:
     if getattr(block, "_active", False):
         yield found
         return
-    before, _NOTES.found = _NOTES.found, found
+    _length()  # before somebody listens
     _listen(1)
+    before, _NOTES.found = _NOTES.found, found
     try:
         yield found
     finally:
-        _listen(-1)
         _NOTES.found = before
+        _listen(-1)
 
 
 def draws_without_shape(symbol: Any) -> bool:
@@ -65,7 +69,7 @@ def draws_without_shape(symbol: Any) -> bool:
         node["op"].startswith("_random_")
         and not node["inputs"]
         and "shape" not in node.get("attrs", {})
-        for node in json.loads(text)["nodes"]
+        for node in every_node(json.loads(text))
     )
 
 
@@ -73,35 +77,52 @@ def _listen(more: int) -> None:
     """Hear what Symbols are asked as long as a trace is under way."""
     global _traces
     with _TURN:
-        was, _traces = _traces, _traces + more
-        if bool(was) == bool(_traces):
-            return
-        for (cls, name), (own, heard) in _methods().items():
-            if _traces or own is not None:
-                setattr(cls, name, heard if _traces else own)
-            else:
+        if not _traces:
+            for cls, name, listening in _methods():
+                own = vars(cls).get(name)
+                heard = listening(own)
+                setattr(cls, name, heard)
+                _HEARD.append((cls, name, own, heard))
+        _traces += more
+        while not _traces and _HEARD:
+            cls, name, own, heard = _HEARD.pop()
+            if vars(cls).get(name) is not heard:
+                continue  # somebody has set another one since
+            if own is None:
                 delattr(cls, name)
+            else:
+                setattr(cls, name, own)
 
 
 @cache
-def _methods() -> dict[tuple[type, str], tuple[Any, Callable[..., Any]]]:
-    """Methods by class and name: MXNet's own, ``None`` where it has none, and one that listens."""
+def _methods() -> list[tuple[type, str, Callable[[Any], Callable[..., Any]]]]:
+    """Classes and their methods, and what makes of MXNet's own method one that listens."""
     mx = import_mxnet()
-    symbol, refused = mx.sym.Symbol, mx.base.NotImplementedForSymbol
-    scope = mx.autograd._RecordingStateScope
-    found: dict[tuple[type, str], tuple[Any, Callable[..., Any]]] = {
-        (symbol, name): (vars(symbol)[name], _asking(name, vars(symbol)[name]))
+    symbol, array = mx.sym.Symbol, mx.sym.np._Symbol
+    found = [
+        (cls, name, partial(_asking, name))
+        for cls in (symbol, array)
         for name in _QUESTIONS
-    }
-    found[symbol, "__getattr__"] = None, _missing
-    found[symbol, "reshape"] = symbol.reshape, _reshaping(symbol.reshape)
-    found[refused, "__init__"] = refused.__init__, _refusing(refused.__init__)
-    found[scope, "__enter__"] = scope.__enter__, _entering(scope.__enter__)
+        if name in vars(cls) and (cls is symbol or name != "__getitem__")  # which is as arrays'
+    ]
+    return [
+        *found,
+        (symbol, "__getattr__", lambda _: _missing),
+        (symbol, "reshape", _reshaping),
+        (mx.base.NotImplementedForSymbol, "__init__", _refusing),
+        (mx.autograd._RecordingStateScope, "__enter__", _entering),
+    ]
+
+
+@cache
+def _length() -> Callable[[Any], int]:
+    """How many arrays a Symbol is of."""
+    found: Callable[[Any], int] = import_mxnet().sym.Symbol.__len__
     return found
 
 
 def _asking(name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-    length = import_mxnet().sym.Symbol.__len__
+    length = _length()
 
     def method(symbol: Any, *args: Any) -> Any:
         if _NOTES.found is not None and length(symbol) == 1:

@@ -11,7 +11,7 @@ import numpy as np
 
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
-from graphopt.backend.documents import document_of
+from graphopt.backend.documents import document_of, every_node
 from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
@@ -108,7 +108,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._tape, self._is_run = [], bool(is_train)
         if self._stay.keeps_operators and not (self._built or self._plain.reason):
             self._prepare_once()
-        records = self._learns and (self._is_run or self._draws)
+        draws = self._draws and not self._stay.keeps_operators  # whose one executor does both
+        records = self._learns and (self._is_run or draws)
         engine = self._direct.get(self._is_run) if self._is_run or not records else None
         if engine is not None and not self._plain.reason:
             engine.forward(self.outputs, is_train=self._is_run)
@@ -295,12 +296,12 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     @cached_property
     def _has_loops(self) -> bool:
         """Whether no tape may stay: MXNet's while_loop leaves it on arrays that it writes next."""
-        return any(node["op"] == "_while_loop" for node in document_of(self._symbol)["nodes"])
+        return any(node["op"] == "_while_loop" for node in every_node(document_of(self._symbol)))
 
     @cached_property
     def _draws(self) -> bool:
         """Whether inference draws numbers, which backward is to take for the same ones."""
-        for node in document_of(self._symbol)["nodes"]:
+        for node in every_node(document_of(self._symbol)):
             facts, mode = info(node["op"]), node.get("attrs", {}).get("mode")
             is_off = facts.pure_at_inference or (node["op"] == "Dropout" and mode != "always")
             if facts.random and not is_off:

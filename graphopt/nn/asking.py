@@ -14,6 +14,7 @@ from graphopt.nn.reached import Enclosing, functions_of
 from graphopt.nn.users import (
     CONTAINERS,
     NAMESPACES,
+    SCALARS,
     Held,
     attributes_of,
     is_users,
@@ -23,19 +24,21 @@ from graphopt.nn.users import (
 _ENTRIES: Final = frozenset({"forward", "hybrid_forward", "__call__"})
 _COMPARING: Final = {"IS_OP", "COMPARE_OP", "CONTAINS_OP"}
 _MODULES: Final = {"nd", "ndarray", "sym", "symbol"}
+#: Names under which code has these to call their functions.
+_USUAL: Final = _MODULES | {"np"}
 _KINDS: Final = {"NDArray", "Symbol", "_Symbol"}
 _ASKING: Final = {"isinstance", "issubclass", "type", "__class__"}
 #: Functions of ``np`` that return tuples of arrays.
 _TUPLES: Final = {"diag_indices_from", "unravel_index"}
 _WITH_NAMES: Final = {"KW_NAMES", "CALL_FUNCTION_KW"}
-#: Instructions that look names up, and names of numpy, whose arrays are no Symbols' kin.
-_NAMED: Final = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"}
-_NUMPYS: Final = {"numpy", "onp", "_np", "_numpy"}
+#: Instructions that look names up, those of attributes, and names of MXNet.
+_OF_OTHERS: Final = {"LOAD_ATTR", "LOAD_METHOD"}
+_NAMED: Final = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", *_OF_OTHERS}
+_MXNETS: Final = {"mx", "mxnet"}
 #: What is compared was loaded so few instructions before.
 _NEAR: Final = 4
-#: Lists are looked into so deep, and if they are no longer.
-_DEEPEST: Final = 4
-_LONGEST: Final = 256
+#: So many items of lists and the like are looked at.
+_MOST: Final = 1024
 
 
 def why_every_call(blocks: Iterable[Any]) -> str:
@@ -60,26 +63,34 @@ class _Walk:
 
     def reasons(self) -> Iterator[str]:
         """Each why they are called every time."""
+        block = import_mxnet().gluon.Block
         size = -1
-        while size != (size := len(self._seen) + len(self._names) + len(self._held.objects)):
+        while size != (size := self._size()):
             owners = list(self._held.objects.values())
             classes = {cls for owner in owners for cls in type(owner).__mro__}
             for cls in filter(is_users, classes.union(self._held.classes)):
                 yield from self._of_values(cls.__name__, self._named(vars(cls)))
             for owner in owners:
-                yield from self._of_values(type(owner).__name__, self._named(attributes_of(owner)))
+                known = self._named(attributes_of(owner))  # Blocks within are owners, too
+                values = [value for value in known if not isinstance(value, block)]
+                yield from self._of_values(type(owner).__name__, values)
             self._stack += self._held.functions
             while self._stack:
                 yield from self._of_function(self._stack.pop())
+
+    def _size(self) -> int:
+        held = self._held
+        found = len(self._seen) + len(self._names)
+        return found + len(held.objects) + len(held.classes) + len(held.functions)
 
     def _named(self, attributes: Mapping[str, Any]) -> list[Any]:
         return [value for name, value in list(attributes.items()) if name in self._names]
 
     def _of_values(self, whose: str, values: Iterable[Any]) -> Iterator[str]:
         for value in values:
-            for iterator in _iterators(value):
+            for iterator in _iterators(value, {}):
                 yield f"{whose} reads a {type(iterator).__name__}, which its calls use up"
-            if not isinstance(value, (types.ModuleType, import_mxnet().gluon.Block)):
+            if not isinstance(value, types.ModuleType):
                 self._held.look(value)
             self._stack += functions_of(value)
 
@@ -93,8 +104,9 @@ class _Walk:
         names = _names(code)
         self._names |= names
         read = list(_read(function, names))
-        may_ask = _ASKING & names or _compares(code)
-        if may_ask and any(name not in _MODULES and _asks_for(value) for name, value in read):
+        asked = [value for name, value in read if _asks_for(name, value)]
+        compares_kinds = "ndarray" in names and import_mxnet().np in [value for _, value in read]
+        if (asked or compares_kinds) and (_ASKING & names or (asked and _compares(code))):
             yield f"{function.__qualname__} asks whether something is an array"
         yield from self._of_values(function.__qualname__, [value for _, value in read])
 
@@ -113,10 +125,15 @@ def _read(function: types.FunctionType, names: frozenset[str]) -> Iterator[tuple
             yield name, value
 
 
-def _asks_for(value: Any) -> bool:
-    """Whether a value is a module of MXNet's that calls are given, or a class of arrays."""
+def _asks_for(name: str, value: Any) -> bool:
+    """Whether a value is a class of arrays, or a module of MXNet's that calls are given.
+
+    Modules have names under which their functions are called, besides.
+    """
     if isinstance(value, tuple):
-        return len(value) <= _LONGEST and any(map(_asks_for, value))
+        return len(value) <= _MOST and any(_asks_for("", part) for part in value)
+    if isinstance(value, types.ModuleType) and name in _USUAL:
+        return False
     return isinstance(value, (type, types.ModuleType)) and value in _asked_for()
 
 
@@ -127,14 +144,18 @@ def _asked_for() -> frozenset[Any]:
     return frozenset({*modules, mx.nd.NDArray, mx.np.ndarray, mx.sym.Symbol, mx.sym.np._Symbol})
 
 
-def _iterators(value: Any, depth: int = 0) -> Iterator[Any]:
+def _iterators(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """Those that a value is or holds, among the first so many."""
+    if type(value) in SCALARS or id(value) in seen or len(seen) > _MOST:
+        return
+    seen[id(value)] = value
     if type(value) in NAMESPACES:
         value = vars(value)
     if isinstance(value, Iterator):
         yield value
-    elif isinstance(value, CONTAINERS) and depth < _DEEPEST and len(value) <= _LONGEST:
+    elif isinstance(value, CONTAINERS) and len(value) <= _MOST:
         for part in list(value.values() if isinstance(value, dict) else value):
-            yield from _iterators(part, depth + 1)
+            yield from _iterators(part, seen)
 
 
 @lru_cache(maxsize=4096)
@@ -156,30 +177,37 @@ def why_not_alike(code: types.CodeType) -> str:
     ``out=`` where they are given Symbols. A seed counts in the call that sets it.
     """
     loaded: deque[str] = deque([""] * _NEAR, maxlen=_NEAR)
+    before_op = ""
     attributes: set[str] = set()
+    texts: list[str] = []
     given: tuple[Any, ...] = ()  # a constant, which may be the names of arguments
     for instruction in dis.get_instructions(code):
         op, found = instruction.opname, instruction.argval
-        if op in _COMPARING and _MODULES & {*loaded}:
+        if op == "EXTENDED_ARG":
+            continue
+        compares = op in _COMPARING and found not in ("<", ">", "<=", ">=")
+        if compares and _MODULES & {*loaded}:
             return "compares with a module of MXNet's"
         if op == "KW_NAMES":
             given = code.co_consts[instruction.arg or 0]
         if op in _WITH_NAMES and "out" in given:
             return "says out="
         given = found if op == "LOAD_CONST" and isinstance(found, tuple) else ()
-        is_named = op in _NAMED
-        if is_named and found == "ndarray" and loaded[-1] not in _NUMPYS:
-            attributes.add("mxnet's ndarray")
-        attributes |= {found} if is_named and op != "LOAD_GLOBAL" else set()
-        loaded.append(found if is_named else "")
+        texts += [found.lower()] if op == "LOAD_CONST" and isinstance(found, str) else []
+        name = found if op in _NAMED else ""
+        before = loaded[-1]
+        if name == "seed" and before == "random":
+            return "sets a seed"
+        if op in _OF_OTHERS:
+            attributes |= {name, f"{before}.{name}"} if before_op in _OF_OTHERS else {name}
+            name = "" if name in _MODULES and before not in _MXNETS else name
+        before_op = op
+        loaded.append(name)
     names = {*code.co_names, *code.co_freevars}
-    if _KINDS & names or ("mxnet's ndarray" in attributes and _ASKING & names):
+    if _KINDS & names or ("np.ndarray" in attributes and _ASKING & names):
         return "asks whether something is an array"
-    texts = [const.lower() for const in code.co_consts if isinstance(const, str)]
     if "__name__" in attributes and any("ndarray" in text or "symbol" in text for text in texts):
         return "asks for the name of a module or class of MXNet's"
-    if {"random", "seed"} <= names:
-        return "sets a seed"
     if "np" in names and _TUPLES & names:
         return "takes arrays in a tuple, which are one Symbol"
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))

@@ -237,6 +237,8 @@ def _loads(code: types.CodeType) -> _Loads:
     level = dots = 0
     for instruction in dis.get_instructions(code):
         name, found = instruction.opname, instruction.argval
+        if name == "EXTENDED_ARG":
+            continue
         if name in ("LOAD_GLOBAL", "STORE_GLOBAL"):
             names.add(found)
         if name in ("STORE_GLOBAL", "STORE_DEREF"):

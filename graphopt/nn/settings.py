@@ -128,6 +128,16 @@ def settings_read(block: Any, *, is_thorough: bool = False) -> Settings:
     return Settings(not_hybridized(block), is_thorough=is_thorough)
 
 
+def settings_if_known(block: Any) -> Settings | None:
+    """:func:`settings_read`; ``None`` if objects of the user's cannot be looked at.
+
+    Tracing meets that, too, and says so.
+    """
+    with suppress(Exception):
+        return settings_read(block)
+    return None
+
+
 def not_hybridized(block: Any) -> Iterator[Any]:
     """A Block and all in it, each once, but those that MXNet runs as graphs and what is in them."""
     seen: set[int] = set()

@@ -108,8 +108,9 @@ class _DefaultsSource(Source):
     def __init__(self, function: types.FunctionType) -> None:
         self.owner, self.only = function, None
         code, defaults = function.__code__, function.__defaults__ or ()
-        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        values = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
+        names = reversed(code.co_varnames[: code.co_argcount])  # the last ones have defaults
+        values = dict(zip(names, reversed(defaults), strict=False))
+        values |= function.__kwdefaults__ or {}
         self.own = {
             name: value
             for name, value in values.items()

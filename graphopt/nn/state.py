@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from graphopt.nn.compiled import CompiledBlock
 from graphopt.nn.config import Config
-from graphopt.nn.settings import Settings, settings_read
+from graphopt.nn.settings import Settings, settings_if_known
 from graphopt.nn.structure import Structure
 from graphopt.nn.ways import Ways
 from graphopt.pipeline.base import Mode
@@ -42,9 +41,7 @@ class State:
 
     def note_settings(self) -> None:
         """Attributes are what they are now."""
-        self.settings = None
-        with suppress(Exception):  # of objects of the user's; tracing meets it, too, and says so
-            self.settings = settings_read(self._view)
+        self.settings = settings_if_known(self._view)
 
     def compile_whole(self) -> None:
         """Take the Block for one that is compiled whole, whatever was said of it before."""

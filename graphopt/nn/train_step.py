@@ -23,7 +23,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.optimized import Optimized
 from graphopt.nn.originals import original
-from graphopt.nn.settings import settings_read
+from graphopt.nn.settings import Settings, settings_if_known
 from graphopt.nn.signatures import told_of
 from graphopt.nn.structure import Structure
 from graphopt.nn.views import view
@@ -88,7 +88,7 @@ class TrainStep:
         self._own = [part for part in self._parts if part is not net and part is not loss]
         self._blocks = [original(block) for block in self._parts]
         self._structures = list(map(Structure, self._blocks))
-        self._settings = list(map(settings_read, self._blocks))
+        self._settings = self._settings_now()
         self._states = [part.graphopt_state for part in self._parts]
         self._config = config
         self._wholes: dict[tuple[int, int], Any] = {}
@@ -180,8 +180,11 @@ class TrainStep:
         if not are_same or not all(map(operator.is_, states, self._states)):
             self.reset()
         if not all(settings.are_same() for settings in self._settings):
-            self._settings = list(map(settings_read, self._blocks))
+            self._settings = self._settings_now()
             self._small.clear()  # the views follow by themselves
+
+    def _settings_now(self) -> list[Settings]:
+        return [found for found in map(settings_if_known, self._blocks) if found is not None]
 
     def _has_hooks(self) -> bool:
         return any(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -236,11 +237,23 @@ def test_a_copy_of_an_array_has_no_gradient() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def documented(F: Any, x: Any) -> Any:
+    """Of an NDArray or a Symbol."""
+    return F.tanh(x) if documented.__name__ else x
+
+
+def arrays_of_numpy(F: Any, x: Any) -> Any:
+    return F.tanh(x).astype(np.float32) if isinstance([1], (list, np.ndarray)) else x
+
+
 UNSUSPECTED: dict[str, Callable[..., Any]] = {
     "text": lambda F, x: F.tanh(x) if str(len("ab")) == "nd" else F.exp(x),
     "symbol": lambda F, x: F.tanh(x) if {"symbol": 1}["symbol"] == 2 else F.exp(x),
     "out": lambda F, x: {"in": x, "out": F.exp(x)}["out" if "out" in ("in", "out") else "in"],
     "numpy": lambda F, x: F.exp(x) if isinstance(1, (list, numpy.ndarray)) else F.tanh(x),
+    "documented": documented,
+    "arrays of numpy": arrays_of_numpy,
+    "attribute": lambda F, x: F.exp(x) if types.SimpleNamespace(nd=2, symbol=1).nd == 2 else x,
     "logger": lambda F, x: F.exp(x) if logging.getLogger(__name__) and "symbol" else x,
 }
 
@@ -250,3 +263,38 @@ def test_what_is_no_question(what: str) -> None:
     fast = graphopt.optimize(Net(UNSUSPECTED[what]), strict=True)
     found, want = called(fast, train=False), called(Net(UNSUSPECTED[what]), train=False)
     np.testing.assert_allclose(found[0], want[0], rtol=1e-5)
+
+
+def test_methods_of_a_class_that_a_block_holds() -> None:
+    class Holding(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.helper = Helper
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return self.helper.twice(F.tanh(x))
+
+    found, want = (called(n, train=False) for n in (graphopt.optimize(Holding()), Holding()))
+    np.testing.assert_allclose(found[0], want[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("ask", [copy.deepcopy, len])
+def test_questions_of_numpys_arrays(ask: Callable[..., Any]) -> None:
+    class Asking(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            try:
+                return F.np.tanh(x) * ask(x)
+            except TypeError:
+                return x
+
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        results = []
+        for net in (graphopt.optimize(Asking()), Asking()):
+            x = mx.np.array([[1.0, 2, 3], [4, 5, 7]])
+            x.attach_grad()
+            with mx.autograd.record():
+                y = net(x)
+            y.backward()
+            results.append((y.asnumpy(), x.grad.asnumpy()))
+    for found, want in zip(*results, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
