@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
-from graphopt.backend.documents import document_of, every_node
 from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
-from graphopt.ir.ops import info
 from graphopt.modules import direct
 from graphopt.modules.gradients import own_arrays
 from graphopt.modules.group import Group
@@ -25,6 +22,7 @@ from graphopt.modules.outputs import Outputs
 from graphopt.modules.plain import Plain
 from graphopt.modules.prepared import PreparedStep
 from graphopt.modules.stay import FEW, Stay
+from graphopt.modules.tapes import Tapes
 from graphopt.nn.config import Config
 
 mx = import_mxnet()
@@ -77,7 +75,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._tape: list[Any] = []
         # What runs on these arrays, for training or not, once it is known.
         self._direct: dict[bool, BoundEngine | PreparedStep | None] = {}
-        self._heads = Heads(model.symbol)
+        self._heads, self._tapes = Heads(model.symbol), Tapes(model.symbol)
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
         self._plain = Plain(model.symbol, ctx, arguments, gradients, states, grad_req)
@@ -108,7 +106,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._tape, self._is_run = [], bool(is_train)
         if self._stay.keeps_operators and not (self._built or self._plain.reason):
             self._prepare_once()
-        draws = self._draws and not self._stay.keeps_operators  # whose one executor does both
+        # One executor that keeps operators does both.
+        draws = self._tapes.needed_in_inference and not self._stay.keeps_operators
         records = self._learns and (self._is_run or draws)
         engine = self._direct.get(self._is_run) if self._is_run or not records else None
         if engine is not None and not self._plain.reason:
@@ -156,7 +155,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         if engine is not None and not self._tape:
             engine.backward(self._heads.known(heads, self.outputs), self.outputs)
         elif self._tape or self._compute(training=ran_train, recording=True) is not None:
-            stays = not self._has_loops
+            stays = self._tapes.may_stay
             mx.autograd.backward(self._tape, heads, retain_graph=stays, train_mode=ran_train)
             self._tape = self._tape if stays else []
         else:
@@ -292,21 +291,6 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return found
         self._tape = found
         return [array.detach() for array in found]
-
-    @cached_property
-    def _has_loops(self) -> bool:
-        """Whether no tape may stay: MXNet's while_loop leaves it on arrays that it writes next."""
-        return any(node["op"] == "_while_loop" for node in every_node(document_of(self._symbol)))
-
-    @cached_property
-    def _draws(self) -> bool:
-        """Whether inference draws numbers, which backward is to take for the same ones."""
-        for node in every_node(document_of(self._symbol)):
-            facts, mode = info(node["op"]), node.get("attrs", {}).get("mode")
-            is_off = facts.pure_at_inference or (node["op"] == "Dropout" and mode != "always")
-            if facts.random and not is_off:
-                return True
-        return False
 
     def _find_direct(self, *, is_train: bool) -> None:
         """Whether further calls need neither autograd nor copies."""
