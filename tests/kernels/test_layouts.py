@@ -214,7 +214,8 @@ def test_one_array_for_input_and_output() -> None:
     x = mx.nd.random.normal(shape=(2, 16, 5, 5))
     nets = [made(symbol, params, optimized=optimized)[0] for optimized in (False, True)]
     want, got = ([net(x).asnumpy() for _ in range(2)][-1] for net in nets)
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    scale = np.abs(want).max()  # Winograd's algorithm rounds by the largest number
+    np.testing.assert_allclose(got / scale, want / scale, atol=2e-5)
 
 
 @pytest.mark.parametrize(("width", "groups"), [(128, 32), (96, 12), (96, 96), (40, 1)])
