@@ -19,7 +19,7 @@ from graphopt.batching.samples import Outcome, Samples
 from graphopt.batching.statistics import Statistics
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, SampleError, UnsupportedError
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.blocks import describe
 from graphopt.recording import active as calls
 
 Scheduler = Literal["depth", "agenda"]

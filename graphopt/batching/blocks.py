@@ -23,7 +23,7 @@ from graphopt.batching.rules import NotRowwiseError
 from graphopt.batching.signature import Signature
 from graphopt.batching.unit import Unit, make_unit
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.blocks import describe
 from graphopt.nn.ski_rental import AT_ONCE
 
 #: A Unit takes as long to make as about so many calls, which were made one by one before.

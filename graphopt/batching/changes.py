@@ -8,7 +8,7 @@ from typing import Any
 from graphopt.batching.native.programs import Parameter
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
-from graphopt.frontend.gluon import descendants
+from graphopt.frontend.blocks import descendants
 from graphopt.kernels.bridge.versions import Versions, fit
 from graphopt.nn.settings import Settings
 

@@ -15,7 +15,8 @@ from graphopt.batching.recorder import RECORDING, TRAINING
 from graphopt.batching.tracing import PROBES, checked, parameters_of, trace_rows
 from graphopt.batching.unit import Unit
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import describe, typed_of
+from graphopt.frontend.blocks import describe
+from graphopt.frontend.gluon import typed_of
 
 if TYPE_CHECKING:
     from graphopt.batching.lazy import Lazy

@@ -17,7 +17,7 @@ from graphopt.batching.recorder import Real, Recorder
 from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import descendants, describe
+from graphopt.frontend.blocks import descendants, describe
 from graphopt.nn.copies import Budget, copied, holds
 from graphopt.nn.sources import is_setting
 

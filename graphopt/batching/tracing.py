@@ -10,7 +10,8 @@ from graphopt.batching.rules import NotRowwiseError, roles
 from graphopt.batching.signature import broadcasting
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, UnsupportedError
-from graphopt.frontend.gluon import composing_copies, typed_of
+from graphopt.frontend.composing import composing_graphs
+from graphopt.frontend.gluon import typed_of
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, Node
@@ -35,7 +36,7 @@ def trace_rows(block: Any, layout: Layout, names: Sequence[str]) -> tuple[Any, L
     symbols = iter([mx.sym.var(name) for name in names])
     leaves: list[Any] = []
     try:
-        with composing_copies(block):
+        with composing_graphs(block):
             found = block.forward(*regroup(layout, symbols))
         results = layout_of(found, leaves)
         if any(isinstance(leaf, mx.sym.np._Symbol) for leaf in leaves):

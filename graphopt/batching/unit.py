@@ -15,7 +15,7 @@ from graphopt.batching.rules import NotRowwiseError
 from graphopt.batching.signature import Signature
 from graphopt.batching.tracing import checked, parameters_of, trace_rows
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import descendants, describe
+from graphopt.frontend.blocks import descendants, describe
 
 if TYPE_CHECKING:
     from graphopt.batching.lazy import Lazy

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.blocks import describe
 
 mx = import_mxnet()
 

@@ -8,7 +8,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.fold.folding import Fold
 from graphopt.fold.nodes import Node
-from graphopt.frontend.gluon import descendants, describe
+from graphopt.frontend.blocks import descendants, describe
 
 mx = import_mxnet()
 _NDArray: Any = mx.nd.NDArray

@@ -1,7 +1,8 @@
 """Gluon Block -> Graph, through the Block's own tracing.
 
-The Block is called with Symbols, as ``hybridize()`` would; nothing is left on it. A HybridBlock can
-be, and so can a ``Sequential`` of such, whose code is Gluon's.
+The Block is called with Symbols, as ``hybridize()`` would; nothing is left on it but the graphs of
+hybridized Blocks, which MXNet's calls leave there. A HybridBlock can be called so, and so can a
+``Sequential`` of such, whose code is Gluon's.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
+from graphopt.frontend.blocks import descendants, describe, input_names, variable_like
+from graphopt.frontend.composing import composing_graphs
 from graphopt.frontend.kept import without_kept
 from graphopt.frontend.order import noting_order
 from graphopt.frontend.questions import draws_without_shape, noting_questions
@@ -53,8 +55,13 @@ class Traced:
         return _nodes(self.symbol) == _nodes(other.symbol)
 
 
-def trace(block: Any, args: Sequence[Any]) -> Traced:
+def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
     """Call a Block with one Symbol in place of every array in ``args``, in autograd's state.
+
+    Args:
+        block: a HybridBlock, or a ``Sequential`` of such.
+        args: of the call.
+        keeping: whether graphs of hybridized Blocks stay with them, as in a call of MXNet's.
 
     Raises:
         UnsupportedError: the Block cannot be traced; the message says why.
@@ -71,7 +78,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     if not given:
         raise UnsupportedError("all arguments are None")
     names = input_names(len(given))
-    symbols = iter([_variable(mx, n, a) for n, a in zip(names, given, strict=True)])
+    symbols = iter([variable_like(n, a) for n, a in zip(names, given, strict=True)])
     inputs = mx.gluon.block._regroup(
         [None if array is None else next(symbols) for array in flat], layout
     )
@@ -79,7 +86,7 @@ def trace(block: Any, args: Sequence[Any]) -> Traced:
     try:
         with (
             without_hooks(block),
-            composing_copies(block),
+            composing_graphs(block, keeping=keeping),
             without_kept(descendants(block)) as kept,
             noting_order(block) as waiting,
             noting_questions(block) as questions,
@@ -138,11 +145,6 @@ def why_not_traceable(block: Any) -> str:
             return f"{describe(part)} is no HybridBlock"
         stack += part._children.values()
     return ""
-
-
-def input_names(count: int) -> tuple[str, ...]:
-    """What a Block's inputs are called in graphs, as Gluon calls them."""
-    return ("data",) if count == 1 else tuple(f"data{i}" for i in range(count))
 
 
 def in_call_order(names: Sequence[str]) -> list[str]:
@@ -224,7 +226,7 @@ def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[
         )
     zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
     stand_ins = [zeros((1,), dtype=dtypes.get(name, "float32")) for name in expected]
-    return lift_traced(block, trace(block, stand_ins), shapes, dtypes)
+    return lift_traced(block, trace(block, stand_ins, keeping=False), shapes, dtypes)
 
 
 def why_hooked(blocks: Iterable[Any]) -> str:
@@ -249,62 +251,3 @@ def without_hooks(block: Any) -> Iterator[None]:
         yield
     finally:
         block._forward_hooks, block._forward_pre_hooks = kept
-
-
-@contextmanager
-def composing_copies(block: Any) -> Iterator[None]:
-    """SymbolBlocks of ``mx.np`` in a Block can be called with Symbols, which changes none of them.
-
-    MXNet's copies of their graphs are shallow, so that it would compose the graphs themselves.
-    """
-    mx = import_mxnet()
-    found = [
-        part
-        for part in descendants(block)
-        if isinstance(part, mx.gluon.SymbolBlock)
-        and isinstance(part._cached_graph[1], mx.sym.np._Symbol)
-    ]
-    try:
-        for part in found:
-            part.__dict__["forward"] = partial(_compose_copy, part)
-        yield
-    finally:
-        for part in found:
-            part.__dict__.pop("forward", None)
-
-
-def _compose_copy(block: Any, *args: Any) -> Any:
-    """``SymbolBlock.forward`` but for how the graph is copied, and for graphs of one output."""
-    mx = import_mxnet()
-    if not isinstance(args[0], mx.sym.Symbol):
-        return type(block).forward(block, *args)  # another thread's call
-    flat, layout = mx.gluon.block._flatten(list(args), "input")
-    if layout != block._in_format:
-        raise ValueError("invalid input format")
-    inputs, graph = block._cached_graph
-    copied = mx.sym.Symbol.__deepcopy__(graph, None)
-    copied._compose(**{i.name: given for i, given in zip(inputs, flat, strict=True)})
-    outputs = [output.as_np_ndarray() for output in copied]
-    return mx.gluon.block._regroup(outputs, block._out_format)
-
-
-def descendants(block: Any) -> list[Any]:
-    """A Block and all Blocks in it, each once, outermost first."""
-    found: dict[int, Any] = {}
-    stack = [block]
-    while stack:
-        current = stack.pop()
-        if id(current) not in found:
-            found[id(current)] = current
-            stack.extend(reversed(list(current._children.values())))
-    return list(found.values())
-
-
-def describe(block: Any) -> str:
-    """A Block for messages: its class and name."""
-    return f"{type(block).__name__} {block.name!r}"
-
-
-def _variable(mx: Any, name: str, array: Any) -> Any:
-    variable = mx.sym.var(name)
-    return variable.as_np_ndarray() if isinstance(array, mx.np.ndarray) else variable

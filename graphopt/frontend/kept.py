@@ -14,6 +14,9 @@ _LONGEST: Final = 10_000
 #: Packages whose layers are reset where they keep something, or keep it as MXNet's graphs do.
 _RESET: Final = ("mxnet", "graphopt")
 
+#: Where hybridized Blocks keep their graphs.
+_GLUONS: Final = frozenset({"_cached_graph"})
+
 #: A value and, of a list or the like, what was in it.
 _Snapshot = tuple[Any, Any]
 
@@ -48,7 +51,7 @@ def without_kept(blocks: Sequence[Any]) -> Iterator[list[str]]:
 def _restored(now: dict[str, Any], before: dict[str, _Snapshot]) -> list[str]:
     """Names of attributes into which Symbols came; they are as before."""
     found = []
-    for name in list(now):
+    for name in now.keys() - _GLUONS:
         known = set(map(id, _symbols(_inside(before[name])))) if name in before else set()
         if all(id(symbol) in known for symbol in _symbols(now[name])):
             continue

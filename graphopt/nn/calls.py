@@ -12,7 +12,8 @@ from graphopt.backend.late import LateError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, InputError, UnsupportedError
-from graphopt.frontend.gluon import describe, why_not_traceable, without_hooks
+from graphopt.frontend.blocks import describe
+from graphopt.frontend.gluon import why_not_traceable, without_hooks
 from graphopt.nn.config import Config
 from graphopt.nn.initializing import PythonFirst, first_call, left_open
 from graphopt.nn.originals import original

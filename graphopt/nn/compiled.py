@@ -14,7 +14,8 @@ from graphopt.backend.late import wait_for
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import Traced, describe, input_names, lift_traced
+from graphopt.frontend.blocks import describe, input_names
+from graphopt.frontend.gluon import Traced, lift_traced
 from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools

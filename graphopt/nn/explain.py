@@ -9,7 +9,7 @@ from typing import Any
 
 from graphopt.backend.choice import Choice
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.blocks import describe
 from graphopt.ir.graph import Graph
 from graphopt.nn.any_size import AnySize
 from graphopt.nn.calls import why_not_whole

@@ -12,8 +12,8 @@ from graphopt.backend.documents import document_of
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.frontend.blocks import describe
 from graphopt.frontend.file_names import for_mxnet
-from graphopt.frontend.gluon import describe
 from graphopt.nn.for_files import for_files
 from graphopt.nn.legacy import current
 

@@ -11,7 +11,8 @@ from graphopt.analysis.effects import draws_from_stream
 from graphopt.backend.late import wait_for
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError, InputError, UninitializedError, UnsupportedError
-from graphopt.frontend.gluon import Traced, describe
+from graphopt.frontend.blocks import describe
+from graphopt.frontend.gluon import Traced
 from graphopt.ir.graph import Graph
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
-from graphopt.frontend.gluon import describe
+from graphopt.frontend.blocks import describe
+from graphopt.frontend.composing import drop_graphs
 from graphopt.ir.graph import Graph
 from graphopt.nn.calls import has_own_call, has_symbol, is_whole, run
 from graphopt.nn.config import Config
@@ -221,9 +222,11 @@ class Optimized:
     def reset(self) -> None:
         """Forget what was compiled: frozen parameters are read anew at the next call.
 
+        So are attributes that Python of hybridized Blocks reads.
         Cells of ``gluon.rnn`` forget their states besides, as MXNet's ``reset`` has them do.
         """
         self._graphopt_forget()
+        drop_graphs(self)
         own = getattr(super(), "reset", None)
         if own is not None:
             own()

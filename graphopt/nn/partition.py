@@ -13,7 +13,8 @@ from types import MethodType
 from typing import Any
 
 from graphopt.compat import import_mxnet
-from graphopt.frontend.gluon import describe, why_not_traceable
+from graphopt.frontend.blocks import describe
+from graphopt.frontend.gluon import why_not_traceable
 
 #: Makes the optimized view of a Block.
 Optimize = Callable[[Any], Any]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from graphopt.errors import UnsupportedError
-from graphopt.frontend.gluon import Traced, describe, trace
+from graphopt.frontend.blocks import describe
+from graphopt.frontend.gluon import Traced, trace
 from graphopt.nn.asking import why_every_call
 from graphopt.nn.initializing import PythonFirst
 from graphopt.nn.settings import not_hybridized, settings_read

@@ -7,7 +7,8 @@ from itertools import chain
 from operator import is_, itemgetter
 from typing import Any, Final
 
-from graphopt.frontend.gluon import descendants, why_hooked
+from graphopt.frontend.blocks import descendants
+from graphopt.frontend.gluon import why_hooked
 
 _FLAGS: Final = itemgetter("_flags")
 

@@ -25,7 +25,7 @@ class Tracer:
             on_set: is called when Python of it ran and has set attributes.
         """
         self._block, self._on_set = block, on_set
-        self._kept: dict[Any, Traced] = {}  # of a Block that is hybridized
+        self._kept: dict[Any, tuple[Any, Traced]] = {}  # of a Block that is hybridized
         self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
 
     def __call__(self, args: Sequence[Any], *, may_run: bool = False) -> Traced:
@@ -39,9 +39,11 @@ class Tracer:
             return steadily_traced(self._block, args, self._on_set, may_run=may_run)
         flat, layout = import_mxnet().gluon.block._flatten(list(args), "input")
         kind = str(layout), *map(type, flat)
-        if kind not in self._kept:
-            self._kept[kind] = trace(self._block, args)
-        return self._kept[kind]
+        graph, traced = self._kept.get(kind, (None, None))
+        if traced is None or not graph or graph is not vars(self._block).get("_cached_graph"):
+            traced = trace(self._block, args)
+            self._kept[kind] = vars(self._block).get("_cached_graph"), traced
+        return traced
 
     def state(self, mode: Mode, layout: str, args: Sequence[Any]) -> State:
         """Autograd's state, or one of an earlier call in which the Block is traced alike."""
@@ -64,6 +66,6 @@ class Tracer:
         autograd = import_mxnet().autograd
         scope = autograd.record if is_recording else autograd.pause
         with undone(self._block):
-            now = trace(self._block, args)
+            now = trace(self._block, args, keeping=False)
             with scope(train_mode=is_training):
-                return now.is_like(trace(self._block, args))
+                return now.is_like(trace(self._block, args, keeping=False))

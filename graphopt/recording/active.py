@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 
 class Active(threading.local):
-    """The tape of each thread; ``None`` where nothing is recorded."""
+    """Of each thread, the tape and the hybridized Block that is called; ``None`` without."""
 
     tape: Tape | None = None
+    child: Any = None
 
 
 ACTIVE: Final = Active()

@@ -12,6 +12,7 @@ from graphopt.batching.operators import name_of
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import info
 from graphopt.ir.types import dtype_name
+from graphopt.recording.children import Child, called
 from graphopt.recording.types import Type
 
 mx = import_mxnet()
@@ -23,7 +24,7 @@ class Call(NamedTuple):
     """One operator call.
 
     Attributes:
-        op: MXNet's handle of the operator.
+        op: MXNet's handle of the operator, or a hybridized child's graph.
         keys: names of its attributes.
         vals: their values as MXNet is told them.
         args: numbers of values on the tape; leaves count down from -1.
@@ -32,7 +33,7 @@ class Call(NamedTuple):
             same operator, lets zeros through.
     """
 
-    op: int
+    op: int | Child
     keys: tuple[str, ...]
     vals: tuple[str, ...]
     args: tuple[int, ...]
@@ -48,12 +49,14 @@ class Calls:
         calls: in their order.
         leaves: the arrays.
         leaf_types: their types; ``None`` for one that is elsewhere or sparse.
+        cached_ops: by which MXNet makes the calls of hybridized children.
     """
 
     ctx: Any
     calls: list[Call]
     leaves: list[Any]
     leaf_types: list[Type | None]
+    cached_ops: dict[Child, Any]
 
     def replayed(self, wanted: Sequence[int]) -> list[Any]:
         """The values of those numbers, computed call by call."""
@@ -67,7 +70,10 @@ class Calls:
         for at in which:
             call = self.calls[at]
             args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
-            found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
+            if isinstance(call.op, Child):
+                found = called(self.cached_ops[call.op], args)
+            else:
+                found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
             if call.is_detach:
                 found = [array.detach() for array in found]
             values.update(enumerate(found, firsts[at]))
@@ -78,7 +84,7 @@ class Part(Calls):
 
     def __init__(self, whole: Calls, which: Sequence[int], values: Mapping[int, Any]) -> None:
         """``which``: their places; ``values``: by number, all that they read of others."""
-        self.ctx, self.calls = whole.ctx, []
+        self.ctx, self.calls, self.cached_ops = whole.ctx, [], whole.cached_ops
         self.leaves, self.leaf_types = [], []
         self._whole, self._values = whole, values
         self._numbers: dict[int, int] = {}  # here, by those there
@@ -120,8 +126,22 @@ def type_of(array: Any, ctx: Any) -> Type | None:
     return array.shape, dtype_name(array.dtype)
 
 
-@cache
-def samples(op: int) -> bool:
+def samples(op: int | Child) -> bool:
     """Whether an operator draws numbers that a seed is to give again, in the program's order."""
+    return op.samples if isinstance(op, Child) else _samples(op)
+
+
+@cache
+def _samples(op: int) -> bool:
     name = name_of(op)
     return name not in MASKING and info(name).random
+
+
+def is_loss(op: int | Child) -> bool:
+    """Whether an operator has a gradient of its own, whatever comes from behind it."""
+    return op.is_loss if isinstance(op, Child) else info(name_of(op)).loss
+
+
+def operators_of(calls: Iterable[Call]) -> int:
+    """How many operators calls make, those of children counted one by one."""
+    return sum(call.op.size if isinstance(call.op, Child) else 1 for call in calls)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from graphopt.recording.children import Child
+
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call
 
@@ -22,7 +24,8 @@ class Split(NamedTuple):
     """How the values of a program are computed.
 
     Attributes:
-        together: numbers of values that are computed as one operator.
+        together: numbers of values that are computed as one operator, with all of a hybridized
+            child's where backward comes to more of it than to one alone.
         detached: those among them that have no history.
         cut: leaves that no value of the program has a gradient to.
         apart: calls that are made one by one behind it.
@@ -48,6 +51,7 @@ class Histories:
             led_to = 0 if call.is_detach else _union(map(self._set_of, call.args))
             self._sets += [led_to] * call.results
             self._makers += [at] * call.results
+        self._of_children = [n for n, at in enumerate(self._makers) if _reads_more(calls[at])]
         self._doubtful = self._told_apart() & ~_PARAMETERS
         self._known: dict[int, Split | None] = {}
 
@@ -105,6 +109,10 @@ class Histories:
             if is_led and kind & ~_union(map(self._set_of, call.args)):
                 return None
         numbers = (*together, *sorted(handed))
+        computed = {*numbers} | {n for at in inside for n in self._calls[at].args}
+        numbers += tuple(
+            n for n in self._of_children if self._makers[n] in inside and n not in computed
+        )
         detached = frozenset(n for n in numbers if not self._sets[n] & known)
         led_to = _PARAMETERS | _union(self._sets[n] for n in numbers if n not in detached)
         cut = frozenset(n for n, own in enumerate(self._leaf_sets) if own and not own & led_to)
@@ -123,6 +131,11 @@ class Histories:
 
     def _set_of(self, number: int) -> int:
         return self._sets[number] if number >= 0 else self._leaf_sets[~number]
+
+
+def _reads_more(call: Call) -> bool:
+    """Whether it is a child's, and backward comes to more than a result of it is computed from."""
+    return isinstance(call.op, Child) and not call.op.is_even
 
 
 def leaf_set(leaf: int, name: str | None, constants: Collection[str]) -> int:

@@ -15,9 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from graphopt.batching.operators import name_of
-from graphopt.ir.ops import info
-from graphopt.recording.calls import firsts_of, samples
+from graphopt.recording.calls import firsts_of, is_loss, samples
 
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call
@@ -86,7 +84,7 @@ def shares(
     Returns:
         ``None`` if the program is one; nothing if it can only run call by call.
     """
-    has_loss = any(map(_is_loss, calls))
+    has_loss = any(is_loss(call.op) for call in calls)
     led, shows = _led(calls, wanted), [_shows(call, learned, has_loss) for call in calls]
     kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
     others = _bits(wanted, alone)
@@ -117,7 +115,7 @@ def _of_data(
     calls: Sequence[Call], wanted: Sequence[int], learned: Sequence[bool]
 ) -> dict[int, list[int]]:
     """The results that no gradient comes through to what shows, and the leaves it comes to."""
-    led, has_loss = _led(calls, wanted), any(map(_is_loss, calls))
+    led, has_loss = _led(calls, wanted), any(is_loss(call.op) for call in calls)
     shown, read = 0, [0] * len(learned)
     for call, own in zip(calls, led, strict=True):
         shown |= own if _shows(call, learned, has_loss) else 0
@@ -160,11 +158,7 @@ def _shows(call: Call, learned: Sequence[bool], has_loss: bool) -> bool:
     Where a loss adds a gradient of its own, also by what an array from outside gets.
     """
     read = [~number for number in call.args if number < 0]
-    return _is_loss(call) or any(has_loss or learned[leaf] for leaf in read)
-
-
-def _is_loss(call: Call) -> bool:
-    return info(name_of(call.op)).loss
+    return is_loss(call.op) or any(has_loss or learned[leaf] for leaf in read)
 
 
 def _grouped(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from graphopt.ir.ops import info
 from graphopt.recording.active import ACTIVE, Unrecorded, flush_recorded
 from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
 from graphopt.recording.calls import INVOKE
+from graphopt.recording.children import CALL, Child, child_of
 from graphopt.recording.tape import Tape
 
 mx = import_mxnet()
@@ -99,7 +100,7 @@ def _install() -> None:
     _Nd.__setitem__, _Np.__setitem__ = _checked(_set_nd), _checked(_set_np)
     _Nd._get_index_nd, _Nd._sync_copyfrom = _index_of_real, _copy_from_numpy
     _Parameter._finish_deferred_init = _finish_unrecorded
-    _Hybrid._call_cached_op = _call_inlined
+    _Hybrid._call_cached_op, mx.nd.CachedOp.__call__ = _call_child, _run_graph
     _register._verify_all_legacy_ndarrays = _verified(_verify_nd, PendingNd, _Nd)
     _register._verify_all_np_ndarrays = _verified(_verify_np, PendingNp, _Np)
     mx.gluon.block._check_all_np_ndarrays = _check_returned
@@ -113,7 +114,7 @@ def _remove() -> None:
     _Nd.__setitem__, _Np.__setitem__ = _set_nd, _set_np
     _Nd._get_index_nd, _Nd._sync_copyfrom = _get_index, _sync_copyfrom
     _Parameter._finish_deferred_init = _finish_deferred_init
-    _Hybrid._call_cached_op = _call_cached_op
+    _Hybrid._call_cached_op, mx.nd.CachedOp.__call__ = _call_cached_op, CALL
     _register._verify_all_legacy_ndarrays = _verify_nd
     _register._verify_all_np_ndarrays = _verify_np
     mx.gluon.block._check_all_np_ndarrays = _check_np
@@ -209,12 +210,59 @@ def _finish_unrecorded(self: Any) -> None:
         _finish_deferred_init(self)
 
 
-def _call_inlined(self: Any, *args: Any) -> Any:
-    """A hybridized child's operators are recorded as well, but not those of a loaded Symbol."""
-    if ACTIVE.tape is None or isinstance(self, mx.gluon.SymbolBlock):
-        return _call_cached_op(self, *args)
-    self.__dict__["_active"] = False
+def _call_child(self: Any, *args: Any) -> Any:
+    """MXNet's call of a hybridized child's graph, which is made first; see :func:`_run_graph`."""
+    if ACTIVE.tape is not None and self._cached_op is None and not _has_graph(self, args):
+        return _inlined(self, args)
+    outer, ACTIVE.child = ACTIVE.child, self
     try:
-        return _Hybrid.forward(self, *args)  # which called this, maybe from a user's own forward
+        return _call_cached_op(self, *args)
     finally:
-        self.__dict__["_active"] = True
+        ACTIVE.child = outer
+
+
+def _has_graph(block: Any, args: Sequence[Any]) -> bool:
+    """Whether MXNet can make a Block's graph; if not, its Python may do for arrays."""
+    try:
+        block._build_cache(*args)
+    except Exception:  # noqa: BLE001 - Python says so again, if it fails for arrays as well
+        return isinstance(block, mx.gluon.SymbolBlock)
+    return True
+
+
+def _inlined(block: Any, args: Sequence[Any]) -> Any:
+    block.__dict__["_active"] = False
+    try:
+        return _Hybrid.forward(block, *args)  # which called this, maybe from a user's own forward
+    finally:
+        block.__dict__["_active"] = True
+
+
+def _run_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of a CachedOp, which is recorded if it is the called child's."""
+    tape, block = ACTIVE.tape, ACTIVE.child
+    if tape is None or kwargs or block is None or block._cached_op is not self:
+        return CALL(self, *args, **kwargs)
+    child = None if block._callback else child_of(block, self)
+    if child is None:
+        tape.flush()  # it may draw, or write into what recorded calls read
+        return CALL(self, *args)
+    if child.is_taken_apart(block):
+        found = _one_by_one(tape, child, args)
+    else:
+        found = tape.call_child(child, self, args)
+    return found if len(found) > 1 else found[0]
+
+
+def _one_by_one(tape: Tape, child: Child, args: Sequence[Any]) -> list[Any]:
+    """What a child's operators make, which MXNet calls as if it were not hybridized."""
+    inputs = iter(args)
+    made: list[Any] = []
+    for op, attrs, read in child.operators():
+        given = [made[at][result] for at, result in read]
+        made.append(
+            tape.call(op, given, [*attrs], [*attrs.values()], is_np=child.is_np, as_list=True)
+            if op
+            else [next(inputs)]
+        )
+    return [made[at][result] for at, result in child.heads()]

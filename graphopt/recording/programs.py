@@ -23,7 +23,8 @@ from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
-from graphopt.recording.calls import Part
+from graphopt.recording.calls import Part, operators_of
+from graphopt.recording.children import Child
 from graphopt.recording.histories import Histories, Split, leaf_set
 from graphopt.recording.leaves import Leaves
 from graphopt.recording.parts import Share, Sharing
@@ -197,9 +198,10 @@ class Programs:
         if key not in self._entries:
             wait_for(leaf for leaf in tape.leaves if leaf.stype == "default")
         with self._lock:
-            is_too_long = self._config.record is None and len(tape.calls) > MOST_CALLS
+            calls = operators_of(tape.calls)
+            is_too_long = self._config.record is None and calls > MOST_CALLS
             if is_too_long:
-                self.too_long = len(tape.calls)
+                self.too_long = calls
             is_rented = not is_too_long and self._is_rented(key)
             is_compiled = not (is_rented or is_too_long)
             entry = self._entry(key, tape) if is_compiled else None
@@ -287,7 +289,7 @@ class Programs:
         return entry
 
     def _note_refused(self, tape: Calls, error: Exception) -> None:
-        calls = len(tape.calls)
+        calls = operators_of(tape.calls)
         self.note(f"a program of {calls} calls runs call by call: {first_line(error)}")
 
     def _akin(self, key: Key) -> Iterator[Entry]:
@@ -349,6 +351,9 @@ def _symbol(tape: Calls, wanted: Sequence[int], leaves: Sequence[Any]) -> Any:
     values: list[Any] = []
     for number, call in enumerate(tape.calls):
         args = [values[n] if n >= 0 else leaves[~n] for n in call.args]
+        if isinstance(call.op, Child):
+            values += call.op.applied(args)
+            continue
         attrs = dict(zip(call.keys, call.vals, strict=True))
         name = f"{name_of(call.op).lower().strip('_')}{number}"
         made = applied(call.op, attrs, args, name)

@@ -18,6 +18,7 @@ from graphopt.ir.types import dtype_name
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
 from graphopt.recording.calls import INVOKE, Call, Calls, firsts_of, samples, type_of
+from graphopt.recording.children import Child, called
 from graphopt.recording.types import Type
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Tape(Calls):
 
     def _forget(self) -> None:
         self.calls, self.leaves, self.leaf_types = [], [], []
+        self.cached_ops = {}
         self._numbers: dict[int, int] = {}  # of leaves, by their id
         self._pending: list[Any] = []
         self._views: dict[int, tuple[int, str, Any]] = {}
@@ -90,9 +92,25 @@ class Tape(Calls):
                 return INVOKE(op, args, keys, vals, None, is_np, as_list)
         return found if as_list or len(found) > 1 else found[0]
 
+    def call_child(self, child: Child, cached_op: Any, args: Sequence[Any]) -> list[Any]:
+        """Record a call of a hybridized child's graph, or make it where its results have no type.
+
+        Args:
+            child: the graph.
+            cached_op: by which MXNet makes its calls.
+            args: arrays in the order of its inputs.
+        """
+        with self._lock:
+            found = self._noted(child, args, (), (), is_np=child.is_np, is_detach=False)
+            if found is None:
+                self.flush()
+                return called(cached_op, args)
+            self.cached_ops[child] = cached_op
+        return found
+
     def _noted(
         self,
-        op: int,
+        op: int | Child,
         args: Sequence[Any],
         keys: tuple[str, ...],
         texts: tuple[str, ...],
@@ -223,7 +241,12 @@ class Tape(Calls):
         its first outputs.
         """
         numbers = zip(firsts_of(self.calls), self.calls, strict=False)
-        return [n for n, call in numbers if samples(call.op)]
+        return [
+            first + at
+            for first, call in numbers
+            if samples(call.op)
+            for at in range(call.results if isinstance(call.op, Child) else 1)
+        ]
 
     def _root(self, number: int) -> int:
         """The value whose memory a value lies in, as MXNet would have it."""
@@ -263,11 +286,13 @@ class Tape(Calls):
 
     def _types(
         self,
-        op: int,
+        op: int | Child,
         keys: tuple[str, ...],
         texts: tuple[str, ...],
         types: tuple[Type | None, ...],
     ) -> tuple[Type, ...] | None:
+        if isinstance(op, Child):
+            return op.types(types, np_shape=self._np_shape)
         key = (op, keys, texts, types, self._np_shape)
         try:
             return _TYPES[key]

@@ -54,14 +54,7 @@ mxnet::TShape Shaped(std::initializer_list<int64_t> extents) {
   return shape;
 }
 
-int ItemSize(int dtype) {
-  switch (dtype) {
-    case mshadow::kFloat64: case mshadow::kInt64: return 8;
-    case mshadow::kFloat32: case mshadow::kInt32: return 4;
-    case mshadow::kFloat16: return 2;
-    default: return 1;
-  }
-}
+int ItemSize(int dtype) { return static_cast<int>(mshadow::mshadow_sizeof(dtype)); }
 
 float HalfToFloat(uint16_t half) { return static_cast<float>(mshadow::half::half_t::Binary(half)); }
 uint16_t FloatToHalf(float value) { return mshadow::half::half_t(value).half_; }

@@ -7,7 +7,8 @@ import graphopt
 from graphopt.api.lifting import lift
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.gluon import descendants, describe, lift_block, lift_traced, trace
+from graphopt.frontend.blocks import descendants, describe
+from graphopt.frontend.gluon import lift_block, lift_traced, trace
 from graphopt.ir.verify import verify
 
 mx = import_mxnet()

@@ -13,6 +13,8 @@ from graphopt.kernels import bridge
 
 mx = import_mxnet()
 
+#: As MXNet has it.
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 CASES = [
     ([(5, 1, 7, 1), (5, 1, 7, 1), (5, 1, 7, 4)], -1),
     ([(1, 60, 6)] * 20, -2),
@@ -103,3 +105,12 @@ def test_empty_parts_take_no_room() -> None:
         parts = [mx.nd.zeros((4, 0)), mx.nd.ones((4, 3))]
         assert mx.nd.concat(*parts, dim=1).shape == (4, 3)
         assert (mx.nd.concat(*parts, dim=1).asnumpy() == 1).all()
+
+
+def test_bfloat16() -> None:
+    parts = [mx.nd.amp_cast(part, dtype=BFLOAT16) for part in arrays([(6, 5), (6, 3)])]
+    before = calls()
+    found = mx.nd.amp_cast(mx.nd.concat(*parts, dim=1), dtype="float32").asnumpy()
+    whole = [mx.nd.amp_cast(part, dtype="float32").asnumpy() for part in parts]
+    assert np.array_equal(found, np.concatenate(whole, 1))
+    assert calls() == before + 1

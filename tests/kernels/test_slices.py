@@ -172,3 +172,21 @@ def test_arrays_without_elements() -> None:
         assert mx.nd.stack(x, x, axis=1).shape == (0, 2, 4)
         assert mx.nd.slice_axis(x, axis=1, begin=1, end=2).shape == (0, 1)
         assert mx.nd.repeat(x, repeats=3, axis=1).asnumpy().shape == (0, 12)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: mx.nd.split(x, 2, axis=1)[1],
+        lambda x: mx.nd.stack(x, x, axis=1),
+        lambda x: mx.nd.slice_axis(x, axis=1, begin=2, end=5),
+        lambda x: mx.nd.repeat(x, repeats=3, axis=1),
+    ],
+    ids=["split", "stack", "slice_axis", "repeat"],
+)
+def test_bfloat16(function: Callable[[Any], Any]) -> None:
+    x, before = array((4, 6)), calls()
+    given = mx.nd.amp_cast(x, dtype=np.dtype([("bfloat16", np.uint16)]))
+    found = mx.nd.amp_cast(function(given), dtype="float32")
+    assert calls() == before + 1
+    assert np.array_equal(found.asnumpy(), function(x).asnumpy())

@@ -34,6 +34,7 @@ def replaced() -> list[Any]:
         mx.nd.NDArray._get_index_nd,
         mx.gluon.Parameter._finish_deferred_init,
         mx.gluon.HybridBlock._call_cached_op,
+        mx.nd.CachedOp.__call__,
         mx.gluon.block._check_all_np_ndarrays,
     ]
 

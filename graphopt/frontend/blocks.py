@@ -1,0 +1,37 @@
+"""What Blocks are made of, and the Symbols that stand for their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphopt.compat import import_mxnet
+
+
+def descendants(block: Any) -> list[Any]:
+    """A Block and all Blocks in it, each once, outermost first."""
+    found: dict[int, Any] = {}
+    stack = [block]
+    while stack:
+        current = stack.pop()
+        if id(current) not in found:
+            found[id(current)] = current
+            stack.extend(reversed(list(current._children.values())))
+    return list(found.values())
+
+
+def describe(block: Any) -> str:
+    """A Block for messages: its class and name."""
+    return f"{type(block).__name__} {block.name!r}"
+
+
+def input_names(count: int) -> tuple[str, ...]:
+    """What a Block's inputs are called in graphs, as Gluon calls them."""
+    return ("data",) if count == 1 else tuple(f"data{i}" for i in range(count))
+
+
+def variable_like(name: str, array: Any) -> Any:
+    """A variable of the interface, ``mx.nd`` or ``mx.np``, that an array or a Symbol is of."""
+    mx = import_mxnet()
+    variable = mx.sym.var(name)
+    is_np = isinstance(array, (mx.np.ndarray, mx.sym.np._Symbol))
+    return variable.as_np_ndarray() if is_np else variable
