@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -16,8 +17,7 @@ from graphopt.passes.fusion.positions import INTEGERS, LONGEST, Positions, axis_
 from graphopt.passes.fusion.region import origin_of
 from graphopt.pipeline.base import Pass, PassContext
 
-#: A number below all that a softmax should look at.
-_LOWEST: Final = {"float32": -3.0e38, "float64": -1.5e308}
+_FLOATS: Final = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class ExpandLengths(Pass):
     MXNet computes ``softmax`` with ``use_length`` and ``SequenceMask`` by loops of their own, one
     number after the other: attention with lengths spends more on them than on its products. As
     ``where(position < length, data, value)`` they are part of the kernels around them. A softmax
-    sees a number below all others behind the end of a row, and its result there is zero, also where
-    a row has no elements at all. Lengths get no gradient, as in MXNet.
+    sees -inf behind the end of a row, and its result there is zero, also in a row without elements,
+    of which it has none. Lengths get no gradient, as in MXNet.
 
     Only where kernels can be had, as the operators by themselves would be slower; float32 and
     float64.
@@ -47,7 +47,7 @@ class ExpandLengths(Pass):
           %n_row = Reshape(%n_cast) {shape=(0, 1)} : f32[2,1]
           %y_positions = constant() {data="range", dtype="float32", shape=(1, 3)} : f32[1,3]
           %y_keep = broadcast_lesser(%y_positions, %n_row) : f32[2,3]
-          %y_fill = _full() {dtype="float32", shape=(1, 1), value=-3e+38} : f32[1,1]
+          %y_fill = _full() {dtype="float32", shape=(1, 1), value=-inf} : f32[1,1]
           %y_data = _npi_where(%y_keep, %x, %y_fill) : f32[2,3]
           %y_softmax = softmax(%y_data) : f32[2,3]
           %y_zero = _zeros() {dtype="float32", shape=(1, 1)} : f32[1,1]
@@ -90,9 +90,9 @@ def _unfit(graph: Graph, node: Node, device: str) -> str | None:
     data, length = (graph.type_of(value) for value in node.inputs)
     if not data.is_static or not length.is_static or data.size == 0:
         return "its shape is not known"
-    if data.dtype not in _LOWEST or node.type.dtype != data.dtype:
+    if data.dtype not in _FLOATS or node.type.dtype != data.dtype:
         return f"it is {node.type.dtype} of {data.dtype}"
-    if length.dtype not in INTEGERS and length.dtype not in _LOWEST:
+    if length.dtype not in INTEGERS and length.dtype not in _FLOATS:
         return f"its lengths are {length.dtype}"
     if _extents(data)[_axis(node, data)] > LONGEST:
         return "its rows are too long"
@@ -127,7 +127,7 @@ def _replace(build: Positions, node: Node) -> None:
         fill = build.filled(float(node.attrs.get("value", 0.0)), rank, dtype, f"{name}_fill")
         graph.update(chosen.but(inputs=(keep, data, fill)))
         return
-    fill = build.filled(_LOWEST[dtype], rank, dtype, f"{name}_fill")
+    fill = build.filled(-math.inf, rank, dtype, f"{name}_fill")
     shown = build.add("_npi_where", (keep, data, fill), Attrs(), type_, f"{name}_data")
     found = build.add("softmax", (shown,), _plain(node), type_, f"{name}_softmax")
     zero = build.filled(0.0, rank, dtype, f"{name}_zero")

@@ -13,6 +13,7 @@ from graphopt.ir.node import Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.folding.affine import Affine, affine_of
 from graphopt.passes.folding.build import FrozenBuilder, Refused
+from graphopt.passes.folding.digits import may_cancel
 from graphopt.passes.folding.linear import layer_above
 from graphopt.passes.folding.weights import (
     ANCHORS,
@@ -36,9 +37,12 @@ class FoldBatchNorm(Pass):
     with a number and ``broadcast_`` arithmetic with a parameter of one number per channel. Each is
     folded into the Convolution, Deconvolution or FullyConnected it stands behind, whose output
     nothing else may read, or else into the one it stands in front of. In front of padding only a
-    scale can be folded: the shift would be missing at the border. Several in a row fold one after
-    the other. A plain number also moves up through views and products: the ``1 / sqrt(width)`` of
-    attention scores ends in the projection of the queries.
+    scale can be folded: the shift would be missing at the border. Of data as the graph is given it,
+    only small numbers are shifts that can: what a BatchNorm leaves of the number of a year is a
+    thousandth of it, and the layer's sums would be as inexact as sums of years. Numbers that cancel
+    each other stay, as they are there to round. Several in a row fold one after the other. A plain
+    number also moves up through views and products: the ``1 / sqrt(width)`` of attention scores
+    ends in the projection of the queries.
 
     The new weights are nodes on the parameters, which keep their values and names; a frozen graph
     computes them once. What was folded away leaves its name to the operator that computes its value
@@ -206,6 +210,8 @@ class _Fold:
         shape = build.shape(affine.data)
         axis = anchor.input_axis(len(shape)) if affine.axis is None else affine.axis
         side = anchor.input_side(shape, axis)
+        if may_cancel(graph, affine):
+            raise Refused("its shift may be large beside what it leaves of the graph's data")
         scale, shift = affine.factors(build, dtype)
         weight, bias = self.operands(build, anchor, dtype)
         moved = None if shift is None else sum_shift(build, weight, side, shift)

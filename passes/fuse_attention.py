@@ -181,7 +181,8 @@ def _alone(graph: Graph, value: Value, views: list[Node]) -> Node | None:
         node = graph[value.node]
         if len(graph.users(value)) != 1 or graph.is_output(value) or node.after or node.is_input:
             return None
-        if not info(node.op, node.attrs).view or len(node.inputs) != 1:
+        facts = info(node.op, node.attrs)
+        if not facts.view or facts.stops_gradient or facts.loss or len(node.inputs) != 1:
             return node
         before, after = graph.type_of(node.inputs[0]), node.type
         if not before.shape or not after.shape or before.shape[-1] != after.shape[-1]:

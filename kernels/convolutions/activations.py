@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
+from graphopt.analysis.rounding import cancels
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.node import Node
 from graphopt.ir.ops import canonical
@@ -115,6 +116,8 @@ def then(first: Activation, second: Activation) -> Activation | None:
     if first.kind != "clip" or first.gated or second.gated or second.scale == 0:
         return None
     scale, shift = second.scale, second.shift
+    if cancels(first.shift * scale, shift):
+        return None  # rounding may be what they are for
     if second.kind in _CURVES:
         if not math.isinf(first.low) or not math.isinf(first.high):
             return None

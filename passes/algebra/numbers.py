@@ -23,6 +23,13 @@ _INTEGERS: Final = {
     "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**53), 2**53),  # a scalar is a float64
 }
+#: The largest numbers.
+_LARGEST: Final = {
+    "float16": 65504.0,
+    "bfloat16": 3.38953139e38,
+    "float32": 3.40282347e38,
+    "float64": 1.7976931348623157e308,
+}
 #: Casts that keep every value.
 _EXACT: Final = {
     "uint8": ("float16", "float32", "float64", "int32", "int64"),
@@ -49,6 +56,11 @@ def keeps_values(source: str | None, target: str | None) -> bool:
     return source is not None and (source == target or target in _EXACT.get(source, ()))
 
 
+def are_held(dtype: str | None, *numbers: float) -> bool:
+    """Whether the numbers are finite in the dtype, a floating one."""
+    return all(abs(number) <= _LARGEST.get(dtype or "", 0.0) for number in numbers)
+
+
 def are_factors(dtype: str | None, *factors: float) -> bool:
     """Whether products of these can neither overflow nor vanish in the dtype."""
     limit = _FACTOR_LIMIT.get(dtype or "", 0.0)
@@ -59,14 +71,6 @@ def are_integers(dtype: str | None, *numbers: float) -> bool:
     """Whether the dtype is an integer one and holds all the numbers."""
     low, high = _INTEGERS.get(dtype or "", (1, 0))
     return all(n.is_integer() and low <= n <= high for n in map(float, numbers))
-
-
-def cancels(*terms: float) -> bool:
-    """Whether adding the terms one by one rounds away bits that adding their sum would keep.
-
-    ``(x + 1e8) - 1e8`` is how programs round x; it must not become x.
-    """
-    return abs(math.fsum(terms)) < 0.5 * max(map(abs, terms))
 
 
 def is_power_of_two(number: float) -> bool:

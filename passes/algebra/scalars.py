@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from graphopt.analysis.rounding import cancels
 from graphopt.ir.constant import constant_array
 from graphopt.ir.node import CONSTANT, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.algebra.numbers import (
     are_factors,
+    are_held,
     are_integers,
-    cancels,
     is_float,
     is_power_of_two,
     scalar,
@@ -105,8 +106,10 @@ def _chain_of_sums(edit: Edit, node: Node) -> Replacement:
     elif not is_negation:
         if edit.precise:
             raise Mismatch(ROUNDS)
-        if not all(map(math.isfinite, terms)) or (any(terms) and cancels(*terms)):
+        if not all(map(math.isfinite, terms)) or cancels(*terms):
             raise Mismatch("the scalars cancel, so that rounding x may be their purpose")
+        if not are_held(dtype, both.offset):
+            raise Mismatch(f"their sum is no {dtype}")
     source = inner_node.inputs[0]
     return source if both == (1, 0.0) else _add_sum(edit, source, both, node)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.algebra.numbers import is_float, scalar
@@ -50,7 +52,16 @@ def _merge(edit: Edit, node: Node) -> Replacement:
     keeps_border = "relu" not in ops or both.low > 0 or math.isinf(both.high)
     if edit.training and not keeps_border:
         raise Mismatch(BORDER)
+    if node.type.dtype == "float64" and not _is_clip(both):
+        raise Mismatch("clip holds its bounds as float32")
     return _add(edit, inner.inputs[0], both, node, is_relu="relu" in ops and both.low == 0)
+
+
+def _is_clip(window: _Window) -> bool:
+    """Whether a clip has those bounds, or another operator does that has one."""
+    with np.errstate(over="ignore"):
+        is_exact = all(float(np.float32(bound)) == bound for bound in window)
+    return is_exact or math.isinf(window.low) or math.isinf(window.high)
 
 
 def _add(edit: Edit, source: Value, window: _Window, like: Node, *, is_relu: bool) -> Value:

@@ -14,6 +14,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.folding.build import FLOATS, Factor, FrozenBuilder, Refused, check_operand
+from graphopt.passes.folding.digits import is_to_round
 
 #: The normalisations that use the moving statistics in inference, whatever their attributes.
 BATCH_NORMS: Final = frozenset(
@@ -90,6 +91,8 @@ def affine_of(graph: Graph, node: Node, frozen: Collection[NodeId]) -> Affine | 
     if op in _SCALARS:
         number = float(node.attrs.get("scalar", 1.0))
         usable = math.isfinite(number) and not (op == "_div_scalar" and number == 0)
+        if is_to_round(graph, node):
+            raise Refused("the scalars cancel, so that rounding may be their purpose")
         return Affine(node, op, node.inputs[0], number=number) if usable else None
     if op == "_contrib_div_sqrt_dim":
         width = (graph.type_of(node.inputs[0]).shape or (None,))[-1]

@@ -25,7 +25,13 @@ from graphopt.rewrite.rule import Replacement
 MAX_REGION = 64
 
 #: Pointwise by kind, but their attributes count axes or name a shape.
-_BOUND_TO_AXES = ("broadcast_to", "broadcast_axis", "broadcast_like", "Dropout")
+_BOUND_TO_AXES = (
+    "broadcast_to",
+    "broadcast_axis",
+    "broadcast_like",
+    "Dropout",
+    "_contrib_div_sqrt_dim",
+)
 
 
 def _pull(edit: Edit, node: Node) -> Replacement:
@@ -91,6 +97,7 @@ def _is_pointwise(edit: Edit, node: Node, rank: int | None) -> bool:
     facts = info(node.op, node.attrs)
     return (
         facts.pure
+        and not facts.loss  # MakeLoss divides by the first extent
         and facts.kind in (Kind.ELEMENTWISE, Kind.BROADCAST)
         and canonical(node.op) not in _BOUND_TO_AXES
         and node.type.is_static

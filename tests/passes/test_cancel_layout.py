@@ -216,6 +216,10 @@ def test_names_inside_a_region_stay():
         "%b = SliceChannel(%a) {num_outputs=3} #out#out#out\n%r = elemwise_sub(%b#1, %b)",
         "%a = reverse(%x) {axis=(0, 2)}\n%r = reverse(%a) {axis=(1,)}",
         "%r = slice(%x) {begin=(0, 0, 3), end=(2, 3, 0), step=(1, 1, -1)}",
+        # These divide by the last and by the first extent.
+        "%a = transpose(%x) {axes=(0, 2, 1)}\n%b = _contrib_div_sqrt_dim(%a)\n"
+        "%r = transpose(%b) {axes=(0, 2, 1)}",
+        '%a = transpose(%x)\n%b = MakeLoss(%a) {normalization="batch"}\n%r = transpose(%b)',
         "%a = Flatten(%x)\n%w = Reshape(%c) {shape=(1, 12)}\n"
         "%r = FullyConnected(%a, %w) {flatten=False, no_bias=True, num_hidden=1}",
     ],

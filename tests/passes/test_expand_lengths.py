@@ -96,6 +96,21 @@ def test_a_row_without_elements_has_no_gradient() -> None:
     assert (found["grad:x"][0] == 0).all()
 
 
+def test_the_lowest_scores_are_above_what_is_behind_the_end() -> None:
+    given = graph(
+        "graph g(%x: f32[3,4], %n: i32[3]) { %y = softmax(%x, %n) {use_length=True} return %y }"
+    )
+    low = np.finfo("float32").min
+    x = np.array([[low, low, 0, 0], [low] * 3 + [5], [-np.inf, low, 0, 0]], "float32")
+    values = {"x": x, "n": np.array([2, 3, 2], "int32")}
+    result = run(given, ",fuse-reduction,fuse-pointwise", mode="training")
+    found = TARGET.evaluate(result.graph, values, training=True, gradients=True)
+    third = np.float32(1) / 3
+    expected = [[0.5, 0.5, 0, 0], [third, third, third, 0], [0, 1, 0, 0]]
+    np.testing.assert_allclose(found["output0"], expected, rtol=1e-6)
+    assert np.isfinite(found["grad:x"]).all()
+
+
 def test_lengths_are_made_floats_once_and_kernels_take_all_that_is_around() -> None:
     given = graph("""graph g(%x: f32[8,4,6], %n: i32[8,4]) {
       %a = _mul_scalar(%x) {scalar=0.5}

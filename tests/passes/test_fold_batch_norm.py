@@ -58,7 +58,8 @@ def test_in_front_of_a_layer():
     result = fold(
         """
         graph g(%x: f32[2,3], param %w: f32[4,3], param %c: f32[1,3]) {
-          %y = broadcast_add(%x, %c) : f32[2,3]
+          %r = relu(%x) : f32[2,3]
+          %y = broadcast_add(%r, %c) : f32[2,3]
           %fc = FullyConnected(%y, %w) {no_bias=True, num_hidden=4} : f32[2,4]
           return %fc
         }
@@ -68,11 +69,12 @@ def test_in_front_of_a_layer():
         result,
         """
         graph g(%x: f32[2,3], param %w: f32[4,3], param %c: f32[1,3]) {
+          %r = relu(%x) : f32[2,3]
           %y_shaped = Reshape(%c) {shape=(3,)} : f32[3]
           %y_shaped_1 = Reshape(%y_shaped) {shape=(1, 3)} : f32[1,3]
           %y_moved = broadcast_mul(%w, %y_shaped_1) : f32[4,3]
           %y_shift = sum(%y_moved) {axis=(1,)} : f32[4]
-          %fc = FullyConnected(%x, %w, %y_shift) {no_bias=False, num_hidden=4} : f32[2,4]
+          %fc = FullyConnected(%r, %w, %y_shift) {no_bias=False, num_hidden=4} : f32[2,4]
           return %fc
         }
         """,
@@ -189,11 +191,11 @@ def test_batch_norm_in_front(case):
     axis = types.pop("axis", 1)
     attrs = f"{{axis={axis}, fix_gamma=False}}"
     graph = net(
-        f"%y = BatchNorm(%x, %gamma, %beta, %mean, %var) {attrs} {layer} return %l",
+        f"%r = relu(%x) %y = BatchNorm(%r, %gamma, %beta, %mean, %var) {attrs} {layer} return %l",
         **types,
     )
     result = fold(graph)
-    assert live(result) == [n.op for n in graph if n.name in ("f", "l")]
+    assert live(result) == [n.op for n in graph if n.name in ("r", "f", "l")]
     assert result.remarks[0].message == (
         "folded into the weights of the layer in front of which it stands"
     )
@@ -225,7 +227,8 @@ def test_arithmetic(case, where, shape):
     bias = "" if "without" in where else ", %b"
     layer = f"{{kernel=(3, 3), num_filter=4, no_bias={not bias}}}"
     if where == "in front":
-        body = f"%y = {ARITHMETIC[case].format('%x')} %z = Convolution(%y, %w{bias}) {layer}"
+        step = ARITHMETIC[case].format("%r")
+        body = f"%r = relu(%x) %y = {step} %z = Convolution(%y, %w{bias}) {layer}"
     else:
         body = f"%y = Convolution(%x, %w{bias}) {layer} %z = {ARITHMETIC[case].format('%y')}"
     given = f"param %b: f32[4], param %k: f32[{shape}], param %kvar: f32[{shape}]"
@@ -233,7 +236,7 @@ def test_arithmetic(case, where, shape):
         parse(f"graph g(%x: f32[2,4,6,6], param %w: f32[4,4,3,3], {given}) {{ {body} return %z }}")
     )
     result = fold(graph)
-    assert live(result) == ["Convolution"]
+    assert live(result) == [*(["relu"] if where == "in front" else []), "Convolution"]
     assert_equivalent(graph, result.graph)
 
 

@@ -95,6 +95,20 @@ NOT_FOLDED = {
         {},
         "not folded: a control dependency names 'conv'; 'y' is an output of the graph",
     ),
+    "data that nothing is known of": (
+        f"%v = Reshape(%x) {{shape=(0, -1, 6, 6)}} %y = BatchNorm(%v, {BN}"
+        " %l = Convolution(%y, %w) {kernel=(3, 3), num_filter=6, no_bias=True} return %l",
+        {},
+        "not folded: it stands behind 'v' (Reshape);"
+        " its shift may be large beside what it leaves of the graph's data",
+    ),
+    "a large number that is taken from data": (
+        "%y = _minus_scalar(%x) {scalar=2026}"
+        " %l = Convolution(%y, %w) {kernel=(3, 3), num_filter=6, no_bias=True} return %l",
+        {},
+        "not folded: it stands behind 'x' (data);"
+        " its shift may be large beside what it leaves of the graph's data",
+    ),
     "not flattened": (
         f"%y = BatchNorm(%x, {BN} %f = Flatten(%y) %l = relu(%f) return %l",
         {},
@@ -108,6 +122,23 @@ def test_refusals(case):
     body, types, reason = NOT_FOLDED[case]
     graph = net(body, **types)
     assert refused(graph) == reason
+
+
+@pytest.mark.parametrize("sums", ["_plus _minus", "_minus _plus", "_plus _rminus"])
+@pytest.mark.parametrize("where", ["behind", "in front"])
+def test_sums_that_round_stay(sums, where):
+    one, other = sums.split()
+    rounded = (
+        f"%p = {one}_scalar(%{{0}}) {{{{scalar=12582912.0}}}}"
+        f" %q = {other}_scalar(%p) {{{{scalar=12582912.0}}}}"
+    )
+    if where == "behind":
+        body = f"{CONV} {rounded.format('conv')} return %q"
+    else:
+        body = f"%x1 = relu(%x) {rounded.format('x1')} {CONV.replace('%x', '%q')} return %conv"
+    result = fold(net(body))
+    assert result.receipts[0].status in ("unchanged", "refused")
+    assert all("rounding may be their purpose" in remark.message for remark in result.remarks)
 
 
 def test_unknown_shapes_are_refused():

@@ -303,6 +303,14 @@ def test_kernels_that_do_not_read_rows_of_scores_stay() -> None:
     assert ATTENTION not in ops(fuse(columns).graph)
 
 
+@pytest.mark.parametrize("stop", ["BlockGrad", "make_loss"])
+def test_gradients_stop_where_they_did(stop: str) -> None:
+    middle = DROPPED.replace("%p =", "%d =") + f" %p = {stop}(%d)"
+    graph = attention("stacks", 2, 5, 7, 4, 3, 3, middle, ", %seed: i32[2]")
+    result = run_pass(apart(graph, mode="training"), "fuse-attention", mode="training")
+    assert ATTENTION not in ops(result.graph)
+
+
 SPEC = "f32[a,b|c] (f32[a,b,c]) { %1 = softmax %0; return %1:f32[a,b,c] }"
 
 

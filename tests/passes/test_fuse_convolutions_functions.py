@@ -66,6 +66,12 @@ from tests.passes.fuse_convolutions_support import CONV, TOLERANCE, fused, net, 
         ("%s = sigmoid(%c) %p = _plus_scalar(%s) {scalar=1.0} return %p", 1),
         ("%s = sigmoid(%c) %r = relu(%s) return %r", 1),
         ('%r = LeakyReLU(%c) {act_type="leaky"} %s = sigmoid(%r) return %s', 1),
+        # What rounds is not left out.
+        (
+            "%r = relu(%c) %p = _plus_scalar(%r) {scalar=12582912.0}"
+            "%m = _minus_scalar(%p) {scalar=12582912.0} return %m",
+            1,
+        ),
         # A product of two functions is neither.
         ("%s = sigmoid(%c) %r = relu(%c) %m = elemwise_mul(%r, %s) return %m", 3),
         ("%s = sigmoid(%c) %m = elemwise_mul(%c, %s) return %m, %s", 2),

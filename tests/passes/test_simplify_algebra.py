@@ -270,6 +270,10 @@ def test_training_forbids_other_gradients(case):
             "the scalars cancel, so that rounding x may be their purpose",
         ),
         (
+            "%a = _minus_scalar(%x) {scalar=2e38}\n%r = _minus_scalar(%a) {scalar=3e38}",
+            "their sum is no float32",
+        ),
+        (
             "%a = _mul_scalar(%x) {scalar=1e30}\n%r = _mul_scalar(%a) {scalar=1e-30}",
             "the product may overflow or vanish halfway",
         ),
@@ -297,6 +301,10 @@ def test_refusal_tells_why(lines, reason):
 @pytest.mark.parametrize(
     ("lines", "dtype"),
     [
+        ("%a = _minus_scalar(%x) {scalar=4e4}\n%r = _minus_scalar(%a) {scalar=3e4}", "f16"),
+        # clip holds its bounds as float32.
+        ("%a = _maximum_scalar(%x) {scalar=0.1}\n%r = _minimum_scalar(%a) {scalar=3}", "f64"),
+        ("%a = _maximum_scalar(%x) {scalar=-1e40}\n%r = _minimum_scalar(%a) {scalar=3}", "f64"),
         # 200 + 100 does not fit; division by parts rounds down twice.
         (
             "%a = _plus_scalar(%x) {scalar=200}\n%r = _plus_scalar(%a) {scalar=100}",
