@@ -11,9 +11,8 @@ from graphopt.analysis.effects import MASKING
 from graphopt.batching.operators import name_of
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import info
-from graphopt.ir.types import dtype_name
 from graphopt.recording.children import Child, called
-from graphopt.recording.types import Type
+from graphopt.recording.types import Type, recordable
 
 mx = import_mxnet()
 #: MXNet's own, whatever is put in its place while something is recorded.
@@ -120,10 +119,10 @@ def firsts_of(calls: Sequence[Call]) -> list[int]:
 
 
 def type_of(array: Any, ctx: Any) -> Type | None:
-    """A dense array's type; ``None`` for one that is elsewhere or sparse."""
+    """A dense array's type; ``None`` for one that is elsewhere or sparse, or in bfloat16."""
     if array.ctx != ctx or array.stype != "default":
         return None
-    return array.shape, dtype_name(array.dtype)
+    return recordable(array.shape, array.dtype)
 
 
 def samples(op: int | Child) -> bool:

@@ -20,8 +20,7 @@ from graphopt.backend.documents import every_node, text_of
 from graphopt.batching.operators import handle
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import canonical, info
-from graphopt.ir.types import dtype_name
-from graphopt.recording.types import Type
+from graphopt.recording.types import Type, all_recordable
 
 mx = import_mxnet()
 #: MXNet's own, whatever is put in its place while something is recorded.
@@ -136,7 +135,7 @@ class Child:
             return None
         if unknown == 0 and not all(made):
             return None
-        return tuple((tuple(s), dtype_name(kind)) for s, kind in zip(made, kinds, strict=True))
+        return all_recordable(made, kinds)
 
 
 def child_of(block: Any, cached_op: Any) -> Child | None:

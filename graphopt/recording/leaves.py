@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.compat import import_mxnet
-from graphopt.ir.types import dtype_name
 from graphopt.kernels.bridge.memory import memory_of
 from graphopt.nn.parameters import Watched, is_replaced, watched, with_new_arrays
 from graphopt.recording.active import Unrecorded
+from graphopt.recording.types import recordable
 
 if TYPE_CHECKING:
     from graphopt.recording.types import Type
@@ -89,4 +89,6 @@ class Leaves:
                 self.constants.add(name)
             if array.stype == "default":
                 # The array is kept, or another one might come to have its id.
-                self._known[id(array)] = array, (array.shape, dtype_name(array.dtype))
+                type_ = recordable(array.shape, array.dtype)
+                if type_ is not None:
+                    self._known[id(array)] = array, type_

@@ -14,12 +14,11 @@ import numpy as np
 from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import handle, infer
 from graphopt.compat import import_mxnet
-from graphopt.ir.types import dtype_name
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
 from graphopt.recording.calls import INVOKE, Call, Calls, firsts_of, samples, type_of
 from graphopt.recording.children import Child, called
-from graphopt.recording.types import Type
+from graphopt.recording.types import Type, all_recordable
 
 if TYPE_CHECKING:
     from graphopt.recording.programs import Programs
@@ -324,7 +323,7 @@ class Tape(Calls):
             return None
         if not self._np_shape and not all(shapes):
             return None
-        return tuple((s, dtype_name(d)) for s, d in zip(shapes, dtypes, strict=True))
+        return all_recordable(shapes, dtypes)
 
 
 def _view(array: Any, method: str, argument: Any) -> Any:

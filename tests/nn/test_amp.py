@@ -139,6 +139,27 @@ def test_nets_in_bfloat16(
     assert fast.explain().count(f"no pass runs: {BFLOAT16}") == 1
 
 
+def test_a_plain_block_with_arrays_in_bfloat16_is_recorded_around_them() -> None:
+    bfloat16 = np.dtype([("bfloat16", np.uint16)])
+
+    class Halves(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.HybridLambda(lambda F, x: F.amp_cast(x, dtype="float32") * 2 + 1)
+            self.layer.hybridize()
+
+        def forward(self, x: Any) -> Any:
+            low = mx.nd.amp_cast(mx.nd.tanh(x), dtype=bfloat16)
+            return self.layer(mx.nd.concat(low, low, dim=1)), low
+
+    net, x = Halves(), noise(4, 5)
+    fast = graphopt.optimize(net, record=True)
+    for _ in range(3):
+        (found, low), (want, _) = fast(x), net(x)
+        np.testing.assert_array_equal(found.asnumpy(), want.asnumpy())
+        assert low.dtype == bfloat16
+
+
 def test_arrays_in_bfloat16() -> None:
     bfloat16 = np.dtype([("bfloat16", np.uint16)])
     x = mx.nd.amp_cast(noise(4, 5), dtype=bfloat16)
