@@ -7,13 +7,17 @@ as it does in MXNet's first call.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from graphopt.compat import import_mxnet
 from graphopt.frontend.blocks import descendants, input_names, variable_like
+
+#: What a Block's ``forward`` is, is seen by all threads.
+_ONE_AT_A_TIME: Final = threading.RLock()
 
 
 @contextmanager
@@ -26,18 +30,19 @@ def composing_graphs(block: Any, *, keeping: bool = True) -> Iterator[None]:
         block: of Gluon.
         keeping: whether graphs that are made stay with their Blocks, as those of a call do.
     """
-    composing = _Composing()
-    found = [part for part in descendants(block) if _is_graph(part)]
-    try:
-        for part in found:
-            part.__dict__["forward"] = partial(composing.forward, part)
-        yield
-    finally:
-        for part in found:
-            part.__dict__.pop("forward", None)
-        if not keeping:
-            for part, before in composing.made:
-                vars(part).update(before)
+    with _ONE_AT_A_TIME:
+        composing = _Composing()
+        found = [part for part in descendants(block) if _is_graph(part)]
+        try:
+            for part in found:
+                part.__dict__["forward"] = partial(composing.forward, part)
+            yield
+        finally:
+            for part in found:
+                part.__dict__.pop("forward", None)
+            if not keeping:
+                for part, before in composing.made:
+                    vars(part).update(before)
 
 
 def drop_graphs(block: Any) -> None:
@@ -69,6 +74,7 @@ class _Composing:
     def __init__(self) -> None:
         self._is_making = False  # a graph of a hybridized Block
         self.made: list[tuple[Any, dict[str, Any]]] = []  # Blocks that got one, as they were
+        self._variables: dict[int, dict[str, Any]] = {}  # of parameters, by the id of a Block
 
     def forward(self, block: Any, *args: Any) -> Any:
         """What a Block's graph makes of Symbols; of arrays, in another thread's call, its own."""
@@ -84,8 +90,15 @@ class _Composing:
             raise ValueError("the arguments are nested otherwise than those of its first call")
         inputs, graph = own["_cached_graph"]
         given = [symbol for symbol in flat if symbol is not None]
-        outputs = _composed(block, inputs, graph, given)
+        outputs = _composed(graph, self._variables_of(block), inputs, given)
         return mx.gluon.block._regroup(outputs, own["_out_format"])
+
+    def _variables_of(self, block: Any) -> dict[str, Any]:
+        """Of its parameters, by name; other Blocks read the same that have them as well."""
+        if id(block) not in self._variables:
+            known = {name: p.var() for name, p in block.collect_params().items()}
+            self._variables[id(block)] = known
+        return self._variables[id(block)]
 
     def _make(self, block: Any, flat: list[Any], layout: Any) -> None:
         """Run a hybridized Block's Python, as ``HybridBlock._get_graph`` does for arrays."""
@@ -113,15 +126,13 @@ class _Composing:
         vars(block).update(made)
 
 
-def _composed(block: Any, inputs: list[Any], graph: Any, given: list[Any]) -> list[Any]:
-    """The outputs of a graph, with Symbols in place of its inputs.
-
-    Parameters are the variables that other Blocks read that have them as well.
-    """
+def _composed(
+    graph: Any, parameters: dict[str, Any], inputs: list[Any], given: list[Any]
+) -> list[Any]:
+    """The outputs of a graph, with Symbols in place of its inputs and of its parameters."""
     mx = import_mxnet()
     read = {*graph.list_inputs()}
-    places = {i.name: symbol for i, symbol in zip(inputs, given, strict=False)}
-    places |= {name: p.var() for name, p in block.collect_params().items() if name not in places}
+    places = parameters | {i.name: symbol for i, symbol in zip(inputs, given, strict=False)}
     copied = mx.sym.Symbol.__deepcopy__(graph, None)
     copied._compose(**{name: symbol for name, symbol in places.items() if name in read})
     is_np = isinstance(graph, mx.sym.np._Symbol)
