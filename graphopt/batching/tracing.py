@@ -11,12 +11,14 @@ from graphopt.batching.signature import broadcasting
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, UnsupportedError
 from graphopt.frontend.composing import composing_graphs
-from graphopt.frontend.gluon import typed_of
+from graphopt.frontend.gluon import noting_calls, typed_of
+from graphopt.frontend.questions import draws_without_shape
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, Node
 from graphopt.ir.ops import canonical, info
 from graphopt.ir.types import dtype_name
+from graphopt.nn.steady import once_for_all_calls
 
 if TYPE_CHECKING:
     from graphopt.batching.lazy import Lazy
@@ -36,20 +38,50 @@ def trace_rows(block: Any, layout: Layout, names: Sequence[str]) -> tuple[Any, L
     symbols = iter([mx.sym.var(name) for name in names])
     leaves: list[Any] = []
     try:
-        with composing_graphs(block):
-            found = block.forward(*regroup(layout, symbols))
+        if _is_graph(block):
+            with composing_graphs(block):
+                found = block.forward(*regroup(layout, symbols))
+        else:
+            found = _of_python(block, regroup(layout, symbols))
         results = layout_of(found, leaves)
         if any(isinstance(leaf, mx.sym.np._Symbol) for leaf in leaves):
             raise NotRowwiseError("an output is of mx.np")
         if any(len(leaf.list_outputs()) != 1 for leaf in leaves):
             raise NotRowwiseError("an output is a list as one Symbol")
-        return mx.sym.Group(leaves), results
+        return _drawing_enough(block, mx.sym.Group(leaves)), results
+    except UnsupportedError as error:
+        raise NotRowwiseError(str(error)) from error
     except NotRowwiseError:
         raise
     except Exception as error:
         text = str(error).strip().splitlines()
         reason = text[0] if text else ""
         raise NotRowwiseError(f"it cannot be traced: {type(error).__name__}: {reason}") from error
+
+
+def _is_graph(block: Any) -> bool:
+    """Whether MXNet runs its Python once."""
+    return bool(getattr(block, "_active", False))
+
+
+def _drawing_enough(block: Any, group: Any) -> Any:
+    if not _is_graph(block) and draws_without_shape(group):
+        raise NotRowwiseError("it draws numbers and does not say how many")
+    return group
+
+
+def _of_python(block: Any, symbols: Any) -> Any:
+    """What a Block that is not hybridized makes of Symbols, if that is what its calls make.
+
+    Raises:
+        NotRowwiseError: its Python has to run in every call.
+        UnsupportedError: likewise.
+    """
+    with once_for_all_calls(block), composing_graphs(block), noting_calls(block) as every_time:
+        found = block.forward(*symbols)
+    if every_time:
+        raise NotRowwiseError(every_time[0])
+    return found
 
 
 def parameters_of(

@@ -87,9 +87,8 @@ def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
         with (
             without_hooks(block),
             composing_graphs(block, keeping=keeping),
-            without_kept(descendants(block)) as kept,
             noting_order(block) as waiting,
-            noting_questions(block) as questions,
+            noting_calls(block) as every_time,
         ):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
@@ -99,17 +98,24 @@ def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
         raise UnsupportedError(
             f"{describe(block)} cannot be traced: {type(error).__name__}: {reason}"
         ) from error
-    if kept:
-        raise UnsupportedError(f"{describe(block)} is called every time: {kept[0]}")
-    if questions:
-        why = f"it asks for {questions[0]}, which Symbols have no answer to"
-        raise UnsupportedError(f"{describe(block)} is called every time: {why}")
+    if every_time:
+        raise UnsupportedError(f"{describe(block)} is called every time: {every_time[0]}")
     if not getattr(block, "_active", False):  # MXNet does not mind it of a hybridized one, either
         if not _are_same(before, _leaves(inputs)):
             raise UnsupportedError(f"{describe(block)} writes into a list that it is given")
         if draws_without_shape(group):
             raise UnsupportedError(f"{describe(block)} draws numbers and does not say how many")
     return Traced(with_open_batches(group), names, results, layout, tuple(map(tuple, waiting)))
+
+
+@contextmanager
+def noting_calls(block: Any) -> Iterator[list[str]]:
+    """Texts, behind the block of code, for what makes a Block run its Python in every call."""
+    found: list[str] = []
+    with without_kept(descendants(block)) as kept, noting_questions(block) as questions:
+        yield found
+    found += kept
+    found += [f"it asks for {each}, which Symbols have no answer to" for each in questions]
 
 
 def _leaves(inputs: Any) -> Any:

@@ -24,6 +24,8 @@ _QUESTIONS: Final = {
 }
 #: Their code knows which of both it has.
 _KNOWING: Final = ("mxnet", "graphopt")
+#: Who calls Blocks with Symbols.
+_TRACING: Final = ("graphopt.frontend.gluon", "graphopt.batching.tracing")
 
 
 class _Notes(threading.local):
@@ -193,7 +195,7 @@ def _counts(asking: FrameType) -> bool:
 def _is_in_hybridized(frame: FrameType | None) -> bool:
     """Whether a Block called it, of those that are traced, that MXNet gives Symbols as well."""
     block = import_mxnet().gluon.HybridBlock
-    while frame is not None and frame.f_globals.get("__name__") != "graphopt.frontend.gluon":
+    while frame is not None and frame.f_globals.get("__name__") not in _TRACING:
         caller = frame.f_locals.get("self")
         if isinstance(caller, block) and getattr(caller, "_active", False):
             return True

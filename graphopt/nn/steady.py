@@ -15,7 +15,7 @@ from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import Traced, trace
 from graphopt.nn.asking import why_every_call
 from graphopt.nn.initializing import PythonFirst
-from graphopt.nn.settings import not_hybridized, settings_read
+from graphopt.nn.settings import Settings, not_hybridized, settings_read
 
 
 def steadily_traced(
@@ -34,15 +34,7 @@ def steadily_traced(
             iterators, draws numbers in Python, or does something else for Symbols.
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
-    try:
-        before = settings_read(block, is_thorough=True)
-        every_call = why_every_call(not_hybridized(block))
-    except Exception as error:
-        why = f"reads what cannot be looked at: {type(error).__name__}: {error}"
-        raise _refused(block, why) from error
-    if every_call:
-        raise _refused(block, f"is called every time: {every_call}")
-    drawing = Generators(may_draw=before.may_draw)
+    before, drawing = _looked_at(block)
     try:
         traced = trace(block, args)
         if not before.are_same():
@@ -63,6 +55,44 @@ def steadily_traced(
         before.restore()
         raise
     return traced
+
+
+@contextmanager
+def once_for_all_calls(block: Any) -> Iterator[None]:
+    """Python of a Block that runs within does for all of its calls.
+
+    Raises:
+        UnsupportedError: it does not: it sets something, draws numbers in Python, reads iterators,
+            or does something else for Symbols. What it has set and drawn is as before then.
+    """
+    before, drawing = _looked_at(block)
+    try:
+        yield
+        if not before.are_same():
+            raise _refused(block, f"sets {(before.with_symbols() or before.changed())[0]}")
+        if drawing.have_drawn():
+            raise _refused(block, "draws numbers in Python")
+    except BaseException:
+        drawing.restore()
+        before.restore()
+        raise
+
+
+def _looked_at(block: Any) -> tuple[Settings, Generators]:
+    """What a Block's Python reads and draws from, before it is traced.
+
+    Raises:
+        UnsupportedError: its code says that it has to run in every call.
+    """
+    try:
+        before = settings_read(block, is_thorough=True)
+        every_call = why_every_call(not_hybridized(block))
+    except Exception as error:
+        why = f"reads what cannot be looked at: {type(error).__name__}: {error}"
+        raise _refused(block, why) from error
+    if every_call:
+        raise _refused(block, f"is called every time: {every_call}")
+    return before, Generators(may_draw=before.may_draw)
 
 
 def _refused(block: Any, why: str) -> UnsupportedError:
