@@ -121,7 +121,17 @@ class _Composing:
             self._is_making = False
         outputs, results = mx.gluon.block._flatten(found, "output")
         group = mx.sym.Group(outputs, mx.gluon.block._check_same_symbol_type(outputs))
-        made = {"_in_format": layout, "_out_format": results, "_cached_graph": (inputs, group)}
+        places = {variable.name: at for at, variable in enumerate(inputs)}
+        known = block.collect_params()
+        made = {
+            "_in_format": layout,
+            "_out_format": results,
+            "_cached_graph": (inputs, group),
+            "_cached_op_args": [  # which export() writes
+                (True, places[name]) if name in places else (False, known[name])
+                for name in group.list_inputs()
+            ],
+        }
         self.made.append((block, {name: vars(block)[name] for name in made}))
         vars(block).update(made)
 

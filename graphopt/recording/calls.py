@@ -70,7 +70,7 @@ class Calls:
             call = self.calls[at]
             args = [values[n] if n >= 0 else self.leaves[~n] for n in call.args]
             if isinstance(call.op, Child):
-                found = called(self.cached_ops[call.op], args)
+                found = called(call.op, self.cached_ops[call.op], args)
             else:
                 found = INVOKE(call.op, args, call.keys, call.vals, None, False, True)
             if call.is_detach:

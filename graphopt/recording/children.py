@@ -17,7 +17,7 @@ import numpy as np
 
 from graphopt.analysis.effects import MASKING
 from graphopt.backend.documents import every_node, text_of
-from graphopt.batching.operators import handle
+from graphopt.batching.operators import applied, handle
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import canonical, info
 from graphopt.recording.types import Type, all_recordable
@@ -30,24 +30,27 @@ _INLINE_LIMIT: Final = 2
 
 
 class Child:
-    """The graph of a hybridized Block, as an operator of a tape.
+    """What the graph of a hybridized Block computes, as an operator of a tape.
 
     Equal to another one that computes the same of inputs that have the same names.
 
     Attributes:
-        symbol: the graph, whose outputs are values of its own, each once.
+        symbol: the graph, whose outputs are what it computes, each once; ``None`` if it computes
+            nothing and hands on what it is given.
         names: of its inputs.
         is_np: whether its results are arrays of ``mx.np``.
         size: how many operators it has.
+        places: of each result of a call, which output it is; inputs count down from -1.
     """
 
-    def __init__(self, symbol: Any, *, is_np: bool) -> None:
-        """``symbol``: as MXNet keeps it."""
-        self.symbol, self.is_np = _with_own_outputs(symbol), is_np
-        self.names = tuple(self.symbol.list_inputs())
-        self._text = text_of(self.symbol)
+    def __init__(
+        self, symbol: Any, places: tuple[int, ...], names: tuple[str, ...], *, is_np: bool
+    ) -> None:
+        """See the class; the Symbol reads all of the inputs."""
+        self.symbol, self.places, self.names, self.is_np = symbol, places, names, is_np
+        self._text = "" if symbol is None else text_of(symbol)
         self._hash = hash((self._text, is_np))
-        self._nodes: list[dict[str, Any]] = json.loads(self._text)["nodes"]
+        self._nodes: list[dict[str, Any]] = json.loads(self._text)["nodes"] if self._text else []
         operators = [canonical(node["op"]) for node in self._nodes if node["op"] != "null"]
         self.size = len(operators)
         self.samples = any(info(op).random and op not in MASKING for op in operators)
@@ -68,7 +71,7 @@ class Child:
 
     @cached_property
     def results(self) -> int:
-        """How many arrays it makes."""
+        """How many arrays it computes."""
         return len(self.symbol.list_outputs())
 
     @cached_property
@@ -141,26 +144,34 @@ class Child:
 def child_of(block: Any, cached_op: Any) -> Child | None:
     """The graph of a hybridized Block that MXNet has made a CachedOp of; ``None``: not to record.
 
-    Nothing is recorded of loops, which have graphs of their own, nor of the user's operators.
+    Nothing is recorded of loops, which have graphs of their own, nor of the user's operators, nor
+    of graphs that hand on an input and do not read it.
     """
     known = _KNOWN.get(id(block))
     if known is not None and known.cached_op is cached_op and known.block() is block:
         return known.child
-    symbol = block._cached_graph[1]
-    nodes = [*every_node(json.loads(text_of(symbol)))]
-    names = symbol.list_inputs()
-    is_plain = len({*names}) == len(names) and not any(
-        node["op"] == "Custom" or "subgraphs" in node for node in nodes
-    )
-    child = Child(symbol, is_np=cached_op.is_np_sym) if is_plain else None
+    child = _made_of(block._cached_graph[1], is_np=cached_op.is_np_sym)
     _KNOWN[id(block)] = _Known(weakref.ref(block, partial(_forget, id(block))), cached_op, child)
     return child
 
 
-def called(cached_op: Any, args: Sequence[Any]) -> list[Any]:
-    """What MXNet's own call of a CachedOp makes."""
+def called(child: Child, cached_op: Any, args: Sequence[Any]) -> list[Any]:
+    """What a child computes, by MXNet's own call of its CachedOp."""
     made = CALL(cached_op, *args)
-    return made if isinstance(made, list) else [made]
+    results = made if isinstance(made, list) else [made]
+    return [array for array, place in zip(results, child.places, strict=True) if place >= 0]
+
+
+def _made_of(symbol: Any, *, is_np: bool) -> Child | None:
+    nodes = [*every_node(json.loads(text_of(symbol)))]
+    if any(node["op"] == "Custom" or "subgraphs" in node for node in nodes):
+        return None
+    names = symbol.list_inputs()
+    outputs, places = _outputs_of(symbol)
+    whole = mx.sym.Group(outputs) if outputs else None
+    if len({*names}) < len(names) or (whole is not None and {*whole.list_inputs()} != {*names}):
+        return None
+    return Child(whole, places, tuple(names), is_np=is_np)
 
 
 class _Known(NamedTuple):
@@ -180,13 +191,27 @@ def _forget(of: int, block: weakref.ref[Any]) -> None:
         del _KNOWN[of]
 
 
-def _with_own_outputs(symbol: Any) -> Any:
-    """A graph as MXNet's CachedOp has it: an input, or a value for the second time, is copied."""
+def _outputs_of(symbol: Any) -> tuple[Any, tuple[int, ...]]:
+    """What a graph computes, and what its results are: numbers of those, inputs from -1 down.
+
+    In MXNet a result that is an input has its memory, and one that is there for the second time is
+    a copy.
+    """
     nodes, heads = (json.loads(text_of(symbol))[key] for key in ("nodes", "heads"))
     whole = symbol.as_nd_ndarray() if isinstance(symbol, mx.sym.np._Symbol) else symbol
-    outputs, met = [], set()
+    inputs = [at for at, node in enumerate(nodes) if node["op"] == "null"]
+    outputs: list[Any] = []
+    results, met = [], set()
     for number, (node, result, *_) in enumerate(heads):
-        is_own = nodes[node]["op"] != "null" and (node, result) not in met
+        if (node, result) not in met and nodes[node]["op"] == "null":
+            results.append(~inputs.index(node))
+        else:
+            is_again = (node, result) in met
+            results.append(len(outputs))
+            outputs.append(_copied(whole[number], number) if is_again else whole[number])
         met.add((node, result))
-        outputs.append(whole[number] if is_own else mx.sym.identity(whole[number]))
-    return mx.sym.Group(outputs)
+    return outputs, tuple(results)
+
+
+def _copied(output: Any, number: int) -> Any:
+    return applied(handle("_copy"), {}, [output], f"copy_of_result{number}")

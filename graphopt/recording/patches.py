@@ -247,10 +247,13 @@ def _run_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
     if child is None:
         tape.flush()  # it may draw, or write into what recorded calls read
         return CALL(self, *args)
-    if child.is_taken_apart(block):
-        found = _one_by_one(tape, child, args)
+    if child.symbol is None:
+        made: list[Any] = []
+    elif child.is_taken_apart(block):
+        made = _one_by_one(tape, child, args)
     else:
-        found = tape.call_child(child, self, args)
+        made = tape.call_child(child, self, args)
+    found = [made[place] if place >= 0 else args[~place] for place in child.places]
     return found if len(found) > 1 else found[0]
 
 

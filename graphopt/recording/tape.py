@@ -103,7 +103,7 @@ class Tape(Calls):
             found = self._noted(child, args, (), (), is_np=child.is_np, is_detach=False)
             if found is None:
                 self.flush()
-                return called(cached_op, args)
+                return called(child, cached_op, args)
             self.cached_ops[child] = cached_op
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,19 @@ def test_ways_of_a_plain_block_compute_the_same(record: bool) -> None:
     for _ in range(3):
         np.testing.assert_allclose(fast(data()).asnumpy(), want, rtol=1e-5)
     np.testing.assert_allclose(net(data()).asnumpy(), want, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+def test_the_blocks_own_export_has_its_parameters(tmp_path: Path) -> None:
+    child = Scaled()
+    net = ready(Around(child))
+    child.hybridize()
+    graphopt.optimize(net)(data())
+    child.export(str(tmp_path / "child"))
+    again = mx.gluon.SymbolBlock.imports(
+        str(tmp_path / "child-symbol.json"), ["data"], str(tmp_path / "child-0000.params")
+    )
+    np.testing.assert_allclose(again(data()).asnumpy(), child(data()).asnumpy(), rtol=1e-6)
 
 
 def test_looking_at_a_graph_leaves_none_behind() -> None:

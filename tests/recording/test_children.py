@@ -207,6 +207,45 @@ def test_loops_and_operators_of_the_user_are_left_to_mxnet() -> None:
     }
 
 
+def test_what_a_child_hands_on_has_the_memory_of_what_it_was_given() -> None:
+    def forward(self, x):
+        y = self.shortcut(x)
+        y += 1
+        counted, scaled = self.counting(x)
+        counted += 1
+        return x * 3, scaled, y
+
+    class Counting(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = self.params.get("count", shape=(1,), init="zeros", grad_req="null")
+
+        def hybrid_forward(self, F: Any, x: Any, count: Any) -> Any:
+            return count, F.broadcast_add(F.tanh(x) * 2, count)
+
+    net = block(forward, shortcut=nn.HybridSequential(), counting=Counting())
+    net.shortcut.hybridize()
+    net.counting.hybridize()
+    optimized, count = graphopt.optimize(net, record=True), net.counting.count
+    for calls in range(1, 5):
+        want, got = net(array(3, 4)), optimized(array(3, 4))
+        assert count.data().asscalar() == 2 * calls
+        for step, (one, other) in enumerate(zip(want, got, strict=True)):
+            np.testing.assert_allclose(other.asnumpy(), one.asnumpy() + (step == 1), rtol=1e-5)
+
+
+def test_a_shortcut_ends_no_program() -> None:
+    net = block(
+        lambda self, x: self.shortcut(self.dense(x)) + x,
+        shortcut=nn.HybridSequential(),
+        dense=nn.Dense(4, in_units=4),
+    )
+    net.shortcut.hybridize()
+    optimized = assert_same(net, array(3, 4))
+    assert programs(optimized).compiled == 1
+    assert programs(optimized).runs == 2
+
+
 def test_a_graph_is_the_same_for_a_child_that_is_hybridized_again() -> None:
     child = Hybrid(lambda self, F, x: F.tanh(self.dense(x)), dense=nn.Dense(4, in_units=4))
     net = block(lambda self, x: self.child(x) + 1, child=child)
