@@ -121,6 +121,8 @@ _KIND: Final = Kind(_install, _remove)
 def _noted_setattr(block: Any, name: str, value: Any) -> None:
     recorder = ACTIVE.recorder
     if recorder is not None:
+        # Layers of Gluon begin anew in every call.
+        recorder.is_in_turn |= type(block).__module__.partition(".")[0] != "mxnet"
         recorder.library.note_set(recorder, block, name, value)
     _block_setattr(block, name, value)
 

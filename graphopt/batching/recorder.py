@@ -116,6 +116,8 @@ class Recorder(Calls):
         guards: of those whose rows may have no gradient.
         asked: runs that may have one besides the results.
         liveness: of all rows, once samples have ended and if there are guards.
+        is_in_turn: whether a sample that reads a value goes on before any other does, as one has
+            set an attribute, which all of them share.
     """
 
     def __init__(self, library: Library, state: int, pause: Callable[..., None]) -> None:
@@ -126,6 +128,7 @@ class Recorder(Calls):
         self.entries, self.units = library.entries, library.units
         self.state = self.outside = state
         self.pause = pause
+        self.is_in_turn = False
         self.base = self.calls = 0
         self.groups: dict[int, Group] = {}
         self.views: dict[Any, Lazy] = {}

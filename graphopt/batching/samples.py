@@ -78,7 +78,7 @@ class Samples:
         context = recorder.mx.current_context()
         recorder.state, ACTIVE.recorder = recorder.outside, recorder
         set_autograd_state(recorder.outside)
-        self._main.switch(_FLUSH if at_once else _WAITING)
+        self._main.switch(_FLUSH if at_once or recorder.is_in_turn else _WAITING)
         recorder.state, ACTIVE.recorder = state, active
         set_autograd_state(flags)
         recorder.mx.Context._default_ctx.value = context

@@ -1,4 +1,4 @@
-"""Children that are not hybridized, and whose Python has to run for each sample."""
+"""Python that has to run for each sample: of children that are not hybridized, and with state."""
 
 from __future__ import annotations
 
@@ -86,3 +86,28 @@ def test_their_samples_are_as_by_themselves(function: Callable[..., Any]) -> Non
         found.append((y.asnumpy(), net.child.dense.weight.grad().asnumpy()))
     for got, want in zip(found[1], found[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+class Keeping(mx.gluon.Block):
+    """Keeps its state on itself, and reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Dense(4, in_units=4)
+
+    def forward(self, x: Any) -> Any:
+        self.state = x
+        for _ in range(5):
+            self.state = nd.tanh(self.cell(self.state) + x)
+            if self.state.sum().asscalar() > 1:
+                break
+        return self.state
+
+
+def test_samples_that_keep_a_state_on_the_block_go_on_in_turn() -> None:
+    samples = [(nd.array(np.random.default_rng(i).normal(size=(1, 4))),) for i in range(6)]
+    net = Keeping()
+    net.initialize(mx.init.Xavier())
+    want = nd.concat(*[net(*sample) for sample in samples], dim=0).asnumpy()
+    found = graphopt.batch(net)(samples).asnumpy()
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
