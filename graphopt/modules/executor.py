@@ -67,15 +67,17 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         self._monitor_all = False
         self._names = model.symbol.list_arguments()
         self._data = own_arrays(self.arg_dict, self.grad_dict, self._grad_req, model.data)
-        self._learns = any(
-            gradient is not None and self._grad_req.get(name, "null") != "null"
+        written = [
+            gradient
             for name, gradient in self.grad_dict.items()
-        )
+            if gradient is not None and self._grad_req.get(name, "null") != "null"
+        ]
+        self._learns = bool(written)
         self._outputs = Outputs(model.symbol, ctx, self.arg_dict, self.aux_arrays)
         self._tape: list[Any] = []
         # What runs on these arrays, for training or not, once it is known.
         self._direct: dict[bool, BoundEngine | PreparedStep | None] = {}
-        self._heads, self._tapes = Heads(model.symbol), Tapes(model.symbol)
+        self._heads, self._tapes = Heads(model.symbol, written), Tapes(model.symbol)
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
         self._plain = Plain(model.symbol, ctx, arguments, gradients, states, grad_req)

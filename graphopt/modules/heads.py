@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.ops import info
 from graphopt.ir.ops.facts import Gradient
+from graphopt.kernels.bridge.memory import memory_of
 
 mx = import_mxnet()
 
@@ -24,9 +25,14 @@ def _like(head: Any, output: Any) -> Any:
 class Heads:
     """Gradients of the outputs of one Symbol, one for each."""
 
-    def __init__(self, symbol: Any) -> None:
-        """Nothing is asked of the Symbol before it is needed."""
-        self._symbol = symbol
+    def __init__(self, symbol: Any, written: Collection[Any]) -> None:
+        """Nothing is asked of the Symbol before it is needed.
+
+        Args:
+            symbol: what has the outputs.
+            written: arrays that backward writes while it may still read gradients of outputs.
+        """
+        self._symbol, self._written = symbol, written
         self._ones: dict[int, Any] = {}
 
     def of(self, given: Any, outputs: Sequence[Any]) -> list[Any]:
@@ -62,7 +68,10 @@ class Heads:
                 raise InputError(
                     f"the gradient of {name!r} is {head.shape}, the output {output.shape}"
                 )
-        return [h if h is None else _like(h, o) for h, o in zip(found, outputs, strict=True)]
+        return [
+            h if h is None else self._apart(_like(h, o))
+            for h, o in zip(found, outputs, strict=True)
+        ]
 
     def known(self, heads: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Ones in place of those that are ``None``."""
@@ -70,6 +79,18 @@ class Heads:
         for at in set(missing).difference(self._ones):
             self._ones[at] = mx.nd.ones_like(outputs[at])
         return [self._ones[at] if head is None else head for at, head in enumerate(heads)]
+
+    def _apart(self, head: Any) -> Any:
+        """The gradient, or a copy where it lies in memory that backward writes.
+
+        MXNet's executor copies all of them; through time by hand, one step's gradient of a state is
+        what the next one is given.
+        """
+        return head.copy() if memory_of(mx, head) in self._written_memory else head
+
+    @cached_property
+    def _written_memory(self) -> set[int]:
+        return {memory_of(mx, array) for array in self._written}
 
     @cached_property
     def _names(self) -> list[str]:

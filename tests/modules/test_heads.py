@@ -97,3 +97,33 @@ def test_before_anything_was_computed() -> None:
         return place.asnumpy()
 
     np.testing.assert_allclose(gradient(optimized=True), gradient(optimized=False))
+
+
+@pytest.mark.parametrize("of_head", [lambda g: g, lambda g: g[:], lambda g: g.reshape((4, 3))])
+@pytest.mark.parametrize("kind", ["FullyConnected", "dot", "tanh"])
+def test_in_memory_of_a_gradient(kind: str, of_head: Callable[[Any], Any]) -> None:
+    """Back-propagation through time by hand: a step's gradient of its state is the next head."""
+    state, w = sym.var("state"), sym.var("w")
+    symbol = {
+        "FullyConnected": lambda: sym.FullyConnected(state, w, num_hidden=3, no_bias=True),
+        "dot": lambda: sym.dot(state, w),
+        "tanh": lambda: sym.tanh(sym.broadcast_mul(state, sym.sum(w, axis=0))),
+    }[kind]()
+
+    def found(*, optimized: bool) -> list[np.ndarray]:
+        rng = np.random.default_rng(0)
+        shapes = {"state": (4, 3), "w": (3, 3)}
+        arguments = {name: mx.nd.array(rng.normal(size=s)) for name, s in shapes.items()}
+        places = {name: mx.nd.array(rng.normal(size=s)) for name, s in shapes.items()}
+        executor = symbol.bind(mx.cpu(), arguments, places)
+        if optimized:
+            executor = graphopt.optimize(executor)
+        numbers = []
+        for _ in range(3):
+            executor.forward(is_train=True)
+            executor.backward([of_head(places["state"])])
+            numbers += [place.asnumpy() for place in places.values()]
+        return numbers
+
+    for one, other in zip(found(optimized=True), found(optimized=False), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
