@@ -95,7 +95,8 @@ def lars(optimizer: Any) -> Rule | str:
         return f"momentum={optimizer.momentum} is negative"
     states, own = (("state",), ("momentum",)) if optimizer.momentum else ((), ())
     adapts = Adaptation(_lars_norms, _lars_ratio)
-    return Rule(_lars, states, ("eta", "eps"), ("lr", "wd", "is_plain", *own), adapts=adapts)
+    numbers = ("lr", "wd", "is_plain", *own)
+    return Rule(_lars, states, ("eta", "eps"), numbers, adapts=adapts, in_order=True)
 
 
 def lars_numbers(optimizer: Any, indices: Sequence[Any]) -> list[tuple[float, ...]]:

@@ -46,7 +46,7 @@ class Plan:
         self._all = [_weight(slot, updater) for slot in slots]
         self._indices = [weight.index for weight in self._all]
         self._states = [updater.states[index] for index in self._indices]
-        reasons = [(weight, weight.why_not(rule)) for weight in self._all]
+        reasons = [*zip(self._all, _reasons(self._all, rule), strict=True)]
         self.refused = [(weight, reason) for weight, reason in reasons if reason is not None]
         self._fast = [weight for weight, reason in reasons if reason is None]
         self._updates = self._updates_of(self._fast)
@@ -139,6 +139,17 @@ class Plan:
 def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Whether they are the same objects; arrays that are equal need not be."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _reasons(weights: Sequence[Weight], rule: Rule) -> list[str | None]:
+    """Of each weight why no kernel updates it; ``None`` where one does."""
+    found = [weight.why_not(rule) for weight in weights]
+    is_one_update = not any(found) and len({*map(_dtype_of, weights)}) <= 1
+    if not rule.in_order or is_one_update:
+        return found
+    # Several updates, some of them MXNet's, come in another order than MXNet's own.
+    several = "its update follows from those before it, and not all weights are of one kind"
+    return [reason or several for reason in found]
 
 
 def _weight(slot: Slot, updater: Any) -> Weight:

@@ -43,6 +43,7 @@ class Rule:
         own: names of numbers of each weight.
         rounds: whether MXNet takes numbers as float32 whatever the weight is.
         adapts: to which norms, if to any.
+        in_order: whether own numbers of a weight follow from which ones were updated before it.
     """
 
     formula: Formula
@@ -51,6 +52,7 @@ class Rule:
     own: tuple[str, ...] = ("lr", "wd")
     rounds: bool = True
     adapts: Adaptation | None = None
+    in_order: bool = False
 
     @property
     def arrays(self) -> int:

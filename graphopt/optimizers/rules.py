@@ -227,6 +227,7 @@ _RULES: Final[dict[str, Callable[[Any], Rule | str]]] = {
             (*_BETAS, "rest_beta1", "rest_beta2", "epsilon"),
             ("lr", "wd", "by_grad", "by_mean", "bias2"),
             rounds=False,
+            in_order=True,
         )
     ),
     "AdaGrad": _always(Rule(_ada_grad, ("history",), ("float_stable_eps",), rounds=False)),

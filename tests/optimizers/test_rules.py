@@ -123,6 +123,28 @@ def test_lars_knows_names_and_changes_of_rates() -> None:
     assert_same(train(*plain, steps=7), train(*fast, steps=7), 5e-6)
 
 
+@pytest.mark.parametrize("dtypes", [("float64", "float32"), ("float16", "float32")])
+@pytest.mark.parametrize("name", ["nadam", "lars"])
+def test_weights_of_several_dtypes_in_the_order_of_mxnet(
+    name: str, dtypes: tuple[str, str]
+) -> None:
+    """Nadam's momentum moves on from weight to weight; of rates, LARS's first weights see more."""
+    found = []
+    for optimize in (lambda trainer: trainer, graphopt.optimize):
+        first, second = map(parameters, dtypes)
+        params = [first[0], *second[1:]]
+        options: dict[str, Any] = {"learning_rate": 0.1, "multi_precision": True}
+        if name == "lars":
+            schedule = mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1)
+            options |= {"momentum": 0.9, "eta": 0.1, "lr_scheduler": schedule}
+        trainer = optimize(mx.gluon.Trainer(params, name, options))
+        found.append(train(params, trainer, steps=6))
+    for got, want in zip(*found, strict=True):
+        assert_same([want], [got], 2e-3 if want.dtype == np.float16 else 5e-6)
+    assert "one kernel updates 0 of 4 weights" in trainer.explain()
+    assert "its update follows from those before it" in trainer.explain()
+
+
 def _arrays(state: Any) -> list[Any]:
     if state is None:
         return []
