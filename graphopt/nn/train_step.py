@@ -310,6 +310,7 @@ class _SmallStep:
             *(None if grad is None else grad.handle for grad in gradients)
         )
         self._library = _function()
+        self._unlearned = [a for a in self.bound if a is not None and a.grad is None]
 
     def __call__(self, given: Sequence[Any], batch_size: int) -> Any:
         """The losses; ``None``, and nothing done, if it does not fit any more."""
@@ -325,6 +326,8 @@ class _SmallStep:
             or self.entry.lowered.bound[1] is not self.bound
         ):
             return None
+        if any(array.grad is not None for array in self._unlearned):
+            return None  # what the trainer does not have is to get its gradient, too
         read = type(self._read).from_buffer_copy(self._read)  # threads may call one step
         for at, array in zip(self.at, given, strict=True):
             if at >= 0:

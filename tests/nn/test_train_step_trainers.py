@@ -126,3 +126,23 @@ def test_steps_and_stores_that_come_later() -> None:
     step(x, y)
     assert calls == [4]
     assert SMALL not in step.explain()
+
+
+def test_what_the_trainer_does_not_have_gets_gradients_once_it_asks() -> None:
+    net, found = layers(), []
+    bias = net[0].bias
+    for is_fast in (False, True):
+        start(net)
+        bias.grad_req = "null"
+        learning = [p for p in net.collect_params().values() if p is not bias]
+        trainer = mx.gluon.Trainer(learning, "sgd", {"learning_rate": 0.1})
+        step = graphopt.train_step(net, loss.L2Loss(), trainer)
+        if not is_fast:
+            step = lambda x, y, t=trainer: by_hand(net, loss.L2Loss(), t, [x], [y])  # noqa: E731
+        for turn in range(6):
+            if turn == 3:
+                assert not is_fast or SMALL in step.explain()
+                bias.grad_req = "write"
+            losses = step(noise(4, 6, seed=turn), noise(4, 3, seed=turn))
+        found.append(learned(net, trainer, losses))
+    assert_same(found[1], found[0])
