@@ -310,6 +310,7 @@ class _SmallStep:
             *(None if grad is None else grad.handle for grad in gradients)
         )
         self._library = _function()
+        self._ids = {*map(id, self.bound)}
         self._unlearned = [a for a in self.bound if a is not None and a.grad is None]
 
     def __call__(self, given: Sequence[Any], batch_size: int) -> Any:
@@ -317,6 +318,10 @@ class _SmallStep:
         trainer = self.trainer
         if trainer.graphopt_state.why_stepwise() is not None or not trainer._kv_initialized:
             return None
+        if any(id(array) in self._ids for array in given):
+            return (
+                None  # of a parameter that is data, too, the gradient has a part that is not here
+            )
         trainer._check_and_rescale_grad(trainer._scale / batch_size)
         plan = trainer.graphopt_state.plan()
         is_followed = self.entry.refresh(given[0].ctx)

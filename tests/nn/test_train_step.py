@@ -328,3 +328,18 @@ def test_weights_of_samples_are_no_batch_size() -> None:
     np.testing.assert_array_equal(net.weight.data().asnumpy(), before)
     step(x, [y, mx.nd.ones((4, 1))])
     assert repr(step) == "TrainStep(net=Dense, loss=L2Loss, trainer=Trainer)"
+
+
+def test_data_that_is_a_parameter_has_its_gradient() -> None:
+    net, y = nn.Dense(6, in_units=6), noise(6, 6, seed=3)
+    results = []
+    for is_fast in (False, True):
+        start(net)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        step = graphopt.train_step(net, loss.L2Loss(), trainer)
+        if not is_fast:
+            step = lambda x, y, t=trainer: by_hand(net, loss.L2Loss(), t, [x], [y])  # noqa: E731
+        found = [step(net.weight.data(), y) for _ in range(3)]
+        found += [step(x, y) for x in (noise(6, 6), net.weight.data(), noise(6, 6))]
+        results.append(learned(net, trainer, mx.nd.stack(*found)))
+    assert_same(results[1], results[0])
