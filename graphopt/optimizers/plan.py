@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from graphopt.ir.types import dtype_name
 from graphopt.optimizers.rule import Rule
+from graphopt.optimizers.rules import may_count_calls
 from graphopt.optimizers.updating import Update, Weight
 
 #: Combinations of weights with new gradients that updates are kept of.
@@ -121,10 +122,15 @@ class Plan:
         optimizer = self._optimizer
         optimizer._set_current_context(self._device)
         counts = optimizer._index_update_count
-        if optimizer.lr_scheduler is None or len({*map(counts.get, self._indices)}) <= 1:
+        if optimizer.lr_scheduler is None:
             return None
         # MXNet asks for a rate weight by weight, each by the most updates of those before it.
-        return "weights were updated at different times, and rates follow a schedule"
+        if len({*map(counts.get, self._indices)}) > 1:
+            return "weights were updated at different times, and rates follow a schedule"
+        is_one_update = not self.refused and len(self._updates) <= 1
+        if may_count_calls(optimizer.lr_scheduler) and not is_one_update:
+            return "the user's scheduler is asked in order, and not all weights are of one kind"
+        return None
 
     def explain(self) -> str:
         """What updates which weights."""

@@ -65,12 +65,27 @@ def own_numbers(optimizer: Any, indices: Sequence[Any]) -> list[tuple[float, ...
     name = type(optimizer).__name__
     if name in _OWN_OF_ALL:
         return _OWN_OF_ALL[name](optimizer, indices)
-    rates, decays = optimizer._get_lrs(indices), optimizer._get_wds(indices)
+    rates, decays = _rates(optimizer, indices), optimizer._get_wds(indices)
     found = _OWN.get(name)
     if found is None:
         return list(zip(rates, decays, strict=True))
     counts = map(optimizer._index_update_count.__getitem__, indices)
     return [found(optimizer, *numbers) for numbers in zip(rates, decays, counts, strict=True)]
+
+
+def may_count_calls(scheduler: Any) -> bool:
+    """Whether learning rates may follow from how often it was asked: MXNet's own do not."""
+    return scheduler is not None and type(scheduler).__module__ != "mxnet.lr_scheduler"
+
+
+def _rates(optimizer: Any, indices: Sequence[Any]) -> list[float]:
+    """Learning rates, for which a scheduler of the user's is asked as often as by MXNet."""
+    if not may_count_calls(optimizer.lr_scheduler):
+        found: list[float] = optimizer._get_lrs(indices)
+        return found
+    together = max(1, optimizer.aggregate_num) if type(optimizer).__name__ == "SGD" else 1
+    groups = (indices[first : first + together] for first in range(0, len(indices), together))
+    return [rate for some in groups for rate in optimizer._get_lrs(some)]
 
 
 def _decayed(x: Any) -> Term:

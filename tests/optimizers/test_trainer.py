@@ -397,21 +397,44 @@ def test_a_copied_trainer_is_that_of_the_copied_parameters() -> None:
         assert found._graphopt_config == trainer._graphopt_config
 
 
-def test_a_schedule_is_asked_as_often_as_by_mxnet() -> None:
-    found = []
+class Decay(mx.lr_scheduler.LRScheduler):  # type: ignore[misc, name-defined]
+    """Goes down at every call."""
+
+    def __init__(self) -> None:
+        super().__init__(0.1)
+        self.asked: list[int] = []
+
+    def __call__(self, count: int) -> float:
+        self.asked.append(count)
+        self.base_lr *= 0.98
+        return float(self.base_lr)
+
+
+SCHEDULED: dict[str, dict[str, Any]] = {
+    "adadelta": {},
+    "sgd": {},
+    "sgd-momentum": {"momentum": 0.9},
+    "adam": {},
+    "lamb": {},
+    "lars": {"momentum": 0.9},
+    "nadam": {},
+}
+
+
+@pytest.mark.parametrize("last", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("kind", SCHEDULED)
+def test_a_schedule_is_asked_as_often_as_by_mxnet(kind: str, last: str) -> None:
+    if (kind, last) == ("adadelta", "float64"):
+        pytest.skip("MXNet keeps float32 states, which do not fit float64 weights")
+    found, weights = [], []
     for optimize in (graphopt.optimize, lambda trainer: trainer):
-        asked: list[int] = []
-
-        class Schedule(mx.lr_scheduler.PolyScheduler):  # type: ignore[misc, name-defined]
-            def __call__(self, count: int, asked: list[int] = asked) -> float:
-                asked.append(count)
-                return float(super().__call__(count))
-
-        params = parameters()
-        own = mx.optimizer.AdaDelta(lr_scheduler=Schedule(3, base_lr=0.1))
-        trainer = optimize(mx.gluon.Trainer(params, own))
-        for step in range(4):
-            give_gradients(params, step)
-            trainer.step(1)
-        found.append((asked, trainer.learning_rate))
+        params = [*parameters(), *parameters()]
+        params[-3] = parameters(last)[1]
+        schedule = Decay()
+        options = {"lr_scheduler": schedule, "multi_precision": True, **SCHEDULED[kind]}
+        trainer = optimize(mx.gluon.Trainer(params, kind.partition("-")[0], options))
+        weights.append(train(params, trainer))
+        found.append((schedule.asked, trainer.learning_rate))
     assert found[0] == found[1]
+    for got, want in zip(*weights, strict=True):
+        assert_same([want], [got], 2e-3 if want.dtype == np.float16 else 5e-6)
