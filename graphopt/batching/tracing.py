@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from graphopt.analysis.effects import is_pure
 from graphopt.batching.layout import Layout, layout_of, regroup
 from graphopt.batching.rules import NotRowwiseError, roles
 from graphopt.batching.signature import broadcasting
@@ -147,6 +148,10 @@ def _check_graphs(first: Graph, second: Graph, *, training: bool) -> list[Any]:
         if any(v.node in batched for v in node.inputs):
             _check_node(first, second, node, batched, training=training)
             batched.add(node.id)
+        elif not is_pure(node, training=training):
+            raise NotRowwiseError(
+                f"{node.name!r} ({node.op}) reads no rows, and does something in every call"
+            )
     outs = []
     for value in first.outputs:
         if value.node not in batched:

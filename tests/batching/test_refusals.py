@@ -165,6 +165,44 @@ def test_random_numbers_are_drawn_for_each_sample() -> None:
         assert len(np.unique(array.asnumpy())) == 12
 
 
+class Noisy(mx.gluon.HybridBlock):
+    """Adds noise to its weight, or to every row."""
+
+    def __init__(self, add: Any) -> None:
+        super().__init__()
+        self.add = add
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3, 3))
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
+        return self.add(F, x, weight)
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda F, x, w: F.broadcast_add(F.dot(x, w), F.random.normal(shape=(1, 3))),
+        lambda F, x, w: F.dot(x, w + F.random.normal(shape=(3, 3))),
+        lambda F, x, w: F.dot(x, F.Dropout(w, p=0.5)),
+    ],
+    ids=["rows", "weight", "dropout"],
+)
+def test_children_draw_for_each_sample(add: Any) -> None:
+    net = initialized(Fn(lambda net, x: net.noisy(x), noisy=Noisy(add)))
+    batched = graphopt.batch(net)
+    with autograd.train_mode():
+        found = batched([(mx.nd.ones((1, 3)),)] * 6)
+    assert len(np.unique(found.asnumpy(), axis=0)) > 1
+    assert "reads no rows, and does something in every call" in batched.explain()
+
+
+def test_dropout_of_a_weight_is_one_call_in_inference() -> None:
+    noisy = Noisy(lambda F, x, w: F.dot(x, F.Dropout(w, p=0.5)))
+    check(
+        initialized(Fn(lambda net, x: net.noisy(x), noisy=noisy)), rows(4, 3), groups=1, grads=False
+    )
+
+
 def test_batch_norm_is_refused_in_training_only() -> None:
     norm = nn.BatchNorm(in_channels=2)
     net = initialized(Fn(lambda net, x: net.norm(x), norm=norm))
