@@ -16,7 +16,7 @@ from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - the
 from graphopt.batching.blocks import call_block
 from graphopt.batching.lazy import Lazy, real, refused
 from graphopt.batching.operators import handle
-from graphopt.batching.recorder import ACTIVE, RECORDING, TRAINING, Recorder, Unrecorded
+from graphopt.batching.recorder import ACTIVE, PAUSED, RECORDING, TRAINING, Recorder, Unrecorded
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
@@ -231,7 +231,9 @@ def _note_recording(is_recording: bool) -> bool:
     before: bool = _set_recording(is_recording)
     recorder = ACTIVE.recorder
     if recorder is not None:
-        recorder.state = (recorder.state & ~RECORDING) | RECORDING * bool(is_recording)
+        was_recording = recorder.state & (RECORDING | PAUSED)
+        now = RECORDING if is_recording else PAUSED if was_recording else 0
+        recorder.state = recorder.state & TRAINING | now
     return before
 
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 _NUMBERS = (int, float)
 
-#: Autograd's two flags as one number.
-RECORDING, TRAINING = 2, 1
+#: Autograd's two flags as one number, and that it does not record now what it did before: there,
+#: where only places of rows change, something has to stop the gradient.
+PAUSED, RECORDING, TRAINING = 4, 2, 1
 
 
 class Active(threading.local):
@@ -95,7 +96,7 @@ class Recorder(Calls):
     """Everything recorded in one call of a batched Block.
 
     Attributes:
-        state: autograd's flags now, ``RECORDING`` and ``TRAINING``.
+        state: autograd's flags now, ``RECORDING`` or ``PAUSED``, and ``TRAINING``.
         base: depth of everything that was run; calls go on from there.
         groups: those not run yet, by depth and signature.
         stores: what each output will be, an array once it was run.

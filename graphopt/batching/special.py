@@ -14,7 +14,7 @@ from graphopt.batching.kinds import Kind, kind, kind_of
 from graphopt.batching.lazy import Lazy
 from graphopt.batching.native.programs import Reduction, Reshaped
 from graphopt.batching.operators import handle, infer
-from graphopt.batching.recorder import RECORDING, Recorder
+from graphopt.batching.recorder import PAUSED, Recorder
 from graphopt.batching.rules import NotRowwiseError, axes_of, axis_of, flag, value
 from graphopt.batching.runs import COUNT_BITS, COUNT_MASK, cut
 from graphopt.batching.signature import run_identity, run_reduction, run_view
@@ -84,11 +84,11 @@ def together(recorder: Recorder, x: Lazy) -> Lazy:
 
 
 def detached(recorder: Recorder, x: Lazy) -> Lazy:
-    """``x``, or a copy of it where autograd's recording was paused inside the sample.
+    """``x``, or a copy of it where autograd's recording was paused, or ended, inside the sample.
 
     Where only places change nothing is run that could stop the gradient.
     """
-    if recorder.outside & RECORDING and not recorder.state & RECORDING:
+    if recorder.state & PAUSED:
         found: Lazy = recorder.call(handle("_copy"), [x], (), ())
         return found
     return x

@@ -51,6 +51,40 @@ def test_words_are_looked_up_within_scopes_of_autograd() -> None:
     check(initialized(Fn(forward, embed=embedding())), words(3, 3, 3, 2))
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda y: y[0:1],
+        lambda y: y[:, 1],
+        lambda y: y.reshape((1, 2, 2)).reshape((1, 4)),
+        lambda y: nd.concat(y, y, dim=0)[1:2],
+        lambda y: nd.stack(y[0], y[0])[1:2],
+        lambda y: nd.add_n(y),
+    ],
+    ids=["slice", "pick", "reshape", "concat", "stack", "add_n"],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_recording_that_a_sample_begins_by_itself(look: Any, ends: bool) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        with mx.autograd.record():
+            y = net.dense(x)
+            if not ends:
+                with mx.autograd.pause():
+                    fixed = look(y)
+                return y * fixed
+        fixed = look(y)
+        with mx.autograd.record():
+            return y * fixed
+
+    net = initialized(Fn(forward, dense=gluon.nn.Dense(4, in_units=4)))
+    given = rand(1, 4)
+    found = []
+    for run in (net, lambda x: graphopt.batch(net)([(x,)])):
+        run(given).backward()
+        found.append(net.dense.weight.grad().asnumpy())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
 def test_weights_that_are_replaced_between_samples() -> None:
     def forward(net: Any, x: Any, table: Any) -> Any:
         if table is not None:
