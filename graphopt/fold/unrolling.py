@@ -48,10 +48,10 @@ def fold_unroll(
     if states is None:
         first = steps[0]
         states = (
-            fold.record(0, cell.begin_state, 1).split(len(cell.state_info()))
+            fold.record(0, _begin_state, cell).split(len(cell.state_info()))
             if isinstance(first, Node)
             else cell.begin_state(
-                first.shape[0], func=mx.nd.zeros, ctx=first.ctx, dtype=first.dtype
+                batch_size=first.shape[0], func=mx.nd.zeros, ctx=first.ctx, dtype=first.dtype
             )
         )
     outputs = []
@@ -60,6 +60,11 @@ def fold_unroll(
         outputs.append(output)
         states = after.split(len(states))
     return outputs, tuple(states)
+
+
+def _begin_state(cell: Any) -> Any:
+    """The states of one sequence; a SequentialRNNCell takes their number by name only."""
+    return cell.begin_state(batch_size=1)
 
 
 def _steps(length: int, inputs: Any, layout: str) -> list[Any]:
