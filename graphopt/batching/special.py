@@ -265,20 +265,26 @@ def _stack(library: Library, state: int, op: str, operator: int, attrs: Attribut
 
 
 def _slice_axis(library: Library, state: int, op: str, operator: int, attrs: Attributes) -> Entry:
-    begin, end = int(value(attrs, "begin", 0)), value(attrs, "end", None)
-
     def entry(recorder: Recorder, args: Sequence[Any]) -> Any:
         x = recorder.rows_of(args[0])
-        low = begin + x.rows if begin < 0 else begin
-        high = x.rows if end is None else int(end)
-        high = high + x.rows if high < 0 else high
-        if not 0 <= low < high <= x.rows:
-            infer(operator, attrs, [x.shape], [x.kind])
-            raise IndexError(f"rows {begin}:{end} of an array of {x.rows} rows")
+        low, high = _bounds(operator, attrs, x, 0)
         x = detached(recorder, x)
         return placed(recorder, x, rows_between(x, low, high), high - low)
 
     return entry
+
+
+def _bounds(operator: int, attrs: Attributes, x: Lazy, axis: int) -> tuple[int, int]:
+    """Where a slice along an axis begins and ends, counted from 0; MXNet's error if it does not."""
+    extent = x.shape[axis]
+    begin, end = int(value(attrs, "begin", 0)), value(attrs, "end", None)
+    low = begin + extent if begin < 0 else begin
+    high = extent if end is None else int(end)
+    high = high + extent if high < 0 else high
+    if not 0 <= low < high <= extent:
+        infer(operator, attrs, [x.shape], [x.kind])
+        raise IndexError(f"{begin}:{end} of an axis of {extent}")
+    return low, high
 
 
 def _cuts_rows(shape: tuple[int, ...], axis: int) -> bool:
@@ -300,11 +306,7 @@ def _slice_inner(library: Library, state: int, op: str, operator: int, attrs: At
             if x.kind not in others:
                 others[x.kind] = by_rows(library, recorder, op, operator, args, attrs)
             return others[x.kind](recorder, args)
-        extent = x.shape[axis]
-        low, high, _ = slice(value(attrs, "begin"), value(attrs, "end")).indices(extent)
-        shape, _ = infer(operator, attrs, [x.shape], [x.kind]) if low >= high else ([], None)
-        if shape:
-            raise IndexError(f"{low}:{high} of an axis of {extent}")
+        low, high = _bounds(operator, attrs, x, axis)
         rows = as_shape(recorder, x, x.shape[axis:])
         rows = placed(recorder, rows, rows_between(rows, low, high), high - low)
         return as_shape(recorder, rows, (*x.shape[:axis], high - low, *x.shape[axis + 1 :]))

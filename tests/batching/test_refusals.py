@@ -247,6 +247,20 @@ def test_blocks_that_mix_rows_run_operator_by_operator() -> None:
         assert "is recorded operator by operator" in batched.explain()
 
 
+@pytest.mark.parametrize(("begin", "end"), [(0, 9), (-9, 2), (4, None), (2, 2), (0, -5)])
+def test_slices_beyond_the_end_raise_what_mxnet_raises(begin: int, end: int | None) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        return mx.nd.slice_axis(x, axis=1, begin=begin, end=end)
+
+    net, x = Fn(forward), rand(1, 4, 16)
+    with pytest.raises(mx.MXNetError) as theirs:
+        net(x)
+    with pytest.raises(SampleError) as ours:
+        graphopt.batch(net)([(x,)])
+    last = str(theirs.value).strip().splitlines()[-1]
+    assert last.rpartition("Check failed")[2] in str(ours.value.__cause__)
+
+
 def test_layers_over_sequences_run_one_by_one() -> None:
     lstm = mx.gluon.rnn.LSTM(3, input_size=2)
     net = initialized(Fn(lambda net, x: net.lstm(x), lstm=lstm))
