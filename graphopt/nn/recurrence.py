@@ -50,8 +50,8 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
         message: ``message(F, x, *states)``, or a HybridBlock called with ``(x, *states)``; returns
             one or several messages (edges, columns).
         reduce: ``"sum"``, ``"mean"``, ``"max"``, or ``"concat2"``, ``"concat3"`` ... which puts the
-            messages of at most so many children side by side, in the order of their numbers; one
-            for all messages or one for each.
+            messages of at most so many children side by side, in the order of edges, or of the
+            children's numbers where parents are given; one for all messages or one for each.
         update: ``update(F, x, *reduced)``, or a HybridBlock; returns the node's states, and behind
             them what else the layer is to return.
         state_sizes: columns of each state; default: as many states as ``message`` takes, each as

@@ -94,9 +94,10 @@ class ChildSumTreeLSTM(_TreeLSTM):
 class NaryTreeLSTM(_TreeLSTM):
     """The N-ary Tree-LSTM; ``layer(x, parents) -> (h, c)``, each (nodes, hidden_size).
 
-    Every node has at most ``arity`` children, told apart by the order of their numbers; each gate
-    reads all of them, with weights for each place. Tai, Socher and Manning, Improved Semantic
-    Representations From Tree-Structured Long Short-Term Memory Networks (2015).
+    Every node has at most ``arity`` children, told apart by the order of their numbers, or by that
+    of edges where these are given; each gate reads all of them, with weights for each place. Tai,
+    Socher and Manning, Improved Semantic Representations From Tree-Structured Long Short-Term
+    Memory Networks (2015).
 
     Parameters: ``i2h`` (4 * hidden_size, input_size) for input, forget, update, output; ``h2h``
     ((3 + arity) * hidden_size, arity * hidden_size) for input, update, output and the children's

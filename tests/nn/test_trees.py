@@ -243,6 +243,24 @@ def test_n_ary_is_node_by_node(arity: int) -> None:
     assert_close(mine, theirs, "float64")
 
 
+def test_children_lie_in_the_order_of_edges_or_of_their_numbers() -> None:
+    def whole(_function: Any, _x: Any, state: Any) -> Any:
+        return state
+
+    def first(F: Any, x: Any, reduced: Any) -> Any:
+        return x + F.slice_axis(reduced, axis=1, begin=0, end=1)
+
+    layer = started(nn.Recurrence(whole, "concat2", first, (1,)))
+    x = mx.nd.array([[1], [2], [4]])
+
+    def root(given: Any) -> float:
+        return float(layer(x, given)[2].asscalar())
+
+    assert root(structure([(0, 2), (1, 2)])) == 5
+    assert root(structure([(1, 2), (0, 2)])) == 6
+    assert root(parents_in([(1, 2), (0, 2)], 3)) == 5
+
+
 def test_trees_do_not_depend_on_each_other() -> None:
     layer = started(nn.ChildSumTreeLSTM(UNITS, COLUMNS))
     parents = forest([5, 8])
