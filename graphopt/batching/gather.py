@@ -106,8 +106,9 @@ def _reduce_blocks(nd: Any, values: Any, length: int, how: str) -> Any:
     """Reduce ``length`` blocks of rows, one behind the other, elementwise."""
     if length == 1:
         return values
-    if how in ("max", "min"):
-        # Not one by one, as the gradient where rows are equal is that of the operator.
+    if how in ("max", "min") or values.dtype == np.float16:
+        # Not one by one, as the gradient where rows are equal is that of the operator, and float16
+        # would be rounded in between.
         blocks = nd.Reshape(values, shape=(-4, length, -1, -2))
         return getattr(nd, how)(blocks, axis=0)
     total = nd.add_n(*nd.SliceChannel(values, num_outputs=length, axis=0))

@@ -261,6 +261,15 @@ def test_python_sum() -> None:
     check(net, samples, groups=3, scheduler="agenda")
 
 
+@pytest.mark.parametrize("how", ["sum", "mean"])
+def test_many_rows_of_float16(how: str) -> None:
+    x = rand(1, 1500, 4, dtype="float16", seed=0) + 1
+    net = Fn(lambda _net, x: getattr(x[0], how)(axis=0, keepdims=True))
+    exact = getattr(x.asnumpy()[0].astype("float64"), how)(axis=0)
+    found = graphopt.batch(net)([(x,)]).asnumpy()[0]
+    np.testing.assert_allclose(found, exact, rtol=1e-3)
+
+
 def test_python_sums_used_in_all_ways() -> None:
     def forward(net: Any, xs: Any) -> Any:
         total = sum(xs)
