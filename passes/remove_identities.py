@@ -66,9 +66,9 @@ class RemoveIdentities(Pass):
 
     In every mode: copies; casts to the dtype that is there; reshapes, slices, broadcasts, pads and
     tiles that keep the shape; transposes that move no elements; joins and sums of one input, splits
-    into one; average pooling of single elements; ``Dropout`` with ``p=0``. In inference also what
-    is there for gradients or training only: ``BlockGrad``, ``MakeLoss``, ``Dropout`` (not with
-    ``mode="always"``), clips to infinity. Types are taken at their word where shapes decide.
+    into one; average pooling of single elements; clips to infinity; ``Dropout`` with ``p=0``. In
+    inference also what is there for gradients or training only: ``BlockGrad``, ``MakeLoss``,
+    ``Dropout`` (not with ``mode="always"``). Types are taken at their word where shapes decide.
 
     An identity stays where its value is a graph output and its input is a graph input, a constant,
     or an output too: executors must not return the caller's own array, nor one array twice. Else
@@ -210,10 +210,6 @@ def _is_identity(graph: Graph, node: Node, cx: PassContext) -> bool:
 def _only_for_training(op: str, node: Node) -> bool:
     if op == "Dropout":
         return node.attrs.get("mode") != "always"
-    if op == "clip":
-        # In training not even this is neutral: where the data is NaN, its gradient is 0.
-        low, high = (node.attrs.get(key) for key in ("a_min", "a_max"))
-        return low == -math.inf and high == math.inf
     return op in _FORWARD_ONLY or op == "IdentityAttachKLSparseReg"
 
 
@@ -229,6 +225,12 @@ def _same_dtype(node: Node, inputs: Inputs) -> bool:
 def _no_drop(node: Node, inputs: Inputs) -> bool:
     # MXNet draws nothing then, so no other random number changes.
     return bool(node.attrs.get("p", 0.5) == 0)
+
+
+def _clips_nothing(node: Node, inputs: Inputs) -> bool:
+    # MXNet's gradient passes at NaN and infinity, too.
+    low, high = (node.attrs.get(key) for key in ("a_min", "a_max"))
+    return low == -math.inf and high == math.inf
 
 
 def _takes_everything(node: Node, inputs: Inputs) -> bool:
@@ -289,6 +291,7 @@ _RULES: Final[dict[str, Callable[[Node, Inputs], bool]]] = {
     "Cast": _same_dtype,
     "amp_cast": _same_dtype,
     "Dropout": _no_drop,
+    "clip": _clips_nothing,
     "slice": _takes_everything,
     "SliceChannel": _one_part,
     "Pooling": _pools_nothing,

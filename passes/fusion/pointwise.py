@@ -159,14 +159,19 @@ def _hard_sigmoid(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
 def _smooth_l1(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     square = scalar(attrs) ** 2
     size = emit("abs", args[0])
-    curve = emit("mul", emit("square", args[0]), 0.5 * square)
-    return emit("where", emit("gt", size, 1 / square), emit("sub", size, 0.5 / square), curve)
+    is_far = emit("gt", size, 1 / square)
+    # Zero far off, since an infinite slope of the curve times a gradient of zero is NaN.
+    near = emit("where", is_far, 0.0, args[0])
+    curve = emit("mul", emit("square", near), 0.5 * square)
+    return emit("where", is_far, emit("sub", size, 0.5 / square), curve)
 
 
 def _clip(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    # Bounds on the right: where x equals one, x gets the gradient.
-    raised = emit("max", args[0], single(attrs, "a_min", 0.0))
-    return emit("min", raised, single(attrs, "a_max", 0.0))
+    # All but what is beyond a bound gets the gradient, also what equals one or is NaN.
+    x, low, high = args[0], single(attrs, "a_min", 0.0), single(attrs, "a_max", 0.0)
+    is_beyond = emit("or", emit("gt", x, high), emit("lt", x, low))
+    clipped = emit("min", emit("max", x, low), high)
+    return emit("with_slope", clipped, emit("where", is_beyond, 0.0, x), 1.0)
 
 
 def _quadratic(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:

@@ -66,3 +66,27 @@ def test_a_softmax_of_nan_is_nan_in_its_row_only() -> None:
     # All of the row: oneDNN makes zeros of the finite ones beside.
     assert np.isnan(got[np.isnan(want)]).all()
     np.testing.assert_allclose(got[2:], want[2:], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [("smooth_l1", {"scalar": 2.0}), ("clip", {"a_min": -1.0, "a_max": 2.0})],
+)
+def test_gradients_at_special_values_are_mxnets(op: str, attrs: dict[str, Any]) -> None:
+    class One(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return getattr(F, op)(x * 1.0, **attrs) * 3.0
+
+    def gradient(net: Any) -> Any:
+        x = mx.nd.array([np.inf, -np.inf, 3e38, -3e38, 2, -1, 0.25, 0.1, np.nan, 5, -5])
+        x.attach_grad()
+        with mx.autograd.record():
+            y = net(x)
+        y.backward(mx.nd.array([1] * 9 + [np.inf, np.nan]))
+        return x.grad.asnumpy()
+
+    net = One()
+    fast = graphopt.optimize(net)
+    want, got = gradient(net), gradient(fast)
+    assert is_fused(fast)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
