@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -103,11 +104,33 @@ def written_values(graph: Graph, *, training: bool) -> frozenset[Value]:
 
     An auxiliary state counts as written wherever an impure operator reads it.
     """
-    written: set[Value] = set()
-    for node in graph:
-        if is_pure(node, training=training):
-            continue
-        positions = info(node.op, node.attrs).writes(len(node.inputs))
-        written.update(node.inputs[at] for at in positions)
-        written.update(value for value in node.inputs if graph[value.node].op == AUX)
-    return frozenset(written)
+    return frozenset(
+        value for node in graph for value in _written_by(graph, node, training=training)
+    )
+
+
+def behind_rivals(graph: Graph, *, training: bool) -> frozenset[NodeId]:
+    """Operators that write a state which others write too, and all that read of them. Linear.
+
+    What such a state is in the end depends on who writes it last.
+    """
+    written = {
+        node.id: values for node in graph if (values := _written_by(graph, node, training=training))
+    }
+    writers = Counter(value for values in written.values() for value in values)
+    rivals = {node for node, values in written.items() if any(writers[v] > 1 for v in values)}
+    if not rivals:
+        return frozenset()
+    behind: set[NodeId] = set()
+    for node in graph.topological():
+        if node.id in rivals or any(value.node in behind for value in node.inputs):
+            behind.add(node.id)
+    return frozenset(behind)
+
+
+def _written_by(graph: Graph, node: Node, *, training: bool) -> set[Value]:
+    if is_pure(node, training=training):
+        return set()
+    positions = info(node.op, node.attrs).writes(len(node.inputs))
+    states = (value for value in node.inputs if graph[value.node].op == AUX)
+    return {*(node.inputs[at] for at in positions), *states}

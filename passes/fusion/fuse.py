@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphopt.analysis.effects import held_nodes, written_values
+from graphopt.analysis.effects import behind_rivals, held_nodes, written_values
 from graphopt.analysis.frozen import frozen_nodes, makes_sparse
 from graphopt.analysis.gradients import without_gradient
 from graphopt.errors import GraphoptError
@@ -71,6 +71,7 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
     found = _grow(graph, candidates)
     position = {node.id: at for at, node in enumerate(graph.topological())}
     regions = {found.groups.find(n) for n in candidates}
+    places = {node: position[node] for node in behind_rivals(graph, training=cx.training)}
     fused, specs = graph.copy(), _Specs(graph, precise=cx.settings.precise, training=cx.training)
     done = 0
     for region in sorted(regions, key=lambda group: position[group]):
@@ -78,7 +79,7 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
         nodes = [graph[n] for n in members]
         if rows and not any(canonical(node.op) in ROWS for node in nodes):
             continue
-        done += _try(graph, fused, nodes, specs, cx)
+        done += _try(graph, fused, nodes, places, specs, cx)
     if not done:
         return given
     cx.count("kernels", done)
@@ -288,9 +289,16 @@ class _Specs:
         )
 
 
-def _try(graph: Graph, fused: Graph, nodes: Sequence[Node], specs: _Specs, cx: PassContext) -> bool:
+def _try(
+    graph: Graph,
+    fused: Graph,
+    nodes: Sequence[Node],
+    places: Mapping[NodeId, int],
+    specs: _Specs,
+    cx: PassContext,
+) -> bool:
     """Make one region a node of ``fused``, unless that is not possible or not worth it."""
-    inputs, outputs = _boundary(graph, nodes)
+    inputs, outputs = _boundary(graph, nodes, places)
     if not outputs:
         return False
     if len(inputs) + len(outputs) > _MAX_OPERANDS:
@@ -338,17 +346,21 @@ def _check_extents(spec: KernelSpec) -> None:
         raise GraphoptError("the shape of the result is in none of the inputs")
 
 
-def _boundary(graph: Graph, nodes: Sequence[Node]) -> tuple[list[Value], list[Value]]:
+def _boundary(
+    graph: Graph, nodes: Sequence[Node], places: Mapping[NodeId, int]
+) -> tuple[list[Value], list[Value]]:
     """Values a region reads from outside, and its own that are read outside.
 
     MXNet runs what they come from in their order, the last first in backward. Operators that write
-    states, as BatchNorms that share them do, stay in the order they had.
+    one state, as a BatchNorm that is called twice does, stay in the order they had, which
+    ``places`` tells of them and of what reads of them.
     """
     inside = {node.id for node in nodes}
     inputs = dict.fromkeys(v for node in nodes for v in node.inputs if v.node not in inside)
-    writers = {v for v in inputs if info(graph[v.node].op, graph[v.node].attrs).mutates}
-    ordered = iter(sorted(writers, key=lambda value: value.node))
-    return [next(ordered) if v in writers else v for v in inputs], results(graph, nodes)
+    behind = [value for value in inputs if value.node in places]
+    ordered = iter(sorted(behind, key=lambda value: places[value.node]))
+    found = [next(ordered) if v.node in places else v for v in inputs]
+    return found, results(graph, nodes)
 
 
 def _body(

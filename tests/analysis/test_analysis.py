@@ -2,7 +2,14 @@
 
 import pytest
 
-from graphopt.analysis.effects import held_nodes, is_pure, may_draw, may_repeat, written_values
+from graphopt.analysis.effects import (
+    behind_rivals,
+    held_nodes,
+    is_pure,
+    may_draw,
+    may_repeat,
+    written_values,
+)
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.analysis.metrics import Meter, Metrics, measure
 from graphopt.ir.parser import parse
@@ -118,6 +125,23 @@ def test_purity(line, inference, training):
 def test_held_nodes_are_those_that_others_run_after():
     graph = parse("graph g(%x: ?) { %a = relu(%x) %b = relu(%x) after(%a, %x) return %b }")
     assert held_nodes(graph) == {graph.find("a").id, graph.find("x").id}
+
+
+def test_behind_rivals():
+    text = """
+        graph g(%x: f32[2,4], param %w: f32[4], aux %m: f32[4], aux %v: f32[4]) {{
+          %a = {0} : f32[2,4]
+          %b = tanh(%a) : f32[2,4]
+          %c = {1} : f32[2,4]
+          %d = tanh(%c) : f32[2,4]
+          return %b, %d
+        }}"""
+    norm = "BatchNorm(%x, %w, %w, %m, %v) {fix_gamma=False}"
+    graph = parse(text.format(norm, norm))
+    names = {graph[node].name for node in behind_rivals(graph, training=True)}
+    assert names == {"a", "b", "c", "d"}
+    assert not behind_rivals(graph, training=False)
+    assert not behind_rivals(parse(text.format(norm, "exp(%x)")), training=True)
 
 
 def test_written_values():
