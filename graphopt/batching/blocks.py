@@ -54,7 +54,7 @@ def call_block(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
     if unit is None or _is_due(unit):
         layout = (tuple, (0,) * len(values))
         is_new = unit is None
-        if is_new and recorder.library.is_fleeting(recorder, block):
+        if is_new and _is_left_to_python(recorder, block):
             return descend(block, args)
         unit = recorder.units[tuple(key)] = _enter(recorder, block, values, layout, is_new=is_new)
     if unit is _DESCEND:
@@ -153,12 +153,18 @@ def _call_nested(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
     unit = recorder.units.get(key)
     if unit is None or _is_due(unit):
         is_new = unit is None
-        if is_new and recorder.library.is_fleeting(recorder, block):
+        if is_new and _is_left_to_python(recorder, block):
             return descend(block, args)
         unit = recorder.units[key] = _enter(recorder, block, values, layout, is_new=is_new)
     if not isinstance(unit, Unit):
         return descend(block, args)
     return _record(recorder, block, unit, args, values)
+
+
+def _is_left_to_python(recorder: Recorder, block: Any) -> bool:
+    """Whether a call of a kind that was not met before is not to be traced, nor remembered."""
+    library = recorder.library
+    return library.is_fleeting(recorder, block) or library.is_uninitialized(block)
 
 
 def _is_due(unit: Any) -> bool:

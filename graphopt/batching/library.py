@@ -72,6 +72,7 @@ class Library:
         self._calls = 0
         self._changes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._strangers: Counter[type] = Counter()
+        self._initialized: weakref.WeakSet[Any] = weakref.WeakSet()
         self._set_within: weakref.WeakSet[Any] = weakref.WeakSet()
         self._children: set[int] | None = None  # of the net, as of this call
         self._serial = 0  # never starts anew: groups being recorded are known by it
@@ -152,6 +153,19 @@ class Library:
             self.note(f"{describe(block)} is recorded operator by operator: made in every call")
             self._forget_in(recorder)
             return True
+
+    def is_uninitialized(self, block: Any) -> bool:
+        """Whether a Block's Python has to run first, which draws parameters as it calls layers.
+
+        Its graph has them in another order, and lacks those that no result is computed from. Once
+        is enough: what is not called stays as it is.
+        """
+        if getattr(block, "_active", False) or block in self._initialized:
+            return False
+        found = any(p._deferred_init for p in block.collect_params().values())
+        if found:
+            self._initialized.add(block)
+        return found
 
     def _is_childs(self, block: Any) -> bool:
         if self._children is None:

@@ -89,6 +89,39 @@ def test_deferred_shapes() -> None:
     assert net.a.weight.shape == (4, 3)
 
 
+class Late(mx.gluon.HybridBlock):
+    """Calls its second layer first, and reads it or not."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.reads = reads
+        with self.name_scope():
+            self.a, self.b, self.never = nn.Dense(4), nn.Dense(4), nn.Dense(4)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        y = self.b(x)
+        z = self.a(x)
+        return z - y if self.reads else z
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_deferred_parameters_are_drawn_as_without_batches(reads: bool) -> None:
+    given = [(rand(1, 3),) for _ in range(4)]
+    found = []
+    for is_batched in (False, True):
+        mx.random.seed(0)
+        net = Fn(lambda net, x: net.late(x), late=Late(reads))
+        net.initialize()
+        batched = graphopt.batch(net, debug=not is_batched)
+        batched(given)
+        found.append([layer.weight.data().asnumpy() for layer in (net.late.a, net.late.b)])
+        assert net.late.never.weight._deferred_init
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    batched(given)
+    assert batched.statistics.groups == 1
+
+
 def test_parameters_used_directly() -> None:
     def forward(net: Any, x: Any) -> Any:
         w, b = net.w.data(), net.b.data()
