@@ -1,11 +1,11 @@
 """Rows whose gradient MXNet would not compute sample by sample, and how it is kept from the others.
 
 A row that no result is computed from takes part in the backward of its group all the same, with a
-gradient of zero. Where the slope of the operator is infinite, as that of the square root of zero,
-the product is no number, which sums over rows then spread. So such operators read their arguments
-through a mask, which is written once it is known which rows results are computed from: for what ran
-because a sample read a value, that is after all samples have ended; for what is kept and asked for
-later, then.
+gradient of zero. Where the slope of the operator is infinite, as that of the square root of zero or
+of an exponential that overflows, the product is no number, which sums over rows then spread. So
+such operators read their arguments through a mask, which is written once it is known which rows
+results are computed from: for what ran because a sample read a value, that is after all samples
+have ended; for what is kept and asked for later, then.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from graphopt.ir.ops import canonical
 if TYPE_CHECKING:
     from graphopt.batching.native.stages import Planned
 
-#: Operators with an infinite slope at a finite argument.
+#: Operators with an infinite slope, or one that overflows, at a finite argument.
 _STEEP = (
-    "arccos arccosh arcsin arctanh broadcast_div broadcast_hypot broadcast_power cbrt elemwise_div"
-    " erfinv gamma gammaln log log10 log1p log2 norm rcbrt reciprocal rsqrt sqrt _hypot"
-    " _hypot_scalar _linalg_det _linalg_inverse _linalg_potrf _linalg_slogdet _linalg_sumlogdiag"
-    " _power _rdiv_scalar"
+    "arccos arccosh arcsin arctanh broadcast_div broadcast_hypot broadcast_mod broadcast_power cbrt"
+    " cosh elemwise_div erfinv exp expm1 gamma gammaln log log10 log1p log2 nanprod norm prod rcbrt"
+    " reciprocal rsqrt sinh sqrt tan _hypot _hypot_scalar _linalg_det _linalg_inverse"
+    " _linalg_potrf _linalg_potri _linalg_slogdet _linalg_sumlogdiag _linalg_trsm _mod _power"
+    " _rdiv_scalar _rmod_scalar _rpower_scalar"
 )
 
 
@@ -53,7 +54,7 @@ def is_steep(signature: Signature) -> bool:
 def _is_steep(op: str, scalar: Any) -> bool:
     name = canonical(op)
     if name == "_power_scalar":
-        return scalar is None or float(scalar) < 1
+        return scalar is None or not 1 <= float(scalar) <= 2
     return name in _STEEP.split()
 
 

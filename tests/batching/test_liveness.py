@@ -43,7 +43,28 @@ def divided(net: Any, x: Any) -> Any:
     return nd.tanh(moved) if np.isfinite(moved.asnumpy()).all() else nd.tanh(hidden)
 
 
-FUNCTIONS = [normalised, normalised_by_a_root, kept, divided]
+def overflowing(net: Any, x: Any) -> Any:
+    """Where one of these is infinite, another result is taken."""
+    hidden = net.dense(x) * 40
+    found = [
+        nd.exp(hidden),
+        nd.expm1(hidden),
+        nd.sinh(hidden),
+        nd.cosh(hidden),
+        3.0**hidden,
+        hidden**30,
+    ]
+    total = nd.add_n(*found)
+    return total if total.max().asscalar() < 1e30 else hidden
+
+
+def multiplied(net: Any, x: Any) -> Any:
+    hidden = net.dense(x)
+    product = nd.prod(hidden, axis=1, keepdims=True)
+    return hidden * product if product.asscalar() > 1e-6 else hidden
+
+
+FUNCTIONS = [normalised, normalised_by_a_root, kept, divided, overflowing, multiplied]
 
 
 def dense() -> Any:
