@@ -209,6 +209,12 @@ def _with_momentum(plain: Rule, moved: Rule) -> Callable[[Any], Rule | str]:
     return choose
 
 
+def _of_signum(optimizer: Any) -> Rule | str:
+    if optimizer.momentum == 0 and optimizer.wd_lh:  # MXNet's operator does not know it
+        return f"wd_lh={optimizer.wd_lh} is without momentum"
+    return _SIGNUM(optimizer)
+
+
 def _of_rms_prop(optimizer: Any) -> Rule:
     bound = ("clip_weights",) if optimizer.clip_weights and optimizer.clip_weights > 0 else ()
     if optimizer.centered:
@@ -229,10 +235,11 @@ def _always(rule: Rule) -> Callable[[Any], Rule]:
 
 
 _BETAS: Final = ("beta1", "beta2")
+_SIGNUM: Final = _with_momentum(Rule(_sign_sgd), Rule(_signum, ("state",), ("momentum", "wd_lh")))
 _RULES: Final[dict[str, Callable[[Any], Rule | str]]] = {
     "SGD": _with_momentum(Rule(_sgd), Rule(_momentum, ("state",), ("momentum",))),
     "NAG": _with_momentum(Rule(_sgd), Rule(_nesterov, ("state",), ("momentum",))),
-    "Signum": _with_momentum(Rule(_sign_sgd), Rule(_signum, ("state",), ("momentum", "wd_lh"))),
+    "Signum": _of_signum,
     "Adam": _always(Rule(_adam, ("mean", "var"), (*_BETAS, "epsilon"))),
     "Adamax": _always(Rule(_adamax, ("mean", "most"), (*_BETAS, "rest_beta1"), rounds=False)),
     "Nadam": _always(

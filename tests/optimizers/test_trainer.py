@@ -235,6 +235,14 @@ def test_other_optimizers_are_left_to_mxnet(make: Any, why: str) -> None:
         strict.step(1)
 
 
+def test_what_mxnet_refuses_is_refused() -> None:
+    options = {"momentum": 0.0, "wd_lh": 0.5}
+    trainer = graphopt.optimize(mx.gluon.Trainer(parameters(), "signum", options))
+    with pytest.raises(mx.MXNetError, match="wd_lh"):
+        train(trainer._params, trainer)
+    assert trainer.explain() == "MXNet updates the weights: wd_lh=0.5 is without momentum"
+
+
 class OwnTrainer(mx.gluon.Trainer):  # type: ignore[misc, name-defined]
     """Counts its steps."""
 
