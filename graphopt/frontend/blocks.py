@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
 
 
 def descendants(block: Any) -> list[Any]:
@@ -22,6 +23,19 @@ def descendants(block: Any) -> list[Any]:
 def describe(block: Any) -> str:
     """A Block for messages: its class and name."""
     return f"{type(block).__name__} {block.name!r}"
+
+
+def all_parameters(block: Any) -> Any:
+    """All parameters of a Block and those in it, by name.
+
+    Raises:
+        UnsupportedError: two have one name, as in an ensemble of Blocks of one file, which MXNet
+            minds where it needs them all.
+    """
+    try:
+        return block.collect_params()
+    except AssertionError as error:
+        raise UnsupportedError(f"{describe(block)} cannot collect parameters: {error}") from None
 
 
 def input_names(count: int) -> tuple[str, ...]:

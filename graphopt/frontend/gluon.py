@@ -17,7 +17,13 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
-from graphopt.frontend.blocks import descendants, describe, input_names, variable_like
+from graphopt.frontend.blocks import (
+    all_parameters,
+    descendants,
+    describe,
+    input_names,
+    variable_like,
+)
 from graphopt.frontend.composing import composing_graphs
 from graphopt.frontend.kept import without_kept
 from graphopt.frontend.order import noting_order
@@ -73,6 +79,7 @@ def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
     hooked = why_hooked(descendants(block)[1:])
     if hooked:
         raise UnsupportedError(hooked)
+    all_parameters(block)  # which a graph knows by their names
     flat, layout = mx.gluon.block._flatten(list(args), "input")
     given = [array for array in flat if array is not None]
     if not given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.compat import import_mxnet
+from graphopt.frontend.blocks import all_parameters
 from graphopt.kernels.bridge.memory import memory_of
 from graphopt.nn.parameters import Watched, is_replaced, watched, with_new_arrays
 from graphopt.recording.active import Unrecorded
@@ -75,7 +76,7 @@ class Leaves:
         self._ctx, self._watched = ctx, []
         self._names, self._known, self.parameters, self.constants = {}, {}, {}, set()
         self._ids = {}
-        for name, parameter in self._block.collect_params().items():
+        for name, parameter in all_parameters(self._block).items():
             found = watched(parameter, ctx)
             self._watched.append(found)
             array = found[3]

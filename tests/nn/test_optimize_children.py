@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -110,3 +112,28 @@ def test_a_block_around_a_recurrence_is_split() -> None:
         (line,) = (line for line in told.splitlines() if f"child '{name}'" in line)
         assert f"({part}" in line
     assert "import-rnn" in told
+
+
+def named_alike(make: Any) -> Any:
+    """Two layers of other weights by the same names, as imports of one file are."""
+    net = make()
+    for number in (1, 2):
+        layer = nn.Dense(2, in_units=2, prefix="dense_")
+        layer.initialize(mx.init.Constant(number))
+        net.add(layer)
+    return net
+
+
+@pytest.mark.parametrize("make", [nn.HybridSequential, nn.Sequential])
+def test_blocks_with_parameters_of_the_same_names_are_apart(make: Any) -> None:
+    net, x = named_alike(make), mx.nd.ones((1, 2))
+    fast = graphopt.optimize(net)
+    for _ in range(3):
+        same(fast(x), net(x))
+    assert "cannot collect parameters" in fast.explain()
+    with mx.autograd.record():
+        fast(x).backward()
+    assert [layer.weight.grad().asnumpy().sum() for layer in net] == [16, 8]
+    for options in ({"strict": True}, {"record": True}):
+        with pytest.raises(UnsupportedError, match="same name 'dense_weight'"):
+            graphopt.optimize(named_alike(make), **options)(x)
