@@ -213,6 +213,8 @@ def _find(forward: KernelSpec, backward: KernelSpec, value: int) -> int | None:
         found = None
         if all(a is not None for a in args):
             found = known.get(Instruction(step.op, tuple(a for a in args if a is not None)))
+        if found is None and step.op == "with_slope" and isinstance(args[0], int):
+            found = args[0]  # the same number
         place.append(read.get(number) if found is None and number != value else found)
     target = place[value]
     return target if isinstance(target, int) else None

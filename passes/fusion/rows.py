@@ -135,7 +135,21 @@ def _mean(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
 def _norm(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     if int(number(attrs, "ord", 2)) == 1:
         return emit("reduce_sum", emit("abs", args[0]))
-    return emit("sqrt", emit("reduce_sum", emit("square", args[0])))
+    # Squares of large and small numbers leave the range of float32. Sums of scaled ones cost little
+    # beside, where a scale by the largest number would be a second walk along the row.
+    squares = emit("reduce_sum", emit("square", args[0]))
+    # What is small among large ones counts for as much as is still normal once it is scaled, since
+    # processors are slow below.
+    large = _scaled_norm(emit, emit("max", emit("abs", args[0]), 2.0**20), 2.0**-80)
+    small = _scaled_norm(emit, args[0], 2.0**90)
+    length = emit("where", emit("lt", squares, 2.0**-80), small, emit("sqrt", squares))
+    length = emit("where", emit("gt", squares, 2.0**120), large, length)
+    return emit("with_slope", length, squares, emit("div", 0.5, length))
+
+
+def _scaled_norm(emit: Emit, x: Arg, scale: float) -> Arg:
+    squares = emit("reduce_sum", emit("square", emit("mul", x, scale)))
+    return emit("mul", emit("sqrt", squares), 1 / scale)
 
 
 def _softmax(name: str, negate: bool = False) -> Build:
