@@ -73,10 +73,11 @@ class Leaves:
         """Know parameters by the arrays that they have now."""
         if ctx == self._ctx and not with_new_arrays(self._watched):
             return
+        parameters = all_parameters(self._block)  # where it refuses, all stays as it is
         self._ctx, self._watched = ctx, []
         self._names, self._known, self.parameters, self.constants = {}, {}, {}, set()
         self._ids = {}
-        for name, parameter in all_parameters(self._block).items():
+        for name, parameter in parameters.items():
             found = watched(parameter, ctx)
             self._watched.append(found)
             array = found[3]
