@@ -293,8 +293,11 @@ class _Writer:
         return self._op("Reshape", [part], shape, what, shape=shape)
 
     def state(self, value: Value, number: int) -> Value:
-        """The state of one cell, (batch, columns), of all cells' states; zeros as they are."""
-        if self.graph[value.node].op in ZEROS:
+        """The state of one cell, (batch, columns), of all cells' states.
+
+        Where all are zeros they are as they are: nobody reads them.
+        """
+        if self._is_zero():
             return value
         shape = self.graph.type_of(value).shape or ()
         count, batch, width = (int(extent or 0) for extent in shape)

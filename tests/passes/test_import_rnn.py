@@ -231,3 +231,22 @@ def test_the_faster_one_stays(fast: str) -> None:
     result = run_pass(net("lstm"), "import-rnn", target=Clock(fast))
     assert fast in ops(result.graph)
     assert "2 ms" in "\n".join(map(str, result.remarks))
+
+
+@pytest.mark.parametrize("zeros", ["_zeros() {shape=(2, 3, 6)}", "zeros_like(%c)"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_one_state_of_zeros_is_read_like_the_other(zeros: str, is_first: bool) -> None:
+    graph = parse(
+        f"""graph g(%x: f32[5,3,4], param %p: f32[624], %c: f32[2,3,6]) {{
+          %z = {zeros} : f32[2,3,6]
+          %r = RNN(%x, %p, {"%z, %c" if is_first else "%c, %z"})
+               {{mode="lstm", num_layers=2, state_size=6, state_outputs=True}}
+               : (f32[5,3,6], f32[2,3,6], f32[2,3,6])
+          return %r, %r#1, %r#2
+        }}"""
+    )
+    result = imported(graph, mode="training")
+    (first, *_) = nodes = [node for node in result.graph if node.op == RECURRENCE]
+    assert len(nodes) == 2
+    assert [result.graph.type_of(value).shape for value in first.inputs[1:3]] == [(3, 6)] * 2
+    assert_equivalent(graph, result.graph, training=True)
