@@ -20,7 +20,8 @@ class Values:
         """Of a body.
 
         Raises:
-            GraphoptError: it computes in several dtypes, or in one that kernels of steps do not.
+            GraphoptError: it computes in several dtypes, or in one that kernels of steps do not, or
+                some of what it is fed has one row for all sequences.
         """
         self.body, self.n_sequences, self.n_states = body, sequences, states
         self.inputs = {node.id: n for n, node in enumerate(body.inputs)}
@@ -30,6 +31,10 @@ class Values:
             raise GraphoptError(f"a step computes in one of float32 and float64, not in {told}")
         self.dtype = str(dtypes.pop())
         self.first_parameter = sequences + states
+        fed = [self.shape(self.input(number)) for number in range(self.first_parameter)]
+        if len({shape[:1] for shape in fed}) > 1:
+            told = ", ".join(map(str, fed))
+            raise GraphoptError(f"sequences and states differ in how many rows they have: {told}")
 
     def input(self, number: int) -> Value:
         """An input by its number."""

@@ -24,7 +24,7 @@ class Loop(mx.gluon.HybridBlock):
         super().__init__()
         self.kind = kind
         with self.name_scope():
-            if kind == "leaky":
+            if kind in ("leaky", "a row for all"):
                 self.dense = mx.gluon.nn.Dense(UNITS, in_units=COLUMNS + UNITS)
             else:
                 self.cell = mx.gluon.rnn.LSTMCell(UNITS, input_size=COLUMNS)
@@ -44,11 +44,16 @@ class Loop(mx.gluon.HybridBlock):
             whole = F.cast(F.cast(8 * states[0], "int32"), "float32") / 8
             return self.cell(row, [whole, states[1]])
 
+        def row_for_all(row, states):
+            made = F.tanh(self.dense(F.concat(row, states[0], dim=1)))
+            return F.broadcast_mul(made, states[1]), [made, 0.5 * states[1]]
+
         bodies: dict[str, Callable[..., Any]] = {
             "lstm": lstm,
             "leaky": leaky,
             "random": random,
             "rounding": rounding,
+            "a row for all": row_for_all,
         }
         body = bodies[self.kind]
         outputs, states = F.contrib.foreach(body, x, [h, c])
@@ -60,7 +65,8 @@ def traced(kind: str) -> Graph:
     net = Loop(kind)
     net.initialize()
     net.hybridize()
-    shapes = {"data0": (STEPS, BATCH, COLUMNS), "data1": (BATCH, UNITS), "data2": (BATCH, UNITS)}
+    rows = 1 if kind == "a row for all" else BATCH
+    shapes = {"data0": (STEPS, BATCH, COLUMNS), "data1": (BATCH, UNITS), "data2": (rows, UNITS)}
     net(*(mx.nd.ones(shape) for shape in shapes.values()))
     return lift(net, shapes=shapes)
 
@@ -93,6 +99,13 @@ def test_bodies_that_cast_to_integers_stay(mode: str) -> None:
     result = imported(graph, mode=mode)
     assert result.graph.is_unchanged_from(graph)
     assert "a step computes in one of" in "\n".join(map(str, result.remarks))
+
+
+def test_a_state_with_one_row_for_all_sequences_stays() -> None:
+    graph = traced("a row for all")
+    result = imported(graph, mode="training")
+    assert result.graph.is_unchanged_from(graph)
+    assert "differ in how many rows they have" in "\n".join(map(str, result.remarks))
 
 
 def test_where_every_bit_counts() -> None:

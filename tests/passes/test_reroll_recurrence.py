@@ -222,6 +222,8 @@ class Odd(rnn.HybridRecurrentCell):
     def unroll(self, length, inputs, *_args, **_kwargs):
         F = mx.sym if isinstance(inputs, mx.sym.Symbol) else mx.nd
         rows = F.split(inputs, axis=0, num_outputs=length, squeeze_axis=1)
+        first = F.slice_axis(inputs, axis=1, begin=0, end=1)
+        first = F.split(first, axis=0, num_outputs=length, squeeze_axis=1)
         before = state = F.zeros((BATCH, COLUMNS))
         for step in range(length):
             if self.kind == "two steps back":
@@ -230,6 +232,8 @@ class Odd(rnn.HybridRecurrentCell):
                 state = F.tanh(self.inner(rows[step] + state) * (step + 1))
             elif self.kind == "used twice":
                 state = F.tanh(self.inner(F.tanh(self.inner(rows[step] + state))))
+            elif self.kind == "a row for all":
+                state = F.tanh(self.inner(F.broadcast_add(state, first[step])))
             elif self.kind == "dropout":
                 state = F.Dropout(F.tanh(self.inner(rows[step] + state)), p=self.rate)
             else:
@@ -245,6 +249,7 @@ class Odd(rnn.HybridRecurrentCell):
     [
         ("counts", "is not like"),
         ("cumsum", "a recurrence cannot compute it"),
+        ("a row for all", "differ in how many rows they have"),
     ],
 )
 def test_refusals(kind: str, why: str) -> None:
