@@ -2,7 +2,8 @@
 
 A Block's graph is traced once per types and autograd state, checked operator by operator, and run
 as one CachedOp on all rows; parameters are shared with the Block. Where the graph does not keep
-rows apart (or there is none), the Block's own Python runs and its operators are recorded instead.
+rows apart (or there is none), its operators are recorded instead: those of the graph that MXNet
+keeps of a hybridized Block, or those that the Block's own Python calls.
 """
 
 from __future__ import annotations
@@ -231,27 +232,5 @@ def _made(
 
 
 def descend(block: Any, args: tuple[Any, ...]) -> Any:
-    """Run the Block's own Python; MXNet's cached graph of it would be no help."""
-    mx = import_mxnet()
-    base = mx.gluon.HybridBlock
-    first: Any = args[0] if args else None
-    plain = (
-        block._active
-        and type(block).forward is base.forward
-        and isinstance(first, mx.nd.NDArray)
-        and not isinstance(block, mx.gluon.SymbolBlock)
-    )
-    if not plain:
-        return mx.gluon.Block.__call__(block, *args)
-    for hook in block._forward_pre_hooks.values():
-        hook(block, args)
-    with first.ctx:
-        if any(p._deferred_init for p in block._reg_params.values()):
-            block._deferred_infer_shape(*args)
-            for parameter in block.params.values():
-                parameter._finish_deferred_init()
-        params = {name: p.data(first.ctx) for name, p in block._reg_params.items()}
-        found = block.hybrid_forward(mx.nd, *args, **params)
-    for hook in block._forward_hooks.values():
-        hook(block, args, found)
-    return found
+    """Call the Block as MXNet does; what it calls is recorded, see hooks.py and kept.py."""
+    return import_mxnet().gluon.Block.__call__(block, *args)

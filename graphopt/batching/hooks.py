@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from graphopt.backend.turns import TURNS, Kind, Turn
 from graphopt.batching import arithmetic, indexing, speedups  # noqa: F401 - they complete Lazy
 from graphopt.batching.blocks import call_block
+from graphopt.batching.kept import CALL, call_kept
 from graphopt.batching.lazy import Lazy, real, refused
 from graphopt.batching.operators import handle
 from graphopt.batching.recorder import ACTIVE, PAUSED, RECORDING, TRAINING, Recorder, Unrecorded
@@ -86,6 +87,7 @@ def _install() -> None:
     mx.nd.zeros, mx.nd.ones = _constant_zeros, _constant_ones
     mx.nd.add_n = _fast_sum
     mx.gluon.HybridBlock.__call__ = _hybrid
+    mx.gluon.HybridBlock._call_cached_op = _call_graph
     mx.gluon.Block.__setattr__ = _noted_setattr
     Optimized.__call__ = _call_optimized  # type: ignore[method-assign]
     # Thousands of small objects are made, hardly one of them in a cycle: looking for cycles in
@@ -108,6 +110,7 @@ def _remove() -> None:
         mx.gluon.HybridBlock.__call__ = _hybrid_call
     elif "__call__" in vars(mx.gluon.HybridBlock):
         del mx.gluon.HybridBlock.__call__
+    mx.gluon.HybridBlock._call_cached_op = CALL
     mx.gluon.Block.__setattr__ = _block_setattr
     Optimized.__call__ = _optimized_call  # type: ignore[method-assign]
     if _collects:
@@ -278,6 +281,12 @@ def _call_hybrid(self: Any, *args: Any) -> Any:
     if recorder is None:
         return _block_call(self, *args)
     return call_block(recorder, self, args)
+
+
+def _call_graph(self: Any, *args: Any) -> Any:
+    """MXNet's call of the graph that it keeps of a hybridized Block."""
+    recorder = ACTIVE.recorder
+    return CALL(self, *args) if recorder is None else call_kept(recorder, self, args)
 
 
 def _methods() -> tuple[Any, Any, Any]:

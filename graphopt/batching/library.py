@@ -111,14 +111,16 @@ class Library:
     def note_set(self, recorder: Recorder, block: Any, name: str, value: Any) -> None:
         """An attribute of a Block is set within a batch: if it is another, trace the Block no more.
 
-        What was recorded of it goes by the attribute as it was.
+        What was recorded of it goes by the attribute as it was, as does the graph that MXNet keeps
+        of a hybridized Block.
         """
         if not self.traced or not is_setting(block, name, value):
             return
         if holds(copied(getattr(block, name, None), Budget()), value):
             return
         with self.lock:
-            for traced in [part for part in self.traced if self._has(part, block)]:
+            found = [part for part in self.traced if self._has(part, block)]
+            for traced in [part for part in found if not _keeps_graph(part)]:
                 self._set_within.add(traced)
                 self.note(
                     f"{describe(traced)} is recorded operator by operator: a batch sets {name!r}"
@@ -258,6 +260,12 @@ class Library:
     def note(self, text: str) -> None:
         """Remark that something was not batched."""
         self.remarks[text] += 1
+
+
+def _keeps_graph(block: Any) -> bool:
+    """Whether MXNet runs its Python in its first call only."""
+    base = import_mxnet().gluon.HybridBlock
+    return bool(getattr(block, "_active", False)) and type(block).forward is base.forward
 
 
 _ARRAY = import_mxnet().nd.NDArray

@@ -19,6 +19,7 @@ from graphopt.analysis.effects import MASKING
 from graphopt.backend.documents import every_node, text_of
 from graphopt.batching.operators import applied, handle
 from graphopt.compat import import_mxnet
+from graphopt.ir.attrs import from_mxnet
 from graphopt.ir.ops import canonical, info
 from graphopt.recording.types import Type, all_recordable
 
@@ -56,6 +57,7 @@ class Child:
         self.samples = any(info(op).random and op not in MASKING for op in operators)
         self.is_loss = any(info(op).loss for op in operators)
         self._types: dict[Any, tuple[Type, ...] | None] = {}
+        self._learned: dict[Any, dict[int, tuple[int, ...]] | None] = {}
 
     def __eq__(self, other: object) -> bool:
         """Whether it computes the same."""
@@ -79,6 +81,30 @@ class Child:
         """Whether each of its results is computed from all of its inputs."""
         return len(set(self._read_by_results())) == 1
 
+    @cached_property
+    def open_nodes(self) -> dict[int, str]:
+        """Operators without inputs whose readers tell the shape, and what their results are called.
+
+        Those that draw make as many numbers as others read where they are not told how many.
+        """
+        return {
+            at: f"{node['name']}_output"
+            for at, node in enumerate(self._nodes)
+            if node["op"] != "null" and not node["inputs"] and _is_open(node)
+        }
+
+    def learned(self, shapes: tuple[tuple[int, ...], ...]) -> dict[int, tuple[int, ...]] | None:
+        """Their shapes for inputs of such shapes; ``None`` where MXNet cannot tell."""
+        if shapes not in self._learned:
+            internals = self.symbol.get_internals()
+            given = dict(zip(self.names, shapes, strict=True))
+            _, made, _ = internals._infer_shape_impl(True, **given)
+            known = dict(zip(internals.list_outputs(), made, strict=True))
+            found = {at: tuple(known[name]) for at, name in self.open_nodes.items()}
+            is_known = all(shape and 0 not in shape for shape in found.values())
+            self._learned[shapes] = found if is_known else None
+        return self._learned[shapes]
+
     def applied(self, inputs: Sequence[Any]) -> list[Any]:
         """Symbols of its results for Symbols of its inputs."""
         made = mx.sym.Symbol.__deepcopy__(self.symbol, None)
@@ -100,15 +126,18 @@ class Child:
         return not flags.get("static_alloc") and self.size <= limit and not self.is_even
 
     def operators(self) -> Iterator[tuple[int, dict[str, str], list[tuple[int, int]]]]:
-        """Each node's operator, 0 for an input, its attributes and what it reads."""
+        """Each node's operator, its attributes and what it reads; 0 and its number for an input."""
         for node in self._nodes:
+            if node["op"] == "null":
+                yield 0, {}, [(self.names.index(node["name"]), 0)]
+                continue
             attrs = {k: v for k, v in node.get("attrs", {}).items() if not k.startswith("__")}
-            op = 0 if node["op"] == "null" else handle(node["op"])
-            yield op, attrs, [(at, result) for at, result, *_ in node["inputs"]]
+            yield handle(node["op"]), attrs, [(at, result) for at, result, *_ in node["inputs"]]
 
     def heads(self) -> list[tuple[int, int]]:
         """The node and its result that each result is."""
-        return [(at, result) for at, result, *_ in json.loads(self._text)["heads"]]
+        heads = json.loads(self._text)["heads"] if self._text else []
+        return [(at, result) for at, result, *_ in heads]
 
     def _read_by_results(self) -> list[int]:
         """Per result the inputs that it is computed from, as bits."""
@@ -172,6 +201,12 @@ def _made_of(symbol: Any, *, is_np: bool) -> Child | None:
     if len({*names}) < len(names) or (whole is not None and {*whole.list_inputs()} != {*names}):
         return None
     return Child(whole, places, tuple(names), is_np=is_np)
+
+
+def _is_open(node: dict[str, Any]) -> bool:
+    default = () if node["op"].startswith("_random_") else (1,)
+    shape = from_mxnet(node.get("attrs", {})).get("shape", default)
+    return not shape or (isinstance(shape, tuple) and 0 in shape)
 
 
 class _Known(NamedTuple):

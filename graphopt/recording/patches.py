@@ -259,13 +259,12 @@ def _run_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _one_by_one(tape: Tape, child: Child, args: Sequence[Any]) -> list[Any]:
     """What a child's operators make, which MXNet calls as if it were not hybridized."""
-    inputs = iter(args)
     made: list[Any] = []
     for op, attrs, read in child.operators():
+        if not op:
+            made.append([args[read[0][0]]])
+            continue
         given = [made[at][result] for at, result in read]
-        made.append(
-            tape.call(op, given, [*attrs], [*attrs.values()], is_np=child.is_np, as_list=True)
-            if op
-            else [next(inputs)]
-        )
+        keys, values = [*attrs], [*attrs.values()]
+        made.append(tape.call(op, given, keys, values, is_np=child.is_np, as_list=True))
     return [made[at][result] for at, result in child.heads()]

@@ -1,4 +1,4 @@
-"""Python that has to run for each sample: of children that are not hybridized, and with state."""
+"""Children whose Python has to run for each sample, and hybridized ones, of which it must not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from tests.batching.comparing import Fn, check
 
 mx = import_mxnet()
 nn, nd, autograd = mx.gluon.nn, mx.nd, mx.autograd
@@ -111,3 +112,76 @@ def test_samples_that_keep_a_state_on_the_block_go_on_in_turn() -> None:
     want = nd.concat(*[net(*sample) for sample in samples], dim=0).asnumpy()
     found = graphopt.batch(net)(samples).asnumpy()
     np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
+
+
+def mixing(self: Any, F: Any, x: Any) -> Any:
+    return F.cumsum(paused(self, F, x), axis=1)
+
+
+def looping(self: Any, F: Any, x: Any) -> Any:
+    def step(row: Any, state: Any) -> Any:
+        return row + state, row * state
+
+    return F.contrib.foreach(step, self.dense(x), F.ones(4))[0]
+
+
+def learning(self: Any, F: Any, x: Any) -> Any:
+    return F.cumsum(self.dense(x) + F.zeros((0, 4)), axis=1)
+
+
+def noisy(self: Any, F: Any, x: Any) -> Any:
+    return F.cumsum(self.dense(x) + 1e-9 * F.random.normal(), axis=1)
+
+
+def setting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """That changes what the next call of its Python makes."""
+
+    def call(self: Any, F: Any, x: Any) -> Any:
+        self.calls += 1
+        return function(self, F, x) * self.calls
+
+    return call
+
+
+@pytest.mark.parametrize("function", [setting(paused), setting(mixing)], ids=["rows", "mixing"])
+def test_hybridized_ones_are_their_first_graph(function: Callable[..., Any]) -> None:
+    samples = [(nd.array(np.random.default_rng(i).normal(size=(1, 4))),) for i in range(3)]
+    found = []
+    for is_batched in (False, True):
+        mx.random.seed(0)
+        net = Net(function)
+        net.initialize(mx.init.Xavier())
+        net.child.hybridize()
+        batch = graphopt.batch(net, debug=not is_batched)
+        for _ in range(2):
+            with autograd.record():
+                y = batch(samples)
+                loss = y.square().sum()
+            loss.backward()
+            net.child.calls = 7
+        found.append((y.asnumpy(), net.child.dense.weight.grad().asnumpy()))
+    for got, want in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [mixing, learning, looping, noisy])
+def test_hybridized_ones_that_are_recorded_in_parts(function: Callable[..., Any]) -> None:
+    net = Net(function)
+    net.initialize(mx.init.Xavier())
+    net.child.hybridize()
+    samples = [(nd.array(np.random.default_rng(i).normal(size=(1, 4))),) for i in range(3)]
+    batched = check(net, samples)
+    assert "is recorded operator by operator" in batched.explain()
+
+
+def test_an_attribute_that_a_sample_sets_does_not_count_in_a_hybridized_one() -> None:
+    def forward(net: Any, x: Any) -> Any:
+        y = net.child(x)
+        net.child.calls += 1
+        return y
+
+    net = Fn(forward, child=Child(lambda self, F, x: self.dense(x) * (1 + self.calls)))
+    net.initialize()
+    net.child.hybridize()
+    batched = check(net, [(nd.ones((1, 4)) * n,) for n in range(3)], groups=1)
+    assert "operator by operator" not in batched.explain()
