@@ -27,6 +27,10 @@ _LINE_BYTES = 64
 #: So many elements are computed together. What is left of a row is copied to where there is room
 #: for so many, as an element by itself takes as long as a vector of them.
 TOGETHER = 16
+#: So many elements of a row are added up before their sum is, and so many such sums: of more, too
+#: much would be rounded away.
+_SUMMED_TOGETHER = 4096
+_SUMS_TOGETHER = 64
 
 #: Bytes of an element of each storage dtype.
 ITEM_SIZE = {
@@ -176,10 +180,52 @@ class _Emitter(Source):
             self._line(2, f"v{number} = number({START[op]})")
         for place in loop.sums:
             self._line(2, f"sum{place} = number(0.0)")
-        self._line(2, "for j in range(n):")
-        self._elements(loop)
+        sums = self._sums(loop)
+        if sums and self.spec.dtype == "float32":
+            self._in_blocks(loop, sums)
+        else:
+            self._line(2, "for j in range(n):")
+            self._elements(loop)
         for place in loop.sums:
             self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _sums(self, loop: Loop) -> list[str]:
+        """Names of what a walk adds up."""
+        steps = {number: self.spec.body[number - self.first] for number in loop.reductions}
+        totals = [f"v{number}" for number, step in steps.items() if step.op == "reduce_sum"]
+        return totals + [f"sum{place}" for place in loop.sums]
+
+    def _in_blocks(self, loop: Loop, sums: list[str]) -> None:
+        """A walk that adds up: sums of a block, of blocks near by, and of all.
+
+        The first block, which most rows are no longer than, costs nothing more.
+        """
+        near, together = _SUMMED_TOGETHER, _SUMMED_TOGETHER * _SUMS_TOGETHER
+        elements = self._capture(lambda: self._elements(loop))
+        for name in sums:
+            self._line(2, f"near_{name} = number(0.0)")
+            self._line(2, f"all_{name} = number(0.0)")
+        self._line(2, "end = n")
+        self._line(2, f"if n > {near}:")
+        self._line(3, f"end = {near}")
+        self._line(2, "for j in range(end):")
+        self.lines += elements
+        self._line(2, f"for begin in range({near}, n, {near}):")
+        for name in sums:
+            self._line(3, f"near_{name} = near_{name} + {name}")
+            self._line(3, f"{name} = number(0.0)")
+        self._line(3, f"if begin % {together} == 0:")
+        for name in sums:
+            self._line(4, f"all_{name} = all_{name} + near_{name}")
+            self._line(4, f"near_{name} = number(0.0)")
+        self._line(3, f"end = begin + {near}")
+        self._line(3, "if end > n:")
+        self._line(4, "end = n")
+        self._line(3, "for j in range(begin, end):")
+        self.lines += [f"    {line}" for line in elements]
+        self._line(2, f"if n > {near}:")
+        for name in sums:
+            self._line(3, f"{name} = all_{name} + (near_{name} + {name})")
 
     def _in_groups(self, loop: Loop) -> None:
         """Whole vectors are faster than masked ones, and none is computed for nothing."""

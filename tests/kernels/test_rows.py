@@ -155,3 +155,35 @@ def test_what_does_not_come_apart(text: str) -> None:
 def test_the_bridge_cuts_rows_into_pieces_of_the_same_size() -> None:
     header = (Path(bridge.__file__).parent / "meanwhile.h").read_text()
     assert f"kPiece = {TOGETHER};" in header
+
+
+SUMS = parse(
+    "f32[a|b] (f32[a,b]) { %1 = reduce_sum %0; %2 = reduce_max %0; return %1:f32[a], %2:f32[a] }"
+)
+#: Its output is summed over, as the gradient of what rows have one of.
+TWICE = parse("f32[a,b] (f32[a,b]) { %1 = mul %0 2.0; return %1:f32[a] }")
+
+
+def sums_of(x: Any) -> tuple[Any, Any, Any]:
+    total, largest, twice = np.zeros((3, len(x), 1), "float32")
+    call(SUMS, [x, total, largest], None, *x.shape)
+    call(TWICE, [x, twice], None, *x.shape)
+    return total[:, 0], largest[:, 0], twice[:, 0]
+
+
+@pytest.mark.parametrize("length", [1, 4095, 4096, 4097, 262_144, 270_337, 3_000_001])
+def test_sums_of_long_rows_keep_their_digits(length: int) -> None:
+    x = np.full((2, length), 0.3, "float32")
+    x[1] = noise(length) ** 2
+    total, largest, twice = sums_of(x)
+    exact = x.sum(axis=1, dtype="float64")
+    np.testing.assert_allclose(total, exact, rtol=3e-6)
+    np.testing.assert_allclose(twice, 2 * exact, rtol=3e-6)
+    np.testing.assert_array_equal(largest, x.max(axis=1))
+
+
+def test_sums_of_long_rows_are_infinite_or_no_number() -> None:
+    x = np.ones((2, 20_000), "float32")
+    x[0, 5000], x[1, 5000] = np.inf, np.nan
+    for found in sums_of(x):
+        np.testing.assert_array_equal(found, [np.inf, np.nan])
