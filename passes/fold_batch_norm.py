@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -191,8 +192,11 @@ class _Fold:
 
     def forwards(self, node: NodeId, before: str) -> Iterator[tuple[Node, str]]:
         """Fold, or yield the node with both reasons if somebody may wonder about it."""
-        affine = affine_of(self.graph, self.graph[node], self.frozen)
-        assert affine is not None
+        affine = None
+        with suppress(Refused):  # by what stands beside it since
+            affine = affine_of(self.graph, self.graph[node], self.frozen)
+        if affine is None:
+            return
         try:
             self.fold_forwards(affine)
         except Refused as refused:

@@ -10,4 +10,6 @@ def cancels(*terms: float) -> bool:
 
     ``(x + 1e8) - 1e8`` is how programs round x; it must not become x.
     """
-    return any(terms) and abs(math.fsum(terms)) < 0.5 * max(map(abs, terms))
+    if not any(terms) or not all(map(math.isfinite, terms)):
+        return False
+    return abs(sum(terms)) < 0.5 * max(map(abs, terms))

@@ -22,6 +22,7 @@ from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.nn.optimized import Optimized
+from graphopt.nn.sources import is_of_users
 
 mx = import_mxnet()
 _register = mx.ndarray.register
@@ -124,8 +125,10 @@ _KIND: Final = Kind(_install, _remove)
 def _noted_setattr(block: Any, name: str, value: Any) -> None:
     recorder = ACTIVE.recorder
     if recorder is not None:
-        # Layers of Gluon begin anew in every call.
-        recorder.is_in_turn |= type(block).__module__.partition(".")[0] != "mxnet"
+        if not recorder.is_in_turn and is_of_users(block, name):
+            recorder.is_in_turn = True
+            told = f"samples that read values go on in turn, as {name!r} of the Block is set"
+            recorder.library.note(told)
         recorder.library.note_set(recorder, block, name, value)
     _block_setattr(block, name, value)
 

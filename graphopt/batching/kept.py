@@ -1,7 +1,9 @@
 """Hybridized children whose graph is not recorded as one call: its operators, one by one.
 
 MXNet runs the Python of such a child in its first call, and keeps the graph. So what counts is that
-graph, whatever the Python would do now.
+graph, whatever the Python would do now. Python of graphs that have others in them (loops), or
+operators of the user's, runs all the same, as its parts are recorded together with those of other
+samples.
 """
 
 from __future__ import annotations
@@ -49,16 +51,16 @@ def _one_by_one(
 ) -> list[Any]:
     """What the operators make; ``shapes`` has those of arrays whose readers tell the shape."""
     made: list[Any] = []
-    for number, (op, attrs, read) in enumerate(child.operators()):
+    for number, (op, attrs, read) in enumerate(child.operators):
         if number in shapes:
-            attrs["shape"] = str(shapes[number])
+            attrs = {**attrs, "shape": str(shapes[number])}
         if not op:
             made.append([inputs[read[0][0]]])
             continue
         args = [made[at][result] for at, result in read]
         found = recorder.call(op, args, [*attrs], [*attrs.values()])
         made.append(found if isinstance(found, list) else [found])
-    return [made[at][result] for at, result in child.heads()]
+    return [made[at][result] for at, result in child.heads]
 
 
 def _run_python(block: Any, args: tuple[Any, ...]) -> Any:

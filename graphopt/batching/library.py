@@ -164,7 +164,7 @@ class Library:
         """
         if getattr(block, "_active", False) or block in self._initialized:
             return False
-        found = any(p._deferred_init for p in block.collect_params().values())
+        found = any(p._deferred_init for b in descendants(block) for p in b._reg_params.values())
         if found:
             self._initialized.add(block)
         return found

@@ -11,6 +11,7 @@ from graphopt.batching.rules import NotRowwiseError, roles
 from graphopt.batching.signature import broadcasting
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, UnsupportedError
+from graphopt.frontend.blocks import all_parameters
 from graphopt.frontend.composing import composing_graphs
 from graphopt.frontend.gluon import noting_calls, typed_of
 from graphopt.frontend.questions import draws_without_shape
@@ -89,7 +90,10 @@ def parameters_of(
     block: Any, symbol: Any, names: Sequence[str], values: Sequence[Lazy]
 ) -> dict[str, Any]:
     """The Block's parameters that its graph reads, initialized for good."""
-    known = block.collect_params()
+    try:
+        known = all_parameters(block)
+    except UnsupportedError as error:
+        raise NotRowwiseError(str(error)) from error
     read = [n for n in symbol.list_inputs() if n not in names]
     stray = [n for n in read if n not in known]
     if stray:

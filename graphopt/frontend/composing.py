@@ -8,7 +8,7 @@ as it does in MXNet's first call.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -16,8 +16,17 @@ from typing import Any, Final
 from graphopt.compat import import_mxnet
 from graphopt.frontend.blocks import descendants, input_names, variable_like
 
-#: What a Block's ``forward`` is, is seen by all threads.
-_ONE_AT_A_TIME: Final = threading.RLock()
+
+class _Trace(threading.local):
+    """What this thread composes, while it traces."""
+
+    composing: _Composing | None = None
+
+
+_TRACE: Final = _Trace()
+_TURN: Final = threading.Lock()
+#: How many traces listen to each Block, by its id; its ``forward`` is seen by all threads.
+_HEARD: Final[dict[int, int]] = {}
 
 
 @contextmanager
@@ -30,19 +39,18 @@ def composing_graphs(block: Any, *, keeping: bool = True) -> Iterator[None]:
         block: of Gluon.
         keeping: whether graphs that are made stay with their Blocks, as those of a call do.
     """
-    with _ONE_AT_A_TIME:
-        composing = _Composing()
-        found = [part for part in descendants(block) if _is_graph(part)]
-        try:
-            for part in found:
-                part.__dict__["forward"] = partial(composing.forward, part)
-            yield
-        finally:
-            for part in found:
-                part.__dict__.pop("forward", None)
-            if not keeping:
-                for part, before in composing.made:
-                    vars(part).update(before)
+    composing = _Composing()
+    outer, _TRACE.composing = _TRACE.composing, composing
+    found = [part for part in descendants(block) if _is_graph(part)]
+    _listen(found, 1)
+    try:
+        yield
+    finally:
+        _listen(found, -1)
+        _TRACE.composing = outer
+        if not keeping:
+            for part, before in composing.made:
+                vars(part).update(before)
 
 
 def drop_graphs(block: Any) -> None:
@@ -52,9 +60,27 @@ def drop_graphs(block: Any) -> None:
             part._clear_cached_op()
 
 
+def _listen(blocks: Iterable[Any], more: int) -> None:
+    with _TURN:
+        for block in blocks:
+            count = _HEARD.pop(id(block), 0) + more
+            if count:
+                _HEARD[id(block)] = count
+                vars(block)["forward"] = partial(_forward, block)
+            else:
+                vars(block).pop("forward", None)
+
+
+def _forward(block: Any, *args: Any) -> Any:
+    composing = _TRACE.composing
+    if composing is None:  # another thread's call
+        return _class_of(block).forward(block, *args)
+    return composing.forward(block, *args)
+
+
 def _is_graph(block: Any) -> bool:
     mx = import_mxnet()
-    if "forward" in vars(block):
+    if "forward" in vars(block) and id(block) not in _HEARD:
         return False  # the user's own
     if isinstance(block, mx.gluon.SymbolBlock):
         # MXNet's copies of the others' graphs are no shallow ones, so that it may compose them.
@@ -77,7 +103,7 @@ class _Composing:
         self._variables: dict[int, dict[str, Any]] = {}  # of parameters, by the id of a Block
 
     def forward(self, block: Any, *args: Any) -> Any:
-        """What a Block's graph makes of Symbols; of arrays, in another thread's call, its own."""
+        """What a Block's graph makes of Symbols; of arrays MXNet's call of it."""
         mx = import_mxnet()
         is_within = self._is_making and not isinstance(block, mx.gluon.SymbolBlock)
         flat, layout = mx.gluon.block._flatten(_unpacked(args), "input")

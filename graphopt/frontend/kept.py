@@ -51,7 +51,7 @@ def without_kept(blocks: Sequence[Any]) -> Iterator[list[str]]:
 def _restored(now: dict[str, Any], before: dict[str, _Snapshot]) -> list[str]:
     """Names of attributes into which Symbols came; they are as before."""
     found = []
-    for name in now.keys() - _GLUONS:
+    for name in [name for name in now if name not in _GLUONS]:
         known = set(map(id, _symbols(_inside(before[name])))) if name in before else set()
         if all(id(symbol) in known for symbol in _symbols(now[name])):
             continue

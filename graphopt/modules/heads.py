@@ -11,7 +11,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.ops import info
 from graphopt.ir.ops.facts import Gradient
-from graphopt.kernels.bridge.memory import memory_of
+from graphopt.kernels.bridge.memory import is_known, memory_of
 
 mx = import_mxnet()
 
@@ -86,7 +86,8 @@ class Heads:
         MXNet's executor copies all of them; through time by hand, one step's gradient of a state is
         what the next one is given.
         """
-        return head.copy() if memory_of(mx, head) in self._written_memory else head
+        is_apart = is_known(mx) and memory_of(mx, head) not in self._written_memory
+        return head if is_apart else head.copy()
 
     @cached_property
     def _written_memory(self) -> set[int]:

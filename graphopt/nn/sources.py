@@ -171,6 +171,13 @@ def is_setting(block: Any, name: str, value: Any) -> bool:
     return not (isinstance(value, (gluon.Block, gluon.Parameter)) or is_of_calls(value))
 
 
+def is_of_users(block: Any, name: str) -> bool:
+    """Whether code of the user's sets an attribute of that name, and not MXNet's in its calls."""
+    if name in _set_by_mxnet() or name in _NOTED or name.startswith("_graphopt"):
+        return False
+    return type(block).__module__.partition(".")[0] not in ("mxnet", "graphopt")
+
+
 def _is_gluons(part: Any, name: str) -> bool:
     return name in _set_by_mxnet() and isinstance(part, import_mxnet().gluon.Block)
 

@@ -311,17 +311,17 @@ class _SmallStep:
         )
         self._library = _function()
         self._ids = {*map(id, self.bound)}
-        self._unlearned = [a for a in self.bound if a is not None and a.grad is None]
+        parameters = (watched[0] for watched in self.entry.watched)
+        self._frozen = [p for p in parameters if p.grad_req == "null" and p._differentiable]
 
     def __call__(self, given: Sequence[Any], batch_size: int) -> Any:
         """The losses; ``None``, and nothing done, if it does not fit any more."""
         trainer = self.trainer
         if trainer.graphopt_state.why_stepwise() is not None or not trainer._kv_initialized:
             return None
+        # Of a parameter that is data, too, the gradient has a part that is not computed here.
         if any(id(array) in self._ids for array in given):
-            return (
-                None  # of a parameter that is data, too, the gradient has a part that is not here
-            )
+            return None
         trainer._check_and_rescale_grad(trainer._scale / batch_size)
         plan = trainer.graphopt_state.plan()
         is_followed = self.entry.refresh(given[0].ctx)
@@ -331,7 +331,7 @@ class _SmallStep:
             or self.entry.lowered.bound[1] is not self.bound
         ):
             return None
-        if any(array.grad is not None for array in self._unlearned):
+        if any(parameter.grad_req != "null" for parameter in self._frozen):
             return None  # what the trainer does not have is to get its gradient, too
         read = type(self._read).from_buffer_copy(self._read)  # threads may call one step
         for at, array in zip(self.at, given, strict=True):

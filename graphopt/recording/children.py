@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,7 @@ from graphopt.recording.types import Type, all_recordable
 mx = import_mxnet()
 #: MXNet's own, whatever is put in its place while something is recorded.
 CALL: Final = mx.nd.CachedOp.__call__
+_MAX_SHAPES: Final = 1000
 #: Graphs of so many operators are taken apart by MXNet if it does not say otherwise.
 _INLINE_LIMIT: Final = 2
 
@@ -50,7 +51,7 @@ class Child:
         """See the class; the Symbol reads all of the inputs."""
         self.symbol, self.places, self.names, self.is_np = symbol, places, names, is_np
         self._text = "" if symbol is None else text_of(symbol)
-        self._hash = hash((self._text, is_np))
+        self._hash = hash((self._text, places, is_np))
         self._nodes: list[dict[str, Any]] = json.loads(self._text)["nodes"] if self._text else []
         operators = [canonical(node["op"]) for node in self._nodes if node["op"] != "null"]
         self.size = len(operators)
@@ -65,7 +66,8 @@ class Child:
             return True
         if not isinstance(other, Child):
             return NotImplemented
-        return (self.is_np, self._text) == (other.is_np, other._text)
+        mine, others = ((c.is_np, c.places, c._text) for c in (self, other))
+        return mine == others
 
     def __hash__(self) -> int:
         """Of what it computes."""
@@ -96,6 +98,7 @@ class Child:
     def learned(self, shapes: tuple[tuple[int, ...], ...]) -> dict[int, tuple[int, ...]] | None:
         """Their shapes for inputs of such shapes; ``None`` where MXNet cannot tell."""
         if shapes not in self._learned:
+            _make_room(self._learned)
             internals = self.symbol.get_internals()
             given = dict(zip(self.names, shapes, strict=True))
             _, made, _ = internals._infer_shape_impl(True, **given)
@@ -115,27 +118,35 @@ class Child:
         """Types of its results; ``None`` where they are not known before it runs."""
         key = given, np_shape
         if key not in self._types:
+            _make_room(self._types)
             known = [type_ for type_ in given if type_ is not None]
             self._types[key] = self._inferred(known) if len(known) == len(given) else None
         return self._types[key]
 
     def is_taken_apart(self, block: Any) -> bool:
         """Whether MXNet makes its operators' calls one by one, and autograd could tell."""
+        if self.is_even:
+            return False
         flags = dict(block._flags)
         limit = int(flags.get("inline_limit", _INLINE_LIMIT))
-        return not flags.get("static_alloc") and self.size <= limit and not self.is_even
+        return not flags.get("static_alloc") and self.size <= limit
 
-    def operators(self) -> Iterator[tuple[int, dict[str, str], list[tuple[int, int]]]]:
+    @cached_property
+    def operators(self) -> list[tuple[int, dict[str, str], list[tuple[int, int]]]]:
         """Each node's operator, its attributes and what it reads; 0 and its number for an input."""
+        found: list[tuple[int, dict[str, str], list[tuple[int, int]]]] = []
         for node in self._nodes:
             if node["op"] == "null":
-                yield 0, {}, [(self.names.index(node["name"]), 0)]
+                found.append((0, {}, [(self.names.index(node["name"]), 0)]))
                 continue
             attrs = {k: v for k, v in node.get("attrs", {}).items() if not k.startswith("__")}
-            yield handle(node["op"]), attrs, [(at, result) for at, result, *_ in node["inputs"]]
+            read = [(at, result) for at, result, *_ in node["inputs"]]
+            found.append((handle(node["op"]), attrs, read))
+        return found
 
+    @cached_property
     def heads(self) -> list[tuple[int, int]]:
-        """The node and its result that each result is."""
+        """The node and its result that each output is."""
         heads = json.loads(self._text)["heads"] if self._text else []
         return [(at, result) for at, result, *_ in heads]
 
@@ -150,7 +161,7 @@ class Child:
             for at, *_ in node["inputs"]:
                 own |= read[at]
             read.append(own)
-        return [read[at] for at, _ in self.heads()]
+        return [read[at] for at, _ in self.heads]
 
     def _inferred(self, given: Sequence[Type]) -> tuple[Type, ...] | None:
         shapes = dict(zip(self.names, (shape for shape, _ in given), strict=True))
@@ -168,6 +179,12 @@ class Child:
         if unknown == 0 and not all(made):
             return None
         return all_recordable(made, kinds)
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    """There is no end of shapes that data may have."""
+    if len(known) >= _MAX_SHAPES:
+        known.clear()
 
 
 def child_of(block: Any, cached_op: Any) -> Child | None:

@@ -35,6 +35,8 @@ _call_cached_op = _Hybrid._call_cached_op
 _verify_nd, _verify_np = _register._verify_all_legacy_ndarrays, _register._verify_all_np_ndarrays
 _check_np = mx.gluon.block._check_all_np_ndarrays
 _GRAD: Final = inspect.signature(_plain_grad)
+#: Notes on a Block whose graph could not be made with what flags.
+_WITHOUT_GRAPH: Final = "_graphopt_without_graph"
 #: Functions of MXNet that fill an array they have just made.
 _FRESH: Final = frozenset(
     {
@@ -223,10 +225,16 @@ def _call_child(self: Any, *args: Any) -> Any:
 
 def _has_graph(block: Any, args: Sequence[Any]) -> bool:
     """Whether MXNet can make a Block's graph; if not, its Python may do for arrays."""
+    own = vars(block)
+    if own.get(_WITHOUT_GRAPH) is block._flags:
+        return False
     try:
         block._build_cache(*args)
     except Exception:  # noqa: BLE001 - Python says so again, if it fails for arrays as well
-        return isinstance(block, mx.gluon.SymbolBlock)
+        if isinstance(block, mx.gluon.SymbolBlock):
+            return True
+        own[_WITHOUT_GRAPH] = block._flags  # which are others once it is hybridized again
+        return False
     return True
 
 
@@ -260,11 +268,11 @@ def _run_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _one_by_one(tape: Tape, child: Child, args: Sequence[Any]) -> list[Any]:
     """What a child's operators make, which MXNet calls as if it were not hybridized."""
     made: list[Any] = []
-    for op, attrs, read in child.operators():
+    for op, attrs, read in child.operators:
         if not op:
             made.append([args[read[0][0]]])
             continue
         given = [made[at][result] for at, result in read]
         keys, values = [*attrs], [*attrs.values()]
         made.append(tape.call(op, given, keys, values, is_np=child.is_np, as_list=True))
-    return [made[at][result] for at, result in child.heads()]
+    return [made[at][result] for at, result in child.heads]

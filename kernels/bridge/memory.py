@@ -33,6 +33,11 @@ def memory_of(mxnet: Any, array: Any) -> int:
     return id(array) if library is None else int(library.graphopt_memory_of(array.handle))
 
 
+def is_known(mxnet: Any) -> bool:
+    """Whether memory of arrays can be told apart."""
+    return _functions(mxnet) is not None
+
+
 @cache
 def _functions(mxnet: Any) -> ctypes.CDLL | None:
     """``None`` where the bridge does not know how this build of MXNet lays out arrays."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from graphopt.analysis.rounding import cancels
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA, Node, Value
+from graphopt.ir.node import DATA, Node, NodeId, Value
 from graphopt.ir.ops import canonical, info
 
 if TYPE_CHECKING:
@@ -14,7 +14,25 @@ if TYPE_CHECKING:
 
 #: Pixels are numbers up to this, and lose two digits of seven at most.
 _LARGEST_SHIFT: Final = 256.0
-_SCALES: Final = frozenset({"_mul_scalar", "_div_scalar", "negative", "Cast"})
+#: Operators that scale elements, or move them, besides views.
+_MOVES: Final = frozenset(
+    {
+        "_mul_scalar",
+        "_div_scalar",
+        "negative",
+        "Cast",
+        "transpose",
+        "SwapAxis",
+        "slice",
+        "slice_axis",
+        "SliceChannel",
+        "Concat",
+        "Pad",
+        "reverse",
+        "stack",
+        "Dropout",
+    }
+)
 _SUMS: Final = {"_plus_scalar": (1, 1), "_minus_scalar": (1, -1), "_rminus_scalar": (-1, 1)}
 
 
@@ -47,10 +65,15 @@ def _cancel(first: Node, second: Node) -> bool:
 
 
 def _is_given(graph: Graph, value: Value) -> bool:
-    """Whether a value is data of the graph, of another shape or scale perhaps."""
-    node = graph[value.node]
-    while not node.is_input and len(node.inputs) == 1:
-        if canonical(node.op) not in _SCALES and not info(node.op, node.attrs).view:
-            return False
-        node = graph[node.inputs[0].node]
-    return node.op == DATA
+    """Whether a value is data of the graph, or made of such, in another order or scale perhaps."""
+    seen: set[NodeId] = set()
+    stack = [value.node]
+    while stack:
+        node = graph[stack.pop()]
+        if node.op == DATA:
+            return True
+        moves = canonical(node.op) in _MOVES or info(node.op, node.attrs).view
+        if moves and node.id not in seen:
+            stack += [read.node for read in node.inputs]
+        seen.add(node.id)
+    return False
