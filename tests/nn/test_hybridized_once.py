@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,30 @@ def test_arguments_and_results_of_all_kinds() -> None:
         for got, want in zip(fast(data()), net(data()), strict=True):
             np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5)
     assert "Python runs" not in fast.explain()
+
+
+def test_other_threads_call_and_trace_meanwhile() -> None:
+    child, other = ready(Scaled()), ready(Scaled())
+    child.hybridize()
+    other.hybridize()
+    found: list[np.ndarray] = []
+
+    class Waiting(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = child
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
+            with ThreadPoolExecutor(1) as pool:
+                for net in (child, graphopt.optimize(other)):
+                    made = pool.submit(net, data()).result()
+                    found.append(made.asnumpy())
+            return self.child(x) + 1
+
+    net = Waiting()
+    net.hybridize()
+    y = graphopt.optimize(net)(data()).asnumpy()
+    np.testing.assert_allclose(y, child(data()).asnumpy() + 1, rtol=1e-5)
+    for array, block in zip(found, (child, other), strict=False):
+        np.testing.assert_allclose(array, block(data()).asnumpy(), rtol=1e-5)
+    assert other.calls == 1
