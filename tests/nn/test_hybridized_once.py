@@ -216,7 +216,7 @@ def test_other_threads_call_and_trace_meanwhile() -> None:
             super().__init__()
             self.child = child
 
-        def hybrid_forward(self, F: Any, x: Any) -> Any:  # noqa: N803 - Gluon's name
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
             with ThreadPoolExecutor(1) as pool:
                 for net in (child, graphopt.optimize(other)):
                     made = pool.submit(net, data()).result()
