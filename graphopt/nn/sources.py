@@ -173,9 +173,9 @@ def is_setting(block: Any, name: str, value: Any) -> bool:
 
 def is_of_users(block: Any, name: str) -> bool:
     """Whether code of the user's sets an attribute of that name, and not MXNet's in its calls."""
-    if name in _set_by_mxnet() or name in _NOTED or name.startswith("_graphopt"):
-        return False
-    return type(block).__module__.partition(".")[0] not in ("mxnet", "graphopt")
+    if type(block).__module__.partition(".")[0] in ("mxnet", "graphopt"):
+        return False  # asked first, as the names are those of a Block that is made to see them
+    return not (name in _set_by_mxnet() or name in _NOTED or name.startswith("_graphopt"))
 
 
 def _is_gluons(part: Any, name: str) -> bool:
