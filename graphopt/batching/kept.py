@@ -8,12 +8,11 @@ samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from graphopt.batching.recorder import Recorder, Unrecorded
 from graphopt.compat import import_mxnet
-from graphopt.recording.children import Child, child_of
+from graphopt.recording.children import child_of
 
 mx = import_mxnet()
 _block = mx.gluon.block
@@ -38,29 +37,14 @@ def call_kept(recorder: Recorder, block: Any, args: tuple[Any, ...]) -> Any:
     shapes = child.learned(tuple(x.shape for x in inputs)) if child.open_nodes else {}
     if shapes is None:
         return CALL(block, *args)
-    made = _one_by_one(recorder, child, inputs, shapes)
+
+    def call(op: int, read: list[Any], attrs: dict[str, str]) -> list[Any]:
+        found = recorder.call(op, read, [*attrs], [*attrs.values()])
+        return found if isinstance(found, list) else [found]
+
+    made = child.one_by_one(call, inputs, shapes)
     found = [made[place] if place >= 0 else inputs[~place] for place in child.places]
     return _block._regroup(found, block._out_format)
-
-
-def _one_by_one(
-    recorder: Recorder,
-    child: Child,
-    inputs: Sequence[Any],
-    shapes: Mapping[int, tuple[int, ...]],
-) -> list[Any]:
-    """What the operators make; ``shapes`` has those of arrays whose readers tell the shape."""
-    made: list[Any] = []
-    for number, (op, attrs, read) in enumerate(child.operators):
-        if number in shapes:
-            attrs = {**attrs, "shape": str(shapes[number])}
-        if not op:
-            made.append([inputs[read[0][0]]])
-            continue
-        args = [made[at][result] for at, result in read]
-        found = recorder.call(op, args, [*attrs], [*attrs.values()])
-        made.append(found if isinstance(found, list) else [found])
-    return [made[at][result] for at, result in child.heads]
 
 
 def _run_python(block: Any, args: tuple[Any, ...]) -> Any:

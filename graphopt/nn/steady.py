@@ -34,8 +34,7 @@ def steadily_traced(
             iterators, draws numbers in Python, or does something else for Symbols.
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
-    before, drawing = _looked_at(block)
-    try:
+    with _looked_at(block) as before:
         traced = trace(block, args)
         if not before.are_same():
             if names := before.with_symbols():
@@ -48,12 +47,6 @@ def steadily_traced(
                 once = f"does something once: it sets {before.changed()[0]}"
                 raise PythonFirst if may_run else _refused(block, once)
             on_set()
-        if drawing.have_drawn():
-            raise _refused(block, "draws numbers in Python")
-    except BaseException:
-        drawing.restore()
-        before.restore()
-        raise
     return traced
 
 
@@ -65,24 +58,18 @@ def once_for_all_calls(block: Any) -> Iterator[None]:
         UnsupportedError: it does not: it sets something, draws numbers in Python, reads iterators,
             or does something else for Symbols. What it has set and drawn is as before then.
     """
-    before, drawing = _looked_at(block)
-    try:
+    with _looked_at(block) as before:
         yield
         if not before.are_same():
             raise _refused(block, f"sets {(before.with_symbols() or before.changed())[0]}")
-        if drawing.have_drawn():
-            raise _refused(block, "draws numbers in Python")
-    except BaseException:
-        drawing.restore()
-        before.restore()
-        raise
 
 
-def _looked_at(block: Any) -> tuple[Settings, Generators]:
-    """What a Block's Python reads and draws from, before it is traced.
+@contextmanager
+def _looked_at(block: Any) -> Iterator[Settings]:
+    """What a Block's Python reads, before it is traced; as before if anything is raised within.
 
     Raises:
-        UnsupportedError: its code says that it has to run in every call.
+        UnsupportedError: its code says that it has to run in every call, or it has drawn.
     """
     try:
         before = settings_read(block, is_thorough=True)
@@ -92,7 +79,15 @@ def _looked_at(block: Any) -> tuple[Settings, Generators]:
         raise _refused(block, why) from error
     if every_call:
         raise _refused(block, f"is called every time: {every_call}")
-    return before, Generators(may_draw=before.may_draw)
+    drawing = Generators(may_draw=before.may_draw)
+    try:
+        yield before
+        if drawing.have_drawn():
+            raise _refused(block, "draws numbers in Python")
+    except BaseException:
+        drawing.restore()
+        before.restore()
+        raise
 
 
 def _refused(block: Any, why: str) -> UnsupportedError:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from graphopt.analysis.effects import MASKING
-from graphopt.backend.documents import every_node, text_of
+from graphopt.backend.documents import document_of, every_node, text_of
 from graphopt.batching.operators import applied, handle
 from graphopt.compat import import_mxnet
 from graphopt.ir.attrs import from_mxnet
@@ -150,6 +151,29 @@ class Child:
         heads = json.loads(self._text)["heads"] if self._text else []
         return [(at, result) for at, result, *_ in heads]
 
+    def one_by_one(
+        self,
+        call: Callable[[int, list[Any], dict[str, str]], list[Any]],
+        inputs: Sequence[Any],
+        shapes: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
+    ) -> list[Any]:
+        """What its operators make.
+
+        Args:
+            call: makes one call: of an operator, on what it reads, with attributes.
+            inputs: arrays in the order of its names.
+            shapes: of nodes whose readers tell it, see :meth:`learned`.
+        """
+        made: list[list[Any]] = []
+        for number, (op, attrs, read) in enumerate(self.operators):
+            if number in shapes:
+                attrs = {**attrs, "shape": str(shapes[number])}
+            if op:
+                made.append(call(op, [made[at][result] for at, result in read], attrs))
+            else:
+                made.append([inputs[read[0][0]]])
+        return [made[at][result] for at, result in self.heads]
+
     def _read_by_results(self) -> list[int]:
         """Per result the inputs that it is computed from, as bits."""
         read: list[int] = []
@@ -209,8 +233,7 @@ def called(child: Child, cached_op: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _made_of(symbol: Any, *, is_np: bool) -> Child | None:
-    nodes = [*every_node(json.loads(text_of(symbol)))]
-    if any(node["op"] == "Custom" or "subgraphs" in node for node in nodes):
+    if any(n["op"] == "Custom" or "subgraphs" in n for n in every_node(document_of(symbol))):
         return None
     names = symbol.list_inputs()
     outputs, places = _outputs_of(symbol)
@@ -249,7 +272,8 @@ def _outputs_of(symbol: Any) -> tuple[Any, tuple[int, ...]]:
     In MXNet a result that is an input has its memory, and one that is there for the second time is
     a copy.
     """
-    nodes, heads = (json.loads(text_of(symbol))[key] for key in ("nodes", "heads"))
+    document = document_of(symbol)
+    nodes, heads = document["nodes"], document["heads"]
     whole = symbol.as_nd_ndarray() if isinstance(symbol, mx.sym.np._Symbol) else symbol
     inputs = [at for at, node in enumerate(nodes) if node["op"] == "null"]
     outputs: list[Any] = []

@@ -20,7 +20,7 @@ from graphopt.ir.ops import info
 from graphopt.recording.active import ACTIVE, Unrecorded, flush_recorded
 from graphopt.recording.arrays import PENDING, PendingNd, PendingNp
 from graphopt.recording.calls import INVOKE
-from graphopt.recording.children import CALL, Child, child_of
+from graphopt.recording.children import CALL, child_of
 from graphopt.recording.tape import Tape
 
 mx = import_mxnet()
@@ -258,21 +258,13 @@ def _run_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
     if child.symbol is None:
         made: list[Any] = []
     elif child.is_taken_apart(block):
-        made = _one_by_one(tape, child, args)
+
+        def call(op: int, given: list[Any], attrs: dict[str, str]) -> Any:
+            keys, values = [*attrs], [*attrs.values()]
+            return tape.call(op, given, keys, values, is_np=child.is_np, as_list=True)
+
+        made = child.one_by_one(call, args)
     else:
         made = tape.call_child(child, self, args)
     found = [made[place] if place >= 0 else args[~place] for place in child.places]
     return found if len(found) > 1 else found[0]
-
-
-def _one_by_one(tape: Tape, child: Child, args: Sequence[Any]) -> list[Any]:
-    """What a child's operators make, which MXNet calls as if it were not hybridized."""
-    made: list[Any] = []
-    for op, attrs, read in child.operators:
-        if not op:
-            made.append([args[read[0][0]]])
-            continue
-        given = [made[at][result] for at, result in read]
-        keys, values = [*attrs], [*attrs.values()]
-        made.append(tape.call(op, given, keys, values, is_np=child.is_np, as_list=True))
-    return [made[at][result] for at, result in child.heads]

@@ -179,20 +179,20 @@ class Noisy(mx.gluon.HybridBlock):
 
 
 @pytest.mark.parametrize(
-    "add",
+    ("add", "least"),
     [
-        lambda F, x, w: F.broadcast_add(F.dot(x, w), F.random.normal(shape=(1, 3))),
-        lambda F, x, w: F.dot(x, w + F.random.normal(shape=(3, 3))),
-        lambda F, x, w: F.dot(x, F.Dropout(w, p=0.5)),
+        (lambda F, x, w: F.broadcast_add(F.dot(x, w), F.random.normal(shape=(1, 3))), 6),
+        (lambda F, x, w: F.dot(x, w + F.random.normal(shape=(3, 3))), 6),
+        (lambda F, x, w: F.dot(x, F.Dropout(w, p=0.5)), 2),  # masks may be equal
     ],
     ids=["rows", "weight", "dropout"],
 )
-def test_children_draw_for_each_sample(add: Any) -> None:
+def test_children_draw_for_each_sample(add: Any, least: int) -> None:
     net = initialized(Fn(lambda net, x: net.noisy(x), noisy=Noisy(add)))
     batched = graphopt.batch(net)
     with autograd.train_mode():
         found = batched([(mx.nd.ones((1, 3)),)] * 6)
-    assert len(np.unique(found.asnumpy(), axis=0)) > 1
+    assert len(np.unique(found.asnumpy(), axis=0)) >= least
     assert "reads no rows, and does something in every call" in batched.explain()
 
 
