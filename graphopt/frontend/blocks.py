@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
+
+#: Graphs of so many operators are taken apart by MXNet if it does not say otherwise.
+_INLINE_LIMIT: Final = 2
 
 
 def descendants(block: Any) -> list[Any]:
@@ -49,3 +52,10 @@ def variable_like(name: str, array: Any) -> Any:
     variable = mx.sym.var(name)
     is_np = isinstance(array, (mx.np.ndarray, mx.sym.np._Symbol))
     return variable.as_np_ndarray() if is_np else variable
+
+
+def is_inlined(block: Any, size: int) -> bool:
+    """Whether MXNet calls the operators of a hybridized Block's graph, so many, one by one."""
+    flags = dict(block._flags)
+    limit = int(flags.get("inline_limit", _INLINE_LIMIT))
+    return not flags.get("static_alloc") and size <= limit

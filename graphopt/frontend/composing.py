@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
+from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
-from graphopt.frontend.blocks import descendants, input_names, variable_like
+from graphopt.frontend.blocks import descendants, input_names, is_inlined, variable_like
 
 
 class _Trace(threading.local):
@@ -30,10 +31,11 @@ _HEARD: Final[dict[int, int]] = {}
 
 
 @contextmanager
-def composing_graphs(block: Any, *, keeping: bool = True) -> Iterator[None]:
+def composing_graphs(block: Any, *, keeping: bool = True) -> Iterator[list[Any]]:
     """A Block, and Blocks in it, can be called with Symbols, each as the graph that it is.
 
-    Of a hybridized Block in a hybridized one MXNet runs the Python.
+    Of a hybridized Block in a hybridized one MXNet runs the Python. What it yields has, behind the
+    block of code, the results of graphs to all of which backward comes from any.
 
     Args:
         block: of Gluon.
@@ -44,7 +46,7 @@ def composing_graphs(block: Any, *, keeping: bool = True) -> Iterator[None]:
     found = [part for part in descendants(block) if _is_graph(part)]
     _listen(found, 1)
     try:
-        yield
+        yield composing.together
     finally:
         _listen(found, -1)
         _TRACE.composing = outer
@@ -100,6 +102,7 @@ class _Composing:
     def __init__(self) -> None:
         self._is_making = False  # a graph of a hybridized Block
         self.made: list[tuple[Any, dict[str, Any]]] = []  # Blocks that got one, as they were
+        self.together: list[Any] = []  # results of calls that MXNet makes as one operator
         self._variables: dict[int, dict[str, Any]] = {}  # of parameters, by the id of a Block
 
     def forward(self, block: Any, *args: Any) -> Any:
@@ -117,6 +120,8 @@ class _Composing:
         inputs, graph = own["_cached_graph"]
         given = [symbol for symbol in flat if symbol is not None]
         outputs = _composed(graph, self._variables_of(block), inputs, given)
+        if not self._is_making and len(outputs) > 1 and not is_inlined(block, _size(graph)):
+            self.together += outputs
         return mx.gluon.block._regroup(outputs, own["_out_format"])
 
     def _variables_of(self, block: Any) -> dict[str, Any]:
@@ -173,6 +178,11 @@ def _composed(
     copied._compose(**{name: symbol for name, symbol in places.items() if name in read})
     is_np = isinstance(graph, mx.sym.np._Symbol)
     return [output.as_np_ndarray() if is_np else output for output in copied]
+
+
+def _size(graph: Any) -> int:
+    """How many operators a graph has."""
+    return sum(node["op"] != "null" for node in document_of(graph)["nodes"])
 
 
 def _unpacked(args: Any) -> Any:

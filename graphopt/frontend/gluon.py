@@ -46,6 +46,8 @@ class Traced:
     ``names`` are the data inputs in call order, Nones left out; ``results`` is the layout of what
     the Block returns, ``arguments`` that of what it was given. ``waiting`` are lists of parameters
     that MXNet initializes one after the other in a first call, each in the order of the graph.
+    ``unread`` is how many outputs the Symbol has behind what the Block returns: results of
+    hybridized Blocks in it that MXNet computes, and differentiates, as well.
     """
 
     symbol: Any
@@ -53,6 +55,17 @@ class Traced:
     results: Format
     arguments: Format = None
     waiting: tuple[tuple[str, ...], ...] = ()
+    unread: int = 0
+
+    @property
+    def returned(self) -> Any:
+        """The Symbol of what the Block returns alone."""
+        if not self.unread:
+            return self.symbol
+        sym = import_mxnet().sym
+        is_np = isinstance(self.symbol, sym.np._Symbol)
+        outputs = [*(self.symbol.as_nd_ndarray() if is_np else self.symbol)]
+        return sym.Group(outputs[: -self.unread], type(self.symbol))
 
     def is_like(self, other: Traced) -> bool:
         """Whether it is the same graph, of the same arguments."""
@@ -93,13 +106,15 @@ def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
     try:
         with (
             without_hooks(block),
-            composing_graphs(block, keeping=keeping),
+            composing_graphs(block, keeping=keeping) as together,
             noting_order(block) as waiting,
             noting_calls(block) as every_time,
         ):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
-        group = mx.sym.Group(outputs, mx.gluon.block._check_same_symbol_type(outputs))
+        unread = _unread(outputs, together)
+        kind = mx.gluon.block._check_same_symbol_type(outputs)
+        group = mx.sym.Group(outputs + unread, kind)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise UnsupportedError(
@@ -112,7 +127,28 @@ def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
             raise UnsupportedError(f"{describe(block)} writes into a list that it is given")
         if draws_without_shape(group):
             raise UnsupportedError(f"{describe(block)} draws numbers and does not say how many")
-    return Traced(with_open_batches(group), names, results, layout, tuple(map(tuple, waiting)))
+    group, orders = with_open_batches(group), tuple(map(tuple, waiting))
+    return Traced(group, names, results, layout, orders, len(unread))
+
+
+def _unread(outputs: Sequence[Any], together: Iterable[Any]) -> list[Any]:
+    """Results of hybridized Blocks through which alone a training step comes to some variables.
+
+    Args:
+        outputs: what the Block around them returns.
+        together: what those return.
+    """
+    autograd = import_mxnet().autograd
+    if not (autograd.is_recording() or autograd.is_training()):
+        return []
+    read = {name for output in outputs for name in output.list_inputs()}
+    found = []
+    for output in together:
+        names = {*output.list_inputs()}
+        if names - read:
+            found.append(output)
+            read |= names
+    return found
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def export(
         write(path, epoch, _named(block, entry, symbol), params | computed)
     else:
         params = block.collect_params()
-        symbol = entry.traced.symbol
+        symbol = entry.traced.returned
         names = symbol.list_inputs()
         write(
             path,

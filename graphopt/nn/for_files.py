@@ -50,7 +50,7 @@ def for_files(
     shapes = own = _data_shapes(entry)
     for axis in range(max(map(len, own.values()), default=0)):
         wider = longer(shapes, axis)
-        if _outputs(entry.traced.symbol, wider | _known(entry)) is not None:
+        if _outputs(entry.traced.returned, wider | _known(entry)) is not None:
             shapes = wider
     if shapes == own:
         return symbol, params
@@ -58,7 +58,7 @@ def for_files(
     beside, others = (None, {}) if other is None else _exported(other, kernels=kernels)
     if other is not None and _are_alike(entry, params, others):
         found = _merged(symbol, beside)
-        wanted = _outputs(entry.traced.symbol, shapes | _known(entry))
+        wanted = _outputs(entry.traced.returned, shapes | _known(entry))
         if found is not None and (kernels or _outputs(found, shapes | _of(params)) == wanted):
             return found, params
     if not kernels:

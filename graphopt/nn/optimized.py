@@ -110,7 +110,7 @@ class Optimized:
         if own or not entries:
             return own or ()
         traced = entries[-1].traced
-        return [import_mxnet().sym.var(name) for name in traced.names], traced.symbol
+        return [import_mxnet().sym.var(name) for name in traced.names], traced.returned
 
     @_cached_graph.setter
     def _cached_graph(self, graph: Any) -> None:

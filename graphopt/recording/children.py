@@ -20,6 +20,7 @@ from graphopt.analysis.effects import MASKING
 from graphopt.backend.documents import document_of, every_node, text_of
 from graphopt.batching.operators import applied, handle
 from graphopt.compat import import_mxnet
+from graphopt.frontend.blocks import is_inlined
 from graphopt.ir.attrs import from_mxnet
 from graphopt.ir.ops import canonical, info
 from graphopt.recording.types import Type, all_recordable
@@ -28,8 +29,6 @@ mx = import_mxnet()
 #: MXNet's own, whatever is put in its place while something is recorded.
 CALL: Final = mx.nd.CachedOp.__call__
 _MAX_SHAPES: Final = 1000
-#: Graphs of so many operators are taken apart by MXNet if it does not say otherwise.
-_INLINE_LIMIT: Final = 2
 
 
 class Child:
@@ -126,11 +125,7 @@ class Child:
 
     def is_taken_apart(self, block: Any) -> bool:
         """Whether MXNet makes its operators' calls one by one, and autograd could tell."""
-        if self.is_even:
-            return False
-        flags = dict(block._flags)
-        limit = int(flags.get("inline_limit", _INLINE_LIMIT))
-        return not flags.get("static_alloc") and self.size <= limit
+        return not self.is_even and is_inlined(block, self.size)
 
     @cached_property
     def operators(self) -> list[tuple[int, dict[str, str], list[tuple[int, int]]]]:
