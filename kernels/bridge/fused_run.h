@@ -61,26 +61,31 @@ void Walk(const Space& space, Function function, const std::vector<Target>& targ
   }
 }
 
+/* Add terms to sums in double. */
+template <typename Term>
+void AddTerms(const char* terms, int64_t begin, int64_t count, double* sums) {
+  const Term* term = reinterpret_cast<const Term*>(terms) + begin;
+  for (int64_t i = 0; i < count; ++i) sums[i] += term[i];
+}
+
 /* Write or add what was summed up in `slots` partial results. */
 void Combine(const TBlob& out, OpReqType request, const char* partial, int64_t stride,
              int64_t slots, int item_size) {
-  int64_t size = out.shape_.Size();
+  constexpr int64_t kTogether = 512;
+  const int64_t size = out.shape_.Size();
+  const int dtype = out.type_flag_;
+  const auto add = item_size == 4 ? AddTerms<float> : AddTerms<double>;
   char* to = static_cast<char*>(out.dptr_);
-  bool adds = request == mxnet::kAddTo;
-  if (item_size == 4 && out.type_flag_ == mshadow::kFloat32) {
-    float* result = reinterpret_cast<float*>(to);
-    if (!adds) std::memset(result, 0, size * sizeof(float));
-    for (int64_t slot = 0; slot < slots; ++slot) {
-      const float* part = reinterpret_cast<const float*>(partial + slot * stride);
-      for (int64_t i = 0; i < size; ++i) result[i] += part[i];
-    }
-    return;
-  }
-  int from = item_size == 4 ? mshadow::kFloat32 : mshadow::kFloat64;
-  for (int64_t i = 0; i < size; ++i) {
-    double sum = adds ? Read(to, out.type_flag_, i) : 0;
-    for (int64_t slot = 0; slot < slots; ++slot) sum += Read(partial + slot * stride, from, i);
-    Write(to, out.type_flag_, i, sum);
+  for (int64_t begin = 0; begin < size; begin += kTogether) {
+    const int64_t count = std::min(kTogether, size - begin);
+    double sums[kTogether] = {};
+    if (request == mxnet::kAddTo)
+      for (int64_t i = 0; i < count; ++i) sums[i] = Read(to, dtype, begin + i);
+    for (int64_t slot = 0; slot < slots; ++slot) add(partial + slot * stride, begin, count, sums);
+    if (dtype == mshadow::kFloat32)
+      std::copy(sums, sums + count, reinterpret_cast<float*>(to) + begin);
+    else
+      for (int64_t i = 0; i < count; ++i) Write(to, dtype, begin + i, sums[i]);
   }
 }
 

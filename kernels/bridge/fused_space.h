@@ -18,7 +18,8 @@ constexpr int64_t kMostColumns = 1024;    // of a tile: what is read in one go b
 constexpr int64_t kFewestColumns = 64;    // of a tile that is one for the sake of threads
 constexpr int64_t kKeptElements = 1 << 18;  // of a tile, in scratch rows: about a level-2 cache
 constexpr int64_t kColumnTiles = 8;       // at least, so that threads share them
-constexpr int64_t kMaxSlots = 32;         // partial sums; fixed, so that threads change no bit
+constexpr int64_t kSlots = 32;            // partial sums; fixed, so that threads change no bit
+constexpr int64_t kSummedRows = 1024;     // in a slot: of more, too much would be rounded away
 
 /* What a call works on: sizes, and where each operand lies. */
 struct Space {
@@ -150,6 +151,9 @@ Tiling TilingOf(const Space& space) {
                                                               : kTileElements;
   made.blocks = length == 0 ? 1 : (length + made.block - 1) / made.block;
   made.tile_rows = std::max<int64_t>(1, kTileElements / made.block);
+  made.any_sums = std::any_of(plan.outputs.begin(), plan.outputs.end(),
+                              [](const Operand& output) { return output.adds; });
+  if (made.any_sums) made.tile_rows = std::min(made.tile_rows, kSummedRows);
   const int64_t together = plan.by_columns ? space.inner_rows : rows;
   if (plan.by_columns) made.tile_rows = TileColumns(space, together);
   made.runs = (together + made.tile_rows - 1) / made.tile_rows;
@@ -162,14 +166,14 @@ Tiling TilingOf(const Space& space) {
     std::vector<bool> covered = Covered(space, output);
     for (size_t g = 0; g < covered.size(); ++g)
       if (covered[g]) size *= space.extents[g];
-    made.any_sums = true;
     made.sum_bytes += Align(size * plan.item_size);
     sum_elements += size;
   }
   made.slots = made.tiles;
   if (made.any_sums) {
     int64_t worth = rows * length / (4 * std::max<int64_t>(sum_elements, 1));
-    made.slots = std::max<int64_t>(1, std::min({kMaxSlots, made.tiles, worth}));
+    const int64_t wanted = std::max(kSlots, (rows + kSummedRows - 1) / kSummedRows);
+    made.slots = std::max<int64_t>(1, std::min({wanted, made.tiles, worth}));
   }
   const int64_t columns = plan.by_columns ? made.tile_rows : 1;
   made.row_bytes =
