@@ -43,7 +43,7 @@ def compile_object(
     if piece:
         source, scratch = emit_piece(spec), 0
     else:
-        source, scratch = emit_cpu(spec, index=index, groups=groups)
+        source, scratch = emit_cpu(spec, index=index, groups=groups, masks=_masks_are_cheap())
     text = _to_ir(source, spec, groups=groups, at_once=1 if piece else _vectors_at_once(spec))
     if not (index or piece):  # else rows lie in the cache, or anywhere
         text = with_prefetches(text, _streams(spec))

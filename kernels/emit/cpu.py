@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from graphopt.kernels.emit.schedule import Loop, Schedule, schedule
 from graphopt.kernels.emit.source import START, Source
+from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.spec import KernelSpec
 
 #: Of a cache line.
@@ -31,6 +32,9 @@ TOGETHER = 16
 #: much would be rounded away.
 _SUMMED_TOGETHER = 4096
 _SUMS_TOGETHER = 64
+
+#: From so many additions an element on, see `_Emitter._is_dear`.
+_DEAR = 8.0
 
 #: Bytes of an element of each storage dtype.
 ITEM_SIZE = {
@@ -46,7 +50,7 @@ ITEM_SIZE = {
 
 
 def emit_cpu(
-    spec: KernelSpec, *, index: bool = False, groups: tuple[int, ...] = ()
+    spec: KernelSpec, *, index: bool = False, groups: tuple[int, ...] = (), masks: bool = False
 ) -> tuple[str, int]:
     """Source of the function ``kernel`` and the scratch rows it needs, of ``n`` elements each.
 
@@ -56,9 +60,11 @@ def emit_cpu(
         groups: powers of two, from large to small: a row is computed by so many elements together
             as long as there are as many, and the last ones by a vector that leaves elements out.
             None, if vectors cannot.
+        masks: whether what is left of a row is computed by such a vector, without groups.
     """
     plan = schedule(spec)
-    return _Emitter(spec, plan, index=index, groups=groups).source(), len(plan.scratch)
+    emitter = _Emitter(spec, plan, index=index, groups=groups, masks=masks)
+    return emitter.source(), len(plan.scratch)
 
 
 def emit_piece(spec: KernelSpec) -> str:
@@ -100,9 +106,10 @@ class _Emitter(Source):
         *,
         index: bool = False,
         groups: tuple[int, ...] = (),
+        masks: bool = False,
     ) -> None:
         super().__init__(spec, plan)
-        self.index, self.groups = index, groups
+        self.index, self.groups, self.masks = index, groups, masks
 
     def source(self) -> str:
         body = self._capture(self._rows)
@@ -117,9 +124,10 @@ class _Emitter(Source):
         head += [f"    {name} = number({value})" for value, name in self.literals.items()]
         head.append("    length = number(n)")
         head += [f"    whole{count} = n & {-count}" for count in self.groups]
-        if not self.groups and any(map(_is_plain, self.plan.loops)):
+        if self.masks or (not self.groups and any(map(_is_plain, self.plan.loops))):
             head.append(f"    whole = n & {-TOGETHER}")
-            head.append("    rest = room()")
+            if not self.masks:
+                head.append("    rest = room()")
         return "\n".join([*head, *body, ""])
 
     def piece(self) -> str:
@@ -172,6 +180,9 @@ class _Emitter(Source):
             self._line(2, "for j in range(whole):")
             self._line(3, "interleaved()")
             self._elements(loop)
+            if self.masks:
+                self._masked(loop, "whole")
+                return
             self._line(2, "if whole < n:")
             self._rest(loop)
             return
@@ -180,14 +191,22 @@ class _Emitter(Source):
             self._line(2, f"v{number} = number({START[op]})")
         for place in loop.sums:
             self._line(2, f"sum{place} = number(0.0)")
+        end = "whole" if self.masks and self._is_dear(loop) else "n"
         sums = self._sums(loop)
         if sums and self.spec.dtype == "float32":
-            self._in_blocks(loop, sums)
+            self._in_blocks(loop, sums, end)
         else:
-            self._line(2, "for j in range(n):")
+            self._line(2, f"for j in range({end}):")
             self._elements(loop)
+        if end == "whole":
+            self._masked(loop, end)
         for place in loop.sums:
             self._line(2, f"{self._store(place, '0', f'sum{place}', adds=True)}")
+
+    def _is_dear(self, loop: Loop) -> bool:
+        """Whether some elements by themselves take longer than a vector that leaves others out."""
+        steps = [self.spec.body[n - self.first] for n in loop.values if n >= self.first]
+        return sum(INSTRUCTIONS[step.op].cost for step in steps) >= _DEAR
 
     def _sums(self, loop: Loop) -> list[str]:
         """Names of what a walk adds up."""
@@ -195,8 +214,8 @@ class _Emitter(Source):
         totals = [f"v{number}" for number, step in steps.items() if step.op == "reduce_sum"]
         return totals + [f"sum{place}" for place in loop.sums]
 
-    def _in_blocks(self, loop: Loop, sums: list[str]) -> None:
-        """A walk that adds up: sums of a block, of blocks near by, and of all.
+    def _in_blocks(self, loop: Loop, sums: list[str], last: str) -> None:
+        """A walk that adds up to there: sums of a block, of blocks near by, and of all.
 
         The first block, which most rows are no longer than, costs nothing more.
         """
@@ -205,12 +224,12 @@ class _Emitter(Source):
         for name in sums:
             self._line(2, f"near_{name} = number(0.0)")
             self._line(2, f"all_{name} = number(0.0)")
-        self._line(2, "end = n")
-        self._line(2, f"if n > {near}:")
+        self._line(2, f"end = {last}")
+        self._line(2, f"if end > {near}:")
         self._line(3, f"end = {near}")
         self._line(2, "for j in range(end):")
         self.lines += elements
-        self._line(2, f"for begin in range({near}, n, {near}):")
+        self._line(2, f"for begin in range({near}, {last}, {near}):")
         for name in sums:
             self._line(3, f"near_{name} = near_{name} + {name}")
             self._line(3, f"{name} = number(0.0)")
@@ -219,11 +238,11 @@ class _Emitter(Source):
             self._line(4, f"all_{name} = all_{name} + near_{name}")
             self._line(4, f"near_{name} = number(0.0)")
         self._line(3, f"end = begin + {near}")
-        self._line(3, "if end > n:")
-        self._line(4, "end = n")
+        self._line(3, f"if end > {last}:")
+        self._line(4, f"end = {last}")
         self._line(3, "for j in range(begin, end):")
         self.lines += [f"    {line}" for line in elements]
-        self._line(2, f"if n > {near}:")
+        self._line(2, f"if {last} > {near}:")
         for name in sums:
             self._line(3, f"{name} = all_{name} + (near_{name} + {name})")
 
@@ -235,6 +254,10 @@ class _Emitter(Source):
             self._line(3, f"interleaved{count}()")
             self._elements(loop)
             begin = f"whole{count}"
+        self._masked(loop, begin)
+
+    def _masked(self, loop: Loop, begin: str) -> None:
+        """What is left of a row from there on, by vectors that leave elements out."""
         self._line(2, f"for j in range({begin}, n):")
         self._line(3, "by_masks()")
         self._elements(loop)
