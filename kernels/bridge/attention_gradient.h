@@ -89,8 +89,8 @@ class AttentionBackwardThread {
   }
 
  private:
-  /* Gives a place to gradients of what the kernel reads besides scores: sums of a slot, arrays of as many numbers as
-   * there are scores, or, where they are added to, some rows of these. */
+  /* Gives a place to gradients of what the kernel reads besides scores: sums of a slot, arrays with rows for all of
+   * queries, or, where they are added to, some rows of these. */
   void Begin(int64_t slot, const SomeRows& rows) {
     for (size_t i = 0; i < asked_.outputs.size(); ++i) {
       if (!asked_.IsWanted(i)) continue;
@@ -101,8 +101,8 @@ class AttentionBackwardThread {
       } else {
         const int size = ItemSize(asked_.outputs[i]->type_flag_);
         added_.resize(asked_.outputs.size());
-        added_[i].resize(rows.all() * n_ * size);
-        kernel_.Place(i, added_[i].data() - weights_.FirstOf(rows) * n_ * size);
+        added_[i].resize(rows.all() * WidthOf(i) * size);
+        kernel_.Place(i, added_[i].data() - weights_.FirstOf(rows) * WidthOf(i) * size);
       }
     }
   }
@@ -110,7 +110,14 @@ class AttentionBackwardThread {
   void AddRows(const SomeRows& rows) {
     for (size_t i = 0; i < added_.size(); ++i)
       if (!added_[i].empty())
-        AddTile(*asked_.outputs[i], added_[i].data(), weights_.FirstOf(rows) * n_, rows.all() * n_);
+        AddTile(*asked_.outputs[i], added_[i].data(), weights_.FirstOf(rows) * WidthOf(i),
+                rows.all() * WidthOf(i));
+  }
+
+  /* Numbers of a row of a gradient that is not summed: one for each score, or one for all. */
+  int64_t WidthOf(size_t output) const {
+    const std::vector<int>& axes = asked_.plan->outputs[output].axes;
+    return std::find(axes.begin(), axes.end(), asked_.plan->rank - 1) == axes.end() ? 1 : n_;
   }
 
   product::Matrix Head(const SomeRows& rows, int64_t i) const {

@@ -146,7 +146,7 @@ def test_kernels_between(form: str, middle: str) -> None:
 
 
 #: Masks and biases that are added to scores, which may learn.
-BIASES = ["{p},1,{n}", "1,{m},{n}", "{p},{m},{n}", "1,1,{n}", "{p},1,1", "1,1,1"]
+BIASES = ["{p},1,{n}", "{p},{m},1", "1,{m},{n}", "{p},{m},{n}", "1,1,{n}", "{p},1,1", "1,1,1"]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -160,7 +160,7 @@ def test_a_bias_that_learns(shape: str, size: tuple[int, int, int, int, int, int
     assert_equivalent(graph, unfuse(result.graph), training=True)
 
 
-@pytest.mark.parametrize("shape", [(1, 6, 9), (12, 6, 9), (12, 1, 9)])
+@pytest.mark.parametrize("shape", [(1, 6, 9), (12, 6, 9), (12, 1, 9), (12, 6, 1), (1, 6, 1)])
 @pytest.mark.parametrize("how", ["write", "add", "null"])
 def test_gradients_of_a_bias_as_they_are_asked_for(shape: tuple[int, ...], how: str) -> None:
     class Net(mx.gluon.HybridBlock):
