@@ -289,6 +289,25 @@ void TurnBack(const Problem& problem, const float* made, int64_t first, int64_t 
   }
 }
 
+/* `body` in each of so many threads; one by itself makes no team, which would take as long as a small product. */
+template <typename Body>
+void InThreads(int threads, const Body& body) {
+  if (threads == 1) return body();
+#pragma omp parallel num_threads(threads)
+  body();
+}
+
+/* `body(task)` of each, shared by those threads. */
+template <typename Body>
+void EachTask(int threads, int64_t tasks, const Body& body) {
+  if (threads == 1) {
+    for (int64_t task = 0; task < tasks; ++task) body(task);
+    return;
+  }
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t task = 0; task < tasks; ++task) body(task);
+}
+
 /* Few rows times a matrix whose columns are adjacent numbers: these times the rows, as they then need no packing. */
 void MultiplyTurned(const Problem& problem, int threads) {
   const int64_t rows = problem.rows, depth = problem.depth, units = problem.units;
@@ -299,17 +318,15 @@ void MultiplyTurned(const Problem& problem, int threads) {
   plan.from_stride = problem.right.stride;
   plan.copies = false;
   const Operands operands{problem.right.at, packed, nullptr, made, kNone, false};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < PackTasks(right, depth, rows); ++task) PackTask(right, depth, rows, task, packed);
+  InThreads(threads, [&] {
+    EachTask(threads, PackTasks(right, depth, rows), [&](int64_t task) { PackTask(right, depth, rows, task, packed); });
     Copied copied;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < plan.tasks(); ++task) RunTask(plan, operands, task, &copied);
-#pragma omp for schedule(static)
-    for (int64_t first = 0; first < units; first += kUnitsAtOnce)
+    EachTask(threads, plan.tasks(), [&](int64_t task) { RunTask(plan, operands, task, &copied); });
+    EachTask(threads, Ceil(units, kUnitsAtOnce), [&](int64_t task) {
+      const int64_t first = task * kUnitsAtOnce;
       TurnBack(problem, made, first, std::min(units, first + kUnitsAtOnce));
-  }
+    });
+  });
 }
 
 }  // namespace
@@ -426,15 +443,12 @@ void Compute(const Problem& problem, int threads) {
   }
   const Operands operands{left.at, in_place ? right.at : packed, problem.bias, problem.to, problem.activation,
                           problem.adds};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < (in_place ? 0 : PackTasks(right, depth, units)); ++task)
-      PackTask(right, depth, units, task, packed);
+  InThreads(threads, [&] {
+    EachTask(threads, in_place ? 0 : PackTasks(right, depth, units),
+             [&](int64_t task) { PackTask(right, depth, units, task, packed); });
     Copied copied;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < plan.tasks(); ++task) RunTask(plan, operands, task, &copied);
-  }
+    EachTask(threads, plan.tasks(), [&](int64_t task) { RunTask(plan, operands, task, &copied); });
+  });
 }
 
 void Multiply(int64_t rows, int64_t depth, int64_t units, const Matrix& left, const Matrix& right,
