@@ -307,6 +307,7 @@ _RULES: dict[str, Rule] = {
     "InstanceNorm": _instance,
     "GroupNorm": _instance,
     "L2Normalization": _all_rows(2),
+    "_contrib_div_sqrt_dim": _all_rows(2),
     "LRN": _all_rows(4),
     "SoftmaxActivation": _all_rows(2),
     "softmax": _softmax,

@@ -184,7 +184,8 @@ def _check_node(
     shapes = [first.type_of(v).shape for v in node.inputs]
     if any(shape is None for shape in shapes):
         raise NotRowwiseError(f"{name} has inputs of unknown shape")
-    if info(node.op, node.attrs).view and flags[0]:
+    facts = info(node.op, node.attrs)
+    if facts.view and not facts.loss and flags[0]:
         return  # the same elements in the same order, and as many rows: the same rows
     try:
         wanted = roles(node.op, node.attrs, shapes, training=training)  # type: ignore[arg-type]

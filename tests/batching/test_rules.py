@@ -84,6 +84,7 @@ CASES: list[tuple[str, Any, list[tuple[int, ...]]]] = [
     ("GroupNorm", lambda x, w: nd.GroupNorm(x, w, w, num_groups=2), [(4, 3), (2,)]),
     *[("L2Normalization", lambda x, m=m: nd.L2Normalization(x, mode=m), [(2, 3)])
       for m in ("instance", "channel", "spatial")],
+    ("_contrib_div_sqrt_dim", lambda x: nd.contrib.div_sqrt_dim(x), [(3,)]),
     ("LRN", lambda x: nd.LRN(x, nsize=3), [(4, 2, 2)]),
     ("SoftmaxActivation", lambda x: nd.SoftmaxActivation(x), [(3,)]),
     ("SoftmaxActivation", lambda x: nd.SoftmaxActivation(x, mode="channel"), [(3, 2)]),
@@ -151,6 +152,7 @@ def test_every_rule_is_tested_or_refuses() -> None:
         ("BatchNorm", {}, [(2, 3)] + [(3,)] * 4, "it takes statistics over the batch"),
         ("RNN", {}, [(2, 3, 4)], "no rule says that its rows are independent"),
         ("SoftmaxOutput", {}, [(2, 3), (2,)], "a loss head may divide by the batch size"),
+        ("_contrib_div_sqrt_dim", {}, [(2,)], "an input has under 2 axes"),
         ("FullyConnected", {}, [(3,), (2, 3), (2,)], "its input has fewer than 2 axes"),
         ("relu", {}, [()], "an input has no axis"),
         ("made_up", {}, [(2, 3)], "no rule says that its rows are independent"),
@@ -159,6 +161,22 @@ def test_every_rule_is_tested_or_refuses() -> None:
 def test_refusals(op: str, attrs: Any, shapes: Any, why: str) -> None:
     with pytest.raises(NotRowwiseError, match=why):
         roles(op, attrs, shapes, training=True)
+
+
+@pytest.mark.parametrize("normalization", ["batch", "valid", "null"])
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_loss_head_in_a_child_divides_by_its_own_sample(
+    normalization: str, *, hybridized: bool
+) -> None:
+    class Loss(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.MakeLoss(F.square(x), normalization=normalization)
+
+    dense = mx.gluon.nn.Dense(3, in_units=2)
+    net = initialized(Fn(lambda net, x: net.loss(net.dense(x)), dense=dense, loss=Loss()))
+    if hybridized:
+        net.loss.hybridize()
+    check(net, [(positive(rows, 2),) for rows in (1, 1, 2)])
 
 
 def test_zero_and_minus_zero_are_two_numbers() -> None:
