@@ -8,7 +8,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -34,18 +34,23 @@ Algorithm AlgorithmOf(const NodeAttrs& attrs, const std::string& direction) {
   return {name == "direct", false, false};
 }
 
-/* A pair of numbers, "(2, 2)", or what they are if nothing is said. */
-void ReadPair(const NodeAttrs& attrs, const char* key, int64_t usual, int64_t* pair) {
+/* Reads an attribute of a number for each of the last `axes` of two, "(2, 2)", "[2]" or "2", as MXNet does. What it does not
+ * say is `usual`; false where it says something else. */
+bool ReadPair(const NodeAttrs& attrs, const char* key, int64_t usual, int axes, int64_t* pair) {
+  pair[0] = pair[1] = usual;
   auto found = attrs.dict.find(key);
-  if (found == attrs.dict.end() || std::sscanf(found->second.c_str(), "(%ld ,%ld", pair, pair + 1) != 2)
-    pair[0] = pair[1] = usual;
+  if (found == attrs.dict.end()) return true;
+  mxnet::TShape said;
+  std::istringstream text(found->second);
+  if (!(text >> said) || (said.ndim() != 0 && said.ndim() != axes)) return false;
+  std::copy(said.begin(), said.end(), pair + 2 - said.ndim());
+  return true;
 }
 
-/* The same along one axis, "(2,)", which is the second of two. */
-void ReadOne(const NodeAttrs& attrs, const char* key, int64_t usual, int64_t* pair) {
-  pair[0] = usual;
-  auto found = attrs.dict.find(key);
-  if (found == attrs.dict.end() || std::sscanf(found->second.c_str(), "(%ld", pair + 1) != 1) pair[1] = usual;
+/* The same of all attributes that say how a window walks. */
+bool ReadWindow(const NodeAttrs& attrs, int axes, int64_t* stride, int64_t* pad, int64_t* dilation) {
+  return ReadPair(attrs, "stride", 1, axes, stride) && ReadPair(attrs, "pad", 0, axes, pad) &&
+         ReadPair(attrs, "dilate", 1, axes, dilation);
 }
 
 /* What a convolution is by columns; `fits`: whether it can be computed so. */
@@ -60,10 +65,7 @@ struct FoundWindows : Windows {
         made.Size() == 0 || data.dtype() != mshadow::kFloat32 || weight[1] != shape[1])
       return;
     images = shape[0], channels = shape[1], filters = weight[0];
-    const auto read = axes == 1 ? ReadOne : ReadPair;
-    read(attrs, "stride", 1, stride);
-    read(attrs, "pad", 0, pad);
-    read(attrs, "dilate", 1, dilation);
+    if (!ReadWindow(attrs, axes, stride, pad, dilation)) return;
     for (int d = 0; d < 2; ++d) {
       const int axis = d + axes;  // counted from the images of one axis
       kernel[d] = d + axes > 1 ? weight[axis] : 1;
@@ -91,9 +93,7 @@ struct Found : Geometry {
         weight[0] > blocked::kMostBlocks * lanes)
       return;
     images = shape[0], channels = shape[1], filters = weight[0], kernel = weight[2], groups = channels / weight[1];
-    ReadPair(attrs, "stride", 1, stride);
-    ReadPair(attrs, "pad", 0, pad);
-    ReadPair(attrs, "dilate", 1, dilation);
+    if (!ReadWindow(attrs, 2, stride, pad, dilation)) return;
     for (int d = 0; d < 2; ++d) {
       in[d] = shape[2 + d], out[d] = made[2 + d];
       const int64_t reach = (kernel - 1) * dilation[d];

@@ -114,12 +114,12 @@ def arguments(shape: tuple[int, ...], filters: int, bias: bool, size: int = 3) -
 
 def step(
     given: list[np.ndarray],
-    pad: tuple[int, ...],
+    pad: Any,
     dtype: str,
     requests: Any = "write",
-    stride: tuple[int, ...] = (1, 1),
+    stride: Any = (1, 1),
     groups: int = 1,
-    dilate: tuple[int, ...] = (1, 1),
+    dilate: Any = (1, 1),
     **more: str,
 ) -> list[np.ndarray]:
     """The output and all gradients."""
@@ -213,6 +213,34 @@ def test_columns_values_and_gradients(
     expected = step(given, dtype="float64", **window)
     assert found[0].size == expected[0].size
     check(found, [e.reshape(f.shape) for e, f in zip(expected, found, strict=True)], 5e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "window"),
+    [
+        ((3, 4, 50), (7, 4, 5), {"pad": 1, "stride": (4,), "dilate": (1,)}),  # as many as without
+        ((3, 4, 50), (7, 4, 5), {"pad": 2, "stride": 3, "dilate": 2}),
+        ((3, 4, 50), (7, 4, 5), {"pad": "[2]", "stride": "()", "dilate": " 2"}),
+        ((3, 5, 12, 13), (7, 5, 3, 3), {"pad": "[2, 1]", "stride": "[2,3]", "dilate": "( 1 , 2 )"}),
+    ],
+)
+def test_columns_of_windows_that_are_written_otherwise(
+    shape: tuple[int, ...], weights: tuple[int, ...], window: dict[str, Any]
+) -> None:
+    given = column_arguments(shape, weights, bias=True)
+    before = calls()
+    found = step(given, dtype="float32", **window, **all_by(COLUMNS))
+    assert calls() == before + 2
+    check(found, step(given, dtype="float32", **window), 5e-6)
+
+
+@pytest.mark.parametrize("pad", ["[1, 1]", "(1,1)", "( 1 , 1 )"])
+def test_winograd_of_padding_that_is_written_otherwise(pad: Any) -> None:
+    given = arguments((2, 16, 9, 8), 32, bias=True)
+    before = calls()
+    found = step(given, pad, "float32", **all_by(WINOGRAD4))
+    assert calls() == before + 2
+    check(found, step(given, (1, 1), "float64"))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
