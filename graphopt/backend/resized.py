@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from graphopt.backend.infer import ShapeInference, Types
+from graphopt.errors import UnsupportedError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONVOLUTIONS, Node, NodeId, Value
 from graphopt.ir.types import Shape
 from graphopt.kernels.convolutions.spec import spec_of
+from graphopt.kernels.convolutions.windows import is_dense, why_not
 from graphopt.rewrite.substitute import inline
 
 #: For each region where its values are.
@@ -36,6 +38,7 @@ class Resized:
 
         Raises:
             InputError: they do not fit; the message names the node.
+            UnsupportedError: a region cannot hold what it does at these sizes.
         """
         given = {n.id: shapes[n.name] for n in self._graph.inputs if n.name in shapes}
         types = self._inference.types(given)
@@ -64,4 +67,16 @@ def _retyped(node: Node, places: Mapping[Value, Value], types: Types) -> Graph:
     for inner in node.graphs[0]:
         lie = [places[value] for value in inner.values]
         body.update(inner.but(types=tuple(types[place.node][place.index] for place in lie)))
+    _check(body)
     return body
+
+
+def _check(body: Graph) -> None:
+    """Raise where a region cannot hold one of its operators at these sizes.
+
+    Dense layers are not asked about: it is worth it or not to pack them, and they are packed.
+    """
+    for inner in body:
+        why = None if inner.is_input or is_dense(inner) else why_not(body, inner)
+        if why is not None:
+            raise UnsupportedError(f"no region of such sizes has node {inner.name!r}: {why}")

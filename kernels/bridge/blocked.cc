@@ -160,7 +160,8 @@ void PoolRow(const Bound& bound, int64_t image, int64_t block, int64_t y) {
     if (step.is_average) {
       const int64_t counted =
           step.counts_padding ? padded_y * padded_x : (y1 - y0) * (x1 - x0);
-      found = found / (zero + static_cast<float>(counted));
+      // Nothing is averaged where a window has no pixels.
+      found = found / (zero + static_cast<float>(std::max<int64_t>(1, counted)));
     }
     StoreLanes(to, Activated(step, found, slope));
   }

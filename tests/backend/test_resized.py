@@ -14,7 +14,7 @@ from graphopt.backend.symbol import to_symbol
 from graphopt.backend.target import MXNetTarget
 from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError, InputError
+from graphopt.errors import GraphoptError, InputError, UnsupportedError
 from graphopt.ir.node import CONVOLUTIONS
 from graphopt.ir.parser import parse
 from graphopt.ir.types import TensorType
@@ -63,6 +63,30 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match=r"node 'a'.*do not fit"):
         resized.graph({"x": (1, 4, 20, 24)})
     assert resized.graph({"x": (1, 3, 30, 20)})
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (
+            '%y = Pooling(%b) {kernel=(1, 1), pool_type="avg", pooling_convention="full",'
+            " stride=(2, 2)}",
+            "a window of it lies outside the image",
+        ),
+    ],
+)
+def test_sizes_that_a_region_is_not_for_are_refused(last, reason):
+    graph = with_types(
+        parse(
+            "graph net(%x: f32[1,3,21,25], param %w: f32[16,3,3,3], param %v: f32[16,16,2,2]) {"
+            "%a = Convolution(%x, %w) {kernel=(3, 3), num_filter=16, no_bias=True, pad=(1, 1)}"
+            f"%b = relu(%a) {last} return %y }}"
+        )
+    )
+    resized = Resized(run_pass(graph, "fuse-convolutions", target=MXNetTarget(), frozen=True).graph)
+    with pytest.raises(UnsupportedError, match=rf"node 'y': {reason}"):
+        resized.graph({"x": (1, 3, 1, 24)})
+    assert resized.graph({"x": (1, 3, 31, 9)})
 
 
 def arrays(graph, seed=0):

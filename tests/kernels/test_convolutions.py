@@ -287,6 +287,21 @@ def test_infinity_leaves_nothing_where_filters_fill_no_block(mx) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5)
 
 
+def test_averages_of_no_pixels_are_zero(mx) -> None:
+    graph = parse_graph(
+        "graph region(%in0: f32[1,16,4,4], param %in1: f32[16,16,1,1]) {"
+        "%c = Convolution(%in0, %in1) {kernel=(1, 1), no_bias=True, num_filter=16} : f32[1,16,4,4]"
+        '%p = Pooling(%c) {kernel=(1, 1), pool_type="avg", pooling_convention="full",'
+        "stride=(2, 2)} : f32[1,16,3,3] return %p }"
+    )
+    spec = ConvolutionsSpec(graph, native.lanes(mx), ("direct",))
+    ((found,), _) = native.run(mx, spec, values(spec))
+    assert np.isfinite(found).all()
+    assert not found[:, :, 2].any()
+    assert not found[:, :, :, 2].any()
+    assert found[:, :, :2, :2].all()
+
+
 @pytest.mark.parametrize(
     ("function", "error"),
     [
