@@ -295,17 +295,21 @@ def _activation(graph: Graph, node: Node) -> str | None:
     return None if fits else "its slopes are not one for each channel"
 
 
+def _are_alike(graph: Graph, node: Node) -> bool:
+    """Whether operands and result have one shape; (N, C) and (N, C, 1, 1) would be broadcast."""
+    return len({graph.type_of(value).shape for value in (*node.inputs, node.out())}) == 1
+
+
 def _sum(graph: Graph, node: Node) -> str | None:
     if len(node.inputs) < 2:
         return "it adds nothing"
-    sizes = {images(graph, value) for value in node.inputs}
-    return None if len(sizes) == 1 else "its operands differ in size"
+    return None if _are_alike(graph, node) else "its operands differ in size"
 
 
 def _product(graph: Graph, node: Node) -> str | None:
-    a, b = node.inputs
-    if images(graph, a) == images(graph, b):
+    if _are_alike(graph, node):
         return None
+    a, b = node.inputs
     found = is_gate(graph, a, b) or is_gate(graph, b, a)
     return None if found else "its operands are neither images of one size nor a gate"
 

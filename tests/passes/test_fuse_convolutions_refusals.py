@@ -121,6 +121,20 @@ def test_joins_at_no_whole_block_stay() -> None:
     assert_equivalent(before, after, **TOLERANCE)
 
 
+@pytest.mark.parametrize("op", ["broadcast_mul", "broadcast_add"])
+@pytest.mark.parametrize("operands", ["%p, %f", "%f, %p"])
+def test_rows_that_are_broadcast_over_images_stay(op: str, operands: str) -> None:
+    """Of (N, C) and (N, C, 1, 1) there are as many numbers, but (N, C, N, C) comes out."""
+    before = net(
+        f'{CONV} %p = Pooling(%c) {{global_pool=True, pool_type="avg", kernel=(1, 1)}}'
+        f"%f = Flatten(%p) %y = {op}({operands}) return %y",
+        x="f32[1,20,9,11]",
+    )
+    after = fused(before)
+    assert [node.op for node in after if not node.is_input] == [CONVOLUTIONS, op]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
 def test_weights_computed_from_data_stay() -> None:
     before = net("%c = Convolution(%x, %y) {kernel=(1, 1), num_filter=4, no_bias=True} return %c",
                  params="%y: f32[4,20,1,1]")  # fmt: skip
