@@ -155,7 +155,7 @@ void PoolRow(const Bound& bound, int64_t image, int64_t block, int64_t y) {
         if (step.is_average)
           found += value;
         else
-          found = found > value ? found : value;
+          found = value > found ? value : found;  // as MXNet's, which passes over NaN
       }
     if (step.is_average) {
       const int64_t counted =

@@ -157,3 +157,19 @@ def test_infinity_and_not_a_number_pass_functions() -> None:
     want, found = (MXNetTarget().evaluate(graph, values) for graph in (before, after))
     for name, array in want.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-37, err_msg=name)
+
+
+def test_not_a_number_in_a_window() -> None:
+    """MXNet's maximum passes over it."""
+    before = net(
+        "%c = Convolution(%x, %w, %b) {kernel=(1, 1), num_filter=20, num_group=20}"
+        "%p = Pooling(%c) {kernel=(3, 3)} return %p"
+    )
+    after = fused(before)
+    assert [node.op for node in after if not node.is_input] == [regions(after)[0].op]
+    x = np.random.default_rng(0).standard_normal((2, 20, 9, 11)).astype(np.float32)
+    x[0, :, 4, 4] = np.nan
+    values = {"x": x, "w": np.ones((20, 1, 1, 1), np.float32), "b": np.zeros(20, np.float32)}
+    want, found = (MXNetTarget().evaluate(graph, values) for graph in (before, after))
+    for name, array in want.items():
+        np.testing.assert_array_equal(found[name], array)
