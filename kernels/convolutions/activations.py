@@ -91,7 +91,8 @@ def unary(node: Node) -> Activation | None:
     if op == "LeakyReLU":
         return _leaky(str(kind or "leaky"), _real(attrs, "slope", 0.25))
     if op == "clip":
-        return _clip(_real(attrs, "a_min", 0.0), _real(attrs, "a_max", 0.0))
+        low, high = _real(attrs, "a_min", 0.0), _real(attrs, "a_max", 0.0)
+        return _clip(low, high) if low <= high else None
     if op == "hard_sigmoid":
         return _clip(0.0, 1.0, _real(attrs, "alpha", 0.2), _real(attrs, "beta", 0.5))
     return _affine(op, attrs)

@@ -135,6 +135,13 @@ def test_rows_that_are_broadcast_over_images_stay(op: str, operands: str) -> Non
     assert_equivalent(before, after, **TOLERANCE)
 
 
+def test_clips_whose_bounds_are_no_interval_stay() -> None:
+    before = net(f"{CONV} %y = clip(%c) {{a_min=0.5, a_max=-0.5}} return %y")
+    after = fused(before)
+    assert [node.op for node in after if not node.is_input] == [CONVOLUTIONS, "clip"]
+    assert_equivalent(before, after, **TOLERANCE)
+
+
 def test_weights_computed_from_data_stay() -> None:
     before = net("%c = Convolution(%x, %y) {kernel=(1, 1), num_filter=4, no_bias=True} return %c",
                  params="%y: f32[4,20,1,1]")  # fmt: skip

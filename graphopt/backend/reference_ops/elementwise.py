@@ -88,7 +88,8 @@ def _smooth_l1(call: Call) -> Outputs:
 def _clip(call: Call) -> Outputs:
     """The bounds are rounded to the dtype first: an int32 array is clipped by integers."""
     low, high = (narrow(np.array(call.number(n)), call.x.dtype) for n in ("a_min", "a_max"))
-    return [np.clip(call.x, low, high)]
+    # The upper one first, as MXNet asks: bounds may be in the wrong order.
+    return [np.where(call.x > high, high, np.where(call.x < low, low, call.x))]
 
 
 def _activation(call: Call) -> Outputs:

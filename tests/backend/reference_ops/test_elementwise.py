@@ -83,6 +83,7 @@ CASES = [
     case("smooth_l1", x(4, 5), scalar=1.0),
     case("smooth_l1", x(4, 5), scalar=2.0),
     case("clip", x(4, 5), a_min=-0.5, a_max=1.0),
+    case("clip", x(4, 5), a_min=0.5, a_max=-0.5),
     case("clip", x(4, 5, dtype=I32, low=-9, high=9), a_min=-2.5, a_max=3.5),
     *(
         case("Cast", array(-1.7, 0.5, 2.9, 300.0), dtype=t)
