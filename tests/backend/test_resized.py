@@ -73,6 +73,10 @@ def test_shapes_that_do_not_fit_are_refused():
             " stride=(2, 2)}",
             "a window of it lies outside the image",
         ),
+        (
+            "%y = Deconvolution(%b, %v) {kernel=(2, 2), num_filter=16, pad=(1, 1)}",
+            "it does not work on float32 images of known size",
+        ),
     ],
 )
 def test_sizes_that_a_region_is_not_for_are_refused(last, reason):
