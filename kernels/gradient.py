@@ -37,8 +37,9 @@ class Gradient:
         spec: ``None`` if no input has a gradient.
         heads: for each output of the forward kernel, whether its gradient is read (in order, they
             are the first inputs of ``spec``).
-        inputs: forward inputs that are read, the next inputs of ``spec``.
-        outputs: forward outputs that are read, the last inputs of ``spec``.
+        inputs: forward inputs that are read, or that tell the extent of an axis, the next inputs
+            of ``spec``.
+        outputs: forward outputs, as well, the last inputs of ``spec``.
         wrt: forward inputs that get a gradient, one output of ``spec`` each.
     """
 
@@ -82,7 +83,9 @@ def differentiate(
         other = _reading_output(spec, best, number)
         if _cost(other, read_cost) < _cost(best, read_cost):
             best = other
-    kept, places = without_unused_inputs(best)
+    # An axis that nothing runs along may be summed over all the same: gradients are as many times
+    # what they are of one element.
+    kept, places = without_unused_inputs(best, range(count, len(best.inputs)))
     return Gradient(
         kept,
         tuple(p for p in places if p < count),

@@ -305,9 +305,17 @@ def used_inputs(spec: KernelSpec) -> list[int]:
     return [number for number in range(len(spec.inputs)) if number in read]
 
 
-def without_unused_inputs(spec: KernelSpec) -> tuple[KernelSpec, list[int]]:
-    """The spec without inputs that nothing reads, and which inputs are left."""
-    keep = used_inputs(spec)
+def without_unused_inputs(
+    spec: KernelSpec, spare: Iterable[int] = ()
+) -> tuple[KernelSpec, list[int]]:
+    """The spec without inputs that nothing reads, and which inputs are left.
+
+    Args:
+        spec: a kernel.
+        spare: inputs that stay unread where nothing else tells the extent of an axis, the first
+            of them that do.
+    """
+    keep = _telling_inputs(spec, spare)
     first = len(spec.inputs)
     if len(keep) == first:
         return spec, keep
@@ -317,6 +325,18 @@ def without_unused_inputs(spec: KernelSpec) -> tuple[KernelSpec, list[int]]:
     body = tuple(_renumbered(step, renumber) for step in spec.body)
     outputs = tuple(Result(renumber[r.value], r.operand) for r in spec.outputs)
     return replace(spec, inputs=inputs, body=body, outputs=outputs), keep
+
+
+def _telling_inputs(spec: KernelSpec, spare: Iterable[int]) -> list[int]:
+    """Inputs that are read, and those of the spare ones that alone tell the extent of an axis."""
+    keep = used_inputs(spec)
+    operands = [*(spec.inputs[n] for n in keep), *(result.operand for result in spec.outputs)]
+    told = frozenset[int]().union(*(operand.covers for operand in operands))
+    for number in spare:
+        if not spec.inputs[number].covers <= told:
+            keep.append(number)
+            told |= spec.inputs[number].covers
+    return sorted(keep)
 
 
 def _renumbered(step: Instruction, renumber: dict[int, int]) -> Instruction:

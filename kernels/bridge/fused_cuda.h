@@ -68,7 +68,7 @@ void RunOnGpu(Plan* plan, const std::vector<const TBlob*>& inputs,
   };
   for (size_t i = 0; i < inputs.size(); ++i) add(plan->inputs[i], *inputs[i]);
   for (size_t i = 0; i < outputs.size(); ++i) add(plan->outputs[i], *outputs[i]);
-  std::replace(axes.begin(), axes.end(), int64_t{-1}, int64_t{1});  // nobody runs along these
+  CheckTold(*plan, axes);
   std::vector<int> wanted;
   for (OpReqType request : requests)
     wanted.push_back(request == mxnet::kWriteInplace ? mxnet::kWriteTo : request);

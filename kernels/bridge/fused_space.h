@@ -64,13 +64,20 @@ void Fit(const Operand& operand, const mxnet::TShape& shape, const Whose& whose,
   }
 }
 
+/* Fails if an axis of a kernel has an extent that no operand tells: 1 would be a wrong guess. */
+void CheckTold(const Plan& plan, const std::vector<int64_t>& axes) {
+  for (size_t axis = 0; axis < axes.size(); ++axis)
+    if (axes[axis] < 0)
+      Fail("no operand tells the extent of axis " + std::to_string(axis) + " of kernel " + plan.spec);
+}
+
 /* The space of axes whose extents are known. */
 Space SpaceOf(Plan* plan, const std::vector<int64_t>& axes) {
   Space space;
   space.plan = plan;
   space.extents.assign(std::max(plan->groups, 1), 1);
   for (int axis = 0; axis < plan->rank; ++axis)
-    space.extents[plan->group[axis]] *= axes[axis] < 0 ? 1 : axes[axis];
+    space.extents[plan->group[axis]] *= axes[axis];
   size_t groups = space.extents.size();
   space.length = space.extents[groups - 1];
   for (size_t g = 0; g + 1 < groups; ++g) space.rows *= space.extents[g];
@@ -97,6 +104,7 @@ Space Measure(Plan* plan, const std::vector<const TBlob*>& inputs,
     auto whose = [&] { return "operand " + std::to_string(i) + " of kernel " + plan->spec; };
     Fit(operand, operands[i]->shape_, whose, &axes);
   }
+  CheckTold(*plan, axes);
   Space space = SpaceOf(plan, axes);
   space.operands = std::move(operands);
   size_t groups = space.extents.size();

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
@@ -99,6 +100,26 @@ def test_gradients_of_some_parameters_only() -> None:
             loss = (net(data(5, 4)) ** 2).sum()
         loss.backward()
         found.append(slopes(net))
+    near(found[1], found[0])
+
+
+class BiasOfData(mx.gluon.HybridBlock):
+    """Sums data without a gradient and a parameter, whose gradient reads none of the data."""
+
+    def hybrid_forward(self, F: Any, x: Any, bias: Any) -> Any:
+        return F.sum(F.broadcast_add(F.BlockGrad(x), bias), axis=2)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1, 1), (1, 4, 1), (3, 4, 1), (3, 4, 6)], ids=str)
+def test_sums_along_axes_of_data_alone(shape: tuple[int, ...]) -> None:
+    plain, found = BiasOfData(), []
+    for net in (plain, graphopt.optimize(BiasOfData())):
+        bias = data(*shape, seed=1)
+        bias.attach_grad()
+        with autograd.record():
+            out = net(data(3, 4, 6), bias)
+        out.backward()
+        found.append([out.asnumpy(), bias.grad.asnumpy()])
     near(found[1], found[0])
 
 

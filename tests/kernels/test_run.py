@@ -223,6 +223,19 @@ def test_every_output_is_written(spec: KernelSpec) -> None:
     assert all(np.isfinite(x).all() for x in run(spec, operands, backward=True, outputs=poisoned))
 
 
+def test_an_input_that_alone_tells_an_extent_is_kept() -> None:
+    spec = parse("f32[a,b] (i32[a,b], f32[1]) { %2 = add %0 %1; return %2:f32[a] }")
+    gradient = differentiate(spec)
+    assert (gradient.heads, gradient.inputs, gradient.wrt) == ((0,), (0,), (1,))
+    check(spec, [np.arange(15, dtype="int32").reshape(3, 5), noise(1)])
+
+
+def test_extents_that_no_operand_tells_are_refused() -> None:
+    spec = parse("f32[a|b] (f32[a]) { %1 = reduce_sum %0; return %1:f32[a] }")
+    with pytest.raises(GraphoptError, match="no operand tells the extent of axis 1"):
+        run(spec, [noise(3)], extents=(3, 4))
+
+
 #: A kernel, and which outputs may be written over which inputs, forward and backward.
 SOFTMAX_OF_SUM = (
     "f32[a|b] (f32[a,b], f32[b]) { %2 = add %0 %1; %3 = softmax %2; return %3:f32[a,b] }"
