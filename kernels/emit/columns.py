@@ -215,7 +215,7 @@ class _Emitter(Source):
         sums = [p for p, r in results.items() if p not in stores and self._is_across(r.value)]
         values = [n for n in loop.values if self._is_across(n)]
         reads = [n for n in loop.reads if self._is_across(n)]
-        if not (values or reads or stores):
+        if not (values or reads or stores or sums):
             return
         for place in sums:
             self._line(2, f"sum{place} = number(0.0)")

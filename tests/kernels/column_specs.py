@@ -23,6 +23,11 @@ SPECS = {
         " %6 = add %5 %2; %7 = mul %6 %3; %8 = square %7; %9 = reduce_sum %8; %10 = sqrt %9;"
         " %11 = add %10 %4; %12 = div %7 %11; return %12:f32[a,b,c], %11:f32[a,c] }"
     ),
+    # The gradient of the first input is a sum of what is the same all along a row.
+    "added to data": (
+        "f32[a|b|c] (f32[a,b,1], i32[a,b,c]) { %2 = add %0 %1; %3 = reduce_sum %2;"
+        " return %3:f32[a,1,c] }"
+    ),
     "storage": (
         "f32[a|b|c] (f16[a,b,c], i32[b,1]) { %2 = mul %0 %1; %3 = softmax %2;"
         " return %3:f16[a,b,c] }"
