@@ -65,7 +65,7 @@ def inplace_pairs(text: str, *, backward: bool) -> tuple[tuple[int, int], ...]:
 
 def _overwritable(spec: KernelSpec) -> list[tuple[int, int]]:
     """Pairs of an input and an output that may be one array, on CPUs and on GPUs."""
-    on_gpus = overwritable(collapse(expand(spec)).spec)
+    on_gpus = overwritable(collapse(expand(spec)).spec, keeps=False)
     return [pair for pair in overwritable(prepared(spec)) if pair in on_gpus]
 
 

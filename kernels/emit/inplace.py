@@ -12,15 +12,17 @@ from graphopt.kernels.emit.schedule import Loop, schedule
 from graphopt.kernels.spec import KernelSpec
 
 
-def overwritable(spec: KernelSpec) -> list[tuple[int, int]]:
+def overwritable(spec: KernelSpec, *, keeps: bool = True) -> list[tuple[int, int]]:
     """Pairs of an input and an output that may be one array, element upon element.
 
     Args:
         spec: expanded and collapsed (:mod:`graphopt.kernels.expand`).
+        keeps: whether values that several loops need are kept, so that no later one reads what they
+            are computed from (:func:`graphopt.kernels.emit.schedule.schedule`).
     """
     space = frozenset(range(spec.rank))
     found = []
-    for at, loop in enumerate(loops := schedule(spec).loops):
+    for at, loop in enumerate(loops := schedule(spec, keeps=keeps).loops):
         later = {number for after in loops[at + 1 :] for number in after.values}
         for place in loop.stores:
             result = spec.outputs[place]

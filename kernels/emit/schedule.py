@@ -56,14 +56,19 @@ class Schedule:
     row_stores: list[int]
 
 
-def schedule(spec: KernelSpec) -> Schedule:
-    """Order the work of a collapsed, expanded spec; its last axis but columns is the row."""
-    return _Scheduler(spec).run()
+def schedule(spec: KernelSpec, *, keeps: bool = True) -> Schedule:
+    """Order the work of a collapsed, expanded spec; its last axis but columns is the row.
+
+    Args:
+        spec: a kernel.
+        keeps: whether there are scratch rows; GPUs compute again what several loops need.
+    """
+    return _Scheduler(spec, keeps=keeps).run()
 
 
 class _Scheduler:
-    def __init__(self, spec: KernelSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: KernelSpec, *, keeps: bool) -> None:
+        self.spec, self.keeps = spec, keeps
         self.first = len(spec.inputs)
         self.row_axis = spec.row_axis
         self.along = [self.row_axis in axes for axes in spec.varies]
@@ -151,7 +156,7 @@ class _Scheduler:
         return scratch
 
     def _worth(self, number: int, kept: dict[int, int]) -> bool:
-        if number < self.first:
+        if number < self.first or not self.keeps:
             return False
         total = 0.0
         for value in self._needs([number], set(kept)):

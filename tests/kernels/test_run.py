@@ -245,6 +245,7 @@ READ_AGAIN = (
     "f32[a|b] (f32[a,b]) { %1 = exp %0; %2 = reduce_sum %0; %3 = mul %0 %2;"
     " return %1:f32[a,b], %3:f32[a,b] }"
 )
+COMPUTED_AGAIN = READ_AGAIN.replace("reduce_sum %0", "reduce_sum %1").replace("mul %0", "div %1")
 HALF = "f32[a] (f16[a]) { %1 = exp %0; return %1:f32[a] }"
 TURNED = "f32[a,b] (f32[a], f32[b]) { %2 = add %0 %1; return %2:f32[a,b] }"
 
@@ -257,10 +258,20 @@ TURNED = "f32[a,b] (f32[a], f32[b]) { %2 = add %0 %1; return %2:f32[a,b] }"
         (SOFTMAX_OF_SUM, {(0, 0)}),
         (TWO, {(0, 0), (1, 0), (1, 1)}),  # what is written last needs both
         (READ_AGAIN, {(0, 1)}),  # the first output is written before the row is read again
+        (COMPUTED_AGAIN, {(0, 1)}),  # and so is it on GPUs, which keep no exponentials
         (HALF, set()),
         (TURNED, set()),
     ],
-    ids=["chain", "layer norm", "softmax", "two outputs", "read again", "dtypes", "broadcast"],
+    ids=[
+        "chain",
+        "layer norm",
+        "softmax",
+        "two outputs",
+        "read again",
+        "computed again",
+        "dtypes",
+        "broadcast",
+    ],
 )
 @pytest.mark.parametrize("shape", [(3, 5), (7, 1031), (40, 16), (2, 70001)], ids=str)
 def test_outputs_written_over_inputs(

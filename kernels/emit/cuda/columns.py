@@ -18,7 +18,7 @@ class Columns(Emitter):
 
     def __init__(self, spec: KernelSpec, form: Form) -> None:
         super().__init__(spec, form)
-        self.plan = schedule(spec)
+        self.plan = schedule(spec, keeps=False)
         self.column_axis = spec.rank - 1
 
     def source(self) -> str:

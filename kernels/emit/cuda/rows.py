@@ -19,7 +19,7 @@ class Rows(Emitter):
     def __init__(self, spec: KernelSpec, form: Form) -> None:
         super().__init__(spec, form)
         self.chunks, self.block, self.full = form.chunks, form.block, form.full
-        self.plan = schedule(spec)
+        self.plan = schedule(spec, keeps=False)
         self.held: set[int] = set()  # values of the row that are in registers
         self.exchanges: list[list[int]] = []  # places of values that warps told each other at once
 
