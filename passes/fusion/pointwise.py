@@ -188,7 +188,10 @@ def _add_n(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
 
 
 def _cast(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    return emit("half", args[0]) if attrs["dtype"] == "float16" else args[0]
+    # A value of its own: the gradient of what is cast is that of what was computed, unrounded, and
+    # what reads it is never one with an equal operator of the other dtype.
+    value = emit("scale_gradient", args[0], 1.0)
+    return emit("half", value) if attrs["dtype"] == "float16" else value
 
 
 def _activation(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:

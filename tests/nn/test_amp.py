@@ -297,3 +297,34 @@ def test_what_overflows_in_float16_is_infinite(kind: type, precise: bool) -> Non
         np.testing.assert_array_equal(np.isfinite(got), is_finite)
         tolerance = 0 if precise else 2e-3
         np.testing.assert_allclose(got[is_finite], wanted[is_finite], rtol=tolerance)
+
+
+class Rounds(mx.gluon.HybridBlock):
+    """What AMP casts behind an operator in float32, of which the next operator is in float16."""
+
+    def hybrid_forward(self, F, x):
+        y = F.exp(x)
+        return F.cast(F.cast(y, dtype="float16") * 0.5, dtype="float32") + F.log(y)
+
+
+class RoundsOnce(mx.gluon.HybridBlock):
+    """An operator in float16 and the same one in float32, of the same numbers."""
+
+    def hybrid_forward(self, F, x):
+        low = F.cast(x, dtype="float16")
+        seen = F.BlockGrad(F.cast(F.exp(low), dtype="float32"))
+        return F.where(seen > 0, F.exp(F.cast(low, dtype="float32")) * 0.01, seen)
+
+
+@pytest.mark.parametrize("kind", [Rounds, RoundsOnce])
+def test_gradients_in_float32_read_what_is_not_rounded(kind: type) -> None:
+    found = []
+    for net in (kind(), graphopt.optimize(kind())):
+        x = mx.nd.array([-1.3, 0.7, 5.1, 11.0, 11.5, 12.0])
+        x.attach_grad()
+        with mx.autograd.record():
+            out = net(x)
+        out.backward()
+        found.append(x.grad.asnumpy())
+    assert np.isfinite(found[0]).all()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
