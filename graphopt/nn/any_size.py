@@ -155,7 +155,7 @@ class AnySize:
             self._give_up("its operators may not be called for a trial")
             return
         if not self._entry.refresh(given[0].ctx):
-            self._give_up("parameters are computed")
+            self._give_up("parameters are computed, or of another dtype")
             return
         names = self._entry.traced.names
         data = dict(zip(names, given, strict=True))
@@ -252,11 +252,11 @@ class AnySize:
         """The outputs of a call, and their layout.
 
         Raises:
-            UnsupportedError: parameters are computed that were not.
+            UnsupportedError: parameters are computed that were not, or are of another dtype.
         """
         entry = self._entry
         if not entry.refresh(key[2]):
-            raise UnsupportedError("parameters are computed")
+            raise UnsupportedError("parameters are computed, or of another dtype")
         self.calls += 1
         data = dict(zip(entry.traced.names, given, strict=True))
         found = entry.built.run_at_any_size(data, engine, sized, sizes_of(key))

@@ -239,7 +239,7 @@ class CompiledBlock:
     def _rebuilt(
         self, key: Signature, entry: Entry, args: Sequence[Any], given: Sequence[Any]
     ) -> Entry:
-        """In place of an entry whose parameters were not computed: they are now."""
+        """In place of an entry whose parameters were not computed, or had another dtype, before."""
         with self._lock:
             if self._entries.get(key) is entry:
                 self._entries[key] = self._build(key[0], args, given)

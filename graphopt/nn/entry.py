@@ -25,6 +25,7 @@ from graphopt.nn.parameters import (
     Watched,
     gradients_of,
     is_replaced,
+    is_retyped,
     own_array,
     watched,
     with_new_arrays,
@@ -89,11 +90,13 @@ class Entry:
         They do by ``cast``, ``initialize``, ``reset_ctx``, and when ``grad_req`` changes.
 
         Returns:
-            Whether it could; one may be computed now that was not.
+            Whether it could; one may be computed now that was not, or of another dtype.
         """
         stale = with_new_arrays(self.watched)
         if stale:
             if any(is_replaced(parameter, ctx) for parameter in stale):
+                return False
+            if any(is_retyped(known, ctx) for known in self.watched):
                 return False
             self.built.rebind({p.name: own_array(p, ctx) for p in stale})
             self.watched = [watched(p, ctx) for p, *_ in self.watched]

@@ -50,6 +50,15 @@ def watched(parameter: Any, ctx: Any) -> Watched:
     return parameter, arrays, at, array
 
 
+def is_retyped(known: Watched, ctx: Any) -> bool:
+    """Whether a parameter holds an array of another dtype or shape now."""
+    parameter, _, _, before = known
+    if before is None or not is_there(parameter, ctx):
+        return False
+    now = own_array(parameter, ctx)
+    return (now.dtype, now.shape) != (before.dtype, before.shape)
+
+
 def with_new_arrays(known: Iterable[Watched]) -> list[Any]:
     """Those parameters that hold other arrays now."""
     return [

@@ -105,6 +105,24 @@ def test_casting_recompiles() -> None:
     assert fast(x.astype("float64")).dtype == np.float64
 
 
+def test_casting_the_users_net_recompiles() -> None:
+    """Calls look alike before and after: their data is numbers of rows."""
+    net = nn.HybridSequential()
+    net.add(nn.Embedding(7, 4), nn.Dense(3, in_units=4, activation="tanh"))
+    net.initialize(mx.init.Normal(1))
+    fast, x = graphopt.optimize(net), mx.nd.array([1, 6, 2])
+    for dtype in ("float32", "float64", "float32"):
+        net.cast(dtype)
+        same(fast(x), net(x))
+        with autograd.record():
+            found = fast(x)
+        found.backward()
+        assert found.dtype == net[0].weight.grad().dtype == np.dtype(dtype)
+        told = fast.explain()
+        assert "training (" in told
+        assert "its Python ran" not in told
+
+
 def test_hybridize_compiles_in_what_blocks_within_were_told() -> None:
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Dense(8, in_units=4), mx.gluon.nn.Dropout(0.9))

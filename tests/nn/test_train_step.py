@@ -152,6 +152,25 @@ def test_shapes_rates_and_arrays_that_change() -> None:
     assert SMALL in step.explain()
 
 
+def test_weights_that_are_cast() -> None:
+    """Calls look alike before and after: their data is numbers of rows."""
+    found = []
+    for is_fast in (False, True):
+        net = nn.HybridSequential()
+        net.add(nn.Embedding(7, 6), layers())
+        start(net)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        data, label, ce = mx.nd.array([1, 6, 2, 1]), mx.nd.array([0, 2, 1, 1]), loss.SoftmaxCELoss()
+        step = graphopt.train_step(net, ce, trainer) if is_fast else None
+        for dtype in ("float32", "float64"):
+            net.cast(dtype)
+            for _ in range(3):
+                made = step(data, label) if step else by_hand(net, ce, trainer, [data], [label])
+            assert made.dtype == np.dtype(dtype)
+        found.append(learned(net, trainer, made))
+    assert_same(found[1], found[0])
+
+
 def test_batch_size_and_saved_states(tmp_path: Any) -> None:
     x, y = noise(4, 6), noise(4, 3, seed=1)
     found = []
