@@ -79,6 +79,8 @@ def view_class(
             body[name] = method
     if forward in (hybrid.forward, sequential.forward):
         body["forward"] = _forward(forward)
+    if not is_decorated and getattr(cls, "__getitem__", None) in _getitems():
+        body["__getitem__"] = _getitem
     kind: Any = type(cls)
     if not is_decorated:
         kind = _OfViews if kind is type else type(kind.__name__, (_OfViews, kind), {})
@@ -122,6 +124,18 @@ def _forward(plain: Any) -> Any:
             return run(self, args)
 
     return forward
+
+
+def _getitems() -> tuple[Any, ...]:
+    """Gluon's own, which make slices by calling the class of what is sliced."""
+    nn = import_mxnet().gluon.nn
+    return nn.Sequential.__getitem__, nn.HybridSequential.__getitem__
+
+
+def _getitem(self: Any, key: Any) -> Any:
+    """A layer, or a view of a slice of the user's Block."""
+    found = original(self)[key]
+    return view(found, self._graphopt_config) if isinstance(key, slice) else found
 
 
 def _on_children(name: str, method: Any) -> Any:

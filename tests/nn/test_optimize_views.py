@@ -115,6 +115,19 @@ def test_hooks_run_around_the_compiled_call() -> None:
     assert seen == ["before", "NDArray"]
 
 
+def test_slices_are_views_of_slices() -> None:
+    net = small_cnn()
+    part = graphopt.optimize(net, precise=True)[:2]
+    assert isinstance(part, nn.HybridSequential)
+    assert [each is own for each, own in zip(part, net, strict=False)] == [True, True]
+    x = image()
+    want = net[:2](x)
+    for twin in (part, copy.copy(part), copy.deepcopy(part), pickle.loads(pickle.dumps(part))):
+        same(twin(x), want)
+        assert twin.receipts()
+        assert twin._graphopt_config.precise
+
+
 def test_deepcopy_gives_a_view_of_a_copy() -> None:
     fast = graphopt.optimize(small_cnn())
     x = image()
