@@ -129,21 +129,21 @@ TBlob Raw(const NDArray& array) {
   return blob;
 }
 
+NDArray InRows(const NDArray& array) { return LayoutOf(array) ? array.Reorder2Default() : array; }
+
 /* A copy of an array, laid out so. */
 NDArray CopyIn(const NDArray& array, const Layout& layout) {
-  NDArray copy = array;
-  if (LayoutOf(array)) {
-    copy = array.Reorder2Default();
-  } else {
+  NDArray copy = InRows(array);
+  // Memory is laid out from its start on, and that of a view begins with other rows.
+  if (!LayoutOf(array) || copy.IsView()) {
+    const NDArray rows = copy;
     copy = NDArray(array.shape(), array.ctx(), false, array.dtype());
-    const TBlob from = array.data();
+    const TBlob from = rows.data();
     std::memcpy(copy.data().dptr_, from.dptr_, from.shape_.Size() * sizeof(float));
   }
   copy.ptr_->MKLDNNDataReorder(layout);
   return copy;
 }
-
-NDArray InRows(const NDArray& array) { return LayoutOf(array) ? array.Reorder2Default() : array; }
 
 /* What an operator that knows rows only writes, or adds to. */
 TBlob AsRows(const NDArray& given, OpReqType request) {

@@ -429,6 +429,26 @@ def test_images_in_any_layout(before: int) -> None:
     check(results[1], results[0])
 
 
+@pytest.mark.parametrize(("groups", "name"), [(1, WINOGRAD4), (4, DIRECT)])
+def test_parts_of_arrays_in_any_layout(groups: int, name: str) -> None:
+    """Images and a gradient that share the memory of what a convolution left."""
+    weight = mx.nd.array(numbers((16, 16 // groups, 3, 3), 0.1, 1))
+    weight.attach_grad()
+    pointwise = mx.nd.array(numbers((16, 16, 1, 1), 0.2, 4))
+    results = []
+    for taken in (lambda part: part, lambda part: mx.nd.array(part.asnumpy())):
+        left = mx.nd.array(numbers((4, 16, 10, 10)))
+        left = mx.nd.Convolution(left, pointwise, kernel=(1, 1), num_filter=16, no_bias=True)
+        options = {"kernel": (3, 3), "pad": (1, 1), "num_filter": 16, "num_group": groups}
+        before = calls()
+        with mx.autograd.record():
+            y = mx.nd.Convolution(taken(left[1:3]), weight, no_bias=True, **options, **all_by(name))
+        y.backward(taken(left[2:4]))
+        assert calls() == before + 2
+        results.append([y.asnumpy(), weight.grad.asnumpy()])
+    check(*results, USUAL_TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("shape", "filters", "options"),
     [
