@@ -21,6 +21,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "caller.h"
 #include "legacy.h"
 #include "versions.h"
 
@@ -158,6 +159,24 @@ bool IsSame(const NDArray& one, const NDArray& other) {
   return one.ptr_ == other.ptr_ && one.byte_offset_ == other.byte_offset_;
 }
 
+/* Whether an array is a part or another shape of one that oneDNN may lay out: CopyFromTo fails there. */
+bool MayShareLayout(const NDArray& array) { return array.ctx().dev_mask() == mshadow::cpu::kDevMask && array.IsView(); }
+
+void Assign(const NDArray& from, const NDArray& to) {
+  if (MayShareLayout(from))
+    RunOnEngine("_copy", {}, {from}, {mxnet::kWriteTo}, {to});
+  else
+    mxnet::CopyFromTo(from, &to);
+}
+
+/* The array itself, or a copy of its own memory. */
+NDArray WithoutLayout(const NDArray& array) {
+  if (!MayShareLayout(array)) return array;
+  NDArray copy(array.shape(), array.ctx(), false, array.dtype());
+  Assign(array, copy);
+  return copy;
+}
+
 void CheckCall(int result) {
   if (result != 0) Fail(MXGetLastError());
 }
@@ -216,7 +235,7 @@ void ExecutorForward(const OpStatePtr& state, const mxnet::OpContext& context,
   call.is_training = context.is_train;
   for (size_t i = 0; i < inputs.size(); ++i)
     if (!IsSame(inputs[i], binding.arguments[i]))
-      mxnet::CopyFromTo(inputs[i], &binding.arguments[i]);
+      Assign(inputs[i], binding.arguments[i]);
   CheckCall(MXExecutorForward(binding.executor, context.is_train));
   for (size_t i = 0; i < outputs.size(); ++i) mxnet::CopyFromTo(binding.outputs[i], &outputs[i]);
 }
@@ -246,8 +265,10 @@ void ExecutorBackward(const OpStatePtr& state, const mxnet::OpContext& context,
                      IsSame(outputs[i], own);
     if (binding.is_users[i] && !is_target) before[i] = own.Copy(own.ctx());
   }
+  std::vector<NDArray> given;
   std::vector<NDArrayHandle> handles;
-  for (const NDArray& head : heads) handles.push_back(const_cast<NDArray*>(&head));
+  for (const NDArray& head : heads) given.push_back(WithoutLayout(head));
+  for (NDArray& head : given) handles.push_back(&head);
   CheckCall(
       MXExecutorBackwardEx(binding.executor, handles.size(), handles.data(), context.is_train));
   NoteStatesWritten(binding.states);

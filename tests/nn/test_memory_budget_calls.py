@@ -70,6 +70,33 @@ def test_words_are_trained_on_again_and_again() -> None:
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("limit", [{"memory": "1GB"}, {"max_shapes": {"data": (32, 5)}}], ids=str)
+def test_parts_of_what_a_convolution_left(limit: dict[str, Any]) -> None:
+    """As inputs and as gradients of results; oneDNN has laid the whole out in blocks."""
+    net = small()
+    net(mx.nd.ones((2, 5)))
+    fast = graphopt.optimize(net, **limit)
+    whole = nn.Conv2D(16, 1, in_channels=16)
+    whole.initialize(mx.init.Xavier())
+
+    def step(which: Any, part: Any) -> list[np.ndarray]:
+        left = mx.nd.random.normal(shape=(2, 16, 4, 5))
+        with autograd.record():
+            y = which(part(whole(left)))
+        head = whole(mx.nd.ones((2, 16, 5, 7))).reshape((-1,))[5 : 5 + y.size]
+        y.backward(head.reshape(y.shape))
+        parameters = [*whole.collect_params().values(), *net.collect_params().values()]
+        return [y.asnumpy(), *(parameter.grad().asnumpy() for parameter in parameters)]
+
+    for part in (lambda y: y[1, 3], lambda y: y[1, 3:5].reshape((-1, 5))):
+        found = []
+        for which in (net, fast):
+            mx.random.seed(0)
+            found.append(step(which, part))
+        for want, got in zip(*found, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_inputs_may_get_a_gradient_later() -> None:
     net, x = small(), mx.nd.ones((2, 5))
     net(x)
