@@ -237,12 +237,9 @@ class ExecutorEngine:
         self.symbol, self._names, self._ctx, self._as_is = symbol, data, ctx, as_is
         self._home = _this_thread() if draws else None
         self._bound = [
-            array.copy() if name in data else array
+            Alike(array)() if name in data else array  # each call copies its own there
             for name, array in zip(self.inputs, arrays, strict=True)
         ]
-        for name, array in zip(self.inputs, self._bound, strict=True):
-            if name in data:  # which a call writes past MXNet's engine
-                array.wait_to_read()
         by_name = dict(zip(self.inputs, self._bound, strict=True))
         if as_is:
             executor = bind_as_is(symbol, by_name, ctx)

@@ -23,9 +23,11 @@ from graphopt.backend.choice import (
 )
 from graphopt.backend.engines import ExecutorEngine
 from graphopt.backend.kept import Kept
+from graphopt.backend.lower import lower
 from graphopt.backend.sorting import Once
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
+from graphopt.errors import GraphoptError
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -141,6 +143,41 @@ def test_others_are_tried_where_what_was_the_fastest_fails(monkeypatch: pytest.M
     assert choice.failed == {CONVOLUTION_KERNELS: "not this time"}
     assert not choice.is_remembered
     assert choice.engine in choice.measured_ms
+
+
+@pytest.mark.parametrize("error", [mx.MXNetError, GraphoptError])
+def test_what_breaks_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """By the next process, as the call may be why, unless it was refused for the graph."""
+
+    def fail(*_: Any) -> None:
+        raise error("not this time")
+
+    known = list[Any]()
+    monkeypatch.setattr(choosing, "remembered", lambda _parts: None)
+    monkeypatch.setattr(choosing, "remember", lambda _parts, found: known.append(found))
+    monkeypatch.setattr("graphopt.backend.candidates.with_packed", fail)
+    net = gluon.nn.Conv2D(16, 3, in_channels=16)
+    net.initialize()
+    graphopt.optimize(net, mode="inference")(mx.nd.ones((1, 16, 8, 8)))
+    assert any("engine" in found for found in known) == (error is GraphoptError)
+
+
+@pytest.mark.parametrize("engine", [EXECUTOR_ONEDNN])
+def test_an_engine_is_made_and_called_for_a_part_of_an_array(engine: str) -> None:
+    """Of one that a convolution has left in blocks, which oneDNN cannot read a part of."""
+    first, net = (gluon.nn.Conv2D(16, 3, in_channels=16, activation="relu") for _ in range(2))
+    for each in (first, net):
+        each.initialize()
+    whole = first(mx.nd.random.uniform(shape=(4, 16, 12, 12)))
+    want = net(whole[1:3])
+    graph = graphopt.lift(net, shapes={"data": (2, 16, 10, 10)})
+    params = {name: parameter.data() for name, parameter in net.collect_params().items()}
+    run = lower(graph, params, engine=engine)
+    for part in (whole[1:3], whole[0:2], whole[1:3]):
+        (found,) = run(part)
+    np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_what_a_candidate_packed_is_let_go_of_unless_another_reads_it() -> None:
