@@ -237,6 +237,7 @@ class Candidates:
             is_static=not shares_memory and not shape_spoilers(form.graph),
             static_shape=self._prepares_operators() and not has_loops(form.graph),
             counts_writes=form.keeps,
+            takes_views=name != CACHED_OP_ONEDNN,
         )
 
     def _prepares_operators(self) -> bool:

@@ -29,6 +29,7 @@ from graphopt.backend.plans import Plans
 from graphopt.backend.pushing import TURN, turn_to_call
 from graphopt.backend.retiring import bound_executor, cached_op, free_retired
 from graphopt.compat import import_mxnet
+from graphopt.kernels.bridge.memory import may_be_view
 
 _SPARE = "graphopt_spare"
 
@@ -79,6 +80,7 @@ class CachedOpEngine:
         is_static: bool = True,
         static_shape: bool = False,
         counts_writes: bool = False,
+        takes_views: bool = True,
     ) -> None:
         """Plan ``symbol``; ``data`` names the inputs that change from call to call.
 
@@ -87,8 +89,11 @@ class CachedOpEngine:
         Not where gradients are wanted: MXNet goes on writing the arrays that it wrote first, which
         may have been a sum's. Nor for loops, whose own operators nothing waits for then.
         ``counts_writes``: it may have operators that notice writes to parameters.
+        ``takes_views``: its operators read parts of arrays that oneDNN has laid out, as all do but
+        those of oneDNN's subgraphs.
         """
         self._counts_writes, self._static_shape = counts_writes, is_static and static_shape
+        self._takes_views = takes_views
         mx = import_mxnet()
         self.name = name
         self.inputs: Sequence[str] = symbol.list_inputs()
@@ -122,6 +127,7 @@ class CachedOpEngine:
             is_static=self._is_static,
             static_shape=self._static_shape,
             counts_writes=self._counts_writes,
+            takes_views=self._takes_views,
         )
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
@@ -130,6 +136,8 @@ class CachedOpEngine:
         free_retired()
         if self._counts_writes:
             flush_bulk()  # a write in one piece with what counts it would not be counted yet
+        if not self._takes_views:
+            arrays = self._without_views(arrays)
         if self.plans is not None:
             self.last_call = next(_calls)
             if self._op is None:
@@ -141,6 +149,14 @@ class CachedOpEngine:
             found = self._op(*arrays, *self._spare)
         outputs = found if isinstance(found, list) else [found]
         return outputs[: len(outputs) - len(self._spare)]
+
+    def _without_views(self, arrays: Sequence[Any]) -> list[Any]:
+        mx, found = import_mxnet(), list(arrays)
+        for at, name in enumerate(self.inputs):
+            if name in self._names and may_be_view(mx, found[at]):
+                copy = mx.np.copy if isinstance(found[at], mx.np.ndarray) else mx.nd.identity
+                found[at] = copy(found[at])
+        return found
 
     @property
     def may_be_prepared(self) -> bool:

@@ -33,6 +33,12 @@ def memory_of(mxnet: Any, array: Any) -> int:
     return id(array) if library is None else int(library.graphopt_memory_of(array.handle))
 
 
+def may_be_view(mxnet: Any, array: Any) -> bool:
+    """Whether an array may be a part of another one, or have its memory in another shape."""
+    library = _functions(mxnet)
+    return library is None or bool(library.graphopt_is_view(array.handle))
+
+
 def is_known(mxnet: Any) -> bool:
     """Whether memory of arrays can be told apart."""
     return _functions(mxnet) is not None
@@ -47,6 +53,7 @@ def _functions(mxnet: Any) -> ctypes.CDLL | None:
     library.graphopt_memory_users.argtypes = [ctypes.c_void_p]
     library.graphopt_memory_users.restype = ctypes.c_int64
     library.graphopt_have_one_memory.argtypes = [ctypes.c_void_p] * 2
+    library.graphopt_is_view.argtypes = [ctypes.c_void_p]
     library.graphopt_memory_of.argtypes = [ctypes.c_void_p]
     library.graphopt_memory_of.restype = ctypes.c_int64
     return library

@@ -157,6 +157,9 @@ int graphopt_have_one_memory(void* array, void* other) {
   return graphopt::VariableOf(array) == graphopt::VariableOf(other);
 }
 
+/* Whether an array is a part of another one, or has its memory in another shape. */
+int graphopt_is_view(void* array) { return static_cast<mxnet::NDArray*>(array)->IsView(); }
+
 /* Whether autograd knows of an array, as a variable or as what was computed of one; not one that it has noted as an
  * input without gradient. */
 int graphopt_has_history(void* array) {

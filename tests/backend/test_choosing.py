@@ -16,6 +16,7 @@ from graphopt.backend import choosing
 from graphopt.backend.candidates import Candidates
 from graphopt.backend.choice import (
     CACHED_OP,
+    CACHED_OP_ONEDNN,
     CONVOLUTION_KERNELS,
     EXECUTOR_ONEDNN,
     KERNELS,
@@ -164,7 +165,7 @@ def test_what_breaks_is_tried_again(
     assert any("engine" in found for found in known) == (error is GraphoptError)
 
 
-@pytest.mark.parametrize("engine", [EXECUTOR_ONEDNN])
+@pytest.mark.parametrize("engine", [CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN])
 def test_an_engine_is_made_and_called_for_a_part_of_an_array(engine: str) -> None:
     """Of one that a convolution has left in blocks, which oneDNN cannot read a part of."""
     first, net = (gluon.nn.Conv2D(16, 3, in_channels=16, activation="relu") for _ in range(2))
