@@ -95,6 +95,7 @@ class Following:
         self._patience, self._calls, self._looks = PATIENCE, 0, float(LOOKS)
         _followings.add(self)
         self._freeze()
+        self._now()  # what does not fit its parameters raises here, and nobody keeps it
 
     @property
     def result(self) -> Result:

@@ -36,6 +36,18 @@ def test_inputs_that_do_not_fit_name_the_node() -> None:
         graphopt.optimize(net)(mx.nd.ones((1, 4)))
 
 
+def test_inputs_that_fit_no_parameters_leave_nothing_to_report() -> None:
+    """MXNet looks at the shapes of a BatchNorm's parameters no more once they are known."""
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=8), nn.Activation("relu"))
+    net.initialize()
+    fast = graphopt.optimize(net)
+    fast(mx.nd.ones((2, 5)))
+    fast(mx.nd.ones((2, 8)))
+    assert "f32[2,5]" not in fast.explain()
+    fast.receipts()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
