@@ -74,6 +74,8 @@ def load(
     if model.startswith(ZOO):
         return _zoo(model.removeprefix(ZOO), shapes, dtypes)
     text = read(model)
+    if model == "-" and not text.strip():
+        raise ParseError("stdin is empty")
     if _is_json(model, text):
         lifted = partial(_lift, model, text, dtypes)
         return Model(lifted(shapes), lambda others: lifted({**shapes, **others}))
@@ -188,7 +190,7 @@ def doubt_random(params: str | None) -> None:
 def _is_json(path: str, text: str) -> bool:
     """By suffix, else by the first character: a graph's text starts with a word."""
     suffix = Path(path).suffix
-    return suffix == ".json" or (suffix != ".gir" and text.lstrip()[:1] in "{[")
+    return suffix == ".json" or (suffix != ".gir" and text.lstrip().startswith(("{", "[")))
 
 
 def _lift(path: str, text: str, dtypes: Mapping[str, str], shapes: Mapping[str, Shape]) -> Graph:

@@ -35,6 +35,13 @@ def test_json_on_stdin(graphopt, net, monkeypatch):
     assert ran.out.startswith("graph stdin(%data: f32[2,4], param %weight: f32[3,4]")
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_nothing_on_stdin(graphopt, monkeypatch, text):
+    stdin(monkeypatch, text)
+    ran = graphopt("opt", "-", *NONE)
+    assert (ran.code, ran.err) == (1, "graphopt: error: stdin is empty\n")
+
+
 def test_json_file_with_shapes_and_dtypes(graphopt, net_json):
     out = graphopt("opt", net_json, *NONE, "--shape", "data:5,4", "--dtype", "data:float64").out
     assert out.startswith("graph net(%data: f64[5,4], param %weight: f64[3,4]")
