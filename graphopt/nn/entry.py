@@ -21,6 +21,7 @@ from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.control_flow import require_gradients
 from graphopt.nn.following import Following
+from graphopt.nn.inner_sizes import InnerSizes
 from graphopt.nn.parameters import (
     Watched,
     gradients_of,
@@ -66,6 +67,11 @@ class Entry:
         """What passes left, what a call computes of it, and that with packed products if so."""
         form = self.lowered.form
         return self.result.graph, form.graph, form.packed
+
+    @cached_property
+    def inner_sizes(self) -> InnerSizes:
+        """Extents of all that the net computes, for data of any size."""
+        return InnerSizes(self.traced, self.original)
 
     @property
     def lowered(self) -> Lowered:

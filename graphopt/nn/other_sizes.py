@@ -11,10 +11,10 @@ from typing import Any, Final
 from graphopt.backend.late import LateError
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
-from graphopt.ir.sizes import Sized, Sizes, are_near, covers, distance, sized_of
+from graphopt.ir.sizes import Sized, are_near, covers, distance, sized_of
 from graphopt.nn.any_size import AnySize, Run
 from graphopt.nn.entry import Entry
-from graphopt.nn.signatures import Signature, sizes_of, types_of
+from graphopt.nn.signatures import Signature, shapes_of, sizes_of, types_of
 from graphopt.nn.ski_rental import SkiRental
 
 #: Share of a call's time that is worth compiling for, which takes as long as many calls.
@@ -161,30 +161,42 @@ class OtherSizes:
 
     def _covering(self, key: Signature, entries: Mapping[Signature, Entry]) -> Match | None:
         types, new = types_of(key), sizes_of(key)
-        alike: dict[str, list[tuple[Sizes, Entry]]] = {}
+        alike: dict[str, list[tuple[Signature, Entry]]] = {}
         for other, entry in entries.items():
             if types_of(other) == types and entry.has_run and not entry.computed:
-                alike.setdefault(entry.structure, []).append((sizes_of(other), entry))
+                alike.setdefault(entry.structure, []).append((other, entry))
         self._counts[types] = sum(map(len, alike.values()))
         nearest: tuple[float, Match | None] = math.inf, None
         for structure, found in alike.items():
-            found.sort(key=lambda each: distance(each[0], new))
+            found.sort(key=lambda each: distance(sizes_of(each[0]), new))
             if len(found) > 1:
                 self._alike.add(types)
-            sizes, entry = found[0]
-            far = distance(sizes, new)
-            sized = _sized_for(new, found[:_LOOKED_AT]) if far < nearest[0] else None
+            own, entry = found[0]
+            far = distance(sizes_of(own), new)
+            sized = _sized_for(key, found[:_LOOKED_AT]) if far < nearest[0] else None
             if sized is not None:
                 graph = self._known.setdefault((*types, structure), AnySize(entry))
-                nearest = far, Match(graph, are_near(sizes, new), sized)
+                nearest = far, Match(graph, are_near(sizes_of(own), new), sized)
         return nearest[1]
 
 
-def _sized_for(new: Sizes, alike: Sequence[tuple[Sizes, Entry]]) -> Sized | None:
+def _sized_for(key: Signature, alike: Sequence[tuple[Signature, Entry]]) -> Sized | None:
     """What follows the sizes; ``None`` if no two of them tell of the new one."""
-    for (a, first), (b, second) in itertools.combinations(alike, 2):
-        if covers(a, b, new):
-            found = sized_of(first.forms, second.forms, a, b)
+    for one, other in itertools.combinations(alike, 2):
+        a, b = sizes_of(one[0]), sizes_of(other[0])
+        if covers(a, b, sizes_of(key)) and _covers_within(one, other, key):
+            found = sized_of(one[1].forms, other[1].forms, a, b)
             if found is not None:
                 return found
     return None
+
+
+def _covers_within(
+    one: tuple[Signature, Entry], other: tuple[Signature, Entry], key: Signature
+) -> bool:
+    """The same of all that the net computes on the way, by which passes went as well."""
+    a, b = (entry.inner_sizes.of(shapes_of(own)) for own, entry in (one, other))
+    new = one[1].inner_sizes.of(shapes_of(key))
+    if a is None or b is None or new is None:
+        return False
+    return len(a) == len(b) == len(new) and covers(a, b, new)

@@ -64,7 +64,12 @@ def signature_of(mode: Mode, layout: Hashable, ctx: Any, arrays: Sequence[Any]) 
 
 def sizes_of(signature: Signature) -> Sizes:
     """The extents of all its arrays."""
-    return tuple(chain.from_iterable(array[0] for array in signature[3]))
+    return tuple(chain.from_iterable(shapes_of(signature)))
+
+
+def shapes_of(signature: Signature) -> tuple[tuple[int, ...], ...]:
+    """The shapes of its arrays."""
+    return tuple(array[0] for array in signature[3])
 
 
 def types_of(signature: Signature) -> tuple[object, ...]:

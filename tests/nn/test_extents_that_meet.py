@@ -1,0 +1,124 @@
+"""Sizes at which extents meet tell nothing of those at which they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+
+@pytest.fixture(autouse=True)
+def sizes_are_compiled() -> None:
+    """Not here."""
+
+
+class Cut(mx.gluon.HybridBlock):
+    """Reads the first ten steps of a sequence, as many as there are."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="cut_")
+        with self.name_scope():
+            self.first = nn.Dense(8, flatten=False, in_units=6)
+            self.last = nn.Dense(4, flatten=False, in_units=8)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        x = self.first(F.slice(x, begin=(None, 0), end=(None, 10)))
+        return F.softmax(self.last(F.relu(x))).square().sum(axis=1)
+
+
+class Upscaled(mx.gluon.HybridBlock):
+    """Scores of each pixel, cut to the size of the image."""
+
+    def __init__(self) -> None:
+        super().__init__(prefix="upscaled_")
+        with self.name_scope():
+            self.down = nn.Conv2D(4, 3, strides=4, padding=1, in_channels=3)
+            self.up = nn.Conv2DTranspose(2, 4, strides=4, in_channels=4)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.slice_like(self.up(F.relu(self.down(x))), x, axes=(2, 3)) * 2
+
+
+def pooled() -> Any:
+    net = nn.HybridSequential(prefix="pooled_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, strides=4, padding=1, in_channels=3, activation="relu"))
+        net.add(nn.HybridLambda(_to_four), nn.Conv2D(2, 1, in_channels=4))
+    return net
+
+
+def _to_four(F: Any, x: Any) -> Any:
+    return F.contrib.AdaptiveAvgPooling2D(x, output_size=(4, 4))
+
+
+class Parted(mx.gluon.HybridBlock):
+    """Takes the first ten steps in two parts."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        head = F.slice(x, begin=(None, 0), end=(None, 4))
+        tail = F.slice(x, begin=(None, 4), end=(None, 10))
+        return F.tanh(F.concat(head, tail, dim=1) * 2)
+
+
+class Counted(mx.gluon.HybridBlock):
+    """Has a gradient that is divided by the number of elements."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.LinearRegressionOutput(x * 2, F.BlockGrad(x))
+
+
+def text(steps: int) -> Any:
+    return mx.nd.array(np.random.default_rng(steps).normal(size=(3, steps, 6)))
+
+
+def image(extent: int) -> Any:
+    return mx.nd.array(np.random.default_rng(extent).normal(size=(2, 3, extent, extent)))
+
+
+def oblong(height: int) -> Any:
+    """An image of 24 pixels, or of ever more if it is higher than that."""
+    width = 24 // height if height < 24 else 5
+    return mx.nd.array(np.random.default_rng(height).normal(size=(2, height, width)))
+
+
+NETS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], list[int]]] = {
+    "cut": (Cut, text, [6, 8, 7, 12, 10, 20]),
+    "parted": (Parted, text, [6, 8, 7, 12, 10, 20]),
+    "upscaled": (Upscaled, image, [16, 32, 24, 18, 40, 22]),
+    "counted": (Counted, oblong, [4, 6, 3, 25, 30]),
+    "pooled": (pooled, image, [14, 16, 15, 20, 32]),
+}
+
+
+@pytest.mark.usefixtures("preferred")
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("name", NETS)
+def test_extents_that_meet(name: str, learns: bool) -> None:
+    make, data, sizes = NETS[name]
+    plain = make()
+    plain.initialize(mx.init.Normal(0.4))
+    net = graphopt.optimize(plain)
+    for size in sizes:
+        found = [_called(block, data(size), learns) for block in (plain, net)]
+        assert found[0].shape == found[1].shape, size
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5, err_msg=str(size))
+    first, second, *_ = net._graphopt_entries()
+    assert first.structure == second.structure  # which alone tells nothing of a third size
+
+
+def _called(block: Any, x: Any, learns: bool) -> Any:
+    if not learns:
+        return block(x).asnumpy()
+    x.attach_grad()
+    with mx.autograd.record():
+        loss = block(x)
+    loss.backward()
+    return np.concatenate([loss.asnumpy().ravel(), x.grad.asnumpy().ravel()])
