@@ -20,6 +20,7 @@ from graphopt.passes.folding.forms import (
     is_known,
     known_form,
 )
+from graphopt.passes.folding.origins import Origin, origins
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import substitute
 
@@ -112,6 +113,10 @@ class FoldConstants(Pass):
         if cx.training and _reads_inputs(graph) and not _reads_inputs(folded):
             cx.missed("no output would read an input, and MXNet differentiates no such graph")
             return graph
+        known = origins(graph, constant, _SHAPE_ONLY)
+        for value in forms:
+            if known[value.node].origin is Origin.SHAPES:
+                cx.goes_by(known[value.node].shapes)
         cx.count("folded", len(forms))
         cx.passed(f"folded {len(forms)} values", *(graph[v.node] for v in [*forms][:_NAMED]))
         return folded

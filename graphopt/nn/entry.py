@@ -60,7 +60,10 @@ class Entry:
         """What the passes and measuring left, but for the sizes of data."""
         known = {node.name for node in self.result.graph.inputs}
         computed = {n.name for form in self.forms for n in form.inputs} - known
-        return " ".join(fingerprint_of_any_size(form, computed) for form in self.forms)
+        shapes = sorted(map(str, self.result.shapes))
+        return " ".join(
+            [*(fingerprint_of_any_size(form, computed) for form in self.forms), *shapes]
+        )
 
     @cached_property
     def forms(self) -> tuple[Graph, Graph, Graph]:

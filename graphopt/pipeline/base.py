@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import abc
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from graphopt.ir.attrs import print_value
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId
-from graphopt.ir.types import TensorType
+from graphopt.ir.types import Shape, TensorType
 from graphopt.pipeline.remarks import Remark, RemarkKind
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Settings:
 
 @dataclass
 class PassContext:
-    """Handed to a pass: settings, the target, and a place for remarks and statistics."""
+    """Handed to a pass: settings, the target, and a place for remarks, statistics and shapes."""
 
     settings: Settings = field(default_factory=Settings)
     target: Target | None = None
@@ -115,6 +115,7 @@ class PassContext:
     remarks: list[Remark] = field(default_factory=list)
     stats: Counter[str] = field(default_factory=Counter)
     error: Exception | None = None
+    shapes: set[Shape] = field(default_factory=set)
 
     @property
     def training(self) -> bool:
@@ -136,6 +137,10 @@ class PassContext:
     def count(self, what: str, times: int = 1) -> None:
         """Add to a statistic of this pass."""
         self.stats[what] += times
+
+    def goes_by(self, shapes: Iterable[Shape]) -> None:
+        """Tell shapes of which a value was computed that may be any other for other shapes."""
+        self.shapes.update(shapes)
 
     def _remark(self, kind: RemarkKind, message: str, nodes: Sequence[Node | str]) -> None:
         names = tuple(node if isinstance(node, str) else node.name for node in nodes)

@@ -15,6 +15,7 @@ from graphopt.errors import GraphoptError, PassError
 from graphopt.ir.graph import Graph
 from graphopt.ir.halves import why_left
 from graphopt.ir.naming import Placeholders, renamed
+from graphopt.ir.types import Shape
 from graphopt.pipeline.base import Pass, PassContext, Settings, Target
 from graphopt.pipeline.instruments import Instrument, Verify
 from graphopt.pipeline.remarks import Remark
@@ -28,7 +29,7 @@ class Receipt:
 
     ``time_ms`` is the pass alone, ``check_ms`` the instruments after it. ``max_error`` is the
     largest absolute error against the original graph, where a numeric check ran. ``reason`` tells
-    why a pass was refused or rolled back.
+    why a pass was refused or rolled back. ``shapes`` are those by which values were computed.
     """
 
     pass_text: str
@@ -40,6 +41,7 @@ class Receipt:
     max_error: float | None = None
     stats: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
+    shapes: frozenset[Shape] = frozenset()
 
     def as_dict(self) -> dict[str, object]:
         """A form for JSON."""
@@ -77,6 +79,11 @@ class Result:
     def is_whole(self) -> bool:
         """Whether no pass was rolled back."""
         return all(receipt.status != "rolled back" for receipt in self.receipts)
+
+    @property
+    def shapes(self) -> frozenset[Shape]:
+        """Those for which alone the graph is right, though nothing else in it may tell."""
+        return frozenset[Shape]().union(*(receipt.shapes for receipt in self.receipts))
 
     def named(self, names: Placeholders) -> Result:
         """The same with names for placeholders."""
@@ -188,6 +195,7 @@ def _run_one(
         (time.perf_counter() - start - spent) * 1e3,
         max(error_found) if error_found else None,
         dict(cx.stats),
+        shapes=frozenset(cx.shapes),
     )
     return after, receipt
 

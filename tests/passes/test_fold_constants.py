@@ -432,3 +432,41 @@ def test_the_shape_of_a_random_value(is_read: bool):
     assert ("_ones" in ops) is is_read
     reasons = " ".join(str(remark) for remark in result.remarks)
     assert ("would not run any more" in reasons) is not is_read
+
+
+# -- what follows other shapes ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nodes", "goes_by"),
+    [
+        ("%c = zeros_like(%x)", set()),
+        ("%a = ones_like(%x) %c = _mul_scalar(%a) {scalar=3.0}", set()),
+        ("%c = _contrib_arange_like(%x)", set()),
+        ("%c = _contrib_arange_like(%x) {start=1.0}", {(6,)}),
+        ("%a = _contrib_arange_like(%x) %z = zeros_like(%a) %c = elemwise_add(%a, %z)", set()),
+        ("%a = _contrib_arange_like(%x) %z = ones_like(%a) %c = elemwise_add(%a, %z)", {(6,)}),
+        (
+            "%a = _contrib_arange_like(%x) %i = Cast(%a) {dtype='int32'}"
+            " %c = Cast(%i) {dtype='float32'}",
+            set(),
+        ),
+        (
+            "%a = _contrib_arange_like(%x) %i = Cast(%a) {dtype='uint8'}"
+            " %c = Cast(%i) {dtype='float32'}",
+            {(6,)},
+        ),
+        ("%a = _contrib_arange_like(%x) %c = clip(%a) {a_min=0.0, a_max=9.0}", {(6,)}),
+        ("%a = _contrib_arange_like(%x) %c = _lesser_scalar(%a) {scalar=9.0}", {(6,)}),
+        ("%a = _arange() {start=0.0, stop=6.0} %c = clip(%a) {a_min=0.0, a_max=9.0}", set()),
+    ],
+)
+def test_shapes_that_values_go_by(nodes: str, goes_by: set[tuple[int, ...]]) -> None:
+    """Two shapes may give values that look alike, where a third one does not."""
+    text = nodes.replace(" %", "\n%").replace("'", '"')
+    graph = with_types(
+        parse(f"graph g(%x: f32[6]) {{\n{text}\n%y = elemwise_add(%x, %c)\nreturn %y\n}}")
+    )
+    result = fold(graph)
+    assert result.shapes == goes_by
+    assert not result.graph.find("c").inputs
