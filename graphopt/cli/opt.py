@@ -14,7 +14,7 @@ from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.progress import progress
 from graphopt.cli.saving import EMITTERS, check_target, emit, save
-from graphopt.cli.sizes import findings_of, of_other_sizes
+from graphopt.cli.sizes import findings_of, of_other_sizes, serves_any
 from graphopt.cli.verb import (
     as_mode,
     build_pipeline,
@@ -142,16 +142,18 @@ def command(
     if output is not None:
         weights = _weights(result.graph, values) if values and params else {}
 
-        def alike(graph: Graph) -> Graph:
+        def alike(graph: Graph) -> Result:
             with findings_of(graph, [findings]).active():
-                return run(graph, passes, mode=as_mode(mode), precise=precise).graph
+                return run(graph, passes, mode=as_mode(mode), precise=precise)
 
         other = of_other_sizes(found, alike) if form == "json" else None
         frozen = mode == "inference"
-        saved = save(result.graph, output, form, weights, frozen=frozen, other=other)
+        serves = other is None or serves_any(found, result, other)
+        beside = other.graph if other is not None and serves else None
+        saved = save(result.graph, output, form, weights, frozen=frozen, other=beside)
         for path in saved.paths:
             note(f"wrote {path}")
-        if saved.sized:
+        if saved.sized or not serves:
             note(_for_sizes(found.graph))
         if saved.arguments:
             first, *more = saved.arguments

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from graphopt.analysis.meeting import meet_nearby
 from graphopt.backend.findings import Findings
 from graphopt.errors import GraphoptError
-from graphopt.ir.sizes import Shapes, longer
+from graphopt.ir.sizes import FAR, Shapes, longer
 
 if TYPE_CHECKING:
     from graphopt.cli.models import Model
     from graphopt.ir.graph import Graph
     from graphopt.ir.node import Node
+    from graphopt.pipeline.manager import Result
 
 
 def findings_of(graph: Graph, akin: Iterable[Findings] = ()) -> Findings:
@@ -20,8 +22,8 @@ def findings_of(graph: Graph, akin: Iterable[Findings] = ()) -> Findings:
     return Findings([_static(node) for node in graph.role("data")], akin)
 
 
-def of_other_sizes(model: Model, optimize: Callable[[Graph], Graph]) -> Graph | None:
-    """The optimized graph for data that are longer by one on all axes that may be.
+def of_other_sizes(model: Model, optimize: Callable[[Graph], Result]) -> Result | None:
+    """What passes make of the graph for data that are longer by one on all axes that may be.
 
     Args:
         model: has shapes already.
@@ -30,17 +32,45 @@ def of_other_sizes(model: Model, optimize: Callable[[Graph], Graph]) -> Graph | 
     Returns:
         ``None`` where no axis may be of another length, or not all shapes are known.
     """
-    data = model.graph.role("data")
-    if not all(node.type.is_static for node in data):
+    found = _longer(model)
+    return None if found is None else optimize(found)
+
+
+def serves_any(model: Model, result: Result, other: Result) -> bool:
+    """Whether passes went by nothing that holds for two sizes alone, as far as one can tell.
+
+    Args:
+        model: has shapes already.
+        result: what passes made of it.
+        other: the same for data that are longer by one.
+    """
+    near = _longer(model)
+    if near is None or result.shapes != other.shapes:
+        return near is None
+    shapes = _shapes(model)
+    far = [_sized(model, longer(shapes, axis, FAR)) for axis in _axes(shapes)]
+    return not any(meet_nearby(model.graph, near, graph) for graph in far if graph is not None)
+
+
+def _longer(model: Model) -> Graph | None:
+    """The graph for data that are longer by one on all axes that may be; ``None`` if none may."""
+    if not all(node.type.is_static for node in model.graph.role("data")):
         return None
-    shapes: Shapes = {node.name: _static(node) for node in data}
-    found = None
-    for axis in range(max(map(len, shapes.values()), default=0)):
+    shapes, found = _shapes(model), None
+    for axis in _axes(shapes):
         wider = longer(shapes, axis)
         graph = None if wider == shapes else _sized(model, wider)
         if graph is not None:
             found, shapes = graph, wider
-    return None if found is None else optimize(found)
+    return found
+
+
+def _shapes(model: Model) -> Shapes:
+    return {node.name: _static(node) for node in model.graph.role("data")}
+
+
+def _axes(shapes: Shapes) -> range:
+    return range(max(map(len, shapes.values()), default=0))
 
 
 def _sized(model: Model, shapes: Shapes) -> Graph | None:

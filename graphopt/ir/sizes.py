@@ -22,6 +22,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 #: Sizes are far from each other if an extent is more than so many times as large.
 _FAR: Final = 2.0
+#: By how much data are longer that are to be so than any number in a graph: a power of two, which
+#: layers that halve and double images want.
+FAR: Final = 1 << 20
 #: Operators without inputs that fill a shape with one number, and the number.
 FILLS: Final[Mapping[str, float | None]] = {"_zeros": 0.0, "_ones": 1.0, "_full": None}
 
@@ -53,11 +56,11 @@ def are_near(first: Sizes, second: Sizes) -> bool:
     return distance(first, second) <= _FAR
 
 
-def longer(shapes: Shapes, axis: int) -> Shapes:
-    """One more on that axis, for all that have as much there as the first one."""
+def longer(shapes: Shapes, axis: int, by: int = 1) -> Shapes:
+    """So many more on that axis, for all that have as much there as the first one."""
     first = next(iter(shapes.values()))[axis:][:1]
     return {
-        name: with_extent(s, axis, s[axis] + 1) if first and s[axis:][:1] == first else s
+        name: with_extent(s, axis, s[axis] + by) if first and s[axis:][:1] == first else s
         for name, s in shapes.items()
     }
 

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from graphopt.analysis.meeting import meet_nearby
 from graphopt.backend.documents import document_of, of_two_sizes
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
-from graphopt.ir.sizes import Shapes, longer, with_extent
+from graphopt.frontend.symbol import lift_symbol
+from graphopt.ir.sizes import FAR, Shapes, longer, with_extent
 
 if TYPE_CHECKING:
+    from graphopt.ir.graph import Graph
     from graphopt.nn.entry import Entry
 
 #: Compiles a graph for data inputs, by name.
@@ -35,7 +38,8 @@ def for_files(
 
     It is compiled a second time, for data that are longer by one on all axes that the user's Symbol
     leaves open. What is filled in then for another shape, as the first states of recurrences, gets
-    a shape that MXNet infers. If anything else differs, the first one is for its sizes alone.
+    a shape that MXNet infers. If anything else differs, the first one is for its sizes alone. So it
+    is where passes may have gone by what holds for both, but not for data that are far longer.
 
     Args:
         entry: compiled for inference.
@@ -50,13 +54,14 @@ def for_files(
     shapes = own = _data_shapes(entry)
     for axis in range(max(map(len, own.values()), default=0)):
         wider = longer(shapes, axis)
-        if _outputs(entry.traced.returned, wider | _known(entry)) is not None:
+        if _is_open(entry, wider):
             shapes = wider
     if shapes == own:
         return symbol, params
     other = _compiled(entry, compiled, shapes)
     beside, others = (None, {}) if other is None else _exported(other, kernels=kernels)
-    if other is not None and _are_alike(entry, params, others):
+    are_alike = other is not None and entry.result.shapes == other.result.shapes
+    if are_alike and _are_alike(entry, params, others) and not _meet_nearby(entry, own, shapes):
         found = _merged(symbol, beside)
         wanted = _outputs(entry.traced.returned, shapes | _known(entry))
         if found is not None and (kernels or _outputs(found, shapes | _of(params)) == wanted):
@@ -70,6 +75,32 @@ def for_files(
         stacklevel=4,
     )
     return symbol, params
+
+
+def _meet_nearby(entry: Entry, own: Shapes, shapes: Shapes) -> bool:
+    """Whether passes may have gone by what holds for both of these sizes, and not for all."""
+    axes = range(max(map(len, own.values())))
+    # Of one axis at a time, as what is far longer on all has more elements than MXNet counts.
+    far = [each for axis in axes if _is_open(entry, each := longer(own, axis, FAR))]
+    try:
+        near = _lifted(entry, own), _lifted(entry, shapes)
+        return any(meet_nearby(*near, _lifted(entry, each)) for each in far)
+    except GraphoptError:
+        return True
+
+
+def _is_open(entry: Entry, shapes: Shapes) -> bool:
+    """Whether the user's Symbol takes data of these shapes."""
+    return _outputs(entry.traced.returned, shapes | _known(entry)) is not None
+
+
+def _lifted(entry: Entry, shapes: Shapes) -> Graph:
+    """The user's graph for data of these shapes."""
+    symbol = entry.traced.returned
+    read = {*symbol.list_inputs()}
+    known = {n: s for n, s in (shapes | _known(entry)).items() if n in read}
+    dtypes = {n.name: n.type.dtype for n in entry.original.inputs if n.name in read}
+    return lift_symbol(symbol, known, {n: d for n, d in dtypes.items() if d}, data=shapes)
 
 
 def _exported(entry: Entry, *, kernels: bool) -> tuple[Any, dict[str, Any]]:

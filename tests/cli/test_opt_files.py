@@ -92,6 +92,16 @@ def test_what_counts_serves_the_given_shapes(graphopt, tmp_path):
     )
 
 
+@pytest.mark.parametrize("rows", [6, 20])
+def test_what_takes_all_of_short_data_serves_the_given_shapes(graphopt, tmp_path, mx, rows):
+    symbol = mx.sym.slice(mx.sym.var("data"), begin=(0,), end=(10,)) * 2
+    symbol.save(str(tmp_path / "m-symbol.json"))
+    given = (tmp_path / "m-symbol.json", "--shape", f"data:{rows},3")
+    ran = graphopt("opt", *given, "-o", tmp_path / "out-symbol.json")
+    assert ran.code == 0
+    assert ("data of these shapes alone" in ran.err) == (rows < 10)
+
+
 def test_models_of_one_size_need_no_word(graphopt, tmp_path):
     path = tmp_path / "flat.gir"
     path.write_text(NET)

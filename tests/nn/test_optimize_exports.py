@@ -193,6 +193,40 @@ def test_files_of_nets_that_count(tmp_path, function, samples: int) -> None:
         same(plain(x), net(x))
 
 
+def _cut(F, x):
+    return F.slice(x, begin=(None, 0), end=(None, 10)) * 2
+
+
+def _pooled(F, x):
+    x = F.Pooling(F.expand_dims(x, axis=1), kernel=(2, 2), stride=(2, 2), pool_type="max")
+    return F.contrib.AdaptiveAvgPooling2D(x, output_size=(3, 3)) * 2
+
+
+def _near(F, x):
+    at = F.contrib.arange_like(x, axis=1)
+    far = F.abs(F.broadcast_minus(at.reshape((1, -1)), at.reshape((-1, 1))))
+    return F.batch_dot(F.broadcast_mul(F.batch_dot(x, x, transpose_b=True), far < 12), x)
+
+
+def _clipped(F, x):
+    places = F.clip(F.contrib.arange_like(x, axis=1), 0, 9)
+    return F.broadcast_add(x * 2, places.reshape((1, -1, 1)))
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("function", [_cut, _pooled, _near, _clipped])
+def test_files_of_nets_for_which_short_data_are_others(tmp_path, function) -> None:
+    net = mx.gluon.nn.HybridLambda(function)
+    fast = graphopt.optimize(net, mode="inference")
+    fast(mx.nd.ones((2, 6, 6)))
+    with pytest.warns(UserWarning, match="the net as it is"):
+        fast.export(str(tmp_path / "m"))
+    plain = mx.gluon.SymbolBlock.imports(str(tmp_path / "m-symbol.json"), ["data"])
+    for steps in (6, 7, 20):
+        x = mx.nd.random.normal(shape=(2, steps, 6))
+        same(plain(x), net(x))
+
+
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
 @pytest.mark.parametrize("mode", ["auto", "inference"])
 def test_exports_of_symbol_blocks_keep_the_names_of_inputs(tmp_path, mode: str) -> None:

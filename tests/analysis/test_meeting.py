@@ -1,0 +1,31 @@
+"""What holds for two sizes of data, and not for data that are far longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphopt.analysis.meeting import meet_nearby
+from graphopt.backend.infer import with_types
+from graphopt.ir.graph import Graph
+from graphopt.ir.parser import parse
+
+
+def graph(rows: int, nodes: str) -> Graph:
+    return with_types(parse(f"graph g(%x: f32[{rows},4]) {{\n{nodes}\nreturn %y\n}}"))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("%y = slice(%x) {begin=(0,), end=(10,)}", True),
+        ("%y = slice(%x) {begin=(0, 0), end=(None, 4)}", False),
+        ("%y = slice(%x) {begin=(0,), end=(7,)}", False),  # as the second one tells
+        ("%y = Reshape(%x) {shape=(-1, 4)}", False),
+        ("%p = slice(%x) {begin=(6,), end=(None,)}\n%y = sum(%p) {axis=(0,)}", False),
+        ("%p = slice(%x) {begin=(0,), end=(None,), step=(9,)}\n%y = sum(%p) {axis=(0,)}", True),
+        ("%p = slice(%x) {begin=(0,), end=(None,), step=(9,)}\n%y = squeeze(%p)", True),
+        ("%p = slice(%x) {begin=(0,), end=(None,), step=(9,)}\n%y = relu(%p)", False),
+    ],
+)
+def test_meeting_nearby(nodes: str, expected: bool) -> None:
+    assert meet_nearby(*(graph(rows, nodes) for rows in (7, 8, 100))) is expected
