@@ -101,7 +101,8 @@ class CachedOpEngine:
         self._spare: list[Any] = []
         if not symbol.list_arguments():
             # MXNet wants something to differentiate by, even here.
-            symbol = mx.sym.Group([symbol, mx.sym.identity(mx.sym.var(_SPARE))])
+            kind = type(symbol)  # of which its results are
+            symbol = mx.sym.Group([symbol, mx.sym.identity(mx.sym.var(_SPARE))], kind)
             self._spare = [mx.nd.zeros((1,))]
         self._planned = symbol
         self._op: Any = None  # planned in the first call

@@ -42,6 +42,8 @@ def _merge(edit: Edit, node: Node) -> Replacement:
     inner = edit.producer(node.inputs[0], OPS)
     if inner is None or not is_float(node.type) or inner.type != node.type:
         return None
+    if edit.type(inner.inputs[0]) != node.type:
+        return None  # as NumPy has it of integers and a limit that is none
     ops = {canonical(node.op), canonical(inner.op)}
     one, two = _window(inner), _window(node)
     both = _Window(max(one.low, two.low), min(one.high, two.high))
@@ -77,7 +79,7 @@ def _add(edit: Edit, source: Value, window: _Window, like: Node, *, is_relu: boo
 
 def _to_relu(edit: Edit, node: Node) -> Replacement:
     """``maximum(x, 0)`` is relu, but for the gradient at 0."""
-    if scalar(node) != 0 or not is_float(node.type):
+    if scalar(node) != 0 or not is_float(node.type) or edit.type(node.inputs[0]) != node.type:
         return None
     if edit.training:
         raise Mismatch("at 0 the gradient of maximum is 1, that of relu is 0")

@@ -1,0 +1,72 @@
+"""What hybridized nets under ``npx.set_np()`` return: arrays of ``mx.np``, promoted as there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+
+
+@pytest.fixture(autouse=True)
+def _as_numpy() -> Iterator[None]:
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+def results(function: Any, data: Any, *, optimized: bool) -> list[Any]:
+    """Of two calls."""
+
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return function(F, x)
+
+    net = Net()
+    net.hybridize()
+    net = graphopt.optimize(net) if optimized else net
+    found: list[Any] = []
+    for _ in range(2):
+        made = net(data)
+        found += made if isinstance(made, list) else [made]
+    return found
+
+
+def check(function: Any, data: Any) -> None:
+    want, found = (results(function, data, optimized=o) for o in (False, True))
+    for one, other in zip(want, found, strict=True):
+        assert type(other) is type(one) is mx.np.ndarray
+        assert other.dtype == one.dtype
+        np.testing.assert_array_equal(other.asnumpy(), one.asnumpy())
+
+
+LIMITS: dict[str, Callable[[Any, Any], Any]] = {
+    "maximum": lambda F, x: F.np.maximum(x, 0.0),
+    "minimum of maximum": lambda F, x: F.np.minimum(F.np.maximum(x, 0.5), 2.5),
+    "maximum of maximum": lambda F, x: F.np.maximum(F.np.maximum(x, 0.5), 1.5),
+    "clip of maximum": lambda F, x: F.np.clip(F.np.maximum(x, 0.5), 0, 2.5),
+}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "float32"])
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_integers_that_are_floats(name: str, dtype: str) -> None:
+    check(LIMITS[name], mx.np.array([0, 1, 3], dtype=dtype))
+
+
+FILLED: dict[str, Callable[[Any, Any], Any]] = {
+    "zeros": lambda F, x: F.np.zeros_like(x),
+    "sum": lambda F, x: F.np.ones_like(x) + 1,
+    "two": lambda F, x: [F.np.zeros_like(x), F.np.ones_like(x)],
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_results_that_no_input_reaches(name: str) -> None:
+    check(FILLED[name], mx.np.ones((4,)))
