@@ -84,10 +84,10 @@ def _is_graph(block: Any) -> bool:
     mx = import_mxnet()
     if "forward" in vars(block) and id(block) not in _HEARD:
         return False  # the user's own
+    forward = _class_of(block).forward
     if isinstance(block, mx.gluon.SymbolBlock):
-        # MXNet's copies of the others' graphs are no shallow ones, so that it may compose them.
-        return isinstance(block._cached_graph[1], mx.sym.np._Symbol)
-    is_gluons = _class_of(block).forward is mx.gluon.HybridBlock.forward
+        return forward is mx.gluon.SymbolBlock.forward
+    is_gluons = forward is mx.gluon.HybridBlock.forward
     return is_gluons and bool(getattr(block, "_active", False))
 
 

@@ -134,3 +134,29 @@ def test_a_small_graph_is_no_operator_of_its_own() -> None:
             loss = call(data(3)).sum()
         loss.backward()
         assert (net.child.other.weight.grad().asnumpy() == 7).all()
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_results_of_a_symbol_block(*, hybridized: bool) -> None:
+    """MXNet calls its graph as one operator, hybridized or not."""
+
+    def heads() -> Any:
+        x = mx.sym.var("data")
+        layers = (mx.sym.FullyConnected(x, num_hidden=4, name=name) for name in "ab")
+        return mx.gluon.SymbolBlock(mx.sym.Group([mx.sym.tanh(layer) for layer in layers]), [x])
+
+    net = Around(heads)
+    net.initialize()
+    if hybridized:
+        net.child.hybridize()
+    fast = graphopt.optimize(net)
+    net(data(3))
+    params = net.child.collect_params()
+    (unread,) = (parameter for name, parameter in params.items() if name.endswith("b_weight"))
+    for call in (net, fast):
+        unread.grad()[:] = 7
+        with autograd.record():
+            loss = call(data(3)).sum()
+        loss.backward()
+        assert (unread.grad().asnumpy() == 0).all()
