@@ -122,13 +122,12 @@ def choose(
         reasons = "; ".join(f"{name}: {why}" for name, why in choice.failed.items())
         raise GraphError(f"MXNet cannot run graph {form.graph.name!r}: {reasons}")
     choice.engine = trial.fastest()
+    if len(candidates) > 1:
+        times = choice.measured_ms
+        found = {"engine": choice.engine, "measured_ms": times, "failed": choice.failed}
+        remember(key, found)
     findings = active()
-    if not trial.broke:
-        if len(candidates) > 1:
-            times = choice.measured_ms
-            found = {"engine": choice.engine, "measured_ms": times, "failed": choice.failed}
-            remember(key, found)
-        findings.note(place, choice.engine)
+    findings.note(place, choice.engine)
     needed = (next(iter(candidates)), choice.engine)
     findings.seconds += sum(s for name, s in trial.tried_s.items() if name not in needed)
     return Chosen(engines[choice.engine], trial.outputs.get(choice.engine))
@@ -256,8 +255,6 @@ class _Trial:
         self.tried_s: dict[str, float] = {}
         self.outputs: dict[str, list[Any]] = {}  # of the first call of each
         self._unsure: set[str] = set()  # those that only a closer look can tell of
-        #: Whether one could not be made or run: that may lie in this call, and not in the graph.
-        self.broke = False
 
     def run(self) -> dict[str, Engine]:
         """Those that are left, by name; timed."""
@@ -282,7 +279,6 @@ class _Trial:
                 raise
             except Exception as error:  # noqa: BLE001 - a candidate that fails is only not chosen
                 self._choice.failed[name] = first_line(error)
-                self.broke |= not isinstance(error, GraphoptError)
                 self.outputs.pop(name, None)
                 if self._forget is not None:
                     self._forget(name, self._engines.values())

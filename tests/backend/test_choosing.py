@@ -28,7 +28,6 @@ from graphopt.backend.lower import lower
 from graphopt.backend.sorting import Once
 from graphopt.compat import import_mxnet
 from graphopt.demo import models
-from graphopt.errors import GraphoptError
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -144,25 +143,6 @@ def test_others_are_tried_where_what_was_the_fastest_fails(monkeypatch: pytest.M
     assert choice.failed == {CONVOLUTION_KERNELS: "not this time"}
     assert not choice.is_remembered
     assert choice.engine in choice.measured_ms
-
-
-@pytest.mark.parametrize("error", [mx.MXNetError, GraphoptError])
-def test_what_breaks_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
-) -> None:
-    """By the next process, as the call may be why, unless it was refused for the graph."""
-
-    def fail(*_: Any) -> None:
-        raise error("not this time")
-
-    known = list[Any]()
-    monkeypatch.setattr(choosing, "remembered", lambda _parts: None)
-    monkeypatch.setattr(choosing, "remember", lambda _parts, found: known.append(found))
-    monkeypatch.setattr("graphopt.backend.candidates.with_packed", fail)
-    net = gluon.nn.Conv2D(16, 3, in_channels=16)
-    net.initialize()
-    graphopt.optimize(net, mode="inference")(mx.nd.ones((1, 16, 8, 8)))
-    assert any("engine" in found for found in known) == (error is GraphoptError)
 
 
 @pytest.mark.parametrize("engine", [CACHED_OP, CACHED_OP_ONEDNN, EXECUTOR_ONEDNN])
