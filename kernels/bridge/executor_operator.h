@@ -154,12 +154,12 @@ class RunningCall {
   bool is_done_ = false;
 };
 
-/* What lies behind the pointer depends on how MXNet was built, so nothing here may read it. */
 bool IsSame(const NDArray& one, const NDArray& other) {
   return one.ptr_ == other.ptr_ && one.byte_offset_ == other.byte_offset_;
 }
 
-/* Whether an array is a part or another shape of one that oneDNN may lay out: CopyFromTo fails there. */
+/* Whether an array is a part or another shape of one that oneDNN may have laid out when it is written: CopyFromTo fails
+ * there. */
 bool MayShareLayout(const NDArray& array) { return array.ctx().dev_mask() == mshadow::cpu::kDevMask && array.IsView(); }
 
 void Assign(const NDArray& from, const NDArray& to) {

@@ -180,8 +180,9 @@ Tiling TilingOf(const Space& space) {
   made.slots = made.tiles;
   if (made.any_sums) {
     int64_t worth = rows * length / (4 * std::max<int64_t>(sum_elements, 1));
-    const int64_t wanted = std::max(kSlots, (rows + kSummedRows - 1) / kSummedRows);
-    made.slots = std::max<int64_t>(1, std::min({wanted, made.tiles, worth}));
+    // Of many numbers that few rows are added up to, more slots would take a lot of memory for nothing.
+    const int64_t exact = std::min((rows + kSummedRows - 1) / kSummedRows, worth / 16);
+    made.slots = std::max<int64_t>(1, std::min({std::max(kSlots, exact), made.tiles, worth}));
   }
   const int64_t columns = plan.by_columns ? made.tile_rows : 1;
   made.row_bytes =
