@@ -25,7 +25,7 @@ from graphopt.backend.draws import same_draws
 from graphopt.backend.sorting import compare_results, draws, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError, UnsupportedError
+from graphopt.errors import GraphoptError
 from graphopt.ir.sizes import Sized, Sizes
 from graphopt.nn.entry import Entry
 from graphopt.nn.signatures import Signature, sizes_of
@@ -154,7 +154,7 @@ class AnySize:
         if not may_repeat(graph, training=False) or draws(graph):
             self._give_up("its operators may not be called for a trial")
             return
-        if not self._entry.refresh(given[0].ctx):
+        if not self.is_for(given[0].ctx):
             self._give_up("parameters are computed, or of another dtype")
             return
         names = self._entry.traced.names
@@ -239,6 +239,10 @@ class AnySize:
 
         return _Way(engine, names, call)
 
+    def is_for(self, ctx: Any) -> bool:
+        """Whether parameters are as those that it was compiled for: not computed, of that dtype."""
+        return self._entry.refresh(ctx)
+
     def engine_for(self, sizes: Sizes, *, is_compiled_else: bool) -> str:
         """What is to run a call of such sizes; empty if MXNet is."""
         if self._by_size is None:
@@ -249,14 +253,8 @@ class AnySize:
     def run(
         self, key: Signature, given: Sequence[Any], sized: Sized, engine: str
     ) -> tuple[list[Any], Any]:
-        """The outputs of a call, and their layout.
-
-        Raises:
-            UnsupportedError: parameters are computed that were not, or are of another dtype.
-        """
+        """The outputs of a call, and their layout; it has to be for the parameters at hand."""
         entry = self._entry
-        if not entry.refresh(key[2]):
-            raise UnsupportedError("parameters are computed, or of another dtype")
         self.calls += 1
         data = dict(zip(entry.traced.names, given, strict=True))
         found = entry.built.run_at_any_size(data, engine, sized, sizes_of(key))

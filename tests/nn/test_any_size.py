@@ -232,6 +232,20 @@ def test_parameters_are_followed() -> None:
 
 
 @pytest.mark.usefixtures("preferred")
+def test_parameters_of_another_dtype_have_no_graph_given_up() -> None:
+    plain = nn.HybridSequential()
+    plain.add(nn.Embedding(7, 4), nn.Dense(3, flatten=False, in_units=4, activation="tanh"))
+    plain.initialize()
+    net = graphopt.optimize(plain)
+    for dtype in ("float32", "float64", "float32"):
+        plain.cast(dtype)  # words are float32 all the time
+        for length in (6, 8, 7, 9, 11):
+            assert_right(net, plain, (mx.nd.ones((2, length)),))
+    assert calls(net) == 6
+    assert "given up" not in net.explain()
+
+
+@pytest.mark.usefixtures("preferred")
 def test_one_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     net, plain = net_and_plain("encoder")
     _, call = NETS["encoder"]
