@@ -33,6 +33,10 @@ _MOVES: Final = frozenset(
     }
 )
 _JOINS: Final = frozenset({"Concat", "_npi_concatenate", "_npi_stack", "stack"})
+#: Reductions that return a number which all elements are.
+_TO_ONE_OF_THEM: Final = frozenset({"_np_max", "_np_min", "_npi_mean", "max", "mean", "min"})
+#: Elementwise operators that read an extent, too.
+_BY_EXTENT: Final = frozenset({"_contrib_div_sqrt_dim"})
 _SUMS: Final = frozenset({"_npi_add", "broadcast_add", "elemwise_add"})
 _PRODUCTS: Final = frozenset({"_npi_multiply", "broadcast_mul", "elemwise_mul"})
 #: Dtypes that hold all numbers of places.
@@ -124,8 +128,8 @@ def _followed(node: Node, op: str, inputs: list[Known]) -> Known | None:
     if len(inputs) == 1 and (facts.view or op in _MOVES):
         return None if first.origin in (Origin.FIXED, Origin.SHAPES) else first
     if kinds == {Origin.FILL}:
-        by_element = facts.kind in (Kind.ELEMENTWISE, Kind.BROADCAST, Kind.REDUCTION)
-        return _FILL if by_element or op in _JOINS else None
+        by_element = facts.kind in (Kind.ELEMENTWISE, Kind.BROADCAST) and op not in _BY_EXTENT
+        return _FILL if by_element or op in _TO_ONE_OF_THEM or op in _JOINS else None
     if kinds == {Origin.PLACES} and op == "Cast":
         return _PLACES if node.type.dtype in _WIDE else None
     neutral = 0.0 if op in _SUMS else 1.0 if op in _PRODUCTS else None

@@ -97,11 +97,34 @@ def _how_many(F: Any, places: Any) -> Any:
     return (places < 5).sum(axis=0, keepdims=True)
 
 
+class Masked(mx.gluon.HybridBlock):
+    """Scales all steps by what is computed of fills, which ends to differ below the fifth."""
+
+    def __init__(self, scale: Callable[[Any, Any], Any]) -> None:
+        super().__init__(prefix="masked_")
+        self.scale = scale
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.tanh(F.broadcast_mul(x * 2, self.scale(F, x)))
+
+
+def _number_of_steps(F: Any, x: Any) -> Any:
+    return F.clip(F.sum(F.ones_like(x), axis=1, keepdims=True), 0, 5)
+
+
+def _are_many(F: Any, x: Any) -> Any:
+    return F.sum(F.ones_like(x), axis=1, keepdims=True) > 4
+
+
 class Counted(mx.gluon.HybridBlock):
     """Has a gradient that is divided by the number of elements."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LinearRegressionOutput(x * 2, F.BlockGrad(x))
+
+
+def masked(scale: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    return lambda: Masked(scale)
 
 
 def placed(known: Callable[[Any, Any], Any]) -> Callable[[], Any]:
@@ -130,6 +153,8 @@ NETS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], list[int]]] = {
     "few": (placed(_few), text, [6, 8, 7, 12, 10, 20]),
     "at least": (placed(_at_least), text, [6, 8, 7, 12, 10, 20]),
     "how many": (placed(_how_many), text, [6, 8, 7, 3, 4, 20]),
+    "number of steps": (masked(_number_of_steps), text, [6, 8, 7, 3, 4, 12, 2]),
+    "are many": (masked(_are_many), text, [6, 8, 7, 3, 4, 12, 2]),
     "counted": (Counted, oblong, [4, 6, 3, 25, 30]),
     "pooled": (pooled, image, [14, 16, 15, 20, 32]),
 }

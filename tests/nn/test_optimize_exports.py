@@ -213,8 +213,12 @@ def _clipped(F, x):
     return F.broadcast_add(x * 2, places.reshape((1, -1, 1)))
 
 
+def _counted(F, x):
+    return F.broadcast_div(x * 2, F.clip(F.sum(F.ones_like(x), axis=1, keepdims=True), 0, 5))
+
+
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
-@pytest.mark.parametrize("function", [_cut, _pooled, _near, _clipped])
+@pytest.mark.parametrize("function", [_cut, _pooled, _near, _clipped, _counted])
 def test_files_of_nets_for_which_short_data_are_others(tmp_path, function) -> None:
     net = mx.gluon.nn.HybridLambda(function)
     fast = graphopt.optimize(net, mode="inference")
@@ -222,7 +226,7 @@ def test_files_of_nets_for_which_short_data_are_others(tmp_path, function) -> No
     with pytest.warns(UserWarning, match="the net as it is"):
         fast.export(str(tmp_path / "m"))
     plain = mx.gluon.SymbolBlock.imports(str(tmp_path / "m-symbol.json"), ["data"])
-    for steps in (6, 7, 20):
+    for steps in (6, 7, 20, 3):
         x = mx.nd.random.normal(shape=(2, steps, 6))
         same(plain(x), net(x))
 

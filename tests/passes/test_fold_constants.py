@@ -442,6 +442,15 @@ def test_the_shape_of_a_random_value(is_read: bool):
     [
         ("%c = zeros_like(%x)", set()),
         ("%a = ones_like(%x) %c = _mul_scalar(%a) {scalar=3.0}", set()),
+        (
+            "%a = ones_like(%x) %b = mean(%a) {axis=0, keepdims=True} %c = tile(%b) {reps=(6,)}",
+            set(),
+        ),
+        (
+            "%a = ones_like(%x) %b = sum(%a) {axis=0, keepdims=True} %c = tile(%b) {reps=(6,)}",
+            {(6,)},
+        ),
+        ("%a = ones_like(%x) %c = _contrib_div_sqrt_dim(%a)", {(6,)}),
         ("%c = _contrib_arange_like(%x)", set()),
         ("%c = _contrib_arange_like(%x) {start=1.0}", {(6,)}),
         ("%a = _contrib_arange_like(%x) %z = zeros_like(%a) %c = elemwise_add(%a, %z)", set()),
