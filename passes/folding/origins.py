@@ -107,13 +107,17 @@ def _origin(
 def _source(node: Node, op: str) -> Known | None:
     """Of a node that begins a value; ``None`` if it is none that is known."""
     if op in FILLS or op == "_npi_full_like":
-        return Known(Origin.FILL, number=_NUMBERS.get(FILLS.get(op, "")))
+        return Known(Origin.FILL, number=_number(node, op))
     if op == CONSTANT:
         return _PLACES if is_range(node) else _FIXED
     if op == "_contrib_arange_like" and node.type.dtype in _WIDE:
         settings = [float(node.attrs.get(key, by)) for key, by in _FROM_ZERO]
         return _PLACES if settings == [by for _, by in _FROM_ZERO] else None
     return None
+
+
+def _number(node: Node, op: str) -> float | None:
+    return float(node.attrs["value"]) if op == "_full" else _NUMBERS.get(FILLS.get(op, ""))
 
 
 _FROM_ZERO: Final = (("start", 0.0), ("step", 1.0), ("repeat", 1.0))
@@ -123,13 +127,12 @@ def _followed(node: Node, op: str, inputs: list[Known]) -> Known | None:
     """Of an operator on such values; ``None`` if its result is something else."""
     if not inputs:
         return None
-    first, facts = inputs[0], info(node.op, node.attrs)
+    first = inputs[0]
     kinds = {each.origin for each in inputs}
-    if len(inputs) == 1 and (facts.view or op in _MOVES):
+    if len(inputs) == 1 and (info(node.op, node.attrs).view or op in _MOVES):
         return None if first.origin in (Origin.FIXED, Origin.SHAPES) else first
     if kinds == {Origin.FILL}:
-        by_element = facts.kind in (Kind.ELEMENTWISE, Kind.BROADCAST) and op not in _BY_EXTENT
-        return _FILL if by_element or op in _TO_ONE_OF_THEM or op in _JOINS else None
+        return _of_fills(node, op, inputs)
     if kinds == {Origin.PLACES} and op == "Cast":
         return _PLACES if node.type.dtype in _WIDE else None
     neutral = 0.0 if op in _SUMS else 1.0 if op in _PRODUCTS else None
@@ -137,6 +140,17 @@ def _followed(node: Node, op: str, inputs: list[Known]) -> Known | None:
     if kinds == {Origin.PLACES, Origin.FILL} and neutral is not None and others == [neutral]:
         return _PLACES
     return None
+
+
+def _of_fills(node: Node, op: str, fills: list[Known]) -> Known | None:
+    """Of an operator on nothing but fills; ``None`` if its result may be none."""
+    if op in _JOINS:
+        numbers = {each.number for each in fills}
+        return fills[0] if len(numbers) == 1 and None not in numbers else None
+    if op in _TO_ONE_OF_THEM:
+        return fills[0]
+    by_element = info(node.op, node.attrs).kind in (Kind.ELEMENTWISE, Kind.BROADCAST)
+    return _FILL if by_element and op not in _BY_EXTENT else None
 
 
 def _shapes(graph: Graph, node: Node, found: Mapping[NodeId, Known]) -> frozenset[Shape]:

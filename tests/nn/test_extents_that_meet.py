@@ -116,6 +116,16 @@ def _are_many(F: Any, x: Any) -> Any:
     return F.sum(F.ones_like(x), axis=1, keepdims=True) > 4
 
 
+def _first_of_two(F: Any, x: Any) -> Any:
+    mask = F.concat(F.ones_like(x), F.zeros_like(x), dim=1)
+    return F.sum(F.slice(mask, begin=(None, 0), end=(None, 5)), axis=1, keepdims=True)
+
+
+def _behind_ones(F: Any, x: Any) -> Any:
+    mask = F.concat(F.ones_like(x), F.zeros_like(x), dim=1)
+    return F.max(F.slice(mask, begin=(None, 5), end=(None, 6)), axis=1, keepdims=True)
+
+
 class Counted(mx.gluon.HybridBlock):
     """Has a gradient that is divided by the number of elements."""
 
@@ -155,6 +165,8 @@ NETS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], list[int]]] = {
     "how many": (placed(_how_many), text, [6, 8, 7, 3, 4, 20]),
     "number of steps": (masked(_number_of_steps), text, [6, 8, 7, 3, 4, 12, 2]),
     "are many": (masked(_are_many), text, [6, 8, 7, 3, 4, 12, 2]),
+    "first of two": (masked(_first_of_two), text, [6, 8, 7, 3, 4, 12, 2]),
+    "behind ones": (masked(_behind_ones), text, [6, 8, 7, 3, 4, 12, 5]),
     "counted": (Counted, oblong, [4, 6, 3, 25, 30]),
     "pooled": (pooled, image, [14, 16, 15, 20, 32]),
 }

@@ -451,6 +451,26 @@ def test_the_shape_of_a_random_value(is_read: bool):
             {(6,)},
         ),
         ("%a = ones_like(%x) %c = _contrib_div_sqrt_dim(%a)", {(6,)}),
+        (
+            "%a = ones_like(%x) %b = Concat(%a, %a) {dim=0, num_args=2} %c = slice_like(%b, %x)",
+            set(),
+        ),
+        (
+            "%a = ones_like(%x) %z = zeros_like(%x) %b = Concat(%a, %z) {dim=0, num_args=2}"
+            " %c = slice_like(%b, %x)",
+            {(6,)},
+        ),
+        (
+            "%a = ones_like(%x) %e = exp(%a) %z = sin(%a) %b = Concat(%e, %z) {dim=0, num_args=2}"
+            " %c = slice_like(%b, %x)",
+            {(6,)},
+        ),
+        (
+            "%f = _full() {shape=(6,), value=0.5} %a = Concat(%f, %f) {dim=0, num_args=2}"
+            " %c = slice_like(%a, %x)",
+            set(),
+        ),
+        ("%a = ones_like(%x) %z = zeros_like(%x) %c = broadcast_maximum(%a, %z)", set()),
         ("%c = _contrib_arange_like(%x)", set()),
         ("%c = _contrib_arange_like(%x) {start=1.0}", {(6,)}),
         ("%a = _contrib_arange_like(%x) %z = zeros_like(%a) %c = elemwise_add(%a, %z)", set()),
