@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from graphopt.analysis.meeting import meet_nearby
 from graphopt.backend.findings import Findings
 from graphopt.errors import GraphoptError
-from graphopt.ir.sizes import FAR, Shapes, longer
+from graphopt.ir.sizes import Shapes, far_longer, longer
 
 if TYPE_CHECKING:
     from graphopt.cli.models import Model
@@ -47,9 +47,9 @@ def serves_any(model: Model, result: Result, other: Result) -> bool:
     near = _longer(model)
     if near is None or result.shapes != other.shapes:
         return near is None
-    shapes = _shapes(model)
-    far = [_sized(model, longer(shapes, axis, FAR)) for axis in _axes(shapes)]
-    return not any(meet_nearby(model.graph, near, graph) for graph in far if graph is not None)
+    far = far_longer(_shapes(model), lambda each: _sized(model, each) is not None)
+    graphs = (_sized(model, each) for each in far)
+    return not any(meet_nearby(model.graph, near, each) for each in graphs if each is not None)
 
 
 def _longer(model: Model) -> Graph | None:
@@ -57,7 +57,7 @@ def _longer(model: Model) -> Graph | None:
     if not all(node.type.is_static for node in model.graph.role("data")):
         return None
     shapes, found = _shapes(model), None
-    for axis in _axes(shapes):
+    for axis in range(max(map(len, shapes.values()), default=0)):
         wider = longer(shapes, axis)
         graph = None if wider == shapes else _sized(model, wider)
         if graph is not None:
@@ -67,10 +67,6 @@ def _longer(model: Model) -> Graph | None:
 
 def _shapes(model: Model) -> Shapes:
     return {node.name: _static(node) for node in model.graph.role("data")}
-
-
-def _axes(shapes: Shapes) -> range:
-    return range(max(map(len, shapes.values()), default=0))
 
 
 def _sized(model: Model, shapes: Shapes) -> Graph | None:

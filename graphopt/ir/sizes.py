@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,6 +63,31 @@ def longer(shapes: Shapes, axis: int, by: int = 1) -> Shapes:
         name: with_extent(s, axis, s[axis] + by) if first and s[axis:][:1] == first else s
         for name, s in shapes.items()
     }
+
+
+def far_longer(shapes: Shapes, is_open: Callable[[Shapes], bool]) -> Iterator[Shapes]:
+    """Data that are as much longer as may be on one axis each, up to ``FAR``.
+
+    Of one at a time, as what is far longer on all has more elements than MXNet counts.
+
+    Args:
+        shapes: of the data.
+        is_open: whether there may be data of other shapes.
+    """
+    for axis in range(max(map(len, shapes.values()), default=0)):
+        by = _longest(shapes, axis, is_open)
+        if by:
+            yield longer(shapes, axis, by)
+
+
+def _longest(shapes: Shapes, axis: int, is_open: Callable[[Shapes], bool]) -> int:
+    """By how much data may be longer there: tables of positions end, which is found bit by bit."""
+    by, more = 0, FAR
+    while more and by < FAR:
+        if is_open(longer(shapes, axis, by + more)):
+            by += more
+        more //= 2
+    return by
 
 
 def with_extent(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:

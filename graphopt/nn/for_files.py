@@ -18,7 +18,7 @@ from graphopt.backend.documents import document_of, of_two_sizes
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.symbol import lift_symbol
-from graphopt.ir.sizes import FAR, Shapes, longer, with_extent
+from graphopt.ir.sizes import Shapes, far_longer, longer, with_extent
 
 if TYPE_CHECKING:
     from graphopt.ir.graph import Graph
@@ -79,9 +79,7 @@ def for_files(
 
 def _meet_nearby(entry: Entry, own: Shapes, shapes: Shapes) -> bool:
     """Whether passes may have gone by what holds for both of these sizes, and not for all."""
-    axes = range(max(map(len, own.values())))
-    # Of one axis at a time, as what is far longer on all has more elements than MXNet counts.
-    far = [each for axis in axes if _is_open(entry, each := longer(own, axis, FAR))]
+    far = far_longer(own, lambda each: _is_open(entry, each))
     try:
         near = _lifted(entry, own), _lifted(entry, shapes)
         return any(meet_nearby(*near, _lifted(entry, each)) for each in far)

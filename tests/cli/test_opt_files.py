@@ -102,6 +102,18 @@ def test_what_takes_all_of_short_data_serves_the_given_shapes(graphopt, tmp_path
     assert ("data of these shapes alone" in ran.err) == (rows < 10)
 
 
+@pytest.mark.parametrize("taken", [10, 64])
+def test_what_takes_all_of_short_data_below_the_end_of_a_table(graphopt, tmp_path, mx, taken):
+    data, table = mx.sym.var("data"), mx.sym.var("table", shape=(64, 3))
+    placed = mx.sym.broadcast_add(data, mx.sym.slice_like(table, data, axes=(0,)))
+    symbol = mx.sym.slice(placed, begin=(0,), end=(taken,)) * 2
+    symbol.save(str(tmp_path / "m-symbol.json"))
+    given = (tmp_path / "m-symbol.json", "--shape", "data:6,3", "--mode", "inference")
+    ran = graphopt("opt", *given, "-o", tmp_path / "out-symbol.json")
+    assert ran.code == 0
+    assert ("data of these shapes alone" in ran.err) == (taken == 10)
+
+
 def test_models_of_one_size_need_no_word(graphopt, tmp_path):
     path = tmp_path / "flat.gir"
     path.write_text(NET)

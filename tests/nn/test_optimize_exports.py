@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 import graphopt
@@ -228,6 +230,40 @@ def test_files_of_nets_for_which_short_data_are_others(tmp_path, function) -> No
     plain = mx.gluon.SymbolBlock.imports(str(tmp_path / "m-symbol.json"), ["data"])
     for steps in (6, 7, 20, 3):
         x = mx.nd.random.normal(shape=(2, steps, 6))
+        same(plain(x), net(x))
+
+
+class Positions(mx.gluon.HybridBlock):
+    """Adds the rows of a table, which are all the steps there may be, and takes the first ones."""
+
+    def __init__(self, taken: int) -> None:
+        super().__init__()
+        self.taken = taken
+        self.table = self.params.get("table", shape=(1, 64, 6))
+
+    def hybrid_forward(self, F, x, table):
+        x = F.broadcast_add(x, F.slice_like(table, x, axes=(1,)))
+        return F.tanh(F.slice(x, begin=(None, 0), end=(None, self.taken)) * 2)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize(
+    ("steps", "taken", "serves"),
+    [(6, 10, False), (6, 63, False), (62, 63, False), (6, 64, True), (16, 10, True)],
+)
+def test_files_of_nets_with_tables_of_positions(tmp_path, steps, taken, serves) -> None:
+    net = Positions(taken)
+    net.initialize(mx.init.Normal(1))
+    fast = graphopt.optimize(net, mode="inference")
+    fast(mx.nd.ones((2, steps, 6)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fast.export(str(tmp_path / "m"))
+    assert any("the net as it is" in str(each.message) for each in told) is not serves
+    files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
+    plain = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+    for longer in (steps, 63, 64):
+        x = mx.nd.random.normal(shape=(2, longer, 6))
         same(plain(x), net(x))
 
 
