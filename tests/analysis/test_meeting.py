@@ -14,6 +14,14 @@ def graph(rows: int, nodes: str) -> Graph:
     return with_types(parse(f"graph g(%x: f32[{rows},4]) {{\n{nodes}\nreturn %y\n}}"))
 
 
+def _parted(first: int, end: int | None) -> str:
+    return (
+        f"%a = slice(%x) {{begin=(0,), end=({first},)}}\n"
+        f"%b = slice(%x) {{begin=({first},), end=({end},)}}\n"
+        "%y = Concat(%a, %b) {dim=0, num_args=2}"
+    )
+
+
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
@@ -25,6 +33,9 @@ def graph(rows: int, nodes: str) -> Graph:
         ("%p = slice(%x) {begin=(0,), end=(None,), step=(9,)}\n%y = sum(%p) {axis=(0,)}", True),
         ("%p = slice(%x) {begin=(0,), end=(None,), step=(9,)}\n%y = squeeze(%p)", True),
         ("%p = slice(%x) {begin=(0,), end=(None,), step=(9,)}\n%y = relu(%p)", False),
+        (_parted(4, 10), True),
+        (_parted(4, None), False),
+        (_parted(4, 10).replace("%y", "%p") + "\n%y = relu(%p)", True),
     ],
 )
 def test_meeting_nearby(nodes: str, expected: bool) -> None:

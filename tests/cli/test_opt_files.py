@@ -102,6 +102,17 @@ def test_what_takes_all_of_short_data_serves_the_given_shapes(graphopt, tmp_path
     assert ("data of these shapes alone" in ran.err) == (rows < 10)
 
 
+@pytest.mark.parametrize("rows", [6, 20])
+def test_what_joins_all_of_short_data_serves_the_given_shapes(graphopt, tmp_path, mx, rows):
+    data = mx.sym.var("data")
+    parts = [mx.sym.slice(data, begin=(a,), end=(b,)) for a, b in ((0, 4), (4, 10))]
+    (mx.sym.concat(*parts, dim=0) * 2).save(str(tmp_path / "m-symbol.json"))
+    given = (tmp_path / "m-symbol.json", "--shape", f"data:{rows},3")
+    ran = graphopt("opt", *given, "-o", tmp_path / "out-symbol.json")
+    assert ran.code == 0
+    assert ("data of these shapes alone" in ran.err) == (rows < 10)
+
+
 @pytest.mark.parametrize("taken", [10, 64])
 def test_what_takes_all_of_short_data_below_the_end_of_a_table(graphopt, tmp_path, mx, taken):
     data, table = mx.sym.var("data"), mx.sym.var("table", shape=(64, 3))

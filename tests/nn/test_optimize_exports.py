@@ -216,11 +216,17 @@ def _clipped(F, x):
 
 
 def _counted(F, x):
-    return F.broadcast_div(x * 2, F.clip(F.sum(F.ones_like(x), axis=1, keepdims=True), 0, 5))
+    return F.broadcast_div(x * 2, F.clip(F.sum(F.ones_like(x), axis=1, keepdims=True), 0, 6))
+
+
+def _parted(F, x):
+    head = F.slice(x, begin=(None, 0), end=(None, 4))
+    tail = F.slice(x, begin=(None, 4), end=(None, 10))
+    return F.tanh(F.concat(head, tail, dim=1) * 2)
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type")
-@pytest.mark.parametrize("function", [_cut, _pooled, _near, _clipped, _counted])
+@pytest.mark.parametrize("function", [_cut, _pooled, _near, _clipped, _counted, _parted])
 def test_files_of_nets_for_which_short_data_are_others(tmp_path, function) -> None:
     net = mx.gluon.nn.HybridLambda(function)
     fast = graphopt.optimize(net, mode="inference")
@@ -228,7 +234,7 @@ def test_files_of_nets_for_which_short_data_are_others(tmp_path, function) -> No
     with pytest.warns(UserWarning, match="the net as it is"):
         fast.export(str(tmp_path / "m"))
     plain = mx.gluon.SymbolBlock.imports(str(tmp_path / "m-symbol.json"), ["data"])
-    for steps in (6, 7, 20, 3):
+    for steps in (6, 7, 20, 5):
         x = mx.nd.random.normal(shape=(2, steps, 6))
         same(plain(x), net(x))
 
