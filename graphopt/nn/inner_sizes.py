@@ -8,7 +8,6 @@ too, of which 4 by 6 and 6 by 4 have as many.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Final
@@ -40,14 +39,17 @@ class InnerSizes:
             for node in graph.inputs
             if node.op != DATA and node.name in read
         }
-        self._last = lru_cache(_KEPT)(self._inferred)
+        self._last: dict[Given, Sizes | None] = {}
 
     def of(self, given: Given) -> Sizes | None:
         """Extents and products of these for data of such shapes, each at the same place for any.
 
         ``None`` where MXNet cannot infer them.
         """
-        return self._last(given)
+        last = dict(self._last)  # threads that ask for others keep theirs meanwhile
+        found = last.pop(given) if given in last else self._inferred(given)
+        self._last = dict([*last.items(), (given, found)][-_KEPT:])
+        return found
 
     def _inferred(self, given: Given) -> Sizes | None:
         shapes = {n: s for n, s in zip(self._names, given, strict=True) if n is not None}

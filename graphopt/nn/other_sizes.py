@@ -11,7 +11,7 @@ from typing import Any, Final
 from graphopt.backend.late import LateError
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
-from graphopt.ir.sizes import Sized, are_near, covers, distance, sized_of
+from graphopt.ir.sizes import Sized, Sizes, are_near, covers, distance, sized_of
 from graphopt.nn.any_size import AnySize, Run
 from graphopt.nn.entry import Entry
 from graphopt.nn.signatures import Signature, shapes_of, sizes_of, types_of
@@ -182,9 +182,12 @@ class OtherSizes:
 
 def _sized_for(key: Signature, alike: Sequence[tuple[Signature, Entry]]) -> Sized | None:
     """What follows the sizes; ``None`` if no two of them tell of the new one."""
+    (_, nearest), *_ = alike  # whose Symbol tells of the new size for all, as they are alike
     for one, other in itertools.combinations(alike, 2):
         a, b = sizes_of(one[0]), sizes_of(other[0])
-        if covers(a, b, sizes_of(key)) and _covers_within(one, other, key):
+        if not covers(a, b, sizes_of(key)):
+            continue
+        if _covers_within(one, other, nearest.inner_sizes.of(shapes_of(key))):
             found = sized_of(one[1].forms, other[1].forms, a, b)
             if found is not None:
                 return found
@@ -192,11 +195,10 @@ def _sized_for(key: Signature, alike: Sequence[tuple[Signature, Entry]]) -> Size
 
 
 def _covers_within(
-    one: tuple[Signature, Entry], other: tuple[Signature, Entry], key: Signature
+    one: tuple[Signature, Entry], other: tuple[Signature, Entry], new: Sizes | None
 ) -> bool:
     """The same of all that the net computes on the way, by which passes went as well."""
     a, b = (entry.inner_sizes.of(shapes_of(own)) for own, entry in (one, other))
-    new = one[1].inner_sizes.of(shapes_of(key))
     if a is None or b is None or new is None:
         return False
     return len(a) == len(b) == len(new) and covers(a, b, new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.ir.fingerprint import fingerprint_of_any_size
+from graphopt.nn.inner_sizes import InnerSizes
+from graphopt.nn.other_sizes import OtherSizes
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -187,6 +190,41 @@ def test_extents_that_meet(name: str, learns: bool) -> None:
     first, second, *_ = net._graphopt_entries()
     graphs = {fingerprint_of_any_size(entry.result.graph) for entry in (first, second)}
     assert len(graphs) == 1  # which alone tells nothing of a third size
+
+
+def test_what_a_net_computes_is_inferred_once_for_each_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inferred: list[tuple[int, ...]] = []
+    infer = InnerSizes._inferred
+
+    def counted(sizes: InnerSizes, given: Any) -> Any:
+        inferred.append(*given)
+        return infer(sizes, given)
+
+    monkeypatch.setattr(InnerSizes, "_inferred", counted)
+    net = graphopt.optimize(Cut())
+    net.initialize()
+    with monkeypatch.context() as compiled:
+        compiled.setattr(OtherSizes, "find", lambda *_: None)
+        for steps in (6, 7, 8, 9):
+            net(text(steps))
+    for steps in (12, 11):
+        net(text(steps))
+        assert inferred.count((3, steps, 6)) == 1
+    assert all(inferred.count((3, steps, 6)) == 1 for steps in (6, 7, 8, 9))
+
+
+def test_extents_that_are_kept_are_freed_at_once() -> None:
+    net = graphopt.optimize(Cut())
+    net.initialize()
+    net(text(6))
+    (entry,) = net._graphopt_entries()
+    sizes = InnerSizes(entry.traced, entry.original)
+    assert sizes.of(((3, 6, 6),)) == sizes.of(((3, 6, 6),))
+    kept = weakref.ref(sizes)
+    del sizes
+    assert kept() is None
 
 
 def _called(block: Any, x: Any, learns: bool) -> Any:
