@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import mmap
 import os
 import re
@@ -18,6 +19,7 @@ from graphopt.errors import MissingDependencyError
 from graphopt.kernels.cache import folder, is_readable, wanted, write_atomically, written
 
 HERE = Path(__file__).parent
+_LOG = logging.getLogger("graphopt")
 #: What is compiled, each file by a process of its own.
 SOURCES = (
     "operators.cc",
@@ -91,7 +93,7 @@ _INSTRUCTIONS = {
 _UNIT = ["-mavx512bw", "-mamx-tile", "-mamx-bf16"]
 _UNIT_FILES = ("tiles.cc", "tile_dense.cc")
 _COMPILERS = ("g++", "c++", "clang++")
-_SECONDS = 300
+_SECONDS = 900
 #: A std::function that passes an argument by value, as GCC 4.8's do; newer ones pass a reference.
 _BY_VALUE = re.compile(
     rb"_ZNSt17_Function_handlerIFvPN4dmlc3anyEE[^\0]*9_M_invokeERKSt9_Any_dataS[0-9A-Z]*_\0"
@@ -141,6 +143,8 @@ def _kept(mxnet: Path) -> Path:
 def build(mxnet: Path) -> bytes:
     """Compile and link; returns the shared library.
 
+    Who waits for that is told so through the logger ``graphopt``.
+
     Raises:
         MissingDependencyError: there is no C++ compiler, or it fails.
     """
@@ -151,6 +155,9 @@ def build(mxnet: Path) -> bytes:
             f"graphopt's fused kernels need MXNet's C++ headers, which {mxnet} does not have;"
             " reinstall MXNet 1.9.1 from PyPI"
         )
+    _LOG.warning(
+        "graphopt compiles its fused kernels for this MXNet with %s, once: about a minute", command
+    )
     # fmt: off
     common = [
         command, "-std=c++17", "-fPIC", "-fopenmp", "-fno-access-control", "-fvisibility=hidden",
@@ -203,7 +210,7 @@ def run_compilers(commands: list[list[str]]) -> None:
 
     Raises:
         MissingDependencyError: one fails; the message is its first error.
-        TimeoutExpired: one takes more than five minutes.
+        TimeoutExpired: one takes more than a quarter of an hour.
     """
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for _ in pool.map(_run_compiler, commands):  # the first error cancels what has not begun

@@ -36,6 +36,23 @@ def test_a_damaged_bridge_is_built_again(
     assert builds == [mxnet]
 
 
+def test_who_waits_for_the_compiler_is_told_so_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_nothing(commands: list[list[str]]) -> None:
+        for command in commands:
+            Path(command[command.index("-o") + 1]).write_bytes(b"a library")
+
+    mxnet = build.installed()
+    assert mxnet is not None
+    monkeypatch.setattr(build, "run_compilers", compile_nothing)
+    assert build.library(mxnet).read_bytes() == b"a library"
+    build.library(mxnet)
+    (told,) = caplog.messages
+    assert "about a minute" in told
+    assert build.compiler() in told
+
+
 @pytest.fixture
 def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same folder, where there is room for empty files only."""
