@@ -73,7 +73,7 @@ class Needs:
         sliced = self._values.sliced(value)
         if sliced is not None:
             inner = self._values.resolve(sliced[0])
-            return [(inner, not self._values.is_pointwise(inner))]
+            return [(inner, not self._is_computed_by_reader(value, inner))]
         parts = self._values.parts(value)
         if parts is not None:
             return [(self._values.resolve(part), True) for part in parts]
@@ -91,6 +91,17 @@ class Needs:
     def _factors(self, node: Node) -> list[Value]:
         """What a product reads besides its matrix."""
         return [self._values.resolve(node.inputs[0])]
+
+    def _is_computed_by_reader(self, part: Value, inner: Value) -> bool:
+        """Whether the kernel that reads columns of ``inner`` can compute these alone.
+
+        It computes as many columns as it has itself. One column of several may be stretched over
+        all of those, so that has to be there.
+        """
+        is_one_of_several = self._values.width(part) == 1 != self._values.width(inner)
+        return self._values.is_pointwise(inner) and (
+            self._values.is_source(inner) or not is_one_of_several
+        )
 
     def _can_inline(self, reader: Node, op: str, source: Value) -> bool:
         """Whether the kernel that computes ``reader`` can compute ``source`` on the way."""
@@ -114,10 +125,13 @@ class Needs:
             raise GraphoptError(f"{node.label}: {why}")
 
     def _merge_products(self, value: Value, node: Node, uses: dict[Value, int]) -> None:
-        """Sums of products that nothing else reads become one product."""
+        """Sums of products that nothing else reads, and none of them stretched, become one."""
         summands = self._summands(value, uses)
         self._merge_vectors([v for v in summands if self._values.is_parameter(v) and uses[v] == 1])
-        mine = [v for v in summands if self._is_lone_product(v, uses)]
+        shape = self._values.shape(value)
+        mine = [
+            v for v in summands if self._is_lone_product(v, uses) and self._values.shape(v) == shape
+        ]
         if len(mine) < 2 or any(v in self.terms for v in mine):
             return
         first, *others = mine
@@ -186,7 +200,8 @@ class Needs:
         sliced = self._values.sliced(value)
         if sliced is not None:
             inner = self._values.resolve(sliced[0])
-            return [(inner, 0 if self._values.is_pointwise(inner) or inner in self.terms else 1)]
+            is_on_the_way = self._is_computed_by_reader(value, inner) or inner in self.terms
+            return [(inner, 0 if is_on_the_way else 1)]
         parts = self._values.parts(value)
         if parts is not None:
             return [(self._values.resolve(part), 0) for part in parts]
