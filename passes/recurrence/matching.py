@@ -146,7 +146,17 @@ class Matcher:
             )
             if known and use.node not in found.values():
                 alike.append(use.node)
-        return alike
+        # Masks of a variational dropout are the same ones in all steps.
+        return sorted(alike, key=lambda number: self._differing(number, place, template))
+
+    def _differing(self, number: NodeId, place: int, template: Template) -> int:
+        """How much of what a node reads from before all steps is not what the template reads."""
+        return sum(
+            kind == BEFORE and read != template.before[slot]
+            for read, (kind, slot, _) in zip(
+                self.graph[number].inputs, template.sources[place], strict=True
+            )
+        )
 
     def _is_alike(self, node: Node, wanted: Node) -> bool:
         return (
