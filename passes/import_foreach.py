@@ -7,12 +7,15 @@ from typing import ClassVar
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.errors import GraphoptError
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node, Value
+from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence import sequences
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
+from graphopt.passes.recurrence.invariants import hoist
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
@@ -90,7 +93,7 @@ class _Loop:
         body = self._typed_body()
         count = len(self.data)
         given = node.inputs[count : count + len(self.states)]
-        rest = node.inputs[count + len(self.states) :]
+        rest = self._captured(body)
         # What has a row for every sequence is handed on from step to step as it is.
         is_row = [self._is_row(body, place) for place in self.rest]
         rows = [n for n, yes in enumerate(is_row) if yes]
@@ -127,8 +130,20 @@ class _Loop:
         assert self.cx.target is not None
         inferred = self.cx.target.infer_types(body)
         for node in tuple(body):
-            body.update(node.but(types=inferred.get(node.id, node.types)))
+            node = node.but(types=inferred.get(node.id, node.types))
+            body.update(_as_dot(node) if _is_dot(body, node) else node)
         return body
+
+    def _captured(self, body: Graph) -> list[Value]:
+        """Values that are the same in all steps; ``rest`` gets the places of those that are new."""
+        given = list(self.node.inputs[len(self.data) + len(self.states) :])
+        captured = {
+            body.inputs[place].out(): value for place, value in zip(self.rest, given, strict=True)
+        }
+        made = hoist(self.graph, body, captured, training=self.cx.training)
+        first = len(body.inputs) - len(made)
+        self.rest = (*self.rest, *range(first, len(body.inputs)))
+        return [*given, *made.values()]
 
     def _is_row(self, body: Graph, place: int) -> bool:
         node = body.inputs[place]
@@ -137,7 +152,8 @@ class _Loop:
             use.position == 1 and body[use.node].op in ("FullyConnected", "dot")
             for use in body.node_users(node.id)
         )
-        return not is_matrix and len(shape) == 2 and shape[0] == self.batch != 1
+        is_read = bool(body.node_users(node.id)) or body.is_output(node.out())
+        return is_read and not is_matrix and len(shape) == 2 and shape[0] == self.batch != 1
 
     def _step(self, body: Graph, order: list[int], rows: int, emitted: int) -> Graph:
         """The body with inputs and outputs in a recurrence's order."""
@@ -155,6 +171,20 @@ class _Loop:
         kept = [new[body.inputs[place].out()] for place in order[fed - rows : fed]]
         step.set_outputs([*outputs[emitted:], *kept, *outputs[:emitted]])
         return step
+
+
+def _is_dot(body: Graph, node: Node) -> bool:
+    """Whether a node multiplies two matrices, under another name than ``dot``."""
+    return (
+        canonical(node.op) == "_linalg_gemm2"
+        and all(body.type_of(value).rank == 2 for value in node.inputs)
+        and float(node.attrs.get("alpha", 1)) == 1
+    )
+
+
+def _as_dot(node: Node) -> Node:
+    kept = ("transpose_a", "transpose_b")
+    return node.but(op="dot", attrs=Attrs({key: node.attrs.flag(key) for key in kept}))
 
 
 def _places(node: Node, key: str) -> tuple[int, ...]:
