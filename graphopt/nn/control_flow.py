@@ -8,11 +8,13 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
-from graphopt.ir.ops import Gradient, info
+from graphopt.ir.ops import Gradient, canonical, info
 from graphopt.kernels import bridge
 
 #: MXNet leaves gradients of their inputs unwritten, which the bridge mends.
 _MENDED = frozenset({"_cond", "_while_loop"})
+#: Their gradients for ``grad_req="add"``, as captured values of loops have it, are random numbers.
+_READS_WHAT_IT_ADDS_TO = frozenset({"_linalg_gemm", "_linalg_gemm2"})
 
 
 def require_gradients(graph: Graph) -> None:
@@ -48,21 +50,30 @@ def require_steps(graph: Graph) -> None:
 
 
 def require_open_loops(graph: Graph) -> None:
-    """Refuse to learn through loops over rows whose bodies compute what no gradient comes through.
+    """Refuse to learn through loops whose gradients are wrong as MXNet's graphs compute them.
 
-    MXNet's graph of their gradients lacks an input then. Asked of an optimized graph: loops that
-    became recurrences are none any more.
+    Asked of an optimized graph: loops that became recurrences are none any more.
 
     Raises:
         UnsupportedError: the message names the loop.
     """
     for node in _with_nested(graph):
-        if node.op != "_foreach":
-            continue
-        (body,) = node.graphs
-        if not all(_has_gradient(body, value) for value in body.outputs):
-            why = "its body computes what has none"
+        why = _why_not_open(node)
+        if why:
             raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
+
+
+def _why_not_open(loop: Node) -> str | None:
+    if loop.op == "_foreach":
+        (body,) = loop.graphs
+        if not all(_has_gradient(body, value) for value in body.outputs):
+            # MXNet's graph of the gradients lacks an input then.
+            return "its body computes what has none"
+    if loop.op in ("_foreach", "_while_loop"):
+        for node in (node for body in loop.graphs for node in _with_nested(body)):
+            if canonical(node.op) in _READS_WHAT_IT_ADDS_TO:
+                return f"MXNet does not add up the gradients of {node.name!r} ({node.op})"
+    return None
 
 
 def _has_gradient(body: Graph, value: Value) -> bool:

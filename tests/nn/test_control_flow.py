@@ -119,6 +119,18 @@ def foreach(body: Callable[..., Any], states: Callable[..., Any] = lambda s: s) 
     return run
 
 
+def foreach_product(F: Any, x: Any) -> Any:
+    captured = F.exp(x)
+
+    def body(d: Any, t: Any) -> Any:
+        column = F.linalg.gemm2(captured, F.reshape(d + t, (3, 1)))
+        back = F.linalg.gemm2(captured, column, transpose_a=True)
+        return t, F.tanh(F.reshape(back, (3,)))
+
+    outputs, _ = F.contrib.foreach(body, x, F.mean(x, axis=0))
+    return outputs
+
+
 #: Bodies, and why a graph has no gradients; of rows of one axis, which no kernel has.
 LOOPS: list[tuple[Any, str]] = [
     (foreach(lambda F, d, t: (t, t + d)), ""),
@@ -128,6 +140,7 @@ LOOPS: list[tuple[Any, str]] = [
     (foreach(lambda F, d, t: (d + t[1], [t[0] + d, t[0]]), lambda s: [s, s * 2]), ""),
     (foreach(lambda F, d, t: (d + t, F.BlockGrad(t + d))), "its body computes what has none"),
     (foreach(lambda F, d, t: ([d * t, F.argmax(t, axis=0)], t + d)), "computes what has none"),
+    (foreach_product, "MXNet does not add up the gradients of"),
 ]
 
 
