@@ -101,6 +101,7 @@ class _Loop:
         order = [*self.data, *self.states, *(self.rest[n] for n in [*rows, *learned])]
         emitted = int(node.attrs["num_out_data"])
         step = self._step(body, order, len(rows), emitted)
+        parts = _split_emitted(step, emitted)
         states = len(self.states) + len(rows)
         translated = translate(step, count, states)
         places = {count + states + at: rest[n] for at, n in enumerate(learned)}
@@ -114,9 +115,22 @@ class _Loop:
             name=graph.unique_name(f"{node.name}_rolled"),
             origin=node.origin or (node.name,),
         )
-        for n in range(emitted + len(self.states)):
-            graph.replace_uses(node.out(n), made.out(n))
+        leaving = [made.out(n) for n in range(sum(parts) + len(self.states))]
+        for n, count in enumerate([*parts, *(1 for _ in self.states)]):
+            graph.replace_uses(node.out(n), self._joined(leaving[:count]))
+            leaving = leaving[count:]
         graph.erase(node.id)
+
+    def _joined(self, values: list[Value]) -> Value:
+        """Sequences side by side."""
+        if len(values) == 1:
+            return values[0]
+        types = [self.graph.type_of(value) for value in values]
+        width = sum((type_.shape or (0,))[-1] or 0 for type_ in types)
+        whole = TensorType(types[0].dtype, (self.steps, self.batch, width))
+        attrs = {"dim": 2, "num_args": len(values)}
+        name = self.graph.unique_name(f"{self.node.name}_joined")
+        return self.graph.add("Concat", values, attrs, [whole], name).out()
 
     def _typed_body(self) -> Graph:
         """The body with the types its operands have here."""
@@ -171,6 +185,25 @@ class _Loop:
         kept = [new[body.inputs[place].out()] for place in order[fed - rows : fed]]
         step.set_outputs([*outputs[emitted:], *kept, *outputs[:emitted]])
         return step
+
+
+def _split_emitted(step: Graph, emitted: int) -> list[int]:
+    """Return the parts of what a step emits in its place, as no kernel puts them side by side.
+
+    Returns:
+        How many parts each has.
+    """
+    states = len(step.outputs) - emitted
+    split = [_parts(step, value) for value in step.outputs[states:]]
+    step.set_outputs([*step.outputs[:states], *(part for parts in split for part in parts)])
+    return [len(parts) for parts in split]
+
+
+def _parts(step: Graph, value: Value) -> list[Value]:
+    node = step[value.node]
+    if canonical(node.op) != "Concat" or int(node.attrs.get("dim", 1)) % 2 != 1:
+        return [value]
+    return [part for source in node.inputs for part in _parts(step, source)]
 
 
 def _is_dot(body: Graph, node: Node) -> bool:

@@ -135,6 +135,22 @@ def test_what_a_loop_hands_on_is_hoisted_too() -> None:
     assert recurrences(graph, "import-foreach", "training") == 1
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_what_a_loop_emits_may_have_parts(mode: str) -> None:
+    class Emitting(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, h):
+            def body(row, state):
+                new = F.tanh(row + 0.5 * state)
+                whole = F.concat(F.concat(new, state, dim=1), F.sigmoid(row), dim=1)
+                return [whole, new], new
+
+            (whole, alone), last = F.contrib.foreach(body, x, h)
+            return F.reverse(whole, axis=2), alone, last
+
+    graph = traced(Emitting(), (STEPS, BATCH, UNITS), (BATCH, UNITS))
+    assert recurrences(graph, "import-foreach", mode) == 1
+
+
 class VariationalGru(mx.gluon.HybridBlock):
     """A cell whose state has two readers with a mask each, the same ones in all steps."""
 
