@@ -12,10 +12,11 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
-from graphopt.passes.recurrence import sequences
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
+from graphopt.passes.recurrence.dropout import draw_sequences
 from graphopt.passes.recurrence.invariants import hoist
+from graphopt.passes.recurrence.sequences import extents
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
@@ -25,8 +26,9 @@ class ImportForeach(Pass):
     """``F.contrib.foreach`` becomes a recurrence where kernels can compute its body.
 
     MXNet runs the body as a graph of its own for every step, from C++. As a recurrence it is one
-    kernel for all steps. Bodies with random or unknown operators, and loops over anything but rows
-    (steps, batch, columns), stay.
+    kernel for all steps. What its body computes of captured values alone is computed once, in
+    front; so are masks of Dropout drawn. Bodies with other random or with unknown operators, and
+    loops over anything but rows (steps, batch, columns), stay.
 
     Example::
 
@@ -79,9 +81,10 @@ class _Loop:
     def __init__(self, graph: Graph, node: Node, cx: PassContext) -> None:
         self.graph, self.node, self.cx = graph, node, cx
         self.data = _places(node, "in_data_locs")
+        self.fed = len(self.data)
         self.states = _places(node, "in_state_locs")
         self.rest = _places(node, "remain_locs")
-        shapes = [sequences.extents(graph, value) for value in node.inputs]
+        shapes = [extents(graph, value) for value in node.inputs]
         if not all(graph.type_of(value).is_static for value in node.inputs):
             raise GraphoptError("a shape or dtype is not known")
         if any(len(shape) != 3 for shape in shapes[: len(self.data)]) or not self.data:
@@ -91,9 +94,10 @@ class _Loop:
     def roll(self) -> None:
         node, graph = self.node, self.graph
         body = self._typed_body()
-        count = len(self.data)
-        given = node.inputs[count : count + len(self.states)]
+        sequences = self._sequences(body)
+        given = node.inputs[self.fed : self.fed + len(self.states)]
         rest = self._captured(body)
+        count = len(self.data)
         # What has a row for every sequence is handed on from step to step as it is.
         is_row = [self._is_row(body, place) for place in self.rest]
         rows = [n for n, yes in enumerate(is_row) if yes]
@@ -110,7 +114,7 @@ class _Loop:
             step,
             translated,
             Chain(self.steps, self.batch),
-            node.inputs[:count],
+            sequences,
             [Operands([*given, *(rest[n] for n in rows)], places)],
             name=graph.unique_name(f"{node.name}_rolled"),
             origin=node.origin or (node.name,),
@@ -148,9 +152,16 @@ class _Loop:
             body.update(_as_dot(node) if _is_dot(body, node) else node)
         return body
 
+    def _sequences(self, body: Graph) -> list[Value]:
+        """What the body reads row by row: masks of its Dropout, too, for places after ``data``."""
+        masks = draw_sequences(self.graph, body, self.steps, training=self.cx.training)
+        first = len(body.inputs) - len(masks)
+        self.data = (*self.data, *range(first, len(body.inputs)))
+        return [*self.node.inputs[: self.fed], *masks.values()]
+
     def _captured(self, body: Graph) -> list[Value]:
         """Values that are the same in all steps; ``rest`` gets the places of those that are new."""
-        given = list(self.node.inputs[len(self.data) + len(self.states) :])
+        given = list(self.node.inputs[self.fed + len(self.states) :])
         captured = {
             body.inputs[place].out(): value for place, value in zip(self.rest, given, strict=True)
         }
@@ -161,7 +172,7 @@ class _Loop:
 
     def _is_row(self, body: Graph, place: int) -> bool:
         node = body.inputs[place]
-        shape = sequences.extents(body, node.out())
+        shape = extents(body, node.out())
         is_matrix = any(
             use.position == 1 and body[use.node].op in ("FullyConnected", "dot")
             for use in body.node_users(node.id)

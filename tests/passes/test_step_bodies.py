@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import graphopt
 from graphopt.api.lifting import lift
 from graphopt.backend.target import MXNetTarget
 from graphopt.compat import import_mxnet
@@ -149,6 +150,43 @@ def test_what_a_loop_emits_may_have_parts(mode: str) -> None:
 
     graph = traced(Emitting(), (STEPS, BATCH, UNITS), (BATCH, UNITS))
     assert recurrences(graph, "import-foreach", mode) == 1
+
+
+class Dropping(mx.gluon.HybridBlock):
+    """A loop that drops of what it emits: for each sequence, and the same for all."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def hybrid_forward(self, F, x, h):
+        def body(row, state):
+            new = F.Dropout(row, p=1e-12) + 0.5 * state
+            apart, alike = F.Dropout(new, p=self.rate), F.Dropout(new, p=self.rate, axes=(0,))
+            return [apart, alike], new
+
+        (apart, alike), last = F.contrib.foreach(body, x, h)
+        return apart, alike, last
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_loop_that_drops_nothing(mode: str) -> None:
+    graph = traced(Dropping(1e-12), (STEPS, BATCH, UNITS), (BATCH, UNITS))
+    assert recurrences(graph, "import-foreach", mode) == 1
+
+
+def test_a_loop_draws_for_each_step() -> None:
+    fast = graphopt.optimize(Dropping(0.5))
+    x = mx.nd.ones((STEPS, BATCH, 50))
+    with mx.autograd.train_mode():
+        results = [found.asnumpy() for found in fast(x, mx.nd.zeros((BATCH, 50)))]
+    assert "1 recurrence" in fast.explain()
+    apart, alike = (found == 0 for found in results[:2])
+    assert 0.3 < apart.mean() < 0.7
+    assert (alike == alike[:, :1]).all()
+    assert not (apart == apart[:, :1]).all()
+    for dropped in (apart, alike):
+        assert not (dropped == dropped[:1]).all()
 
 
 class VariationalGru(mx.gluon.HybridBlock):
