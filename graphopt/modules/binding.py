@@ -10,8 +10,8 @@ import numpy as np
 
 from graphopt.backend.documents import document_of, text_of
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
 from graphopt.frontend.symbol import data_names
+from graphopt.modules.errors import ExecutorError
 from graphopt.modules.executor import OptimizedExecutor, executor_of
 from graphopt.nn.config import Config
 
@@ -72,7 +72,7 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
 
         Raises:
             RuntimeError: shapes or dtypes are missing or contradict each other.
-            InputError: ``grad_req`` has other words than MXNet's, or not as many as arguments.
+            ExecutorError: ``grad_req`` has other words than MXNet's, or not as many as arguments.
         """
         reason = self._why_plain(stype_dict, group2ctx)
         if not self.list_arguments():
@@ -189,7 +189,7 @@ def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     """What is to become of each argument's gradient.
 
     Raises:
-        InputError: one is not "write", "add" or "null", or a list is not one for each argument.
+        ExecutorError: one is not "write", "add" or "null", or a list is not one for each argument.
     """
     if grad_req is None or isinstance(grad_req, str):
         found = dict.fromkeys(names, "null" if grad_req is None else grad_req)
@@ -198,14 +198,14 @@ def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     elif isinstance(grad_req, Sequence) and len(grad_req) == len(names):
         found = dict(zip(names, grad_req, strict=True))
     else:
-        raise InputError(
+        raise ExecutorError(
             f"grad_req is {grad_req!r}: give one for all arguments, a dictionary by name, or a list"
             f" of {len(names)}"
         )
     for name, request in found.items():
         if request not in _REQUESTS:
             allowed = ", ".join(map(repr, _REQUESTS))
-            raise InputError(f"grad_req of {name!r} is {request!r}: give one of {allowed}")
+            raise ExecutorError(f"grad_req of {name!r} is {request!r}: give one of {allowed}")
     return found
 
 
