@@ -11,6 +11,7 @@ import numpy as np
 from graphopt.backend.documents import document_of, text_of
 from graphopt.compat import import_mxnet
 from graphopt.frontend.symbol import data_names
+from graphopt.ir.types import dtype_name
 from graphopt.modules.errors import ExecutorError
 from graphopt.modules.executor import OptimizedExecutor, executor_of
 from graphopt.nn.config import Config
@@ -72,7 +73,8 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
 
         Raises:
             RuntimeError: shapes or dtypes are missing or contradict each other.
-            ExecutorError: ``grad_req`` has other words than MXNet's, or not as many as arguments.
+            ExecutorError: ``grad_req`` has other words than MXNet's, or not as many as arguments;
+                or ``shared_exec`` has no such parameter or state.
         """
         reason = self._why_plain(stype_dict, group2ctx)
         if not self.list_arguments():
@@ -91,16 +93,21 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
         requests = _requests(grad_req, [*arguments])
         arrays, gradients = {}, {}
         for name, (shape, dtype) in arguments.items():
-            shared = name in (shared_arg_names or ())
-            array, gradient = _shared(shared_exec, name, shape) if shared else (None, None)
-            if array is None:
-                array = _buffer(shared_buffer, name, shape, dtype, ctx)
+            gradient = None
+            if name not in (shared_arg_names or ()):
+                arrays[name] = _buffer(shared_buffer, name, shape, dtype, ctx)
+            elif shared_exec is None:
+                arrays[name] = mx.nd.zeros(shape, ctx, dtype)
+            else:
+                arrays[name] = _shared(shared_exec.arg_dict, name, shape, dtype)
+                gradient = shared_exec.grad_dict.get(name)
             if gradient is None and requests[name] != "null":
                 gradient = mx.nd.zeros(shape, ctx, dtype)
-            arrays[name] = array
             gradients[name] = gradient if requests[name] != "null" else None
         aux = {
-            name: _state(shared_exec, name, shape, dtype, ctx)
+            name: mx.nd.zeros(shape, ctx, dtype)
+            if shared_exec is None
+            else _shared(shared_exec.aux_dict, name, shape, dtype)
             for name, (shape, dtype) in states.items()
         }
         data = {*kwargs, *self.data} & {*arguments}
@@ -209,17 +216,28 @@ def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _shared(executor: Any, name: str, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """An argument of another executor, and its gradient."""
-    array = None if executor is None else executor.arg_dict.get(name)
-    if array is None or array.shape != shape:
-        return None, None
-    return array, executor.grad_dict.get(name)
+def _shared(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    """A parameter or a state of another executor.
 
-
-def _state(executor: Any, name: str, shape: tuple[int, ...], dtype: Any, ctx: Any) -> Any:
-    array = None if executor is None else executor.aux_dict.get(name)
-    return mx.nd.zeros(shape, ctx, dtype) if array is None or array.shape != shape else array
+    Raises:
+        ExecutorError: it does not fit; with arrays of their own, each would learn something else.
+    """
+    array = arrays.get(name)
+    if array is None:
+        raise ExecutorError(
+            f"there is no {name!r} to share: the default bucket, or the shared module, has to have"
+            " all parameters and states"
+        )
+    if array.shape != shape or array.dtype != dtype:
+        theirs, ours = (
+            f"{dtype_name(kind)}{extents}"
+            for kind, extents in ((array.dtype, array.shape), (dtype, shape))
+        )
+        raise ExecutorError(
+            f"{name!r} is {theirs} in what it is shared with and {ours} here: give all buckets, and"
+            " modules that share, the same parameters and states"
+        )
+    return array
 
 
 def _buffer(
