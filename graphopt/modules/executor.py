@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -169,9 +170,11 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     ) -> OptimizedExecutor:
         """An executor for other shapes, with the same parameters.
 
+        Smaller arrays lie in the memory of this one's, as MXNet's do; larger ones are new.
+
         Args:
             partial_shaping: also arguments that are not named may change their shapes.
-            allow_up_sizing: has no effect: arrays of other shapes are new ones.
+            allow_up_sizing: has no effect: arrays may always be larger.
             kwargs: shapes of arguments by name.
 
         Raises:
@@ -386,10 +389,14 @@ def executor_of(
 
 
 def _resized(array: Any, shape: tuple[int, ...]) -> Any:
-    """The array, or zeros of another shape."""
+    """The array in another shape: its first numbers, in its memory, or zeros if there are fewer."""
     if array.shape == shape:
         return array
-    return mx.nd.zeros(shape, array.context, array.dtype)
+    size = prod(shape)
+    if not 0 < size <= array.size:
+        return mx.nd.zeros(shape, array.context, array.dtype)
+    with mx.autograd.pause():
+        return array.as_nd_ndarray().reshape((-1,))[:size].reshape(shape)
 
 
 def _inferred(symbol: Any, shapes: Mapping[str, Any]) -> Any:
