@@ -72,8 +72,14 @@ class BoundEngine:
                 self._arrays[first + at] = array.handle
         self._run(outputs, is_train=is_train)
 
-    def backward(self, heads: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Compute gradients by those of the outputs, which the last forward made."""
+    def backward(self, heads: Sequence[Any], outputs: Sequence[Any], *, is_train: bool) -> None:
+        """Compute gradients by those of the outputs, which the last forward made.
+
+        Args:
+            heads: gradients of the outputs.
+            outputs: arrays.
+            is_train: of no effect, as backward has the mode that forward left behind.
+        """
         if self._stash is None:
             self._run(outputs, is_train=True)  # by the same random numbers
         made = _handles([*outputs, self._stash])

@@ -20,6 +20,7 @@ from graphopt.modules.errors import ExecutorError
 from graphopt.modules.gradients import own_arrays
 from graphopt.modules.group import Group
 from graphopt.modules.heads import Heads
+from graphopt.modules.modes import Modes
 from graphopt.modules.outputs import Outputs
 from graphopt.modules.plain import Plain
 from graphopt.modules.prepared import PreparedStep
@@ -80,6 +81,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         # What runs on these arrays, for training or not, once it is known.
         self._direct: dict[bool, BoundEngine | PreparedStep | None] = {}
         self._heads, self._tapes = Heads(model.symbol, written), Tapes(model.symbol)
+        self._modes = Modes(model.symbol)
         self._is_run: bool | None = None  # for training or not; None: never
         self._built: dict[bool, Any] = {}
         self._plain = Plain(model.symbol, ctx, arguments, gradients, states, grad_req)
@@ -133,7 +135,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         Args:
             out_grads: gradients of outputs, a list in their order or a dict by name; ones where
                 there are none. Operators that are losses do not read them.
-            is_train: as MXNet's; what ran in inference is differentiated so.
+            is_train: whether BatchNorm is differentiated as in training, which need not be how
+                forward ran: MXNet's executor runs both then. Where forward drew numbers, and with a
+                memory budget, it is as forward ran.
 
         Where nothing was computed yet, forward is.
 
@@ -150,6 +154,11 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return
         if not self._learns:
             return
+        mode = self._modes.of_backward(bool(is_train), ran_train)
+        if mode != ran_train and self._may_run_again():
+            known = self._heads.known(heads, self.outputs)
+            self._plain.turn(known, is_train=mode, ran_train=ran_train)
+            return
         engine = self._direct.get(True) if ran_train or self._stay.keeps_operators else None
         if engine is not None and not self._tape and not engine.is_ready:
             engine = None  # called once more, as autograd allows
@@ -157,7 +166,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
                 self._direct[True] = None
         self.group.enter(self)
         if engine is not None and not self._tape:
-            engine.backward(self._heads.known(heads, self.outputs), self.outputs)
+            engine.backward(self._heads.known(heads, self.outputs), self.outputs, is_train=mode)
         elif self._tape or self._compute(training=ran_train, recording=True) is not None:
             stays = self._tapes.may_stay
             mx.autograd.backward(self._tape, heads, retain_graph=stays, train_mode=ran_train)
@@ -244,6 +253,8 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
                 told += (
                     f"\n  inference on these arrays: {engine.name}, parameters read in every call"
                 )
+        if self._plain.has_turned:
+            told += "\n  backward in another mode than forward's: MXNet's executor ran both"
         return told
 
     def take_over(self, executor: Any) -> None:
@@ -299,6 +310,12 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             return found
         self._tape = found
         return [array.detach() for array in found]
+
+    def _may_run_again(self) -> bool:
+        """Whether MXNet's executor may run what ran last, for backward in the other mode."""
+        if self._stay.keeps_operators or self.model.config.plans_memory:
+            return False
+        return self._modes.may_run_again(is_train=bool(self._is_run))
 
     def _find_direct(self, *, is_train: bool) -> None:
         """Whether further calls need neither autograd nor copies."""

@@ -15,6 +15,7 @@ class Plain:
 
     Attributes:
         reason: why it runs; empty if it does not.
+        has_turned: whether it ran for backward in another mode than forward's.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Plain:
         self._gradients = {n: array for n, array in gradients.items() if array is not None}
         self._grad_req = {name: grad_req.get(name, "null") for name in arguments}
         self.reason = ""
+        self.has_turned = False
         self._has_run = False  # as the last one
 
     @cached_property
@@ -85,4 +87,10 @@ class Plain:
         """
         if not self._has_run:
             self.forward(is_train=ran_train)
+        self.executor.backward(heads, is_train)
+
+    def turn(self, heads: Any, *, is_train: bool, ran_train: bool) -> None:
+        """Compute gradients in another mode than forward ran in, which runs again."""
+        self.has_turned = True
+        self.executor.forward(is_train=ran_train)
         self.executor.backward(heads, is_train)

@@ -131,12 +131,12 @@ class PreparedStep:
         for output, array in zip(outputs, found, strict=True):
             copy_into(output, array)
 
-    def backward(self, heads: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def backward(self, heads: Sequence[Any], outputs: Sequence[Any], *, is_train: bool) -> None:
         """Compute gradients by those of the outputs, which the last forward made."""
         self._is_forward = False
         release_threads()
         with self._turn:
-            self._executor.backward(list(heads))
+            self._executor.backward(list(heads), is_train)
         self._note_states()
 
     def let_go(self) -> None:

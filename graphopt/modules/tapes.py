@@ -24,10 +24,10 @@ class Tapes:
     @cached_property
     def needed_in_inference(self) -> bool:
         """Whether inference draws numbers, which backward is to take for the same ones."""
-        return any(map(_draws, every_node(document_of(self._symbol))))
+        return any(map(draws_in_inference, every_node(document_of(self._symbol))))
 
 
-def _draws(node: dict[str, Any]) -> bool:
+def draws_in_inference(node: dict[str, Any]) -> bool:
     """Whether an operator draws in inference, as Symbol JSON has it."""
     facts, mode = info(node["op"]), node.get("attrs", {}).get("mode")
     is_off = facts.pure_at_inference or (node["op"] == "Dropout" and mode != "always")
