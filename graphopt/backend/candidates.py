@@ -32,7 +32,7 @@ from graphopt.backend.engines import CachedOpEngine, Engine, ExecutorEngine
 from graphopt.backend.infer import LOOPS, VALUE_SHAPED, has_loops, shape_spoilers
 from graphopt.backend.keeping import keeps
 from graphopt.backend.kept import Kept
-from graphopt.backend.onednn import guard, may_rewrite, rewritten_symbol
+from graphopt.backend.onednn import guard, may_rewrite, prepared_once, rewritten_symbol
 from graphopt.backend.passing import hands_on_gradients
 from graphopt.backend.pools import Pools
 from graphopt.backend.products import has_products, with_packed_products
@@ -265,7 +265,11 @@ class Candidates:
 
     def _executor(self, graph: Graph, arrays: Mapping[str, Any], name: str) -> Engine:
         symbol = self._form.typed(to_symbol(guard(graph)))
-        values = [arrays[name] for name in symbol.list_inputs()]
+        # Its own where nobody is to write or to bind another executor, as that for the next size.
+        apart = prepared_once(graph).difference(self._form.data)
+        values = [
+            arrays[name].copy() if name in apart else arrays[name] for name in symbol.list_inputs()
+        ]
         form, as_is = self._form, not may_rewrite(graph)
         draws = may_draw(graph, training=False)
         return ExecutorEngine(symbol, values, form.data, form.ctx, name, as_is=as_is, draws=draws)

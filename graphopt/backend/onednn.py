@@ -8,6 +8,9 @@ another axis than the channels gave wrong values, or wrote past the weights. A s
 keeps them apart (identities do not).
 What it rewrites keeps the weights of its first call, reordered. Where those follow from data, which
 may be others in the next, nothing may be rewritten.
+A convolution in 8 bits with its output clipped (ReLU6) is prepared right once: MXNet notes in its
+state that the clip is done, takes the output for signed ones when it prepares it again, and gives
+half of each value. It does so where its weights were written, or bound by another executor.
 """
 
 from __future__ import annotations
@@ -25,11 +28,13 @@ from graphopt.ir.ops import canonical
 ONEDNN: Final = "MKLDNN"
 
 _CONVOLUTION: Final = "Convolution"
+_SUBGRAPH: Final = "_sg_mkldnn_conv"
+_CLIP: Final = "clip"
 _IDENTITIES: Final = frozenset({"_copy", "identity"})
 _NORM: Final = "BatchNorm"
 _SUM: Final = "elemwise_add"
 _WEIGHTED: Final = frozenset({_CONVOLUTION, "FullyConnected", _NORM})
-_ACTIVATIONS: Final = frozenset({"Activation", "LeakyReLU", "clip"})
+_ACTIVATIONS: Final = frozenset({"Activation", "LeakyReLU", _CLIP})
 
 
 def rewritten_symbol(graph: Graph) -> Any:
@@ -47,6 +52,17 @@ def may_rewrite(graph: Graph) -> bool:
     fixed = frozen_nodes(graph)
     weighted = (node for node in graph if canonical(node.op) in _WEIGHTED)
     return all(value.node in fixed for node in weighted for value in node.inputs[1:])
+
+
+def prepared_once(graph: Graph) -> set[str]:
+    """Names of inputs whose operators go wrong where they are prepared again. Linear."""
+    clipped = (node for node in graph if node.op == _SUBGRAPH and _is_clipped_in_8_bits(node))
+    read = (graph[value.node] for node in clipped for value in node.inputs)
+    return {node.name for node in read if node.is_input}
+
+
+def _is_clipped_in_8_bits(node: Node) -> bool:
+    return node.attrs.flag("quantized") and any(n.op == _CLIP for g in node.graphs for n in g)
 
 
 def guard(graph: Graph) -> Graph:
