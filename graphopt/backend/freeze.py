@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from itertools import chain, count
+from typing import Final
 
 from graphopt.analysis.frozen import frozen_nodes
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, PARAM, NodeId, Value
+from graphopt.ir.ops import info
 from graphopt.ir.sizes import FILLS
+
+#: What MXNet's ``quantize_model`` and initializers know parameters by: the end of their names.
+_NAMED: Final = ("weight", "bias")
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,8 @@ def freeze(graph: Graph, taken: Container[str] = ()) -> Frozen:
     """Split off the part that no data reaches; see :func:`graphopt.analysis.frozen.frozen_nodes`.
 
     What comes out of the frozen part and is still read becomes a parameter of the rest, named after
-    the node that made it, by none of the names that are ``taken``. Linear.
+    the node that made it and what layers read it as (``..._frozen_weight``), by none of the names
+    that are ``taken``. Linear.
     """
     frozen = frozen_nodes(graph)
     computed = {n for n in frozen if not graph[n].is_input and graph[n].op != CONSTANT}
@@ -40,8 +47,7 @@ def freeze(graph: Graph, taken: Container[str] = ()) -> Frozen:
     rest = graph.copy()
     names, new = list[str](), dict[Value, Value]()
     for value in frontier:
-        made = graph[value.node]
-        name = _free(f"{made.name or made.op}_frozen{value.index or ''}", rest, taken)
+        name = _free(*_name(graph, value), rest, taken)
         names.append(name)
         new[value] = rest.add_input(name, PARAM, graph.type_of(value)).out()
     rest.replace_all(new)
@@ -67,13 +73,32 @@ def with_fills(graph: Graph, splits: Iterable[Frozen]) -> Graph:
     return made
 
 
-def _free(name: str, graph: Graph, taken: Container[str]) -> str:
-    found = graph.unique_name(name)
-    count = 2
-    while found in taken:
-        found = graph.unique_name(f"{name}_{count}")
-        count += 1
-    return found
+def _name(graph: Graph, value: Value) -> tuple[str, str]:
+    """What a value is called as a parameter; the end of it by itself."""
+    made, end = graph[value.node], _role(graph, value)
+    name = (made.name or made.op).removesuffix(end)
+    return f"{name}_frozen{value.index or ''}", end
+
+
+def _role(graph: Graph, value: Value) -> str:
+    """``_weight`` or ``_bias`` if a layer reads the value as that."""
+    for node, position in graph.users(value):
+        reader = graph[node]
+        called = info(reader.op, reader.attrs).arguments[position : position + 1]
+        if called and called[0] in _NAMED:
+            return f"_{called[0]}"
+        for body in reader.graphs:  # the region in MXNet's operators
+            if position < len(body.inputs):
+                found = _role(body, body.inputs[position].out())
+                if found:
+                    return found
+    return ""
+
+
+def _free(name: str, end: str, graph: Graph, taken: Container[str]) -> str:
+    numbered = (f"{name}_{number}{end}" for number in count(2))
+    free = (n for n in chain([name + end], numbered) if n not in taken)
+    return next(n for n in free if graph.unique_name(n) == n)
 
 
 def _frontier(graph: Graph, computed: set[NodeId]) -> list[Value]:

@@ -198,9 +198,9 @@ def test_what_is_read_packed_only_is_let_go_of_and_computed_again(follows):
     want = values(lower(graph, params, engine=CACHED_OP)(**data))
     for _ in range(2):  # the second call gives back memory
         np.testing.assert_allclose(values(function(**data)), want, rtol=1e-4, atol=1e-4)
-    assert ("w2_frozen" in function._fixed.made) is not follows
-    assert "w2_frozen" in function._fixed.names
-    found = function.parameters()["w2_frozen"].asnumpy()
+    assert ("w2_frozen_weight" in function._fixed.made) is not follows
+    assert "w2_frozen_weight" in function._fixed.names
+    found = function.parameters()["w2_frozen_weight"].asnumpy()
     np.testing.assert_allclose(found, params["w"] * 0.5 + 1, rtol=1e-6)
 
 
@@ -273,9 +273,9 @@ def test_frozen_parts_are_computed_once_from_the_original_parameters():
     params = arrays(graph)[1]
     function = lower(graph, params)
     assert "w" not in function.symbol.list_inputs()
-    assert "w2_frozen" in function.parameters()
+    assert "w2_frozen_weight" in function.parameters()
     np.testing.assert_allclose(
-        function.parameters()["w2_frozen"].asnumpy(), params["w"] * 0.5, rtol=1e-6
+        function.parameters()["w2_frozen_weight"].asnumpy(), params["w"] * 0.5, rtol=1e-6
     )
 
 
@@ -386,12 +386,30 @@ def test_unused_inputs_may_be_left_out_or_given():
 def test_freeze_splits_off_what_parameters_alone_determine():
     graph = parse(NET)
     split = freeze(graph)
-    assert split.names == ("w2_frozen",)
+    assert split.names == ("w2_frozen_weight",)
     assert [graph[v.node].name for v in split.once.outputs] == ["w2"]
-    assert split.per_call.find("conv").inputs[1].node == split.per_call.find_input("w2_frozen").id
+    weight = split.per_call.find_input("w2_frozen_weight")
+    assert split.per_call.find("conv").inputs[1].node == weight.id
     nothing = freeze(parse(MUL))
     assert nothing.once is None
     assert str(nothing.per_call) == MUL.strip()
+
+
+def test_what_is_frozen_is_called_by_what_layers_read_it_as():
+    graph = parse(
+        """
+        graph g(%x: f32[1,2], param %w: f32[3,2], param %b: f32[3]) {
+          %fc_weight = _mul_scalar(%w) {scalar=2.0} : f32[3,2]
+          %c = _mul_scalar(%b) {scalar=2.0} : f32[3]
+          %d = _mul_scalar(%b) {scalar=3.0} : f32[3]
+          %y = FullyConnected(%x, %fc_weight, %c) {num_hidden=3} : f32[1,3]
+          %z = broadcast_add(%y, %d) : f32[1,3]
+          return %z
+        }"""
+    )
+    assert freeze(graph).names == ("fc_frozen_weight", "c_frozen_bias", "d_frozen")
+    taken = {"fc_frozen_weight", "fc_frozen_2_weight", "d_frozen"}
+    assert freeze(graph, taken).names == ("fc_frozen_3_weight", "c_frozen_bias", "d_frozen_2")
 
 
 def test_freeze_of_several_outputs_and_of_what_is_returned():

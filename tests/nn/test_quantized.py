@@ -146,3 +146,42 @@ def test_clipped_convolutions_stay_right_in_each_engine(engine: str, tmp_path: P
     for lowered in (first, other, first, first, other):
         np.testing.assert_allclose(lowered(x)[0].asnumpy(), want, atol=1e-4)
         write_again(args.values())
+
+
+def folded(kind: str) -> Any:
+    """A net with parameters that folding BatchNorm computes anew, of layers in front or behind."""
+    net = nn.HybridSequential()
+    if kind == "in front":
+        net.add(nn.Dense(16, in_units=12), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(5))
+    else:
+        net.add(nn.Dense(16, in_units=12), nn.Activation("relu"), nn.BatchNorm(), nn.Dense(5))
+    net.initialize(mx.init.Uniform(0.5))
+    net.hybridize()
+    return net
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["in front", "behind"])
+def test_what_was_optimized_for_inference_is_quantized(kind: str, tmp_path: Path) -> None:
+    from mxnet.contrib.quantization import quantize_model, quantize_net_v2
+
+    net, x = folded(kind), mx.nd.random.uniform(shape=(8, 12))
+    want = net(x).asnumpy()
+    fast = graphopt.optimize(net, mode="inference")
+    fast(x)
+    samples = mx.io.NDArrayIter(x, batch_size=8)
+    measured = {"calib_mode": "naive", "calib_data": samples, "ctx": mx.cpu()}
+    found = quantize_net_v2(fast, **measured)(x).asnumpy()
+    samples.reset()
+    plain = quantize_net_v2(net, **measured)(x).asnumpy()
+    atol = 2 * np.abs(plain - want).max() + 0.05 * np.abs(want).max()  # 8 bits are that exact here
+    np.testing.assert_allclose(found, want, atol=atol)
+    fast.export(str(tmp_path / "net"))
+    symbol, args, auxs = mx.model.load_checkpoint(str(tmp_path / "net"), 0)
+    samples.reset()
+    symbol, args, auxs = quantize_model(symbol, args, auxs, label_names=None, **measured)
+    module = mx.mod.Module(symbol, label_names=None)
+    module.bind([("data", x.shape)], for_training=False)
+    module.set_params(args, auxs)
+    module.forward(mx.io.DataBatch([x]), is_train=False)
+    np.testing.assert_allclose(module.get_outputs()[0].asnumpy(), want, atol=atol)
