@@ -328,3 +328,24 @@ def test_gradients_in_float32_read_what_is_not_rounded(kind: type) -> None:
         found.append(x.grad.asnumpy())
     assert np.isfinite(found[0]).all()
     np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+class Steep(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """A gradient that overflows float16 between two operators, and is small behind them."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.amp_cast(F.tanh(F.amp_cast(x, dtype="float16")) * 3, dtype="float32")
+
+
+@pytest.mark.parametrize("head", [100.0, 30000.0])
+def test_precise_gradients_overflow_where_mxnets_do(head: float) -> None:
+    found = []
+    for net in (Steep(), graphopt.optimize(Steep(), precise=True)):
+        x = mx.nd.array([0.1, 2.0, 4.0])
+        x.attach_grad()
+        with mx.autograd.record():
+            y = net(x)
+        y.backward(mx.nd.full((3,), head))
+        found.append(x.grad.asnumpy())
+    assert np.isinf(found[0]).all() == (head > 100)
+    np.testing.assert_allclose(found[1], found[0], rtol=2e-3, atol=1e-3)
