@@ -193,6 +193,7 @@ _DIRECT: dict[str, Callable[..., Value]] = {
     "or": _or,
     "recip": _recip,
     "relu": _relu,
+    "relu_nan": _relu,
     "round": _round,
     "sigmoid_times_tanh": _sigmoid_times_tanh,
     "sign": _sign,

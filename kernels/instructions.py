@@ -1,8 +1,9 @@
 """The instructions of kernels: how many operands, what they cost, how they are differentiated.
 
 Derivatives follow MXNet where they are a matter of convention: ``relu`` and ``abs`` have slope 0 at
-0, ``max`` and ``min`` give the whole gradient to the left operand where both are equal and none of
-it to either where one is NaN, rounding, comparing and ``sign`` have none.
+0; at NaN the slope of ``relu`` is 0, as it is by oneDNN, and that of ``relu_nan`` NaN, as it is by
+MXNet itself. ``max`` and ``min`` give the whole gradient to the left operand where both are equal
+and none of it to either where one is NaN; rounding, comparing and ``sign`` have none.
 """
 
 from __future__ import annotations
@@ -224,6 +225,8 @@ INSTRUCTIONS: Final[dict[str, Info]] = {
     "gammaln": Info(1, cost=100),
     # choosing
     "relu": Info(1, gradient=lambda e, a, y, g: (e("where", e("gt", y, 0.0), g, 0.0),)),
+    # the same with slope NaN at NaN: y is 0 or NaN where it is not positive
+    "relu_nan": Info(1, gradient=lambda e, a, y, g: (e("where", e("gt", y, 0.0), g, y),)),
     "where": Info(3, gradient=_where),
     "eq": Info(2, gradient=_none, is_bool=True),
     "ne": Info(2, gradient=_none, is_bool=True),

@@ -233,6 +233,7 @@ _MAPS: dict[str, Callable[..., Array]] = {
     "gamma": _by_element(_gamma),
     "gammaln": _by_element(_gammaln),
     "relu": lambda x: np.maximum(x, 0),
+    "relu_nan": lambda x: np.maximum(x, 0),
     "where": lambda c, x, y: np.where(c != 0, x, y),
     "eq": np.equal,
     "ne": np.not_equal,

@@ -39,7 +39,7 @@ from graphopt.passes.fusion.operators import (
 def prepared(node: Node, graph: Graph) -> Attrs:
     """The attributes of a node, and what else the instructions depend on."""
     name, attrs = canonical(node.op), node.attrs
-    if name in (*CASTS, "LeakyReLU"):
+    if name in (*CASTS, "Activation", "LeakyReLU"):
         return attrs.set(dtype=node.type.dtype)
     if name == "_contrib_div_sqrt_dim":
         shape = graph.type_of(node.inputs[0]).shape or (1,)
@@ -198,6 +198,11 @@ def _activation(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     return _ACTIVATIONS[str(attrs.get("act_type"))](emit, args, attrs)
 
 
+def _relu(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
+    is_mxnets = attrs.get("dtype") in ("float16", "float64")  # oneDNN gives NaN the gradient 0
+    return emit("relu_nan" if is_mxnets else "relu", args[0])
+
+
 def _leaky_relu(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     return _LEAKY[str(attrs.get("act_type") or "leaky")](emit, args, attrs)
 
@@ -252,7 +257,7 @@ def _gelu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
 
 
 _ACTIVATIONS: Final[dict[str, Build]] = {
-    "relu": instruction("relu"),
+    "relu": _relu,
     "sigmoid": instruction("sigmoid"),
     "tanh": instruction("tanh"),
     "softrelu": instruction("softplus"),
@@ -276,7 +281,7 @@ _BOTH: Final = """
     arccos arccosh arcsin arcsinh arctan arctanh cbrt ceil cos cosh exp expm1 floor log log10 log1p
     log2 sign sin sinh sqrt square tan tanh trunc
 """
-_ONLY_ND: Final = "abs erf gamma gammaln rcbrt relu round rsqrt sigmoid"
+_ONLY_ND: Final = "abs erf gamma gammaln rcbrt round rsqrt sigmoid"
 
 #: Instruction by operator, where it is one instruction.
 _UNARY: Final = {
@@ -286,12 +291,13 @@ _UNARY: Final = {
     "logical_not": "not",
     "negative": "neg",
     "reciprocal": "recip",
+    "relu": "relu_nan",
     "BlockGrad": "stop",
     "_npi_absolute": "abs",
     "_npi_fix": "trunc",
     "_npi_negative": "neg",
     "_npi_reciprocal": "recip",
-    "_npx_relu": "relu",
+    "_npx_relu": "relu_nan",
     "_npx_sigmoid": "sigmoid",
 }
 _ARITHMETIC: Final = {

@@ -127,3 +127,45 @@ def test_the_gradient_of_a_norm_reads_the_norm() -> None:
     assert gradient.outputs == (0,)
     assert gradient.spec is not None
     assert "reduce_sum" not in str(gradient.spec)
+
+
+@pytest.mark.parametrize("op", ["relu", "Activation"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_gradient_of_relu_at_nan_is_mxnets(op: str, dtype: str) -> None:
+    """NaN, so that checks of gradients find it, but for oneDNN's."""
+
+    class One(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            attrs = {"act_type": "relu"} if op == "Activation" else {}
+            return getattr(F, op)(x * 2.0 + 1.0, **attrs) * 3.0
+
+    fast = graphopt.optimize(One())
+    found = []
+    for net in (One(), fast):
+        x = mx.nd.array([np.nan, 1, -1, -0.5, np.inf, -np.inf], dtype=dtype)
+        x.attach_grad()
+        with mx.autograd.record():
+            y = net(x)
+        y.backward()
+        found.append(x.grad.asnumpy())
+    assert is_fused(fast)
+    assert np.isnan(found[0][0]) == (op == "relu" or dtype != "float32")
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
+
+
+def test_the_gradient_of_numpys_relu_at_nan_is_nan() -> None:
+    class One(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return F.npx.relu(x * 2.0 + 1.0) * 3.0
+
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        found = []
+        for net in (One(), graphopt.optimize(One())):
+            x = mx.np.array([np.nan, 1, -1, -0.5])
+            x.attach_grad()
+            with mx.autograd.record():
+                y = net(x)
+            y.backward()
+            found.append(x.grad.asnumpy())
+    assert np.isnan(found[0][0])
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
