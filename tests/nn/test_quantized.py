@@ -46,12 +46,12 @@ def test_ranges_are_those_of_each_input(mode: str, tmp_path: Path) -> None:
     else:
         fast = graphopt.optimize(plain, mode=mode)
     for factor in (1, 10, 0.1, 3):
-        want, float_ = plain(x * factor).asnumpy(), net(x * factor).asnumpy()
+        # Not the net in float32, as oneDNN saturates on processors without instructions for 8 bits.
+        want = plain(x * factor).asnumpy()
         largest = np.abs(want).max()
         for _ in range(2):
             found = fast(x * factor).asnumpy()
             np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5 * largest)
-        np.testing.assert_allclose(found, float_, atol=0.1 * largest)
 
 
 class Clipped(mx.gluon.HybridBlock):  # type: ignore[misc,name-defined]
