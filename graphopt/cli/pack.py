@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from graphopt.cli.console import Table, note, say, say_json
-from graphopt.cli.saving import check_target, replacing
+from graphopt.cli.saving import check_target, write_files
 from graphopt.cli.verb import read_stdin, usage, verb
 from graphopt.errors import InputError
 
@@ -99,8 +99,7 @@ def _write(found: Packing, output: str) -> None:
     if output == "-":
         say(text.removesuffix("\n"))
         return
-    with replacing(Path(output)) as draft:
-        draft.write_text(text, encoding="utf-8")
+    write_files({Path(output): lambda draft: draft.write_text(text, encoding="utf-8")})
 
 
 def _table(found: Packing) -> Table:

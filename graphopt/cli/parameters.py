@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,11 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
 def write_parameters(
     path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], aux: frozenset[str]
 ) -> None:
-    """Write arrays as ``arg:name`` or ``aux:name``."""
+    """Write arrays as ``arg:name`` or ``aux:name``.
+
+    Raises:
+        OSError: MXNet cannot write them, or wrote a part.
+    """
     from graphopt.compat import import_mxnet
     from graphopt.frontend.file_names import for_mxnet
 
@@ -53,4 +58,10 @@ def write_parameters(
         f"{'aux' if name in aux else 'arg'}:{name}": mx.nd.array(array, dtype=array.dtype)
         for name, array in arrays.items()
     }
-    mx.nd.save(for_mxnet(path), named)
+    file = for_mxnet(path)
+    try:
+        mx.nd.save(file, named)
+        mx.nd.load(file)  # the names come last; that a disk is full as it closes, MXNet keeps quiet
+    except mx.MXNetError:
+        reason = "MXNet wrote a part of it at most; the disk may be full"
+        raise OSError(errno.EIO, reason) from None

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -102,6 +102,10 @@ def parameters_path(path: Path) -> Path:
     return path.with_suffix(".params")
 
 
+#: What writes a draft of each file.
+Writers = dict[Path, Callable[[Path], object]]
+
+
 class Saved(NamedTuple):
     """Files that were written, and what to say of them.
 
@@ -137,7 +141,8 @@ def save(
     from graphopt.cli.freezing import computed_once
 
     path = Path(output)
-    paths, sized, arguments = [path], False, tuple[str, ...]()
+    writers: Writers = {}
+    sized, arguments = False, tuple[str, ...]()
     if form == "json":
         compute = computed_once if frozen and weights else lambda *both: both
         graph, arrays = compute(graph, weights)
@@ -151,13 +156,13 @@ def save(
             alike = _are_equal(tensors, _tensors(other)) and _are_equal(arrays, others)
             both = _of_two_sizes(text, emit(other, form, saved=saved)) if alike else None
             text, sized = both or text, both is None
-        paths += _save_tensors(graph, path, arrays)
+        writers = _tensor_writers(graph, path, arrays)
         arguments = _as_arguments(graph, text, arrays)
     else:
         text = emit(graph, form)
-    with replacing(path) as draft:
-        draft.write_text(text + "\n", encoding="utf-8")
-    return Saved(paths, sized, arguments)
+    writers = {path: lambda draft: draft.write_text(text + "\n", encoding="utf-8"), **writers}
+    write_files(writers)
+    return Saved([*writers], sized, arguments)
 
 
 def _as_arguments(graph: Graph, text: str, saved: Container[str]) -> tuple[str, ...]:
@@ -198,55 +203,77 @@ def _tensors(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     return constants(graph)
 
 
-def _save_tensors(
+def _tensor_writers(
     graph: Graph, output: Path, weights: Mapping[str, np.ndarray[Any, Any]]
-) -> list[Path]:
+) -> Writers:
     from graphopt.cli.parameters import write_parameters
 
     returned = {graph[value.node].name for value in graph.outputs}
     read = returned | {node.name for node in graph.inputs if graph.node_users(node.id)}
     arrays = _tensors(graph) | {name: a for name, a in weights.items() if name in read}
     if not arrays:
-        return []
-    path = parameters_path(output)
+        return {}
     if _is_stream(output):
         usage(
             f"-o: the result has {len(arrays)} tensors, which Symbol JSON cannot hold, and no"
             f" .params file can lie beside {str(output)!r}; name a file"
         )
-    with replacing(path) as draft:
-        write_parameters(draft, arrays, frozenset(node.name for node in graph.role("aux")))
-    return [path]
+    states = frozenset(node.name for node in graph.role("aux"))
+    return {parameters_path(output): lambda draft: write_parameters(draft, arrays, states)}
+
+
+def write_files(writers: Writers) -> None:
+    """Write files that appear together, whole, or not at all.
+
+    Where a path is a link, what it leads to is replaced; a device or a pipe is written to.
+
+    Args:
+        writers: what writes a draft of each.
+
+    Raises:
+        GraphoptError: one cannot be written.
+    """
+    with ExitStack() as drafts:
+        for path, write in writers.items():
+            draft = drafts.enter_context(_replacing(path))
+            with _naming(path):
+                write(draft)
+                _flush(draft)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that becomes ``path`` when the block ends well, and vanishes otherwise.
-
-    Where ``path`` is a link, what it leads to is replaced; a device or a pipe is written to.
-
-    Raises:
-        GraphoptError: it cannot be written.
-    """
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write that becomes ``path`` when the block ends well, and vanishes otherwise."""
     if _is_stream(path):
         with tempfile.TemporaryDirectory(prefix="graphopt-") as folder:
             draft = Path(folder) / "draft"
             yield draft
-            try:
-                with draft.open("rb") as made, path.open("wb") as stream:
-                    shutil.copyfileobj(made, stream)
-            except OSError as error:
-                raise GraphoptError(f"cannot write {str(path)!r}: {error.strerror}") from None
+            with _naming(path), draft.open("rb") as made, path.open("wb") as stream:
+                shutil.copyfileobj(made, stream)
         return
-    path = _followed(path)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    target = _followed(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield draft
-        draft.replace(path)
-    except OSError as error:  # which names no file if the disk is full
-        raise GraphoptError(f"cannot write {str(path)!r}: {error.strerror}") from None
+        with _naming(path):
+            draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the system name the file; those of a full disk name none."""
+    try:
+        yield
+    except OSError as error:
+        raise GraphoptError(f"cannot write {str(path)!r}: {error.strerror}") from None
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file, which some disks refuse as late as that."""
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
 
 
 def _is_stream(path: Path) -> bool:

@@ -11,7 +11,7 @@ from graphopt.cli.console import note, say_json
 from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.native import hushed
 from graphopt.cli.progress import progress
-from graphopt.cli.saving import check_target, replacing
+from graphopt.cli.saving import check_target, write_files
 from graphopt.cli.verb import as_mode, build_pipeline, mode_option, pipeline_option, verb
 
 
@@ -55,8 +55,7 @@ def command(
     with hushed():
         data = page_data(found.graph.name, mode, seen)
     path = Path(output)
-    with replacing(path) as draft:
-        draft.write_text(render(data), encoding="utf-8")
+    write_files({path: lambda draft: draft.write_text(render(data), encoding="utf-8")})
     note(f"wrote {path}")
     if as_json:
         say_json(data)
