@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ import click
 from graphopt.cli.console import note
 from graphopt.cli.inputs import Shape
 from graphopt.cli.native import hushed
-from graphopt.cli.parameters import read_parameters
+from graphopt.cli.parameters import read_parameters, use_np_shape
 from graphopt.cli.verb import read_stdin, unknown, usage
 from graphopt.errors import InputError, ParseError
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 ZOO = "model_zoo:"
 #: How names of inputs end that are read by losses, as in a Module's ``label_names``.
 _LABEL = "label"
+#: An operator of ``mx.np``, in Symbol JSON or a graph's text.
+_NUMPY = re.compile(r'("op": *"|= )_(np|npi|npx)_')
 
 model_argument = click.argument("model", metavar="MODEL")
 
@@ -76,6 +79,8 @@ def load(
     text = read(model)
     if model == "-" and not text.strip():
         raise ParseError("stdin is empty")
+    if _NUMPY.search(text):
+        use_np_shape()
     if _is_json(model, text):
         lifted = partial(_lift, model, text, dtypes)
         return Model(lifted(shapes), lambda others: lifted({**shapes, **others}))

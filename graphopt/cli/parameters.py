@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from graphopt.cli.verb import usage
 from graphopt.errors import ParseError
 
@@ -29,8 +31,9 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
     if not Path(path).is_file():
         usage(f"cannot read {path!r}: there is no such file")
     mx = import_mxnet()
+    file = for_mxnet(path)
     try:
-        found = mx.nd.load(for_mxnet(path)) or {}  # a list, of no arrays
+        found = _loaded(file) or {}  # a list, of no arrays
     except (mx.MXNetError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} is no file of parameters that MXNet can read") from error
     if not isinstance(found, dict):
@@ -40,6 +43,31 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
         name = key.removeprefix("arg:").removeprefix("aux:")
         arrays[aliases.get(name, name)] = array.asnumpy()
     return arrays
+
+
+def _loaded(file: str) -> Any:
+    """What MXNet reads with the shapes of ``mx.nd`` or, if it was saved so, those of ``mx.np``.
+
+    A verb that read the latter goes on with them.
+    """
+    from graphopt.compat import import_mxnet
+
+    mx = import_mxnet()
+    with mx.util.np_shape(False):
+        try:
+            return mx.nd.load(file)
+        except mx.MXNetError as error:
+            if "np shape semantics" not in str(error):
+                raise
+    use_np_shape()
+    return mx.nd.load(file)
+
+
+def use_np_shape() -> None:
+    """Have the verb read, run and write graphs with the shapes of ``mx.np`` from here on."""
+    from graphopt.compat import import_mxnet
+
+    click.get_current_context().with_resource(import_mxnet().util.np_shape())
 
 
 def write_parameters(
