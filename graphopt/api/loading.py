@@ -30,7 +30,8 @@ def load(
     Args:
         symbol_json: path of a ``*-symbol.json`` file of any MXNet version.
         params: path of a ``.params`` file, or value (NDArray or numpy) per name; names may carry
-            MXNet's ``arg:`` and ``aux:`` prefixes.
+            MXNet's ``arg:`` and ``aux:`` prefixes. Floating numbers of another dtype than the
+            Symbol reads are cast.
         shapes: names (and shapes) of the data inputs, in the order of positional arguments;
             default: inputs that ``params`` has no value for, in the Symbol's order, but ``data0``,
             ``data1`` ... of an exported Block by number. When given, the model is compiled now

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphopt.api.casting import as_read
 from graphopt.api.plain import PlainRuns, on
 from graphopt.backend.findings import Findings
 from graphopt.backend.fitting import require, require_known
@@ -350,9 +351,10 @@ class Model:
         self._compiled[key] = compiled
 
     def _typed_params(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters that the Symbol reads and a call does not give."""
+        """Parameters that the Symbol reads and a call does not give, in the Symbol's dtypes."""
         known = {*self._inputs} - set(arrays)
-        return {name: array for name, array in self.params.items() if name in known}
+        params = {name: array for name, array in self.params.items() if name in known}
+        return as_read(self.symbol, params, arrays)
 
     def _require(self, missing: Collection[str]) -> None:
         """Raise InputError if a call gives less data than is read."""

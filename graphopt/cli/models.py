@@ -162,7 +162,7 @@ def feeds(model: Model, params: str | None, seed: int) -> dict[str, np.ndarray[A
 
 
 def parameters_of(model: Model, params: str) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of a file that a model reads.
+    """The arrays of a file that a model reads; floating numbers in the dtypes it has for them.
 
     Raises:
         InputError: a parameter is missing in the file, or has another shape.
@@ -180,7 +180,13 @@ def parameters_of(model: Model, params: str) -> dict[str, np.ndarray[Any, Any]]:
                 f"parameter {node.name!r} has shape {found[node.name].shape} in {params},"
                 f" but {node.type.shape} in the model"
             )
-    return {node.name: found[node.name] for node in needed}
+    return {node.name: _cast(found[node.name], node.type.dtype) for node in needed}
+
+
+def _cast(array: np.ndarray[Any, Any], dtype: str | None) -> np.ndarray[Any, Any]:
+    floats = ("float16", "float32", "float64")
+    both = dtype in floats and array.dtype.name in floats
+    return array.astype(dtype, copy=False) if both else array
 
 
 def doubt_random(params: str | None) -> None:
