@@ -16,11 +16,15 @@ from graphopt.kernels import bridge
 
 @cache
 def _handle(op: str) -> int:
-    mx = import_mxnet()
-    bridge.load(mx)
+    bridge.load(import_mxnet())
     keep_freed_memory()
+    return _found(op)
+
+
+def _found(op: str) -> int:
+    base = import_mxnet().base
     handle = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.NNGetOpHandle(mx.base.c_str(op), ctypes.byref(handle)))
+    base.check_call(base._LIB.NNGetOpHandle(base.c_str(op), ctypes.byref(handle)))
     assert handle.value is not None
     return handle.value
 
@@ -53,20 +57,36 @@ def compose(op: str, symbols: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         MissingDependencyError: the bridge cannot be built or loaded.
         MXNetError: MXNet refuses the attributes.
     """
+    made = _atomic(_handle(op), {key: to_mxnet(value) for key, value in attrs.items()})
+    made._compose(*symbols, name=import_mxnet().name.NameManager._current.value.get(None, op))
+    return made
+
+
+def count_inputs(op: str, attrs: Mapping[str, str]) -> int:
+    """How many inputs an operator has with these attributes; 0 as well where any number will do.
+
+    No bridge is built for it.
+
+    Raises:
+        MXNetError: MXNet has no such operator, or refuses the attributes.
+    """
+    made = _atomic(_found(op), attrs)
+    made._compose(name="node")  # with a variable for each
+    return len(made.list_inputs())
+
+
+def _atomic(operator: int, attrs: Mapping[str, str]) -> Any:
+    """The Symbol of an operator that is applied to nothing yet."""
     mx = import_mxnet()
     base = mx.base
     handle = base.SymbolHandle()
-    values = [to_mxnet(value) for value in attrs.values()]
     base.check_call(
         base._LIB.MXSymbolCreateAtomicSymbol(
-            ctypes.c_void_p(_handle(op)),
+            ctypes.c_void_p(operator),
             base.mx_uint(len(attrs)),
             base.c_str_array(list(attrs)),
-            base.c_str_array(values),
+            base.c_str_array(list(attrs.values())),
             ctypes.byref(handle),
         )
     )
-    made = mx.sym.Symbol(handle)
-    name = mx.name.NameManager._current.value.get(None, op)
-    made._compose(*symbols, name=name)
-    return made
+    return mx.sym.Symbol(handle)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from graphopt.backend.documents import document_of
+from graphopt.backend.invoke import count_inputs
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import ParseError
@@ -75,7 +77,7 @@ def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
     try:
         symbol = mx.sym.load_json(text)
         loaded = document_of(symbol)
-        _check_states(loaded, source)
+        _check_inputs(loaded, source)
         symbol.list_auxiliary_states()
     except UnicodeEncodeError:
         _fail(source, "a text in it has half of a surrogate pair")
@@ -156,15 +158,31 @@ def _check_outputs(document: dict[str, Any], source: str) -> None:
                 )
 
 
-def _check_states(document: dict[str, Any], source: str) -> None:
-    """Check that the states operators write are there; MXNet lists them without looking."""
+def _check_inputs(document: dict[str, Any], source: str) -> None:
+    """Check that what operators read and write is there; MXNet reads behind it without looking."""
     for node in document["nodes"]:
-        needed = max(info(node["op"]).mutates, default=-1) + 1
+        needed = 0 if node["op"] == "null" else _least_inputs(node)
         if len(node["inputs"]) < needed:
             label = f"node {node['name']!r} ({node['op']})"
             _fail(source, f"{label} has {len(node['inputs'])} of {needed} inputs")
         for nested in node.get("subgraphs", ()):
-            _check_states(nested, source)
+            _check_inputs(nested, source)
+
+
+def _least_inputs(node: dict[str, Any]) -> int:
+    """How many inputs an operator needs, as far as that is known."""
+    states = max(info(node["op"]).mutates, default=-1) + 1
+    if node.get("subgraphs"):
+        return states
+    return max(states, _count_inputs(node["op"], tuple(node.get("attrs", {}).items())))
+
+
+@cache  # layers of a net have few settings
+def _count_inputs(op: str, attrs: tuple[tuple[str, str], ...]) -> int:
+    try:
+        return count_inputs(op, dict(attrs))
+    except import_mxnet().MXNetError:  # where an operator is told by what it lies between
+        return 0
 
 
 def _fail(source: str, problem: str) -> NoReturn:

@@ -245,8 +245,26 @@ def test_what_mxnet_refuses(mx, fields, message):
 def test_operators_with_missing_inputs_are_named(mx):
     document = current()
     document["nodes"][5]["inputs"] = [[4, 0, 0]]
-    with pytest.raises(InputError, match=r"^inputs of node 'sum' \(elemwise_add\) do not fit"):
+    with pytest.raises(ParseError, match=r"node 'sum' \(elemwise_add\) has 1 of 2 inputs"):
         lifted(document)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs", "needed"),
+    [
+        ("Embedding", {"input_dim": "10", "output_dim": "4"}, 2),
+        ("FullyConnected", {"num_hidden": "3"}, 3),
+        ("FullyConnected", {"num_hidden": "3", "no_bias": "True"}, 2),
+        ("RNN", {"mode": "lstm", "num_layers": "1", "state_size": "4"}, 4),
+        ("Concat", {"num_args": "3"}, 3),
+    ],
+)
+def test_inputs_behind_which_mxnet_reads_are_counted(mx, op, attrs, needed):
+    document = current()
+    document["nodes"][3].update(op=op, attrs=attrs)
+    match = rf"node 'act' \({op}\) has 1 of {needed} inputs"
+    with pytest.raises(ParseError, match=match):
+        parse_symbol(json.dumps(document), "f.json")
 
 
 def test_shapes_that_do_not_fit_are_named(mx):
