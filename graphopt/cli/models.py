@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from graphopt.ir.graph import Graph
+    from graphopt.ir.node import Node
 
 ZOO = "model_zoo:"
 #: How names of inputs end that are read by losses, as in a Module's ``label_names``.
@@ -125,11 +126,7 @@ def require_types(graph: Graph) -> None:
     Raises:
         UsageError: one has none; the message is the option to add.
     """
-    loose = [
-        node
-        for node in graph.inputs
-        if not node.type.is_static and (graph.node_users(node.id) or graph.is_output(node.out()))
-    ]
+    loose = [node for node in _read(graph) if not node.type.is_static]
     if not loose:
         return
     data = [node.name for node in loose if node.op == "data"]
@@ -217,6 +214,17 @@ def _lift(path: str, text: str, dtypes: Mapping[str, str], shapes: Mapping[str, 
     return lift_symbol(
         symbol, shapes, dtypes, data={*shapes, *labels} if shapes else None, name=name
     )
+
+
+def unread_labels(before: Graph, after: Graph) -> list[str]:
+    """Labels that a graph reads, and what passes made of it no more."""
+    kept = {node.name for node in _read(after)}
+    return [node.name for node in _read(before) if _is_label(node.name) and node.name not in kept]
+
+
+def _read(graph: Graph) -> list[Node]:
+    """Inputs that something reads."""
+    return [n for n in graph.inputs if graph.node_users(n.id) or graph.is_output(n.out())]
 
 
 def _is_label(name: str) -> bool:

@@ -155,6 +155,9 @@ def command(
             note(f"wrote {path}")
         if saved.sized or not serves:
             note(_for_sizes(found.graph))
+        labels = models.unread_labels(found.graph, result.graph) if form == "json" else []
+        if labels:
+            note(_without(labels))
         if saved.arguments:
             first, *more = saved.arguments
             others = f" and {len(more)} more" if more else ""
@@ -179,6 +182,15 @@ def _for_sizes(graph: Graph) -> str:
     hint = "; --shape with more than one sample may give a file for any number" if one else ""
     shapes = ", ".join(f"{node.name} {node.type.shape}" for node in data)
     return f"it serves data of these shapes alone, as passes went by them: {shapes}{hint}"
+
+
+def _without(labels: Sequence[str]) -> str:
+    """What to say of a file that has no labels, which a Module gives by name."""
+    names = ", ".join(map(repr, labels))
+    return (
+        f"labels are no inputs of it: {names}; give a Module label_names=None and bind it to data"
+        " alone, or keep losses (and score) with --mode training"
+    )
 
 
 def _weights(graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:
