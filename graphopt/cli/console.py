@@ -21,8 +21,13 @@ def say(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Write a line of commentary."""
-    click.echo(text, err=True)
+    """Write a line of commentary; it is lost where stderr takes none, as on a full disk."""
+    try:
+        click.echo(text, err=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def say_json(data: Any) -> None:
@@ -84,7 +89,7 @@ class Table:
         if is_rich(stream):
             _show_rich(self, stream)
         else:
-            click.echo(str(self), err=err)
+            (note if err else say)(str(self))
 
 
 _COLOURS = {"changed": "green", "refused": "yellow", "rolled back": "red", "unchanged": "dim"}

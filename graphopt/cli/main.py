@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from graphopt import __version__
+from graphopt.cli.console import note
 from graphopt.cli.verb import State, debug_option
 from graphopt.errors import GraphoptError
 
@@ -131,7 +132,7 @@ def _fail(state: State, message: str, code: int, ctx: click.Context | None = Non
         import traceback
 
         traceback.print_exc()
-    click.echo(f"{ctx.command_path if ctx else 'graphopt'}: error: {message}", err=True)
+    note(f"{ctx.command_path if ctx else 'graphopt'}: error: {message}")
     return code
 
 

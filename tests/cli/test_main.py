@@ -180,6 +180,25 @@ def test_closed_streams(command, told):
     assert ran.stdout == ""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("pack - -o -", 0), ("pack /nowhere", 1), ("xyzzy", 2)],
+    ids=["fine", "problem", "usage"],
+)
+def test_commentary_that_cannot_be_written(command, code):
+    ran = subprocess.run(
+        f"{sys.executable} -m graphopt {command} 2>/dev/full",
+        shell=True,
+        cwd=ROOT,
+        input="id,lower,upper,size\na,0,3,4\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == code
+
+
 def test_module_runs():
     ran = subprocess.run(
         [sys.executable, "-m", "graphopt", "--version"],
