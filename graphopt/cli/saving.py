@@ -85,6 +85,8 @@ def check_target(output: str, form: str, inputs: Sequence[str | None]) -> None:
     if not folder.is_dir():
         usage(f"-o: there is no folder {str(folder)!r}")
     targets = [path, parameters_path(path)] if form == "json" else [path]
+    if len({*map(_followed, targets)}) < len(targets):
+        usage(f"-o: {output!r} is where the parameters go; name the graph's file *.json")
     for given in inputs:
         for target in targets:
             if given and _is_same(target, Path(given)):

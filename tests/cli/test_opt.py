@@ -158,6 +158,14 @@ def test_the_parameters_are_never_overwritten(graphopt, net, tmp_path, mx):
     assert "would overwrite the input" in ran.err
 
 
+def test_the_graph_does_not_take_the_file_of_its_parameters(graphopt, folds, tmp_path):
+    path = tmp_path / "net.params"
+    ran = graphopt("opt", folds, "-p", "fold-constants", "--emit", "json", "-o", path)
+    assert (ran.code, ran.out) == (2, "")
+    assert "is where the parameters go; name the graph's file *.json" in ran.err
+    assert not path.exists()
+
+
 def test_targets_that_cannot_be_written(graphopt, net, tmp_path):
     ran = graphopt("opt", net, "-p", "none", "-o", tmp_path)
     assert ran == (2, "", f"graphopt opt: error: -o: '{tmp_path}' is a folder\n")
