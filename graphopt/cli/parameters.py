@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,15 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
 
     if Path(path).is_dir():
         usage(f"cannot read {path!r}: it is a folder")
-    if not Path(path).is_file():
+    if not Path(path).exists():
         usage(f"cannot read {path!r}: there is no such file")
     mx = import_mxnet()
-    file = for_mxnet(path)
     try:
-        found = _loaded(file) or {}  # a list, of no arrays
+        if Path(path).is_file():
+            read = partial(mx.nd.load, for_mxnet(path))
+        else:  # a pipe, which can be read once, and of which MXNet asks the length
+            read = partial(mx.nd.load_frombuffer, Path(path).read_bytes())
+        found = _loaded(read) or {}  # a list, of no arrays
     except (mx.MXNetError, UnicodeDecodeError) as error:
         raise ParseError(f"{path} is no file of parameters that MXNet can read") from error
     if not isinstance(found, dict):
@@ -45,7 +49,7 @@ def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarr
     return arrays
 
 
-def _loaded(file: str) -> Any:
+def _loaded(read: Callable[[], Any]) -> Any:
     """What MXNet reads with the shapes of ``mx.nd`` or, if it was saved so, those of ``mx.np``.
 
     A verb that read the latter goes on with them.
@@ -55,12 +59,12 @@ def _loaded(file: str) -> Any:
     mx = import_mxnet()
     with mx.util.np_shape(False):
         try:
-            return mx.nd.load(file)
+            return read()
         except mx.MXNetError as error:
             if "np shape semantics" not in str(error):
                 raise
     use_np_shape()
-    return mx.nd.load(file)
+    return read()
 
 
 def use_np_shape() -> None:

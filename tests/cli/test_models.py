@@ -265,6 +265,24 @@ def test_params_that_are_none(graphopt, net):
     assert "cannot read 'missing.params'" in ran.err
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(100), slice(0)], ids=["all", "cut", "none"])
+def test_params_from_a_pipe_of_the_shell(graphopt, net, params, part):
+    """As for ``--params <(zcat given.params.gz)``."""
+    whole = params(arg__weight=np.ones((3, 4)), arg__bias=np.ones(3)).read_bytes()
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb") as pipe:
+        pipe.write(whole[part])
+        pipe.close()
+        path = f"/dev/fd/{reading}"
+        ran = graphopt("bisect", net, "-p", "dce,cse", "--params", path)
+    if part == slice(None):
+        assert ran.code == 0
+        assert ran.err == f"parameters are those of {path}, data is random (--seed 0)\n"
+    else:
+        told = f"graphopt: error: {path} is no file of parameters that MXNet can read\n"
+        assert ran == (1, "", told)
+
+
 def test_params_with_names_that_are_no_text(graphopt, net, params):
     path = params(arg__weight=np.ones((3, 4)), arg__bias=np.ones(3))
     path.write_bytes(path.read_bytes().replace(b"arg:weight", b"arg:w\xffight"))
