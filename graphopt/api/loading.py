@@ -63,8 +63,8 @@ def load(
     if import_mxnet().util.is_np_array():
         symbol = symbol.as_np_ndarray()
     arrays = params if isinstance(params, Mapping) else read_params(params) if params else {}
-    values = {name.split(":", 1)[-1] if ":" in name else name: a for name, a in arrays.items()}
     known = set(symbol.list_inputs())
+    values = {name if name in known else _bare(name): array for name, array in arrays.items()}
     # Checkpoints of fine-tuned nets often hold parameters of layers that were cut off.
     values = {name: value for name, value in values.items() if name in known}
     config = Config(passes, "inference", check, precise, strict)
@@ -74,6 +74,12 @@ def load(
         types = input_types(model.data, shapes, {})
         model(**{name: mx.nd.zeros(type_.shape) for name, type_ in types.items()})
     return model
+
+
+def _bare(name: str) -> str:
+    """A name without MXNet's prefix; others may have a colon in them, too."""
+    prefix, _, rest = name.partition(":")
+    return rest if prefix in ("arg", "aux") else name
 
 
 def read_params(path: str | Path) -> dict[str, Any]:

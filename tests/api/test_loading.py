@@ -71,6 +71,19 @@ def test_export_round_trip(saved: Path) -> None:
     np.testing.assert_allclose(again(x).asnumpy(), want, rtol=1e-6)
 
 
+def test_names_with_colons(tmp_path: Path) -> None:
+    weight, bias = mx.sym.var("net:w"), mx.sym.var("arg:b")
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), weight, bias, num_hidden=2)
+    symbol.save(str(tmp_path / "m-symbol.json"))
+    values = {"net:w": mx.nd.random.uniform(shape=(2, 3)), "arg:b": mx.nd.array([1, 2])}
+    x = mx.nd.random.uniform(shape=(4, 3))
+    want = symbol.bind(mx.cpu(), {"data": x, **values}).forward()[0].asnumpy()
+    for prefix in ("", "arg:"):
+        given = {prefix + name: array for name, array in values.items()}
+        got = graphopt.load(tmp_path / "m-symbol.json", given)(x)
+        np.testing.assert_allclose(got.asnumpy(), want, rtol=1e-5, atol=1e-6)
+
+
 def test_an_exported_block_without_parameters(tmp_path: Path) -> None:
     net = mx.gluon.nn.LeakyReLU(0.5)
     net.hybridize()
