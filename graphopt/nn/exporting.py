@@ -96,7 +96,7 @@ def write(
         InputError: there is no such folder, or MXNet cannot write there.
     """
     mx = import_mxnet()
-    path = for_mxnet(path)
+    path, epoch = for_mxnet(path), int(epoch)  # of a float, as MXNet's %04d does
     folder = Path(path).parent
     if "://" not in path and not folder.is_dir():
         raise InputError(f"cannot write {path!r}: there is no folder {str(folder)!r}")

@@ -317,3 +317,12 @@ def test_nets_of_numpy_return_arrays_of_numpy(tmp_path: Path) -> None:
             assert type(model(x)) is mx.np.ndarray
     finally:
         mx.npx.reset_np()
+
+
+def test_an_epoch_that_is_no_int(saved: Path) -> None:
+    model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params")
+    x = np.random.default_rng(2).standard_normal((5, 8)).astype("float32")
+    model(x)
+    model.export(saved / "out", 3.0)
+    again = graphopt.load(saved / "out-symbol.json", saved / "out-0003.params")
+    np.testing.assert_allclose(again(x).asnumpy(), expected(saved, x), rtol=1e-4, atol=1e-5)
