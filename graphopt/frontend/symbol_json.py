@@ -70,6 +70,8 @@ def parse_symbol(text: str, source: str = "symbol JSON") -> Any:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ParseError(f"{source} is not valid JSON: {error}") from None
+    except ValueError:  # Python reads no integer of more than some thousand digits
+        _fail(source, "a number in it has too many digits")
     check_document(document, source)
     _make_sound(document)
     text = json.dumps(document, ensure_ascii=False)

@@ -242,6 +242,12 @@ def test_what_mxnet_refuses(mx, fields, message):
     assert "\n" not in str(caught.value)
 
 
+def test_numbers_that_python_does_not_read():
+    text = '{"nodes": [' + "1" * 5000 + '], "heads": [[0, 0]]}'
+    with pytest.raises(ParseError, match=r"^f.json is malformed: a number in it has too many"):
+        parse_symbol(text, "f.json")
+
+
 def test_operators_with_missing_inputs_are_named(mx):
     document = current()
     document["nodes"][5]["inputs"] = [[4, 0, 0]]
