@@ -10,7 +10,7 @@ import click
 from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.saving import check_target, write_files
 from graphopt.cli.verb import read_stdin, usage, verb
-from graphopt.errors import InputError
+from graphopt.errors import InputError, ParseError
 
 if TYPE_CHECKING:
     from graphopt.memory import Buffers, Packing
@@ -90,6 +90,8 @@ def _read(file: str) -> Buffers:
         return parse_buffers(read_stdin(), "<stdin>") if file == "-" else read_buffers(file)
     except IsADirectoryError:
         usage(f"cannot read {file!r}: it is a folder")
+    except UnicodeDecodeError:  # of stdin; a file's error names the line
+        raise ParseError("<stdin>: it is no UTF-8 text") from None
     except OSError as error:
         raise InputError(f"cannot read {file!r}: {error.strerror or error}") from None
 

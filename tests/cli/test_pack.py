@@ -47,6 +47,13 @@ def test_json(graphopt, file):
     assert (found["buffers"], found["arena"], found["lower_bound"]) == (5, 12, 12)
 
 
+def test_stdin_that_is_no_text(graphopt, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(b"id,lower,upper,size\nb\xe9,0,3,4\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", stream)
+    told = "graphopt: error: <stdin>: it is no UTF-8 text\n"
+    assert graphopt("pack", "-") == (1, "", told)
+
+
 def test_output(graphopt, file, tmp_path):
     out = tmp_path / "out.csv"
     assert graphopt("pack", file, "-o", out).code == 0
