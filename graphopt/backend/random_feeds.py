@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from typing import Any, cast
 
@@ -24,6 +25,9 @@ def random_feeds(graph: Graph, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]
     """
     return {node.name: draw(node, seed) for node in _read(graph)}
 
+
+#: Numbers that an array of float64 can have at most; numpy's error for more is none of memory.
+_MOST = sys.maxsize // 8
 
 #: Numbers that are drawn for an input that is only timed with; the rest are these again.
 _DRAWN = 10_007
@@ -58,6 +62,8 @@ def draw(node: Node, seed: int = 0) -> np.ndarray[Any, Any]:
         )
     assert node.type.shape is not None
     shape = tuple(extent or 0 for extent in node.type.shape)
+    if math.prod(shape) > _MOST:
+        raise MemoryError(f"input {node.name!r} has type {node.type}")
     rng = np.random.default_rng([seed, zlib.crc32(node.name.encode())])
     dtype = np.dtype("float32" if node.type.dtype == "bfloat16" else node.type.dtype)
     if dtype.kind in "iub":

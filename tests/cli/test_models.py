@@ -62,6 +62,15 @@ def test_inputs_that_no_memory_holds(graphopt, tmp_path):
     assert "graphopt: error: not enough memory: Unable to allocate 71.1 PiB" in ran.err
 
 
+def test_inputs_that_no_array_holds(graphopt, tmp_path):
+    net = tmp_path / "net.gir"
+    net.write_text("graph net(%x: f32[2,2]) {\n  %y = relu(%x) : f32[2,2]\n  return %y\n}\n")
+    ran = graphopt("inspect", net, "-p", "dce", "--shape", f"x:{2**31 - 1},{2**31 - 1}")
+    assert ran.code == 1
+    told = "not enough memory: input 'x' has type f32[2147483647,2147483647]"
+    assert f"graphopt: error: {told}\n" in ran.err
+
+
 def test_types_that_contradict(graphopt, net):
     ran = graphopt("opt", net, *NONE, "--shape", "data:7,5")
     assert (ran.code, ran.out) == (1, "")
