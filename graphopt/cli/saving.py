@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from graphopt.cli.verb import usage
-from graphopt.errors import GraphoptError
+from graphopt.errors import GraphError, GraphoptError
 from graphopt.ir.node import AUX, DATA
 
 if TYPE_CHECKING:
@@ -169,10 +169,15 @@ def save(
 
 def _as_arguments(graph: Graph, text: str, saved: Container[str]) -> tuple[str, ...]:
     """States in a Symbol's JSON that are none to MXNet, and are in no file beside it."""
+    from graphopt.backend.symbol import first_line
     from graphopt.compat import import_mxnet
 
+    mx = import_mxnet()
     states = {node.name for node in graph.role(AUX)}
-    found = import_mxnet().sym.load_json(text).list_arguments() if states else ()
+    try:
+        found = mx.sym.load_json(text).list_arguments() if states else ()
+    except mx.MXNetError as error:
+        raise GraphError(f"MXNet does not accept the result: {first_line(error)}") from None
     return tuple(name for name in found if name in states and name not in saved)
 
 

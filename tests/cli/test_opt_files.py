@@ -183,6 +183,20 @@ def test_shapes_of_parameters_are_in_the_file(graphopt, tmp_path, mx):
     symbol.simple_bind(mx.cpu(), data=(5, 3, 8, 8), grad_req="null")
 
 
+def test_attributes_that_mxnet_does_not_accept(graphopt, tmp_path):
+    (tmp_path / "net.gir").write_text(
+        "graph net(%x: f32[2,3], param %g: f32[3], param %b: f32[3], aux %m: f32[3],"
+        " aux %v: f32[3]) {\n"
+        "  %y = Activation(%x) {act_type=nan} : f32[2,3]\n"
+        "  %z = BatchNorm(%y, %g, %b, %m, %v) {axis=1} : f32[2,3]\n"
+        "  return %z\n}\n"
+    )
+    ran = graphopt("opt", tmp_path / "net.gir", "-p", "dce", "-o", tmp_path / "o-symbol.json")
+    assert (ran.code, ran.out) == (1, "")
+    assert "graphopt: error: MXNet does not accept the result: Invalid Input: 'nan'" in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["net.gir"]
+
+
 def test_labels_need_no_shape(graphopt, tmp_path, mx):
     _labelled(mx, tmp_path)
     ran = graphopt("inspect", tmp_path / "m-symbol.json")
