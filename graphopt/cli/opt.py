@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import click
 from graphopt.cli import models
 from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.inputs import Shape, type_options
+from graphopt.cli.output_names import with_output_names
 from graphopt.cli.progress import progress
 from graphopt.cli.saving import EMITTERS, check_target, emit, save
 from graphopt.cli.sizes import findings_of, of_other_sizes, serves_any
@@ -139,12 +140,15 @@ def command(
             instruments=[*instruments, _stepper(step)],
         )
     _report(result, told, kinds)
+    if form == "json":
+        result = replace(result, graph=with_output_names(result.graph, found.graph))
     if output is not None:
         weights = _weights(result.graph, values) if values and params else {}
 
         def alike(graph: Graph) -> Result:
             with findings_of(graph, [findings]).active():
-                return run(graph, passes, mode=as_mode(mode), precise=precise)
+                made = run(graph, passes, mode=as_mode(mode), precise=precise)
+            return replace(made, graph=with_output_names(made.graph, graph))
 
         other = of_other_sizes(found, alike) if form == "json" else None
         frozen = mode == "inference"
