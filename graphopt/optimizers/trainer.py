@@ -126,12 +126,15 @@ class State:
             UnsupportedError: it is to, and ``strict`` asked for a kernel.
         """
         rule = self._rule()
+        if isinstance(rule, Rule):
+            if self._plan is not None and self._plan.fits(rule):
+                return self._plan
+            rule = _why_not_together(self._trainer._params) or rule
         if isinstance(rule, str):
             if self._strict:
                 raise UnsupportedError(f"no kernel updates the weights of the trainer: {rule}")
             return rule
-        if self._plan is None or not self._plan.fits(rule):
-            self._plan = self._planned(rule)
+        self._plan = self._planned(rule)
         return self._plan
 
     def why_stepwise(self) -> str | None:
@@ -205,6 +208,14 @@ class TrainerPlan(Plan):
         if ignore_stale_grad:
             return self.run_fresh()
         return "a weight had no new gradient in the last step"  # which MXNet names
+
+
+def _why_not_together(parameters: Sequence[Any]) -> str | None:
+    """Why MXNet is to update the weights, one after the other; ``None`` where a kernel may."""
+    arrays = [array for p in parameters if p.grad_req != "null" for array in p._data or ()]
+    if len({*map(id, arrays)}) < len(arrays):
+        return "a parameter is given twice"  # whose gradient is old when MXNet comes to it again
+    return None
 
 
 def _lists_of(parameters: Sequence[Any]) -> list[Any]:

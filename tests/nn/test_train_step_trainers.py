@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,24 @@ def test_parameters_of_which_the_trainer_knows_others() -> None:
     assert_same([net[0].weight.data().asnumpy()], before[:1])
     assert np.abs(net[1].weight.data().asnumpy() - before[1]).max() > 1e-4
     assert SMALL not in step.explain()
+
+
+def test_a_parameter_that_is_given_twice() -> None:
+    """A step of ours tells of its gradient as MXNet does, however often it is taken."""
+    found = []
+    x, y = noise(4, 6), noise(4, 3, seed=1)
+    for is_plain in (True, False):
+        net = layers()
+        start(net)
+        params = [*net.collect_params().values()]
+        trainer = mx.gluon.Trainer(params + params[:1], "sgd", {"learning_rate": 0.1})
+        plain = partial(by_hand, net, loss.L2Loss(), trainer, [x], [y])
+        fast = partial(graphopt.train_step(net, loss.L2Loss(), trainer), x, y)
+        for _ in range(3):
+            with pytest.raises(UserWarning, match=params[0].name):
+                (plain if is_plain else fast)()
+        found.append([p.data().asnumpy() for p in params])
+    assert_same(found[1], found[0])
 
 
 class Warming(mx.gluon.Trainer):  # type: ignore[misc, name-defined]
