@@ -187,7 +187,9 @@ class TrainerPlan(Plan):
             for i, p in enumerate(self._parameters)
             if p.grad_req != "null"
         ]
-        device = trainer._contexts[0].device_id
+        # Not the trainer's, which stay what they were when it was made.
+        contexts = [slot.data.context for slot in slots] or trainer._contexts
+        device = contexts[0].device_id
         super().__init__(slots, trainer._updaters[0], rule, device=device, precise=precise)
         self._fresh = Freshness([slot.data for slot in slots])
 
@@ -215,6 +217,9 @@ def _why_not_together(parameters: Sequence[Any]) -> str | None:
     arrays = [array for p in parameters if p.grad_req != "null" for array in p._data or ()]
     if len({*map(id, arrays)}) < len(arrays):
         return "a parameter is given twice"  # whose gradient is old when MXNet comes to it again
+    contexts = sorted({*map(str, (array.context for array in arrays))})
+    if len(contexts) > 1:  # a trainer knows those alone that there were when it was made
+        return f"they are on {', '.join(contexts)}"
     return None
 
 

@@ -11,7 +11,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import UnsupportedError
-from tests.optimizers.steps import assert_same, give_gradients, parameters
+from tests.optimizers.steps import assert_same, give_gradients, parameters, train
 
 mx = import_mxnet()
 
@@ -53,3 +53,36 @@ def test_a_frozen_parameter_may_be_given_twice() -> None:
     before = params[1].data().asnumpy()
     graphopt.optimize(trainer, strict=True).step(4)
     np.testing.assert_allclose(params[1].data().asnumpy(), before, atol=0)
+
+
+def later_elsewhere(params: list[Any], trainer: Any, *places: Any) -> list[np.ndarray]:
+    """What the weights are after steps here, and then with each parameter in one of the places."""
+    train(params, trainer, steps=3)
+    for at, p in enumerate(params):
+        p.reset_ctx(places[at % len(places)])
+    return train(params, trainer, steps=2)
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 0), (0, 1)])
+def test_parameters_that_are_elsewhere_later(numbers: tuple[int, ...]) -> None:
+    """Adam's steps are counted anew there."""
+    places = [*map(mx.cpu, numbers)]
+    plain, fast = parameters(), parameters()
+    trainer = mx.gluon.Trainer(plain, "adam", {"learning_rate": 0.1})
+    view = graphopt.optimize(mx.gluon.Trainer(fast, "adam", {"learning_rate": 0.1}))
+    expected = later_elsewhere(plain, trainer, *places)
+    assert_same(expected, later_elsewhere(fast, view, *places), 2e-6)
+    assert view.optimizer.num_update == trainer.optimizer.num_update
+    told = "one kernel updates 4 of 4" if len(numbers) == 1 else "they are on cpu(0), cpu(1)"
+    assert told in view.explain()
+
+
+def test_a_parameter_in_several_places_later() -> None:
+    """MXNet asks for new gradients in all of them."""
+    for optimize in (lambda trainer: trainer, graphopt.optimize):
+        params = parameters()
+        trainer = optimize(mx.gluon.Trainer(params, "sgd"))
+        params[1].reset_ctx([mx.cpu(0), mx.cpu(1)])
+        give_gradients(params, 0)
+        with pytest.raises(UserWarning, match="p1_weight"):
+            trainer.step(4)
