@@ -8,8 +8,10 @@ a subclass from the start (see :mod:`graphopt.nn.decorated`). :mod:`graphopt.nn.
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
@@ -37,6 +39,13 @@ _FLAGS = {"static_alloc", "static_shape", "inline_limit", "forward_bulk_size", "
 #: What is kept beside ``__dict__``, which is the user's object's as well: what graphopt knows, and
 #: that object.
 STATE, OWN = "_graphopt_state", "_graphopt_own"
+
+#: Taken to replace what is known, which takes no time: nothing is made or let go of within. Not
+#: Lock: a signal handler may call the net again.
+_TURN: Final = threading.RLock()
+os.register_at_fork(
+    before=_TURN.acquire, after_in_parent=_TURN.release, after_in_child=_TURN.release
+)
 
 #: Attributes that are others after fewer calls, more than so often in a row, are not compiled in.
 CALLS_OF_A_SETTING, HASTY_CHANGES = 64, 3
@@ -78,7 +87,7 @@ class Optimized:
         try:  # past a `__getattr__` of the user's
             found: State = object.__getattribute__(self, STATE)
         except AttributeError:
-            found = self._graphopt_forget()
+            found = self._graphopt_replace(None)
         return found
 
     @property
@@ -126,7 +135,7 @@ class Optimized:
         """What graphopt knows about this view, nothing if its children are others since."""
         state = self.graphopt_state
         if not state.structure.is_same():
-            return self._graphopt_forget()
+            return self._graphopt_replace(state)
         state.calls += 1
         if state.reason:
             state.settings = None  # Python that runs reads them itself
@@ -144,16 +153,30 @@ class Optimized:
         if not names:  # another thread has set it back
             return before
         is_hasty = before.calls < CALLS_OF_A_SETTING
-        state = self._graphopt_forget(before.hasty + 1 if is_hasty else 0)
+        state = self._graphopt_replace(before, before.hasty + 1 if is_hasty else 0)
         if state.hasty > HASTY_CHANGES and not (state.config.strict or state.config.plans_memory):
             state.reason = f"{names[0]} changes from call to call"
         return state
 
-    def _graphopt_forget(self, hasty: int = 0) -> State:
+    def _graphopt_replace(self, before: State | None, hasty: int = 0) -> State:
+        """Begin anew, unless another thread has since this one found what there was.
+
+        Threads that call at once share what is compiled, and wait for the one that compiles it.
+        """
+        made = State(self, self._graphopt_config, hasty)
+        with _TURN:
+            try:
+                known: State | None = object.__getattribute__(self, STATE)
+            except AttributeError:
+                known = None
+            if known is not None and known is not before:
+                return known
+            object.__setattr__(self, STATE, made)
+        return made
+
+    def _graphopt_forget(self) -> None:
         """Begin anew, with nothing compiled."""
-        state = State(self, self._graphopt_config, hasty)
-        object.__setattr__(self, STATE, state)
-        return state
+        object.__setattr__(self, STATE, State(self, self._graphopt_config))
 
     def receipts(self) -> dict[str, tuple[Receipt, ...]]:
         """Per compiled signature (mode and input types), a receipt per pass."""
