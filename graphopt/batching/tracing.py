@@ -11,6 +11,7 @@ from graphopt.batching.rules import NotRowwiseError, roles
 from graphopt.batching.signature import broadcasting
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, UnsupportedError
+from graphopt.frontend.alone import traced_alone
 from graphopt.frontend.blocks import all_parameters
 from graphopt.frontend.composing import composing_graphs
 from graphopt.frontend.gluon import noting_calls, typed_of
@@ -40,11 +41,12 @@ def trace_rows(block: Any, layout: Layout, names: Sequence[str]) -> tuple[Any, L
     symbols = iter([mx.sym.var(name) for name in names])
     leaves: list[Any] = []
     try:
-        if _is_graph(block):
-            with composing_graphs(block):
-                found = block.forward(*regroup(layout, symbols))
-        else:
-            found = _of_python(block, regroup(layout, symbols))
+        with traced_alone(block):
+            if _is_graph(block):
+                with composing_graphs(block):
+                    found = block.forward(*regroup(layout, symbols))
+            else:
+                found = _of_python(block, regroup(layout, symbols))
         results = layout_of(found, leaves)
         if any(isinstance(leaf, mx.sym.np._Symbol) for leaf in leaves):
             raise NotRowwiseError("an output is of mx.np")

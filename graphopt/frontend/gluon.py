@@ -17,6 +17,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
+from graphopt.frontend.alone import traced_alone
 from graphopt.frontend.blocks import (
     all_parameters,
     descendants,
@@ -77,6 +78,8 @@ class Traced:
 def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
     """Call a Block with one Symbol in place of every array in ``args``, in autograd's state.
 
+    No other thread traces it, or what is in it, meanwhile.
+
     Args:
         block: a HybridBlock, or a ``Sequential`` of such.
         args: of the call.
@@ -85,10 +88,15 @@ def trace(block: Any, args: Sequence[Any], *, keeping: bool = True) -> Traced:
     Raises:
         UnsupportedError: the Block cannot be traced; the message says why.
     """
-    mx = import_mxnet()
     reason = why_not_traceable(block)
     if reason:
         raise UnsupportedError(reason)
+    with traced_alone(block):
+        return _traced(block, args, keeping=keeping)
+
+
+def _traced(block: Any, args: Sequence[Any], *, keeping: bool) -> Traced:
+    mx = import_mxnet()
     hooked = why_hooked(descendants(block)[1:])
     if hooked:
         raise UnsupportedError(hooked)

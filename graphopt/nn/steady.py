@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphopt.errors import UnsupportedError
+from graphopt.frontend.alone import traced_alone
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import Traced, trace
 from graphopt.nn.asking import why_every_call
@@ -34,7 +35,7 @@ def steadily_traced(
             iterators, draws numbers in Python, or does something else for Symbols.
         PythonFirst: it does something once, in this call, and nothing of it is done yet.
     """
-    with _looked_at(block) as before:
+    with traced_alone(block), _looked_at(block) as before:
         traced = trace(block, args)
         if not before.are_same():
             if names := before.with_symbols():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphopt.compat import import_mxnet
+from graphopt.frontend.alone import traced_alone
 from graphopt.frontend.gluon import Traced, trace
 from graphopt.nn.steady import steadily_traced, undone
 from graphopt.pipeline.base import Mode
@@ -65,7 +66,7 @@ class Tracer:
         is_recording, is_training = state
         autograd = import_mxnet().autograd
         scope = autograd.record if is_recording else autograd.pause
-        with undone(self._block):
+        with traced_alone(self._block), undone(self._block):
             now = trace(self._block, args, keeping=False)
             with scope(train_mode=is_training):
                 return now.is_like(trace(self._block, args, keeping=False))

@@ -91,6 +91,19 @@ def test_a_net_whose_attribute_was_set() -> None:
         assert fast.graphopt_state.hasty == 1
 
 
+def test_views_of_one_net() -> None:
+    net = started()
+    expected = net(mx.nd.ones((4, 6))).asnumpy()
+    assert_whole([graphopt.optimize(net) for _ in range(THREADS)], [expected] * THREADS)
+
+
+def test_a_net_and_its_child() -> None:
+    net = started()
+    parts = [net, net.layers] * (THREADS // 2)
+    expected = [part(mx.nd.ones((4, 6))).asnumpy() for part in parts]
+    assert_whole(list(map(graphopt.optimize, parts)), expected)
+
+
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads make what they know of a view at the same time."""
