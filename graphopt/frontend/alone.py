@@ -18,6 +18,9 @@ from typing import Any, Final
 
 from graphopt.frontend.blocks import descendants
 
+#: Seconds to wait for another thread at most. One whose traced Python calls a view of a part of the
+#: Block may itself wait for who is waiting here.
+_PATIENCE: Final = 60
 _turn = threading.Condition()
 #: Which thread traces a Block, by the id of its scope, which what shares its attributes has, too.
 _TRACING: Final[dict[int, int]] = {}
@@ -44,7 +47,9 @@ def traced_alone(block: Any) -> Iterator[None]:
     mine: set[int] = set()
     try:
         with _turn:
-            _turn.wait_for(lambda: all(_TRACING.get(scope, me) == me for scope in scopes))
+            _turn.wait_for(
+                lambda: all(_TRACING.get(scope, me) == me for scope in scopes), _PATIENCE
+            )
             mine = scopes - _TRACING.keys()
             _TRACING.update(dict.fromkeys(mine, me))
         yield
