@@ -3,7 +3,8 @@
 From a transpose the region of pointwise operators above it is collected: operators that nothing
 outside the region reads. If all its leaves were transposed instead, those that are transposes
 themselves cancel. This is done only if fewer bytes are transposed afterwards than before, so the
-rule cannot undo itself. Regions do not overlap and end at :data:`MAX_REGION` nodes: near-linear.
+rule cannot undo itself. Bool arrays stay as they are: MXNet has no transpose of them. Regions do
+not overlap and end at :data:`MAX_REGION` nodes: near-linear.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def _pull(edit: Edit, node: Node) -> Replacement:
         if any(edit.producer(value, TRANSPOSES, only_user=False) for value in leaves):
             raise Mismatch(f"moving it up would transpose {after} bytes instead of {before}")
         return None
+    if any(edit.type(value).dtype == "bool" and _cost(edit, value, order) for value in leaves):
+        raise Mismatch("MXNet does not transpose bool arrays")
     moved = {value: _leaf(edit, value, order, node) for value in leaves}
     for name in reversed(region):  # producers come last in the region
         old = edit.graph[name]

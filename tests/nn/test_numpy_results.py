@@ -70,3 +70,20 @@ FILLED: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", FILLED)
 def test_results_that_no_input_reaches(name: str) -> None:
     check(FILLED[name], mx.np.ones((4,)))
+
+
+MASKS: dict[str, Callable[[Any, Any], Any]] = {
+    "as numbers": lambda F, m: F.np.transpose(m * 1.0, (0, 2, 1)),
+    "chosen by": lambda F, m: F.np.transpose(F.np.where(m, 0.0, -1e9), (0, 2, 1)),
+    "of other axes": lambda F, m: (m * F.np.ones((2, 1, 3))).swapaxes(1, 2),
+    "between two transposes": lambda F, m: F.np.transpose(
+        F.np.transpose(F.np.ones((2, 3, 4)), (0, 2, 1)) * m.astype("float32"), (0, 2, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_below_a_transpose(name: str) -> None:
+    """A transpose is not moved up to a bool array, which MXNet does not transpose."""
+    mask = np.random.RandomState(0).rand(2, 4, 3) > 0.5
+    check(MASKS[name], mx.np.array(mask, dtype="bool"))

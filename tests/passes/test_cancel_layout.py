@@ -241,6 +241,32 @@ def test_a_transpose_is_not_moved_where_more_would_be_transposed():
 
 
 @pytest.mark.parametrize(
+    "lines",
+    [
+        "%a = transpose(%x)\n%b = _npi_where(%m, %a, %w)\n%r = transpose(%b)",
+        '%b = Cast(%m) {dtype="float32"}\n%r = transpose(%b)',
+    ],
+)
+def test_a_bool_array_is_not_transposed(lines):
+    graph = graph_of(lines, f"{INPUTS}, %m: b1[4,3,2], %w: f32[4,3,2]")
+    result = run_pass(graph, NAME)
+    assert result.graph is graph
+    assert "pull-transpose: MXNet does not transpose bool arrays" in reasons(result)
+
+
+def test_a_bool_array_of_one_row_is_pulled_through():
+    inputs = f"{INPUTS}, %m: b1[4,1,1]"
+    graph = graph_of(
+        '%a = transpose(%x)\n%f = Cast(%m) {dtype="float32"}\n%b = broadcast_mul(%a, %f)\n'
+        "%r = transpose(%b)",
+        inputs,
+    )
+    after = run_pass(graph, NAME).graph
+    assert "transpose" not in {node.op for node in after}
+    assert_equivalent(graph, after, seeds=(0,), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("case", "reason"),
     [
         ("sum", "the sum would be taken in another order"),
