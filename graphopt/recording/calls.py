@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from graphopt.analysis.effects import MASKING
+from graphopt.analysis.slopes import may_be_steep
 from graphopt.batching.operators import name_of
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import info
@@ -139,6 +140,18 @@ def _samples(op: int) -> bool:
 def is_loss(op: int | Child) -> bool:
     """Whether an operator has a gradient of its own, whatever comes from behind it."""
     return op.is_loss if isinstance(op, Child) else info(name_of(op)).loss
+
+
+def is_steep(call: Call) -> bool:
+    """Whether a head gradient of zero may become NaN in its backward."""
+    if isinstance(call.op, Child):
+        return call.op.is_steep
+    return _is_steep(call.op, call.keys, call.vals)
+
+
+@lru_cache(maxsize=4096)
+def _is_steep(op: int, keys: tuple[str, ...], vals: tuple[str, ...]) -> bool:
+    return may_be_steep(name_of(op), dict(zip(keys, vals, strict=True)))
 
 
 def operators_of(calls: Iterable[Call]) -> int:

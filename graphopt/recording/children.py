@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from graphopt.analysis.effects import MASKING
+from graphopt.analysis.slopes import may_be_steep
 from graphopt.backend.documents import document_of, every_node, text_of
 from graphopt.batching.operators import applied, handle
 from graphopt.compat import import_mxnet
@@ -82,6 +83,14 @@ class Child:
     def is_even(self) -> bool:
         """Whether each of its results is computed from all of its inputs."""
         return len(set(self._read_by_results())) == 1
+
+    @cached_property
+    def is_steep(self) -> bool:
+        """Whether a head gradient of zero may become NaN in its backward."""
+        return any(
+            node["op"] != "null" and may_be_steep(node["op"], node.get("attrs", {}))
+            for node in self._nodes
+        )
 
     @cached_property
     def open_nodes(self) -> dict[int, str]:

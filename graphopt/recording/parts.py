@@ -6,8 +6,12 @@ one operator: backward writes a gradient for all that it reads, zeros mostly, an
 is a loss itself (``SoftmaxOutput``) adds its own. So calls that lead to other results of the
 program, and where that would show, are programs of their own.
 
+A slope may be infinite: zero times it is NaN, which backward then writes to all that lies behind.
+So a root, a logarithm or a division is in no program that backward may come to without it.
+
 What a Block only keeps, as attention weights to look at, is rarely read by a loss that does not
-read what the Block returns as well. So it makes no parts where a returned result leads to all.
+read what the Block returns as well. So it makes no parts where a returned result leads to all, but
+for what leads to it by such a slope.
 """
 
 from __future__ import annotations
@@ -15,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from graphopt.recording.calls import firsts_of, is_loss, samples
+from graphopt.recording.calls import firsts_of, is_loss, is_steep, samples
 
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call
 
-#: Of more parts than this one program is made if some result leads to all of them, as where many
-#: values are held while a Block's Python runs.
+#: Of more parts than this one program is made of what leads to some result that all of them lead
+#: to, as where many values are held while a Block's Python runs.
 MOST: Final = 4
 
 
@@ -84,31 +88,56 @@ def shares(
     Returns:
         ``None`` if the program is one; nothing if it can only run call by call.
     """
-    has_loss = any(is_loss(call.op) for call in calls)
-    led, shows = _led(calls, wanted), [_shows(call, learned, has_loss) for call in calls]
-    kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
-    others = _bits(wanted, alone)
-    if returned is not None and not has_loss:
-        seen = _bits(wanted, returned)
-        if _common(kinds) & seen:  # what is only kept does not count
-            led = [own & seen or own for own in led]
-            kinds = {own & seen or own for own in kinds}
-            others &= seen
-    if not kinds or (len(kinds) < 2 and not others):
-        return None
-    told = others | _union(kinds)  # of other results nobody can tell what leads to them
-    led = [others if own & others else own & told for own in led]
     makers = [at for at, call in enumerate(calls) for _ in range(call.results)]
     behind = [{makers[n] for n in call.args if n >= 0} for call in calls]
-    groups = _grouped(led, shows, kinds, behind)
+    live = _live(behind, {makers[number] for number in wanted})
+    led, exact, front = _marked(calls, live, wanted, learned, returned, alone)
+    kinds = {*_where(exact, led), *([front] if front else [])}
+    if not kinds:
+        return None
+    groups = _grouped(led, exact, kinds, behind, live)
+    if len(groups) < 2:
+        return None
     ordered = _ordered(groups, behind)
     if ordered is None or sum(any(samples(calls[at].op) for at in g) for g in ordered) > 1:
         return []
-    is_cut_often = len(kinds) + bool(others) > MOST
-    if returned is None and is_cut_often and not has_loss and _common(kinds):
-        return None
-    found = [_share(calls, group, wanted) for group in ordered]
-    return [share for share in found if share.wanted]
+    return [_share(calls, group, wanted, live) for group in ordered]
+
+
+def _marked(
+    calls: Sequence[Call],
+    live: Collection[int],
+    wanted: Collection[int],
+    learned: Sequence[bool],
+    returned: Collection[int] | None,
+    alone: Collection[int],
+) -> tuple[list[int], list[bool], int]:
+    """The results that each call leads to, as far as they count, as bits.
+
+    With it whether a call is to be where all others lead to the same, and those of the ``alone``
+    that one part leads to.
+    """
+    has_loss = any(is_loss(call.op) for call in calls)
+    led = _led(calls, wanted)
+    shows = [at in live and _shows(call, learned, has_loss) for at, call in enumerate(calls)]
+    others = _bits(wanted, alone)
+    told = others | _union(_where(shows, led))  # of other results nobody can tell what leads there
+    steep = [bool(own & told) and is_steep(call) for own, call in zip(led, calls, strict=True)]
+    exact = [any(both) for both in zip(shows, steep, strict=True)]
+    if not has_loss and returned is not None:
+        seen = _bits(wanted, returned)
+        if _common(_where(shows, led)) & seen:  # what is only kept does not count
+            led = [own & seen or own for own in led]
+            others &= seen
+    elif not has_loss and len({*_where(exact, led)}) + bool(others) > MOST:
+        common = _common(_where(shows if any(shows) else exact, led))
+        if common:
+            led = [common if own & common else own for own in led]
+            others = 0
+    told = others | _union(_where(exact, led))
+    # In front of the others they are one part, unless a slope in it has to be where it leads.
+    front = 0 if any(own & others for own in _where(steep, led)) else others
+    return [own & front or own & told for own in led], exact, front
 
 
 def _of_data(
@@ -161,10 +190,28 @@ def _shows(call: Call, learned: Sequence[bool], has_loss: bool) -> bool:
     return is_loss(call.op) or any(has_loss or learned[leaf] for leaf in read)
 
 
+def _live(behind: Sequence[set[int]], makers: Collection[int]) -> set[int]:
+    """What ``makers`` are computed from, and themselves: nobody wants what other calls make."""
+    live, pending = set(makers), list(makers)
+    while pending:
+        more = behind[pending.pop()] - live
+        live |= more
+        pending += more
+    return live
+
+
+def _where(chosen: Iterable[bool], led: Iterable[int]) -> list[int]:
+    return [own for own, yes in zip(led, chosen, strict=True) if yes]
+
+
 def _grouped(
-    led: Sequence[int], shows: Sequence[bool], kinds: Collection[int], behind: Sequence[set[int]]
+    led: Sequence[int],
+    exact: Sequence[bool],
+    kinds: Collection[int],
+    behind: Sequence[set[int]],
+    live: Collection[int],
 ) -> dict[int, list[int]]:
-    """Calls by the results they lead to; where nothing shows, with what they read if that may be.
+    """Live calls by the results they lead to; others than exact ones with what they read.
 
     A call may join those that lead to more: what it reads leads to as many at least.
     """
@@ -173,7 +220,7 @@ def _grouped(
     groups: dict[int, list[int]] = {}
     for at, own in enumerate(led):
         group = own
-        if not shows[at]:
+        if not exact[at]:
             read = [of_call[other] for other in behind[at]]
             fitting = (
                 kind
@@ -182,7 +229,8 @@ def _grouped(
             )
             group = next(fitting, own)
         of_call.append(group)
-        groups.setdefault(group, []).append(at)
+        if at in live:
+            groups.setdefault(group, []).append(at)
     return groups
 
 
@@ -221,8 +269,10 @@ def _union(kinds: Iterable[int]) -> int:
     return found
 
 
-def _share(calls: Sequence[Call], group: Sequence[int], wanted: Collection[int]) -> Share:
+def _share(
+    calls: Sequence[Call], group: Sequence[int], wanted: Collection[int], live: Collection[int]
+) -> Share:
     members, firsts = {*group}, firsts_of(calls)
-    read = {n for at, call in enumerate(calls) if at not in members for n in call.args if n >= 0}
+    read = {n for at in live if at not in members for n in calls[at].args if n >= 0}
     made = [n for at in group for n in range(firsts[at], firsts[at + 1])]
     return Share(tuple(group), tuple(n for n in made if n in read or n in wanted))
