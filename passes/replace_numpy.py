@@ -25,7 +25,8 @@ class ReplaceNumpy(Pass):
     Arithmetic, activations, reductions over stated axes and products are replaced on arrays of one
     floating dtype; reshapes, transposes and joins on any. A comparison becomes 0 or 1 in the dtype
     of what it compares where it is a condition, a factor, or cast. What has no axis or no element,
-    promotes dtypes, or has no counterpart stays; it is computed as before. Needs ``infer-types``.
+    promotes dtypes, or has no counterpart stays; it is computed as before. Only joins that reshape
+    what they read have that reshaped in front of them. Needs ``infer-types``.
 
     Example::
 

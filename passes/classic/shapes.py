@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.reshape import reshaped
-from graphopt.passes.classic.types import are_classic
+from graphopt.passes.classic.types import are_classic, is_classic
 from graphopt.passes.layout.views import as_ints
 from graphopt.rewrite import Edit, Rule
 from graphopt.rewrite.rule import Replacement
@@ -16,6 +16,8 @@ from graphopt.rewrite.rule import Replacement
 #: Codes of ``npx.reshape`` and what ``mx.nd.reshape`` calls them. It has none for "leave out an
 #: axis of length 1" (-3), and its 0, a copy, is an extent to the other.
 _CODES: Final = {-1: -1, -2: 0, -4: -2, -5: -3, -6: -4}
+#: The code of ``npx.reshape`` for an extent as it is.
+_COPIED: Final = -2
 
 
 def _reshape(edit: Edit, node: Node) -> Replacement:
@@ -73,68 +75,71 @@ def _squeeze(edit: Edit, node: Node) -> Replacement:
 
 
 def _joined(edit: Edit, node: Node) -> Replacement:
-    """``Concat`` and ``stack``; promoted dtypes are np's alone.
-
-    MXNet infers wrong shapes of what is laid flat to be joined, unless that is flat already.
-    """
+    """``Concat`` and ``stack``; promoted dtypes are np's alone."""
     axis = node.attrs.get("axis", 0)
-    if not _are_alike(edit, node):
+    if axis is None:
+        return _behind_each_other(edit, node, _flat, 0)
+    if not (are_classic(edit, node) and _are_alike(edit, node)):
         return None
     op, key = _JOINS[canonical(node.op)]
-    if axis is None:
-        flat = [_flat(edit, value) for value in node.inputs]
-        return edit.add(op, flat, {key: 0, "num_args": len(flat)}, like=node)
     attrs = {key: axis % len(node.type.shape or ()), "num_args": len(node.inputs)}
     return edit.add(op, node.inputs, attrs, like=node)
 
 
-def _flat(edit: Edit, value: Value) -> Value:
-    type_ = edit.type(value)
-    if type_.rank == 1:
-        return value
-    type_ = type_.with_shape((type_.size,))
-    return edit.add("Reshape", (value,), {"shape": (-1,)}, type_, like=edit.node(value))
+def _flat(rank: int) -> tuple[int, ...] | None:
+    return None if rank == 1 else (-1,)
 
 
 _JOINS: Final = {"_npi_concatenate": ("Concat", "dim"), "_npi_stack": ("stack", "axis")}
 
 
 def _stacked(edit: Edit, node: Node) -> Replacement:
-    """Arrays beside or behind each other; those of too few axes get an axis to be joined along.
-
-    MXNet infers wrong shapes of what these operators read, which a static CachedOp cannot run.
-    """
-    if not _are_alike(edit, node):
-        return None
+    """Arrays beside or behind each other; those of too few axes get an axis to be joined along."""
     last, codes = _STACKS[canonical(node.op)]
-    values = [_with_axis(edit, value, codes) for value in node.inputs]
-    axis = min(last, len(node.type.shape or ()) - 1)
-    return edit.add("Concat", values, {"dim": axis, "num_args": len(values)}, like=node)
+    return _behind_each_other(edit, node, codes.get, last)
 
 
 #: The axis that is joined, if there is one, and by the number of axes what is reshaped to get it.
 _STACKS: Final[dict[str, tuple[int, dict[int, tuple[int, ...]]]]] = {
-    "_npi_hstack": (1, {}),
-    "_npi_column_stack": (1, {1: (-1, 1)}),
-    "_npi_dstack": (2, {1: (1, -1, 1), 2: (0, 0, 1)}),
+    "_npi_hstack": (1, {0: (1,)}),
+    "_npi_column_stack": (1, {0: (1, 1), 1: (-1, 1)}),
+    "_npi_dstack": (2, {0: (1, 1, 1), 1: (1, -1, 1), 2: (0, 0, 1)}),
 }
 
 
-def _with_axis(edit: Edit, value: Value, by_rank: Mapping[int, tuple[int, ...]]) -> Value:
+def _behind_each_other(
+    edit: Edit, node: Node, codes_of: Callable[[int], tuple[int, ...] | None], last: int
+) -> Replacement:
+    """A join of what ``codes_of`` the number of axes reshape, also of arrays that ``mx.nd`` lacks.
+
+    MXNet infers wrong shapes of what it reshapes itself to join it, with which a static CachedOp
+    cannot run, nor anything else that reads the same.
+    """
+    if not (_are_alike(edit, node) and all(edit.type(v).is_static for v in node.inputs)):
+        return None
+    values = [_reshaped(edit, value, codes_of) for value in node.inputs]
+    axis, size = min(last, len(node.type.shape or ()) - 1), len(values)
+    if all(is_classic(type_) for type_ in (node.type, *map(edit.type, values))):
+        return edit.add("Concat", values, {"dim": axis, "num_args": size}, like=node)
+    return edit.add("_npi_concatenate", values, {"axis": axis, "num_args": size}, like=node)
+
+
+def _reshaped(edit: Edit, value: Value, codes_of: Callable[[int], tuple[int, ...] | None]) -> Value:
     type_ = edit.type(value)
     before = cast("tuple[int, ...]", type_.shape)
-    codes = by_rank.get(len(before))
+    codes = codes_of(len(before))
     if codes is None:
         return value
-    type_ = type_.with_shape(reshaped(before, codes))
-    return edit.add("Reshape", (value,), {"shape": codes}, type_, like=edit.node(value))
+    made, like = type_.with_shape(reshaped(before, codes)), edit.node(value)
+    if is_classic(type_):
+        return edit.add("Reshape", (value,), {"shape": codes}, made, like=like)
+    newshape = tuple(code or _COPIED for code in codes)
+    return edit.add("_npx_reshape", (value,), {"newshape": newshape}, made, like=like)
 
 
 def _are_alike(edit: Edit, node: Node) -> bool:
-    """Whether arrays that ``mx.nd`` has are joined, all of the dtype of the result."""
-    return are_classic(edit, node) and all(
-        edit.type(value).dtype == node.type.dtype for value in node.inputs
-    )
+    """Whether arrays are joined that all have the dtype of the result."""
+    return all(edit.type(value).dtype == node.type.dtype for value in node.inputs)
 
 
 def _broadcast_to(edit: Edit, node: Node) -> Replacement:

@@ -87,3 +87,53 @@ def test_masks_below_a_transpose(name: str) -> None:
     """A transpose is not moved up to a bool array, which MXNet does not transpose."""
     mask = np.random.RandomState(0).rand(2, 4, 3) > 0.5
     check(MASKS[name], mx.np.array(mask, dtype="bool"))
+
+
+def _twice(F: Any, x: Any) -> Any:
+    return F.np.hstack([x, x]) * 2
+
+
+JOINS: dict[str, Callable[[Any, Any], Any]] = {
+    "of sums": lambda F, x: F.np.concatenate([F.np.max(x), F.np.mean(x)], axis=None),
+    "behind a sum": lambda F, x: F.np.append(F.np.max(x), x),
+    "beside each other": lambda F, x: [
+        _twice(F, F.np.max(x)),
+        F.np.reshape(F.np.max(x), (1, -1)),
+    ],
+    "in depth": lambda F, x: F.np.dstack([F.np.max(x), F.np.min(x)]),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_joins_of_what_has_no_axes(name: str) -> None:
+    """MXNet writes wrong shapes where those of what is joined stood, which fused kernels refuse."""
+    check(JOINS[name], mx.np.array([[1.5, -2.0], [3.0, 0.5]]))
+
+
+@pytest.mark.parametrize("shape", [(), (2, 0), (2, 3)])
+def test_what_was_joined_keeps_its_shape(shape: tuple[int, ...]) -> None:
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            twice = x * 2
+            return F.np.concatenate([twice, x], axis=None), twice, F.np.hstack([x, x])
+
+    x = mx.np.ones(shape)
+    fast = graphopt.optimize(Net())
+    for _ in range(3):
+        for found, wanted in zip(fast(x), Net()(x), strict=True):
+            assert found.shape == wanted.shape
+            np.testing.assert_array_equal(found.asnumpy(), wanted.asnumpy())
+
+
+def test_a_joined_input_without_axes_that_is_read_elsewhere() -> None:
+    """MXNet cannot run it hybridized."""
+
+    class Net(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            row = F.np.reshape(x, (1, -1))
+            return F.np.where(row, row, _twice(F, x))
+
+    x, fast = mx.np.array(2.5), graphopt.optimize(Net())
+    wanted = Net()(x).asnumpy()
+    for _ in range(3):
+        np.testing.assert_allclose(fast(x).asnumpy(), wanted, atol=1e-6)

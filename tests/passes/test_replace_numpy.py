@@ -197,6 +197,34 @@ STACKS = {
 }
 
 
+#: Joins of arrays that mx.nd lacks.
+BESIDE_NONE = {
+    "laid flat": (
+        "%r = _npi_concatenate(%n, %a) {axis=None, num_args=2} : f32[25]",
+        ["_npx_reshape{newshape=(-1,)}", "Reshape{shape=(-1,)}", "Concat{dim=0, num_args=2}"],
+    ),
+    "hstack": (
+        "%r = _npi_hstack(%n, %row) {num_args=2} : f32[5]",
+        ["_npx_reshape{newshape=(1,)}", "Concat{dim=0, num_args=2}"],
+    ),
+    "dstack": (
+        "%r = _npi_dstack(%e, %e) {num_args=2} : f32[0,2,2]",
+        [
+            "_npx_reshape{newshape=(-2, -2, 1)}",
+            "_npx_reshape{newshape=(-2, -2, 1)}",
+            "_npi_concatenate{axis=2, num_args=2}",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_NONE)
+def test_joins_reshape_nothing(name: str) -> None:
+    body, left = BESIDE_NONE[name]
+    text = f"graph g({INPUTS}, %n: f32[], %e: f32[0,2]) {{\n{body}\nreturn %r\n}}"
+    assert ops(run_pass(text, PASS).graph) == left
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_stacks_are_joins(name: str) -> None:
     """Which MXNet's executor cannot run as they were; what they compute is looked at below."""
