@@ -37,8 +37,8 @@ class _Notes(threading.local):
 _NOTES: Final = _Notes()
 _TURN: Final = threading.Lock()
 _traces = 0  # under way, in all threads
-#: Methods that listen: their class and name, MXNet's own, and what is there instead.
-_HEARD: Final[list[tuple[type, str, Any, Any]]] = []
+#: Methods that listen: their class or module, their name, MXNet's own, and what is there instead.
+_HEARD: Final[list[tuple[Any, str, Any, Any]]] = []
 
 
 @contextmanager
@@ -97,11 +97,11 @@ def _listen(more: int) -> None:
 
 
 @cache
-def _methods() -> list[tuple[type, str, Callable[[Any], Callable[..., Any]]]]:
-    """Classes and their methods, and what makes of MXNet's own method one that listens."""
+def _methods() -> list[tuple[Any, str, Callable[[Any], Callable[..., Any]]]]:
+    """Classes, or modules, and their methods, and what makes of MXNet's own one that listens."""
     mx = import_mxnet()
     symbol, array = mx.sym.Symbol, mx.sym.np._Symbol
-    found = [
+    found: list[tuple[Any, str, Callable[[Any], Callable[..., Any]]]] = [
         (cls, name, partial(_asking, name))
         for cls in (symbol, array)
         for name in _QUESTIONS
@@ -111,6 +111,7 @@ def _methods() -> list[tuple[type, str, Callable[[Any], Callable[..., Any]]]]:
         *found,
         (symbol, "__getattr__", lambda _: _missing),
         (symbol, "reshape", _reshaping),
+        (mx.sym.np._symbol, "_ufunc_helper", _calculating),
         (mx.base.NotImplementedForSymbol, "__init__", _refusing),
         (mx.autograd._RecordingStateScope, "__enter__", _entering),
     ]
@@ -149,6 +150,29 @@ def _reshaping(own: Callable[..., Any]) -> Callable[..., Any]:
         return own(symbol, args, **options) if is_of_arrays else own(symbol, *args, **options)
 
     return method
+
+
+def _calculating(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Arithmetic with a number, of which Symbols say whether it is whole, and arrays do not."""
+
+    def method(lhs: Any, rhs: Any, *functions: Any, **options: Any) -> Any:
+        if _NOTES.found is not None and not _is_in_hybridized(sys._getframe(1)):
+            functions = tuple(map(_as_of_arrays, functions))
+        return own(lhs, rhs, *functions, **options)
+
+    return method
+
+
+def _as_of_arrays(function: Any) -> Any:
+    """An operator that is not told whether a number is whole, if that is what it is."""
+    if not callable(function):
+        return function
+
+    def called(*args: Any, **options: Any) -> Any:
+        options.pop("is_int", None)
+        return function(*args, **options)
+
+    return called
 
 
 def _refusing(own: Callable[..., None]) -> Callable[..., None]:

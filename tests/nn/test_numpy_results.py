@@ -137,3 +137,71 @@ def test_a_joined_input_without_axes_that_is_read_elsewhere() -> None:
     wanted = Net()(x).asnumpy()
     for _ in range(3):
         np.testing.assert_allclose(fast(x).asnumpy(), wanted, atol=1e-6)
+
+
+class _Kept(mx.gluon.HybridBlock):
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.function(F, x)
+
+
+NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
+    "subtracted from": lambda F, x: 1 - x,
+    "negative": lambda F, x: -x,
+    "half": lambda F, x: x + 0.5,
+    "compared": lambda F, x: x >= 0.5,
+    "times": lambda F, x: x * 1.5,
+    "by name": lambda F, x: F.np.multiply(2.5, x),
+    "counted": lambda F, x: (x > 0).sum() * 2.5,
+    "divided": lambda F, x: x / 2,
+    "promoted": lambda F, x: F.np.ones((1, 3)) * (1 - x),
+}
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+@pytest.mark.parametrize("is_hybridized", [False, True])
+@pytest.mark.parametrize("dtype", ["int32", "bool", "float32"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_beside_integers(
+    name: str, dtype: str, is_hybridized: bool, is_child: bool
+) -> None:
+    """Arrays do not tell operators whether a number is whole; Symbols of hybridized nets do."""
+
+    class Parent(mx.gluon.Block):
+        def __init__(self, child: Any) -> None:
+            super().__init__()
+            self.child = child
+
+        def forward(self, x: Any) -> Any:
+            return self.child(x)
+
+    found = []
+    for is_optimized in (False, True):
+        net: Any = _Kept(NUMBERS[name])
+        if is_hybridized:
+            net.hybridize()
+        net = Parent(net) if is_child else net
+        net = graphopt.optimize(net, record=False) if is_optimized else net
+        found += [net(mx.np.array([[3, 0, 1]], dtype=dtype)) for _ in range(2)]
+    for one in found[1:]:
+        assert one.dtype == found[0].dtype
+        np.testing.assert_allclose(one.asnumpy(), found[0].asnumpy(), rtol=1e-6, atol=0)
+
+
+def test_numbers_in_a_hybridized_child_stay_as_there() -> None:
+    class Outer(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = _Kept(NUMBERS["half"])
+            self.inner.hybridize()
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            return self.inner(x), x + 0.5
+
+    x = mx.np.array([1, 2], dtype="int32")
+    for found, wanted in zip(graphopt.optimize(Outer())(x), Outer()(x), strict=True):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found.asnumpy(), wanted.asnumpy())
