@@ -62,7 +62,7 @@ def for_files(
     beside, others = (None, {}) if other is None else _exported(other, kernels=kernels)
     are_alike = other is not None and entry.result.shapes == other.result.shapes
     if are_alike and _are_alike(entry, params, others) and not _meet_nearby(entry, own, shapes):
-        found = _merged(symbol, beside)
+        found = _merged(symbol, beside, opens=not entry.lowered.form.numpy)
         wanted = _outputs(entry.traced.returned, shapes | _known(entry))
         if found is not None and (kernels or _outputs(found, shapes | _of(params)) == wanted):
             return found, params
@@ -176,13 +176,17 @@ def _outputs(symbol: Any, shapes: Shapes) -> list[tuple[int, ...]] | None:
         _, found, _ = symbol.infer_shape_partial(**{n: s for n, s in shapes.items() if n in read})
     except import_mxnet().MXNetError:
         return None
-    return found if found and all(e > 0 for shape in found for e in shape) else None
+    # Under `npx.set_np()` a shape of which nothing is known is None.
+    is_known = found and all(shape is not None and min(shape, default=1) > 0 for shape in found)
+    return found if is_known else None
 
 
-def _merged(symbol: Any, other: Any) -> Any:
-    """A Symbol for the sizes of two, of which fills alone differ; ``None`` if more does."""
+def _merged(symbol: Any, other: Any, *, opens: bool) -> Any:
+    """A Symbol for the sizes of two, of which fills alone differ; ``None`` if more does.
+
+    ``opens`` is said of the arrays that the net returns: what was compiled is a classic Symbol.
+    """
     made = document_of(symbol)
-    opens = not isinstance(symbol, import_mxnet().sym.np._Symbol)
     found = of_two_sizes(made, document_of(other), opens=opens)
     if found is None or found == made:
         return found and symbol
