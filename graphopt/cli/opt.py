@@ -14,7 +14,7 @@ from graphopt.cli.console import Table, note, say, say_json
 from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.output_names import with_output_names
 from graphopt.cli.progress import progress
-from graphopt.cli.saving import EMITTERS, check_target, emit, save
+from graphopt.cli.saving import EMITTERS, check_target, emit, is_of_numpy, save
 from graphopt.cli.sizes import findings_of, of_other_sizes, serves_any
 from graphopt.cli.verb import (
     as_mode,
@@ -154,7 +154,8 @@ def command(
         frozen = mode == "inference"
         serves = other is None or serves_any(found, result, other)
         beside = other.graph if other is not None and serves else None
-        saved = save(result.graph, output, form, weights, frozen=frozen, other=beside)
+        opens = not is_of_numpy(found.graph)
+        saved = save(result.graph, output, form, weights, frozen=frozen, other=beside, opens=opens)
         for path in saved.paths:
             note(f"wrote {path}")
         if saved.sized or not serves:

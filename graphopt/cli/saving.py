@@ -108,6 +108,11 @@ def parameters_path(path: Path) -> Path:
 Writers = dict[Path, Callable[[Path], object]]
 
 
+def is_of_numpy(graph: Graph) -> bool:
+    """Whether a model is one of ``mx.np``: as it was read, as passes leave classic operators."""
+    return any(node.op.startswith(_NUMPY) or any(map(is_of_numpy, node.graphs)) for node in graph)
+
+
 class Saved(NamedTuple):
     """Files that were written, and what to say of them.
 
@@ -128,6 +133,7 @@ def save(
     *,
     frozen: bool = False,
     other: Graph | None = None,
+    opens: bool = True,
 ) -> Saved:
     """Write a graph, and beside JSON the tensors it needs.
 
@@ -139,6 +145,7 @@ def save(
         frozen: with Symbol JSON, compute what depends on the weights alone.
         other: the graph for data of another size. Where the two differ only in what MXNet can find
             out, as in the first states of recurrences, Symbol JSON leaves that to it.
+        opens: whether an extent of 0 is one that MXNet infers; see :func:`is_of_numpy`.
     """
     from graphopt.cli.freezing import computed_once
 
@@ -156,7 +163,7 @@ def save(
         if other is not None:
             other, others = compute(other, weights)
             alike = _are_equal(tensors, _tensors(other)) and _are_equal(arrays, others)
-            both = _of_two_sizes(text, emit(other, form, saved=saved)) if alike else None
+            both = _of_two_sizes(text, emit(other, form, saved=saved), opens) if alike else None
             text, sized = both or text, both is None
         writers = _tensor_writers(graph, path, arrays)
         arguments = _as_arguments(graph, text, arrays)
@@ -193,11 +200,10 @@ def _are_equal(
     )
 
 
-def _of_two_sizes(text: str, other: str) -> str | None:
+def _of_two_sizes(text: str, other: str, opens: bool) -> str | None:
     from graphopt.backend.documents import of_two_sizes
 
     document = json.loads(text)
-    opens = not any(node["op"].startswith(_NUMPY) for node in document["nodes"])
     found = of_two_sizes(document, json.loads(other), opens=opens)
     if found is None:
         return None
