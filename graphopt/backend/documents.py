@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from graphopt.compat import import_mxnet
 from graphopt.ir.sizes import FILLS
 
 
@@ -21,6 +22,16 @@ def document_of(symbol: Any) -> dict[str, Any]:
     return document
 
 
+def symbol_of(document: Mapping[str, Any]) -> Any:
+    """The Symbol of such a document, which is a classic one."""
+    return import_mxnet().sym.load_json(as_text(document))
+
+
+def as_text(document: Mapping[str, Any]) -> str:
+    """The JSON of such a document."""
+    return json.dumps(document, ensure_ascii=False)  # MXNet reads no \\u escapes
+
+
 def every_node(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Nodes of such a document, and those of loops' bodies."""
     for node in document["nodes"]:
@@ -33,7 +44,7 @@ def renamed(text: str, names: Mapping[str, str]) -> str:
     """The JSON of a Symbol whose nodes, by their names, have others."""
     document = json.loads(text)
     _rename(document, names)
-    return json.dumps(document, ensure_ascii=False)  # MXNet reads no \\u escapes
+    return as_text(document)
 
 
 def _rename(document: dict[str, Any], names: Mapping[str, str]) -> None:

@@ -7,7 +7,6 @@ memory, and lists what it planned.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ import numpy as np
 
 from graphopt.analysis.effects import is_pure
 from graphopt.backend.costs import measure_costs
-from graphopt.backend.documents import document_of
+from graphopt.backend.documents import document_of, symbol_of
 from graphopt.backend.order import Names, in_order, other_orders
 from graphopt.backend.step import MATCHES, bind, watch_gradient
 from graphopt.compat import import_mxnet
@@ -225,7 +224,7 @@ class StepMemory:
         if order:
             # What waits for another would make MXNet compute that again, too.
             document = in_order(document, order, free=marks | kept)
-        return import_mxnet().sym.load_json(json.dumps(document))
+        return symbol_of(document)
 
     def _evaluate(self, marks: frozenset[str]) -> Cost:
         found = []
@@ -262,7 +261,7 @@ def with_distinct_outputs(symbol: Any) -> Any:
     if len(seen) == len(heads):
         return symbol
     document.pop("node_row_ptr", None)
-    return import_mxnet().sym.load_json(json.dumps(document))
+    return symbol_of(document)
 
 
 def marked(

@@ -201,13 +201,13 @@ def _are_equal(
 
 
 def _of_two_sizes(text: str, other: str, opens: bool) -> str | None:
-    from graphopt.backend.documents import of_two_sizes
+    from graphopt.backend.documents import as_text, of_two_sizes
 
     document = json.loads(text)
     found = of_two_sizes(document, json.loads(other), opens=opens)
     if found is None:
         return None
-    return text if found == document else json.dumps(found, ensure_ascii=False)
+    return text if found == document else as_text(found)
 
 
 def _tensors(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from graphopt.analysis.effects import draws_from_stream
-from graphopt.backend.documents import document_of
+from graphopt.backend.documents import document_of, symbol_of
 from graphopt.backend.fitting import require_known
 from graphopt.backend.infer import with_types
 from graphopt.compat import import_mxnet
@@ -76,7 +75,7 @@ def with_open_batches(symbol: Any) -> Any:
     if not _open_batches(document):
         return symbol
     mx = import_mxnet()
-    opened = mx.sym.load_json(json.dumps(document))
+    opened = symbol_of(document)
     return opened.as_np_ndarray() if isinstance(symbol, mx.sym.np._Symbol) else opened
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphopt.backend.documents import document_of
+from graphopt.backend.documents import document_of, symbol_of
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
@@ -79,7 +78,7 @@ def _named(block: Any, entry: Entry, symbol: Any) -> Any:
     for node in document["nodes"]:
         if node["op"] == "null":
             node["name"] = called.get(node["name"], node["name"])
-    return mx.sym.load_json(json.dumps(document))
+    return symbol_of(document)
 
 
 def write(

@@ -6,7 +6,6 @@ sizes. A file serves them all.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from graphopt.analysis.meeting import meet_nearby
-from graphopt.backend.documents import document_of, of_two_sizes
+from graphopt.backend.documents import document_of, of_two_sizes, symbol_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.symbol import lift_symbol
@@ -190,4 +189,4 @@ def _merged(symbol: Any, other: Any, *, opens: bool) -> Any:
     found = of_two_sizes(made, document_of(other), opens=opens)
     if found is None or found == made:
         return found and symbol
-    return import_mxnet().sym.load_json(json.dumps(found))
+    return symbol_of(found)
