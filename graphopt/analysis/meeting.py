@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import NodeId
+from graphopt.ir.node import Node, NodeId
 from graphopt.ir.ops import Kind, canonical, info
 from graphopt.ir.types import Shape
 
@@ -36,6 +36,27 @@ def meet_nearby(graph: Graph, longer: Graph, far: Graph) -> bool:
     if any(a and b and not c for a, b, c in zip(here, nearby, there, strict=True)):
         return True
     return _shapes_meet(graph, longer, far)
+
+
+def meet_here(graph: Graph, other: Graph) -> bool:
+    """Whether an operator returns the shape of something it reads, but not in the other graph.
+
+    That is where passes may take a broadcast for an elementwise operator, or for nothing at all.
+
+    Args:
+        graph: typed for data of one size.
+        other: the same graph for data that have other extents.
+    """
+    return any(
+        mine == graph.type_of(value).shape and theirs != other.type_of(twin).shape
+        for node, beside in zip(graph, other, strict=True)
+        for value, twin in zip(node.inputs, beside.inputs, strict=True)
+        for mine, theirs in zip(_shapes_of(node), _shapes_of(beside), strict=True)
+    )
+
+
+def _shapes_of(node: Node) -> Iterator[Shape | None]:
+    return (type_.shape for type_ in node.types)
 
 
 def _ones(graph: Graph) -> Iterator[bool]:

@@ -15,7 +15,7 @@ from graphopt.cli.inputs import Shape, type_options
 from graphopt.cli.output_names import with_output_names
 from graphopt.cli.progress import progress
 from graphopt.cli.saving import EMITTERS, check_target, emit, is_of_numpy, save
-from graphopt.cli.sizes import findings_of, of_other_sizes, serves_any
+from graphopt.cli.sizes import OtherSizes, findings_of
 from graphopt.cli.verb import (
     as_mode,
     build_pipeline,
@@ -150,12 +150,18 @@ def command(
                 made = run(graph, passes, mode=as_mode(mode), precise=precise)
             return replace(made, graph=with_output_names(made.graph, graph))
 
-        other = of_other_sizes(found, alike) if form == "json" else None
-        frozen = mode == "inference"
-        serves = other is None or serves_any(found, result, other)
-        beside = other.graph if other is not None and serves else None
-        opens = not is_of_numpy(found.graph)
-        saved = save(result.graph, output, form, weights, frozen=frozen, other=beside, opens=opens)
+        sizes = OtherSizes(found)
+        beside = sizes.results(alike) if form == "json" else []
+        serves = not beside or sizes.are_served(result, beside)
+        saved = save(
+            result.graph,
+            output,
+            form,
+            weights,
+            frozen=mode == "inference",
+            others=[other.graph for other in beside] if serves else (),
+            opens=not is_of_numpy(found.graph),
+        )
         for path in saved.paths:
             note(f"wrote {path}")
         if saved.sized or not serves:

@@ -132,7 +132,7 @@ def save(
     weights: Mapping[str, np.ndarray[Any, Any]],
     *,
     frozen: bool = False,
-    other: Graph | None = None,
+    others: Sequence[Graph] = (),
     opens: bool = True,
 ) -> Saved:
     """Write a graph, and beside JSON the tensors it needs.
@@ -143,7 +143,7 @@ def save(
         form: a key of ``EMITTERS``.
         weights: parameters to save with Symbol JSON, by name; those no longer read are left out.
         frozen: with Symbol JSON, compute what depends on the weights alone.
-        other: the graph for data of another size. Where the two differ only in what MXNet can find
+        others: the graph for data of other sizes. Where they differ only in what MXNet can find
             out, as in the first states of recurrences, Symbol JSON leaves that to it.
         opens: whether an extent of 0 is one that MXNet infers; see :func:`is_of_numpy`.
     """
@@ -157,14 +157,17 @@ def save(
         graph, arrays = compute(graph, weights)
         tensors = _tensors(graph)
         saved = {*tensors, *arrays}
-        if other is not None:  # of another size, with parameters of the same shapes
+        if others:  # with parameters of the same shapes
             saved |= {node.name for node in graph.inputs if node.op != DATA}
-        text = emit(graph, form, saved=saved)
-        if other is not None:
-            other, others = compute(other, weights)
-            alike = _are_equal(tensors, _tensors(other)) and _are_equal(arrays, others)
-            both = _of_two_sizes(text, emit(other, form, saved=saved), opens) if alike else None
-            text, sized = both or text, both is None
+        text = own = emit(graph, form, saved=saved)
+        for other in others:
+            beside, theirs = compute(other, weights)
+            alike = _are_equal(tensors, _tensors(beside)) and _are_equal(arrays, theirs)
+            both = _of_two_sizes(text, emit(beside, form, saved=saved), opens) if alike else None
+            if both is None:
+                text, sized = own, True
+                break
+            text = both
         writers = _tensor_writers(graph, path, arrays)
         arguments = _as_arguments(graph, text, arrays)
     else:

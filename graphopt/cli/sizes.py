@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from graphopt.analysis.meeting import meet_nearby
+from graphopt.analysis.meeting import meet_here, meet_nearby
 from graphopt.backend.findings import Findings
 from graphopt.errors import GraphoptError
-from graphopt.ir.sizes import Shapes, far_longer, longer
+from graphopt.ir.lengths import far_longer, longer, others
 
 if TYPE_CHECKING:
     from graphopt.cli.models import Model
     from graphopt.ir.graph import Graph
     from graphopt.ir.node import Node
+    from graphopt.ir.sizes import Shapes
     from graphopt.pipeline.manager import Result
 
 
@@ -22,51 +23,56 @@ def findings_of(graph: Graph, akin: Iterable[Findings] = ()) -> Findings:
     return Findings([_static(node) for node in graph.role("data")], akin)
 
 
-def of_other_sizes(model: Model, optimize: Callable[[Graph], Result]) -> Result | None:
-    """What passes make of the graph for data that are longer by one on all axes that may be.
+class OtherSizes:
+    """A model, which has shapes already, and its graphs for data of others."""
 
-    Args:
-        model: has shapes already.
-        optimize: the passes.
+    def __init__(self, model: Model) -> None:
+        """Of a model."""
+        self._model = model
+        self._own = {n.name: _static(n) for n in model.graph.role("data")}
+        self._known: dict[tuple[Any, ...], Graph | None] = {}
 
-    Returns:
-        ``None`` where no axis may be of another length, or not all shapes are known.
-    """
-    found = _longer(model)
-    return None if found is None else optimize(found)
+    def results(self, optimize: Callable[[Graph], Result]) -> list[Result]:
+        """What passes make of graphs for other data; see :func:`graphopt.ir.lengths.others`.
 
+        Args:
+            optimize: the passes.
 
-def serves_any(model: Model, result: Result, other: Result) -> bool:
-    """Whether passes went by nothing that holds for two sizes alone, as far as one can tell.
+        Returns:
+            None where no axis may be of another length, or not all shapes are known.
+        """
+        if not all(node.type.is_static for node in self._model.graph.role("data")):
+            return []
+        found = map(self._graph, others(self._own, self._is_open, self._widens))
+        return [optimize(graph) for graph in found if graph is not None]
 
-    Args:
-        model: has shapes already.
-        result: what passes made of it.
-        other: the same for data that are longer by one.
-    """
-    near = _longer(model)
-    if near is None or result.shapes != other.shapes:
-        return near is None
-    far = far_longer(_shapes(model), lambda each: _sized(model, each) is not None)
-    graphs = (_sized(model, each) for each in far)
-    return not any(meet_nearby(model.graph, near, each) for each in graphs if each is not None)
+    def are_served(self, result: Result, beside: Iterable[Result]) -> bool:
+        """Whether passes went by nothing that holds for some sizes alone, as far as one can tell.
 
+        Args:
+            result: what passes made of the model.
+            beside: what they made of it for other data.
+        """
+        if any(result.shapes != other.shapes for other in beside):
+            return False
+        near = self._graph(longer(self._own, self._is_open))
+        graphs = map(self._graph, far_longer(self._own, self._is_open))
+        return near is not None and not any(
+            meet_nearby(self._model.graph, near, far) for far in graphs if far is not None
+        )
 
-def _longer(model: Model) -> Graph | None:
-    """The graph for data that are longer by one on all axes that may be; ``None`` if none may."""
-    if not all(node.type.is_static for node in model.graph.role("data")):
-        return None
-    shapes, found = _shapes(model), None
-    for axis in range(max(map(len, shapes.values()), default=0)):
-        wider = longer(shapes, axis)
-        graph = None if wider == shapes else _sized(model, wider)
-        if graph is not None:
-            found, shapes = graph, wider
-    return found
+    def _is_open(self, shapes: Shapes) -> bool:
+        return self._graph(shapes) is not None
 
+    def _widens(self, shapes: Shapes) -> bool:
+        graph = self._graph(shapes)
+        return graph is not None and meet_here(self._model.graph, graph)
 
-def _shapes(model: Model) -> Shapes:
-    return {node.name: _static(node) for node in model.graph.role("data")}
+    def _graph(self, shapes: Shapes) -> Graph | None:
+        key = tuple(shapes.values())
+        if key not in self._known:
+            self._known[key] = _sized(self._model, shapes)
+        return self._known[key]
 
 
 def _sized(model: Model, shapes: Shapes) -> Graph | None:

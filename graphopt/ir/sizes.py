@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,9 +22,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 #: Sizes are far from each other if an extent is more than so many times as large.
 _FAR: Final = 2.0
-#: By how much data are longer that are to be so than any number in a graph: a power of two, which
-#: layers that halve and double images want.
-FAR: Final = 1 << 20
 #: Operators without inputs that fill a shape with one number, and the number.
 FILLS: Final[Mapping[str, float | None]] = {"_zeros": 0.0, "_ones": 1.0, "_full": None}
 
@@ -54,45 +51,6 @@ def distance(first: Sizes, second: Sizes) -> float:
 def are_near(first: Sizes, second: Sizes) -> bool:
     """Whether what is fast for one will be for the other."""
     return distance(first, second) <= _FAR
-
-
-def longer(shapes: Shapes, axis: int, by: int = 1) -> Shapes:
-    """So many more on that axis, for all that have as much there as the first one."""
-    first = next(iter(shapes.values()))[axis:][:1]
-    return {
-        name: with_extent(s, axis, s[axis] + by) if first and s[axis:][:1] == first else s
-        for name, s in shapes.items()
-    }
-
-
-def far_longer(shapes: Shapes, is_open: Callable[[Shapes], bool]) -> Iterator[Shapes]:
-    """Data that are as much longer as may be on one axis each, up to ``FAR``.
-
-    Of one at a time, as what is far longer on all has more elements than MXNet counts.
-
-    Args:
-        shapes: of the data.
-        is_open: whether there may be data of other shapes.
-    """
-    for axis in range(max(map(len, shapes.values()), default=0)):
-        by = _longest(shapes, axis, is_open)
-        if by:
-            yield longer(shapes, axis, by)
-
-
-def _longest(shapes: Shapes, axis: int, is_open: Callable[[Shapes], bool]) -> int:
-    """By how much data may be longer there: tables of positions end, which is found bit by bit."""
-    by, more = 0, FAR
-    while more and by < FAR:
-        if is_open(longer(shapes, axis, by + more)):
-            by += more
-        more //= 2
-    return by
-
-
-def with_extent(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
-    """The shape with that extent on that axis."""
-    return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True)

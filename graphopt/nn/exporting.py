@@ -59,7 +59,7 @@ def warn_of_sizes(path: str) -> None:
     """Say that a file has no other graph than MXNet's own would have."""
     warnings.warn(
         f"{path}-symbol.json holds the net as it is, not as passes left it, which is right only for"
-        " data of the sizes that it was called with",
+        " data of the sizes that it was called with, or does not read all of them",
         UserWarning,
         stacklevel=4,
     )

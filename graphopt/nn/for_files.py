@@ -7,20 +7,22 @@ sizes. A file serves them all.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from graphopt.analysis.meeting import meet_nearby
+from graphopt.analysis.meeting import meet_here, meet_nearby
 from graphopt.backend.documents import document_of, of_two_sizes, symbol_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.symbol import lift_symbol
-from graphopt.ir.sizes import Shapes, far_longer, longer, with_extent
+from graphopt.ir.lengths import far_longer, longer, others, with_extent
 
 if TYPE_CHECKING:
     from graphopt.ir.graph import Graph
+    from graphopt.ir.sizes import Shapes
     from graphopt.nn.entry import Entry
 
 #: Compiles a graph for data inputs, by name.
@@ -35,10 +37,12 @@ def for_files(
 ) -> tuple[Any, dict[str, Any]] | None:
     """The Symbol to write for an entry, and its parameters by name.
 
-    It is compiled a second time, for data that are longer by one on all axes that the user's Symbol
-    leaves open. What is filled in then for another shape, as the first states of recurrences, gets
-    a shape that MXNet infers. If anything else differs, the first one is for its sizes alone. So it
-    is where passes may have gone by what holds for both, but not for data that are far longer.
+    It is compiled again, for data that are longer on all axes that the user's Symbol leaves open:
+    by one where they are equal, and apart where they need not be; and for those of one element
+    along which an operator broadcasts then. What is filled in then for another shape, as the first
+    states of recurrences, gets a shape that MXNet infers. If anything else differs, the first one
+    is for its sizes alone. So it is where passes may have gone by what holds for all of these, but
+    not for data that are far longer, and where it has no use for some of the data.
 
     Args:
         entry: compiled for inference.
@@ -50,21 +54,10 @@ def for_files(
     """
     entry = _of_several(entry, compiled)
     symbol, params = _exported(entry, kernels=kernels)
-    shapes = own = _data_shapes(entry)
-    for axis in range(max(map(len, own.values()), default=0)):
-        wider = longer(shapes, axis)
-        if _is_open(entry, wider):
-            shapes = wider
-    if shapes == own:
-        return symbol, params
-    other = _compiled(entry, compiled, shapes)
-    beside, others = (None, {}) if other is None else _exported(other, kernels=kernels)
-    are_alike = other is not None and entry.result.shapes == other.result.shapes
-    if are_alike and _are_alike(entry, params, others) and not _meet_nearby(entry, own, shapes):
-        found = _merged(symbol, beside, opens=not entry.lowered.form.numpy)
-        wanted = _outputs(entry.traced.returned, shapes | _known(entry))
-        if found is not None and (kernels or _outputs(found, shapes | _of(params)) == wanted):
-            return found, params
+    sizes = _other_sizes(entry)
+    found = _of_all(entry, compiled, sizes, kernels=kernels)
+    if found is not None and (kernels or _is_right(entry, found, params, sizes)):
+        return found, params
     if not kernels:
         return None
     warnings.warn(
@@ -76,12 +69,62 @@ def for_files(
     return symbol, params
 
 
-def _meet_nearby(entry: Entry, own: Shapes, shapes: Shapes) -> bool:
-    """Whether passes may have gone by what holds for both of these sizes, and not for all."""
-    far = far_longer(own, lambda each: _is_open(entry, each))
+def _other_sizes(entry: Entry) -> list[Shapes]:
+    """Shapes of data for which the graph has to be the same."""
+    own = _data_shapes(entry)
+
+    def is_open(shapes: Shapes) -> bool:
+        return _is_open(entry, shapes)
+
+    def widens(shapes: Shapes) -> bool:
+        try:
+            return meet_here(_lifted(entry, own), _lifted(entry, shapes))
+        except GraphoptError:
+            return True
+
+    return others(own, is_open, widens)
+
+
+def _of_all(
+    entry: Entry, compiled: Compile, sizes: Sequence[Shapes], *, kernels: bool
+) -> Any | None:
+    """The Symbol for the sizes of an entry and for others; ``None`` if there is none."""
+    found, params = _exported(entry, kernels=kernels)
+    for shapes in sizes:
+        other = _compiled(entry, compiled, shapes)
+        if other is None or entry.result.shapes != other.result.shapes:
+            return None
+        beside, theirs = _exported(other, kernels=kernels)
+        if not _are_alike(entry, params, theirs):
+            return None
+        found = _merged(found, beside, opens=not entry.lowered.form.numpy)
+        if found is None:
+            return None
+    return None if sizes and _meet_nearby(entry) else found
+
+
+def _is_right(
+    entry: Entry, symbol: Any, params: Mapping[str, Any], sizes: Sequence[Shapes]
+) -> bool:
+    """Whether a Symbol reads what the user's does, and returns the same shapes."""
+    returned = entry.traced.returned
+    read = {*entry.traced.names}.intersection(returned.list_inputs())
+    return read.issubset(symbol.list_inputs()) and all(
+        _outputs(symbol, shapes | _of(params)) == _outputs(returned, shapes | _known(entry))
+        for shapes in sizes
+    )
+
+
+def _meet_nearby(entry: Entry) -> bool:
+    """Whether passes may have gone by what holds for data a little longer, and not for all."""
+    own = _data_shapes(entry)
+
+    def is_open(shapes: Shapes) -> bool:
+        return _is_open(entry, shapes)
+
     try:
-        near = _lifted(entry, own), _lifted(entry, shapes)
-        return any(meet_nearby(*near, _lifted(entry, each)) for each in far)
+        near = _lifted(entry, own), _lifted(entry, longer(own, is_open))
+        return any(meet_nearby(*near, _lifted(entry, far)) for far in far_longer(own, is_open))
     except GraphoptError:
         return True
 
@@ -119,7 +162,7 @@ def _are_alike(entry: Entry, params: Mapping[str, Any], others: Mapping[str, Any
 
 
 def _of_several(entry: Entry, compiled: Compile) -> Entry:
-    """The entry, or one for two samples where it was compiled for one.
+    """The entry, or one for several samples where it was compiled for one.
 
     Passes go by extents: of one sample a transpose is a view, a broadcast an elementwise operator
     and a mean over the batch nothing at all.
@@ -129,12 +172,19 @@ def _of_several(entry: Entry, compiled: Compile) -> Entry:
         ones = [name for name, shape in shapes.items() if shape[axis:][:1] == (1,)]
         # The others may be one row for all samples; where they may not, they are as many.
         for chosen in (ones[:1], ones)[: len(ones)]:
-            wider = shapes | {name: with_extent(shapes[name], axis, 2) for name in chosen}
+            more = _samples(shapes, axis)
+            wider = shapes | {name: with_extent(shapes[name], axis, more) for name in chosen}
             other = _compiled(entry, compiled, wider)
             if other is not None:  # else there are no samples on this axis
                 found, shapes = other, wider
                 break
     return found
+
+
+def _samples(shapes: Shapes, axis: int) -> int:
+    """Two, or as many more as no array has, which one of one row may be broadcast to."""
+    taken = {extent for shape in shapes.values() for extent in shape[axis:][:1]}
+    return next(many for many in count(2) if many not in taken)
 
 
 def _compiled(entry: Entry, compiled: Compile, shapes: Shapes) -> Entry | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphopt.analysis.meeting import meet_nearby
+from graphopt.analysis.meeting import meet_here, meet_nearby
 from graphopt.backend.infer import with_types
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
@@ -40,3 +40,20 @@ def _parted(first: int, end: int | None) -> str:
 )
 def test_meeting_nearby(nodes: str, expected: bool) -> None:
     assert meet_nearby(*(graph(rows, nodes) for rows in (7, 8, 100))) is expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("%y = broadcast_add(%x, %z)", True),
+        ("%y = broadcast_like(%x, %z)", True),
+        ("%y = broadcast_add(%x, %one)", False),
+        ("%y = broadcast_mul(%z, %one)", False),
+    ],
+)
+def test_meeting_here(nodes: str, expected: bool) -> None:
+    def of(rows: int) -> Graph:
+        inputs = f"%x: f32[{rows},4], %z: f32[7,4], %one: f32[1,4]"
+        return with_types(parse(f"graph g({inputs}) {{\n{nodes}\nreturn %y\n}}"))
+
+    assert meet_here(of(7), of(1)) is expected

@@ -7,7 +7,7 @@ import pytest
 
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
-from graphopt.ir.sizes import FAR, Shapes, Sized, are_near, covers, distance, far_longer, sized_of
+from graphopt.ir.sizes import Sized, are_near, covers, distance, sized_of
 
 
 @pytest.mark.parametrize(
@@ -36,26 +36,6 @@ def test_distance() -> None:
     assert distance((), ()) == 1
     assert are_near((4, 8), (2, 8))
     assert not are_near((5, 8), (2, 8))
-
-
-@pytest.mark.parametrize(
-    ("limits", "expected"),
-    [
-        ((None, None), [(2 + FAR, 6), (2, 6 + FAR)]),
-        ((2, None), [(2, 6 + FAR)]),  # an axis that may not be longer tells nothing
-        ((None, 64), [(2 + FAR, 6), (2, 64)]),
-        ((4, 6), [(4, 6)]),
-        ((None, 7), [(2 + FAR, 6), (2, 7)]),
-    ],
-)
-def test_data_that_are_far_longer(
-    limits: tuple[int | None, int | None], expected: list[tuple[int, int]]
-) -> None:
-    def is_open(shapes: Shapes) -> bool:
-        pairs = zip(shapes["x"], limits, strict=True)
-        return all(limit is None or extent <= limit for extent, limit in pairs)
-
-    assert [each["x"] for each in far_longer({"x": (2, 6)}, is_open)] == expected
 
 
 def graph(batch: int, steps: int, *, wide: int = 0) -> Graph:
