@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from graphopt.compat import import_mxnet
-from graphopt.ir.sizes import FILLS
+from graphopt.ir.sizes import FILLS, Shapes
 
 
 def text_of(symbol: Any) -> str:
@@ -74,6 +75,36 @@ def of_two_sizes(
     return None if None in nodes else {**document, "nodes": nodes}
 
 
+def infers(document: Mapping[str, Any], shapes: Shapes, sized: Mapping[str, Any]) -> bool:
+    """Whether MXNet finds all shapes, and for fills those that they have in a document for sizes.
+
+    What is written with extents of 0 is only found where something says what they are: operators
+    that take arrays of any number tell nothing of one.
+
+    Args:
+        document: for data of any size, as :func:`of_two_sizes` makes it.
+        shapes: of what it reads, by name.
+        sized: for data of these shapes.
+    """
+    internals = symbol_of(document).get_internals()
+    read = {*internals.list_inputs()}
+    known = {name: shape for name, shape in shapes.items() if name in read}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says what it cannot infer
+            _, found, _ = internals.infer_shape(**known)
+    except import_mxnet().MXNetError:
+        return False
+    if found is None:
+        return False
+    inferred = dict(zip(internals.list_outputs(), found, strict=True))
+    return all(
+        inferred[f"{node['name']}_output"] == _extents(twin["attrs"]["shape"])
+        for node, twin in zip(document["nodes"], sized["nodes"], strict=True)
+        if twin["op"] in FILLS and "shape" in twin.get("attrs", {})
+    )
+
+
 def _node_of_both(
     node: dict[str, Any], twin: Mapping[str, Any], *, opens: bool
 ) -> dict[str, Any] | None:
@@ -94,8 +125,12 @@ def _operands(attrs: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in attrs.items() if not k.startswith("__")}
 
 
+def _extents(shape: str) -> tuple[int, ...]:
+    return tuple(json.loads(f"[{shape.strip('[](),')}]"))
+
+
 def _common(shape: str, other: str) -> str:
     """A shape with zeros where two differ."""
-    one, two = (json.loads(f"[{text.strip('(),')}]") for text in (shape, other))
+    one, two = _extents(shape), _extents(other)
     found = [a if a == b else 0 for a, b in zip(one, two, strict=False)]
     return f"({', '.join(map(str, found))})" if len(one) == len(two) else shape

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from graphopt.ir.graph import Graph
+    from graphopt.ir.sizes import Shapes
 
 #: How operators of ``mx.np`` begin, to which 0 is an extent.
 _NUMPY: Final = ("_np_", "_npi_", "_npx_")
@@ -159,15 +160,16 @@ def save(
         saved = {*tensors, *arrays}
         if others:  # with parameters of the same shapes
             saved |= {node.name for node in graph.inputs if node.op != DATA}
-        text = own = emit(graph, form, saved=saved)
+        text = emit(graph, form, saved=saved)
+        both = [(graph, text)]
         for other in others:
             beside, theirs = compute(other, weights)
-            alike = _are_equal(tensors, _tensors(beside)) and _are_equal(arrays, theirs)
-            both = _of_two_sizes(text, emit(beside, form, saved=saved), opens) if alike else None
-            if both is None:
-                text, sized = own, True
+            if not (_are_equal(tensors, _tensors(beside)) and _are_equal(arrays, theirs)):
+                sized = True
                 break
-            text = both
+            both.append((beside, emit(beside, form, saved=saved)))
+        found = None if sized else _of_all(both, opens=opens)
+        text, sized = found or text, found is None
         writers = _tensor_writers(graph, path, arrays)
         arguments = _as_arguments(graph, text, arrays)
     else:
@@ -203,14 +205,27 @@ def _are_equal(
     )
 
 
-def _of_two_sizes(text: str, other: str, opens: bool) -> str | None:
-    from graphopt.backend.documents import as_text, of_two_sizes
+def _of_all(sized: Sequence[tuple[Graph, str]], *, opens: bool) -> str | None:
+    """What serves the sizes of all graphs, of which there are texts; ``None`` if nothing does."""
+    from graphopt.backend.documents import as_text, infers, of_two_sizes
 
-    document = json.loads(text)
-    found = of_two_sizes(document, json.loads(other), opens=opens)
+    (_, text), *others = sized
+    own = json.loads(text)
+    found: dict[str, Any] | None = own
+    documents = [own, *(json.loads(other) for _, other in others)]
+    for document in documents[1:]:
+        found = found and of_two_sizes(found, document, opens=opens)
     if found is None:
         return None
-    return text if found == document else as_text(found)
+    if found == own:
+        return text
+    graphs = (graph for graph, _ in sized)
+    are_inferred = all(infers(found, _shapes(g), d) for g, d in zip(graphs, documents, strict=True))
+    return as_text(found) if are_inferred else None
+
+
+def _shapes(graph: Graph) -> Shapes:
+    return {n.name: tuple(e or 0 for e in n.type.shape or ()) for n in graph.inputs}
 
 
 def _tensors(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:

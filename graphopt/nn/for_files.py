@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from graphopt.analysis.meeting import meet_here, meet_nearby
-from graphopt.backend.documents import document_of, of_two_sizes, symbol_of
+from graphopt.backend.documents import document_of, infers, of_two_sizes, symbol_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.frontend.symbol import lift_symbol
@@ -89,7 +89,9 @@ def _of_all(
     entry: Entry, compiled: Compile, sizes: Sequence[Shapes], *, kernels: bool
 ) -> Any | None:
     """The Symbol for the sizes of an entry and for others; ``None`` if there is none."""
-    found, params = _exported(entry, kernels=kernels)
+    symbol, params = _exported(entry, kernels=kernels)
+    found = made = document_of(symbol)
+    sized = [(_data_shapes(entry), made)]
     for shapes in sizes:
         other = _compiled(entry, compiled, shapes)
         if other is None or entry.result.shapes != other.result.shapes:
@@ -97,10 +99,18 @@ def _of_all(
         beside, theirs = _exported(other, kernels=kernels)
         if not _are_alike(entry, params, theirs):
             return None
-        found = _merged(found, beside, opens=not entry.lowered.form.numpy)
-        if found is None:
+        sized.append((shapes, document_of(beside)))
+        # Nets of mx.np are asked for it, as what was compiled of them is a classic Symbol.
+        both = of_two_sizes(found, sized[-1][1], opens=not entry.lowered.form.numpy)
+        if both is None:
             return None
-    return None if sizes and _meet_nearby(entry) else found
+        found = both
+    if sizes and _meet_nearby(entry):
+        return None
+    if found == made:
+        return symbol
+    are_inferred = all(infers(found, each | _of(params), document) for each, document in sized)
+    return symbol_of(found) if are_inferred else None
 
 
 def _is_right(
@@ -228,15 +238,3 @@ def _outputs(symbol: Any, shapes: Shapes) -> list[tuple[int, ...]] | None:
     # Under `npx.set_np()` a shape of which nothing is known is None.
     is_known = found and all(shape is not None and min(shape, default=1) > 0 for shape in found)
     return found if is_known else None
-
-
-def _merged(symbol: Any, other: Any, *, opens: bool) -> Any:
-    """A Symbol for the sizes of two, of which fills alone differ; ``None`` if more does.
-
-    ``opens`` is said of the arrays that the net returns: what was compiled is a classic Symbol.
-    """
-    made = document_of(symbol)
-    found = of_two_sizes(made, document_of(other), opens=opens)
-    if found is None or found == made:
-        return found and symbol
-    return symbol_of(found)
