@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphopt.backend.documents import document_of, symbol_of
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
@@ -32,7 +34,10 @@ def export(
         raise InputError(f"{describe(block)} cannot be exported yet: call it once first")
     entry = entries[-1]
     found = None
-    if state.config.mode == "inference":
+    apart = _apart(block, entry) if state.config.mode == "inference" else None
+    if apart is not None:
+        _warn_of_contexts(path, apart)
+    elif state.config.mode == "inference":
         found = for_files(
             entry, lambda arrays: state.compiled.alike(entry, arrays), kernels=kernels
         )
@@ -53,6 +58,33 @@ def export(
             {name: params[name]._reduce() for name in names if name in params},
             remove_amp_cast=remove_amp_cast,
         )
+
+
+def _apart(block: Any, entry: Entry) -> str | None:
+    """A parameter that has not the same values on all its contexts, of which files have the mean.
+
+    As the statistics of training on several of them; what was computed beforehand is of one.
+    """
+    params = block.collect_params()
+    names: list[str] = entry.traced.returned.list_inputs()
+    for name in names:
+        first, *others = (params[name]._data if name in params else None) or (None,)
+        if any(not _are_equal(first, other) for other in others):
+            return name
+    return None
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    return np.array_equal(first.asnumpy(), second.asnumpy(), equal_nan=True)
+
+
+def _warn_of_contexts(path: str, name: str) -> None:
+    warnings.warn(
+        f"{path}-symbol.json holds the net as it is, not as passes left it, as parameter {name!r}"
+        " has other values on each context: set_data() gives it the same ones",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def warn_of_sizes(path: str) -> None:
