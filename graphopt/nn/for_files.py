@@ -235,6 +235,7 @@ def _outputs(symbol: Any, shapes: Shapes) -> list[tuple[int, ...]] | None:
         _, found, _ = symbol.infer_shape_partial(**{n: s for n, s in shapes.items() if n in read})
     except import_mxnet().MXNetError:
         return None
-    # Under `npx.set_np()` a shape of which nothing is known is None.
-    is_known = found and all(shape is not None and min(shape, default=1) > 0 for shape in found)
+    # Under `npx.set_np()` 0 is an extent, and a shape of which nothing is known is None.
+    least = 0 if import_mxnet().util.is_np_shape() else 1
+    is_known = found and all(s is not None and min(s, default=1) >= least for s in found)
     return found if is_known else None

@@ -32,6 +32,10 @@ def _stacked(F: Any, hidden: Any) -> Any:
     return F.np.stack([hidden, F.np.zeros_like(hidden)])
 
 
+def _counted(F: Any, hidden: Any) -> Any:
+    return hidden / F.np.sum(F.np.ones_like(hidden)), F.np.zeros((0, 3))
+
+
 @mx.util.use_np
 class Filling(mx.gluon.HybridBlock):
     """Fills an array of the shape of what a layer makes of data."""
@@ -61,3 +65,19 @@ def test_fills_follow_the_data(tmp_path: Path, function: Callable[[Any, Any], An
             x = mx.np.random.uniform(-1, 1, size=(rows, 3))
             want = net(x).asnumpy()
             np.testing.assert_allclose(plain(x).asnumpy(), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type", "ignore:ndarray.context has been renamed")
+def test_an_output_without_elements_tells_of_sizes(tmp_path: Path) -> None:
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = Filling(_counted)
+        net.initialize(mx.init.Normal(1))
+        fast = graphopt.optimize(net, mode="inference")
+        fast(mx.np.ones((2, 3)))
+        with pytest.warns(UserWarning, match="the net as it is"):
+            fast.export(str(tmp_path / "m"))
+        files = str(tmp_path / "m-symbol.json"), str(tmp_path / "m-0000.params")
+        plain = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+        x = mx.np.random.uniform(-1, 1, size=(5, 3))
+        for got, want in zip(plain(x), net(x), strict=True):
+            np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
