@@ -39,7 +39,7 @@ class OtherSizes:
             optimize: the passes.
 
         Returns:
-            None where no axis may be of another length, or not all shapes are known.
+            An empty list where no axis may be of another length, or not all shapes are known.
         """
         if not all(node.type.is_static for node in self._model.graph.role("data")):
             return []
