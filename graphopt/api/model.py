@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphopt.api.casting import as_read
+from graphopt.api.casting import Casts
 from graphopt.api.plain import PlainRuns, on
 from graphopt.backend.findings import Findings
 from graphopt.backend.fitting import require, require_known
@@ -86,14 +86,23 @@ class Model:
         #: Of steps, by context; others that never run at the same time may have them, too.
         self.plans: defaultdict[Any, Plans] = defaultdict(Plans)
         self._compiled: dict[Signature, Entry] = {}
-        self._plain = PlainRuns(self.symbol)
+        self._plain, self._casts = PlainRuns(self.symbol), Casts(self.symbol)
         self._rule = SkiRental()
         self._other_sizes = OtherSizes(self._rule)
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """What was given: copies compile anew."""
-        own = ("_memory", "plans", "_compiled", "_plain", "_rule", "_other_sizes", "_lock")
+        own = {
+            "_memory",
+            "plans",
+            "_compiled",
+            "_plain",
+            "_casts",
+            "_rule",
+            "_other_sizes",
+            "_lock",
+        }
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __repr__(self) -> str:
@@ -352,9 +361,7 @@ class Model:
 
     def _typed_params(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters that the Symbol reads and a call does not give, in the Symbol's dtypes."""
-        known = {*self._inputs} - set(arrays)
-        params = {name: array for name, array in self.params.items() if name in known}
-        return as_read(self.symbol, params, arrays)
+        return self._casts.as_read(self.params, arrays)
 
     def _require(self, missing: Collection[str]) -> None:
         """Raise InputError if a call gives less data than is read."""

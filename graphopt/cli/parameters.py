@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,6 +16,10 @@ from graphopt.errors import ParseError
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+#: In a verb's context: its parameters were saved with the shapes of ``mx.nd``.
+_READ_CLASSIC: Final = "graphopt.read_classic"
 
 
 def read_parameters(path: str, aliases: Mapping[str, str]) -> dict[str, np.ndarray[Any, Any]]:
@@ -59,10 +64,13 @@ def _loaded(read: Callable[[], Any]) -> Any:
     mx = import_mxnet()
     with mx.util.np_shape(False):
         try:
-            return read()
+            found = read()
         except mx.MXNetError as error:
             if "np shape semantics" not in str(error):
                 raise
+        else:
+            click.get_current_context().meta[_READ_CLASSIC] = True
+            return found
     use_np_shape()
     return read()
 
@@ -77,7 +85,7 @@ def use_np_shape() -> None:
 def write_parameters(
     path: Path, arrays: Mapping[str, np.ndarray[Any, Any]], aux: frozenset[str]
 ) -> None:
-    """Write arrays as ``arg:name`` or ``aux:name``.
+    """Write arrays as ``arg:name`` or ``aux:name``, for who can load what the verb has read.
 
     Raises:
         OSError: MXNet cannot write them, or wrote a part.
@@ -91,9 +99,13 @@ def write_parameters(
         for name, array in arrays.items()
     }
     file = for_mxnet(path)
-    try:
-        mx.nd.save(file, named)
-        mx.nd.load(file)  # the names come last; that a disk is full as it closes, MXNet keeps quiet
-    except mx.MXNetError:
-        reason = "MXNet wrote a part of it at most; the disk may be full"
-        raise OSError(errno.EIO, reason) from None
+    # Nets of mx.nd may have operators of mx.np among theirs, some of which passes write.
+    read_classic = click.get_current_context().meta.get(_READ_CLASSIC, False)
+    needs_numpy = any(0 in (array.ndim, array.size) for array in arrays.values())
+    with mx.util.np_shape(False) if read_classic and not needs_numpy else nullcontext():
+        try:
+            mx.nd.save(file, named)
+            mx.nd.load(file)  # the names come last; that a disk is full as it closes is not told
+        except mx.MXNetError:
+            reason = "MXNet wrote a part of it at most; the disk may be full"
+            raise OSError(errno.EIO, reason) from None

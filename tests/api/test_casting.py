@@ -13,6 +13,66 @@ from graphopt.errors import InputError
 mx = import_mxnet()
 
 
+def dense(data):
+    return mx.sym.FullyConnected(data, num_hidden=3, name="fc")
+
+
+X = mx.sym.var("data")
+#: Symbols with dtypes of their own, with the dtypes of data and of parameters.
+SYMBOLS = {
+    "float16 within": (
+        mx.sym.cast(
+            mx.sym.broadcast_mul(mx.sym.cast(X, dtype="float16"), mx.sym.var("w", shape=(1, 4))),
+            dtype="float32",
+        ),
+        "float32",
+        "float32",
+    ),
+    "float64 within": (dense(mx.sym.cast(X, dtype="float64")), "float32", "float32"),
+    "images of bytes": (dense(mx.sym.cast(X, dtype="float32")), "uint8", "float16"),
+    "words": (
+        dense(mx.sym.Embedding(X, input_dim=5, output_dim=4, name="embedding")),
+        "int32",
+        "float64",
+    ),
+    "declared": (
+        mx.sym.broadcast_mul(
+            X, mx.sym.cast(mx.sym.var("w", dtype="float16", shape=(1, 4)), dtype="float32")
+        ),
+        "float32",
+        "float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(SYMBOLS))
+def test_dtypes_within_a_symbol(tmp_path, kind):
+    symbol, of_data, of_params = SYMBOLS[kind]
+    symbol.save(str(tmp_path / "m-symbol.json"))
+    x = mx.nd.array([[1, 2, 0, 3], [4, 0, 1, 1]], dtype=of_data)
+    shapes, _, _ = symbol.infer_shape(data=x.shape)
+    args = {
+        name: mx.nd.random.uniform(0.5, 1, shape=shape).astype(of_params)
+        for name, shape in zip(symbol.list_arguments(), shapes, strict=True)
+        if name != "data"
+    }
+    want = computed(symbol, args, {}, x)
+    got = graphopt.load(tmp_path / "m-symbol.json", args)(x).asnumpy()
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_who_writes_to_parameters_writes_to_what_is_read(tmp_path, dtype):
+    dense(X).save(str(tmp_path / "m-symbol.json"))
+    args = {"fc_weight": mx.nd.ones((3, 4), dtype=dtype), "fc_bias": mx.nd.zeros(3, dtype=dtype)}
+    model = graphopt.load(tmp_path / "m-symbol.json", args)
+    model(mx.nd.ones((2, 4)))
+    model.params["fc_weight"][:] = 2
+    for batch in (2, 3):
+        np.testing.assert_allclose(model(mx.nd.ones((batch, 4))).asnumpy(), 8, atol=1e-6)
+
+
 @pytest.fixture
 def symbol(tmp_path):
     hidden = mx.sym.Convolution(mx.sym.var("data"), num_filter=4, kernel=(3, 3), name="conv")

@@ -87,3 +87,28 @@ def test_parameters_saved_with_numpy_shapes_for_any_net(graphopt, tmp_path, mx, 
     assert graphopt("opt", *given, "--shape", "data:2,4", "-o", path).code == 0
     x = mx.nd.ones((2, 4))
     np.testing.assert_allclose(plain(mx, npx, tmp_path / "o", x), np.full((2, 3), 4.0), atol=1e-5)
+
+
+def test_nets_of_nd_with_operators_of_numpy_keep_their_format(graphopt, tmp_path, mx):
+    class Net(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.dense = mx.gluon.nn.Dense(3, in_units=3)
+
+        def hybrid_forward(self, F, x):
+            return F.np.tanh(self.dense(x).as_np_ndarray()).as_nd_ndarray()
+
+    net = Net()
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.random.uniform(shape=(2, 3))
+    want = net(x).asnumpy()
+    net.export(str(tmp_path / "m"))
+    for at, name in (("m", "once"), ("once", "twice")):
+        given = (tmp_path / f"{at}-symbol.json", "--params", tmp_path / f"{at}-0000.params")
+        out = tmp_path / f"{name}-symbol.json"
+        graphopt("opt", *given, "--shape", "data:2,3", "-o", out)
+        files = (str(out), ["data"], str(tmp_path / f"{name}-0000.params"))
+        block = mx.gluon.SymbolBlock.imports(*files)
+        np.testing.assert_allclose(block(x).asnumpy(), want, rtol=1e-5, atol=1e-6)
