@@ -6,12 +6,12 @@ one operator: backward writes a gradient for all that it reads, zeros mostly, an
 is a loss itself (``SoftmaxOutput``) adds its own. So calls that lead to other results of the
 program, and where that would show, are programs of their own.
 
-A slope may be infinite: zero times it is NaN, which backward then writes to all that lies behind.
-So a root, a logarithm or a division is in no program that backward may come to without it.
-
 What a Block only keeps, as attention weights to look at, is rarely read by a loss that does not
-read what the Block returns as well. So it makes no parts where a returned result leads to all, but
-for what leads to it by such a slope.
+read what the Block returns as well. So it makes no parts where a returned result leads to all.
+
+A slope may be infinite: zero times it is NaN, which backward then writes to all that lies behind.
+So parts are cut once more where a root, a logarithm or a division leads to other results than what
+is around it, also to those that are only kept.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from graphopt.recording.calls import firsts_of, is_loss, is_steep, samples
 if TYPE_CHECKING:
     from graphopt.recording.calls import Call
 
-#: Of more parts than this one program is made of what leads to some result that all of them lead
-#: to, as where many values are held while a Block's Python runs.
+#: Of more parts than this one program is made if some result leads to all of them, as where many
+#: values are held while a Block's Python runs.
 MOST: Final = 4
 
 
@@ -90,54 +90,103 @@ def shares(
     """
     makers = [at for at, call in enumerate(calls) for _ in range(call.results)]
     behind = [{makers[n] for n in call.args if n >= 0} for call in calls]
-    live = _live(behind, {makers[number] for number in wanted})
-    led, exact, front = _marked(calls, live, wanted, learned, returned, alone)
-    kinds = {*_where(exact, led), *([front] if front else [])}
-    if not kinds:
-        return None
-    groups = _grouped(led, exact, kinds, behind, live)
+    groups, are_too_many = _by_what_shows(calls, wanted, learned, returned, alone, behind)
+    found = _in_order(calls, groups, wanted, behind)
+    if found == []:
+        return found
+    if are_too_many:
+        groups, found = [[*range(len(calls))]], None
+    finer = _by_slopes(calls, groups, wanted, learned, behind)
+    return (len(finer) > len(groups) and _in_order(calls, finer, wanted, behind)) or found
+
+
+def _in_order(
+    calls: Sequence[Call],
+    groups: Sequence[Sequence[int]],
+    wanted: Collection[int],
+    behind: Sequence[set[int]],
+) -> list[Share] | None:
+    """See :func:`shares`."""
     if len(groups) < 2:
         return None
     ordered = _ordered(groups, behind)
     if ordered is None or sum(any(samples(calls[at].op) for at in g) for g in ordered) > 1:
         return []
-    return [_share(calls, group, wanted, live) for group in ordered]
+    found = [_share(calls, group, wanted) for group in ordered]
+    return [share for share in found if share.wanted]
 
 
-def _marked(
+def _by_what_shows(
     calls: Sequence[Call],
-    live: Collection[int],
     wanted: Collection[int],
     learned: Sequence[bool],
     returned: Collection[int] | None,
     alone: Collection[int],
-) -> tuple[list[int], list[bool], int]:
-    """The results that each call leads to, as far as they count, as bits.
+    behind: Sequence[set[int]],
+) -> tuple[list[list[int]], bool]:
+    """Calls by the results they lead to, as far as that shows, and whether one program is better.
 
-    With it whether a call is to be where all others lead to the same, and those of the ``alone``
-    that one part leads to.
+    All are in one group where nothing shows.
     """
     has_loss = any(is_loss(call.op) for call in calls)
-    led = _led(calls, wanted)
-    shows = [at in live and _shows(call, learned, has_loss) for at, call in enumerate(calls)]
+    led, shows = _led(calls, wanted), [_shows(call, learned, has_loss) for call in calls]
+    kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
     others = _bits(wanted, alone)
-    told = others | _union(_where(shows, led))  # of other results nobody can tell what leads there
-    steep = [bool(own & told) and is_steep(call) for own, call in zip(led, calls, strict=True)]
-    exact = [any(both) for both in zip(shows, steep, strict=True)]
-    if not has_loss and returned is not None:
+    if returned is not None and not has_loss:
         seen = _bits(wanted, returned)
-        if _common(_where(shows, led)) & seen:  # what is only kept does not count
+        if _common(kinds) & seen:  # what is only kept does not count
             led = [own & seen or own for own in led]
+            kinds = {own & seen or own for own in kinds}
             others &= seen
-    elif not has_loss and len({*_where(exact, led)}) + bool(others) > MOST:
-        common = _common(_where(shows if any(shows) else exact, led))
-        if common:
-            led = [common if own & common else own for own in led]
-            others = 0
-    told = others | _union(_where(exact, led))
-    # In front of the others they are one part, unless a slope in it has to be where it leads.
-    front = 0 if any(own & others for own in _where(steep, led)) else others
-    return [own & front or own & told for own in led], exact, front
+    if not kinds or (len(kinds) < 2 and not others):
+        return [[*range(len(calls))]], False
+    is_cut_often = len(kinds) + bool(others) > MOST
+    told = others | _union(kinds)  # of other results nobody can tell what leads to them
+    led = [others if own & others else own & told for own in led]
+    are_too_many = returned is None and is_cut_often and not has_loss and bool(_common(kinds))
+    return [*_grouped(led, shows, kinds, behind).values()], are_too_many
+
+
+def _by_slopes(
+    calls: Sequence[Call],
+    groups: Sequence[Sequence[int]],
+    wanted: Collection[int],
+    learned: Sequence[bool],
+    behind: Sequence[set[int]],
+) -> list[list[int]]:
+    """The groups, cut where a slope may be infinite and leads to fewer results than its group.
+
+    Where that would be many parts, all such slopes of a group are one.
+    """
+    led = _led(calls, wanted)
+    steep = _steep(calls, behind)
+    has_loss = any(is_loss(call.op) for call in calls)
+    exact = [yes or _shows(call, learned, has_loss) for call, yes in zip(calls, steep, strict=True)]
+    kinds = {own for own, yes in zip(led, exact, strict=True) if yes and own}
+    kind_of = {
+        at: kind for kind, members in _grouped(led, exact, kinds, behind).items() for at in members
+    }
+    found: dict[tuple[int, int], list[int]] = {}
+    for number, group in enumerate(groups):
+        whole = _union(led[at] for at in group)
+        apart = {led[at] for at in group if steep[at]} - {0, whole}
+        one = next(iter(apart)) if len(apart) > MOST else 0
+        for at in group:
+            kind = kind_of[at] if kind_of[at] in apart else 0
+            found.setdefault((number, kind and (one or kind)), []).append(at)
+    return [*found.values()]
+
+
+def _steep(calls: Sequence[Call], behind: Sequence[set[int]]) -> list[bool]:
+    """Which calls have slopes that may be infinite, on the way of a gradient to an array.
+
+    There is none behind numbers that were drawn, as those of a Gumbel softmax.
+    """
+    is_varied: list[bool] = []
+    for call, before in zip(calls, behind, strict=True):
+        reads = any(n < 0 for n in call.args) or any(is_varied[at] for at in before)
+        is_varied.append(reads and not call.is_detach)
+    return [varied and is_steep(call) for varied, call in zip(is_varied, calls, strict=True)]
 
 
 def _of_data(
@@ -190,28 +239,10 @@ def _shows(call: Call, learned: Sequence[bool], has_loss: bool) -> bool:
     return is_loss(call.op) or any(has_loss or learned[leaf] for leaf in read)
 
 
-def _live(behind: Sequence[set[int]], makers: Collection[int]) -> set[int]:
-    """What ``makers`` are computed from, and themselves: nobody wants what other calls make."""
-    live, pending = set(makers), list(makers)
-    while pending:
-        more = behind[pending.pop()] - live
-        live |= more
-        pending += more
-    return live
-
-
-def _where(chosen: Iterable[bool], led: Iterable[int]) -> list[int]:
-    return [own for own, yes in zip(led, chosen, strict=True) if yes]
-
-
 def _grouped(
-    led: Sequence[int],
-    exact: Sequence[bool],
-    kinds: Collection[int],
-    behind: Sequence[set[int]],
-    live: Collection[int],
+    led: Sequence[int], shows: Sequence[bool], kinds: Collection[int], behind: Sequence[set[int]]
 ) -> dict[int, list[int]]:
-    """Live calls by the results they lead to; others than exact ones with what they read.
+    """Calls by the results they lead to; where nothing shows, with what they read if that may be.
 
     A call may join those that lead to more: what it reads leads to as many at least.
     """
@@ -220,7 +251,7 @@ def _grouped(
     groups: dict[int, list[int]] = {}
     for at, own in enumerate(led):
         group = own
-        if not exact[at]:
+        if not shows[at]:
             read = [of_call[other] for other in behind[at]]
             fitting = (
                 kind
@@ -229,19 +260,18 @@ def _grouped(
             )
             group = next(fitting, own)
         of_call.append(group)
-        if at in live:
-            groups.setdefault(group, []).append(at)
+        groups.setdefault(group, []).append(at)
     return groups
 
 
 def _ordered(
-    groups: dict[int, list[int]], behind: Sequence[set[int]]
+    groups: Sequence[Sequence[int]], behind: Sequence[set[int]]
 ) -> list[tuple[int, ...]] | None:
     """The groups, each behind those that it reads; ``None`` if they read each other."""
-    of_call = {at: group for group, members in groups.items() for at in members}
+    of_call = {at: group for group, members in enumerate(groups) for at in members}
     read = {
         group: {of_call[other] for at in members for other in behind[at]} - {group}
-        for group, members in groups.items()
+        for group, members in enumerate(groups)
     }
     found: list[tuple[int, ...]] = []
     while read:
@@ -269,10 +299,8 @@ def _union(kinds: Iterable[int]) -> int:
     return found
 
 
-def _share(
-    calls: Sequence[Call], group: Sequence[int], wanted: Collection[int], live: Collection[int]
-) -> Share:
+def _share(calls: Sequence[Call], group: Sequence[int], wanted: Collection[int]) -> Share:
     members, firsts = {*group}, firsts_of(calls)
-    read = {n for at in live if at not in members for n in calls[at].args if n >= 0}
+    read = {n for at, call in enumerate(calls) if at not in members for n in call.args if n >= 0}
     made = [n for at in group for n in range(firsts[at], firsts[at + 1])]
     return Share(tuple(group), tuple(n for n in made if n in read or n in wanted))

@@ -205,3 +205,14 @@ def test_numbers_in_a_hybridized_child_stay_as_there() -> None:
     for found, wanted in zip(graphopt.optimize(Outer())(x), Outer()(x), strict=True):
         assert found.dtype == wanted.dtype
         np.testing.assert_array_equal(found.asnumpy(), wanted.asnumpy())
+
+
+def test_a_stack_of_unlike_arrays_is_an_error() -> None:
+    class Stacked(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
+            return F.np.stack([x * 2, y * 2])
+
+    net = graphopt.optimize(Stacked())
+    for _ in range(2):
+        with pytest.raises(mx.MXNetError):
+            net(mx.np.ones(3), mx.np.ones(2)).asnumpy()

@@ -116,6 +116,36 @@ def test_without_parameters(numbers: Any, read: int) -> None:
         np.testing.assert_allclose(got, found[0], rtol=1e-5, atol=1e-6)
 
 
+def test_many_norms_beside_a_head_that_is_lost() -> None:
+    class Heads(mx.gluon.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.trunk = nn.Dense(3, in_units=3)
+                self.lost = nn.BatchNorm(in_channels=3)
+                self.out = nn.Dense(2, in_units=3)
+
+        def forward(self, x: Any) -> Any:
+            h = self.trunk(x)
+            other = self.lost(h)
+            self.norms = [mx.nd.norm(h * number) for number in range(1, MOST)]
+            h.wait_to_read()
+            return self.out(h), other
+
+    x = mx.nd.array([[1, 2, 3], [3, 4, 5]])
+    for is_optimized in (False, True):
+        net = Heads()
+        net.initialize(mx.init.One())
+        called = graphopt.optimize(net, record=True) if is_optimized else net
+        for _ in range(3):
+            net.lost.gamma.grad()[:] = 7
+            with autograd.record():
+                loss = called(x)[0].sum()
+            loss.backward()
+        np.testing.assert_allclose(net.lost.gamma.grad().asnumpy(), 7, atol=1e-6)
+        np.testing.assert_allclose(net.lost.running_mean.data().asnumpy(), 0, atol=1e-6)
+
+
 def call(*args: int, op: str = "tanh") -> Call:
     return Call(handle(op), (), (), args, 1)
 
@@ -131,6 +161,17 @@ def test_a_root_that_leads_to_all_results_is_not() -> None:
     assert shares([trunk, inner, kept, head], (2, 3), [False, True, True], {3}) is None
 
 
-def test_what_nobody_reads_makes_no_parts() -> None:
-    trunk, lost, head = call(-1, -2), call(0, -3, op="sqrt"), call(0)
-    assert shares([trunk, lost, head], (2,), [False, True, True], {2}) is None
+def test_slopes_behind_drawn_numbers_alone_do_not_count() -> None:
+    trunk, noise, drawn = call(-1, -2), call(op="_random_uniform"), call(1, op="log")
+    scores, noisy = call(0, -3), call(3, 2, op="elemwise_add")
+    calls = [trunk, noise, drawn, scores, noisy]
+    assert shares(calls, (3, 4), [False, True, True], {3, 4}) is None
+
+
+def test_slopes_do_not_keep_draws_from_one_program() -> None:
+    noise, trunk = call(op="_random_uniform"), call(-1, -2)
+    noisy, kept = call(1, 0, op="elemwise_add"), call(1, op="sqrt")
+    other = call(op="_random_uniform")
+    beside, head = call(3, 4, op="elemwise_add"), call(2, -3)
+    calls = [noise, trunk, noisy, kept, other, beside, head]
+    assert shares(calls, (5, 6), [False, True, True], {6}) is None
