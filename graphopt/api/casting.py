@@ -25,8 +25,8 @@ class Casts:
         """The parameters, those cast of which the Symbol says that they have another dtype.
 
         Floating numbers alone are cast, and no array that is to get a gradient. They take the place
-        of what they were cast from, for who writes to them; but for float16, which loses too much
-        for calls with data of other dtypes, and of which there are copies.
+        of what they were cast from; but for float16, which loses too much for calls with data of
+        other dtypes, and of which there are copies.
 
         Args:
             params: NDArrays by name; those of the Symbol are read.

@@ -62,17 +62,6 @@ def test_dtypes_within_a_symbol(tmp_path, kind):
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_who_writes_to_parameters_writes_to_what_is_read(tmp_path, dtype):
-    dense(X).save(str(tmp_path / "m-symbol.json"))
-    args = {"fc_weight": mx.nd.ones((3, 4), dtype=dtype), "fc_bias": mx.nd.zeros(3, dtype=dtype)}
-    model = graphopt.load(tmp_path / "m-symbol.json", args)
-    model(mx.nd.ones((2, 4)))
-    model.params["fc_weight"][:] = 2
-    for batch in (2, 3):
-        np.testing.assert_allclose(model(mx.nd.ones((batch, 4))).asnumpy(), 8, atol=1e-6)
-
-
 @pytest.fixture
 def symbol(tmp_path):
     hidden = mx.sym.Convolution(mx.sym.var("data"), num_filter=4, kernel=(3, 3), name="conv")
