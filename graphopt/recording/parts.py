@@ -90,13 +90,16 @@ def shares(
     """
     makers = [at for at, call in enumerate(calls) for _ in range(call.results)]
     behind = [{makers[n] for n in call.args if n >= 0} for call in calls]
-    groups, are_too_many = _by_what_shows(calls, wanted, learned, returned, alone, behind)
+    led, has_loss = _led(calls, wanted), any(is_loss(call.op) for call in calls)
+    shows = [_shows(call, learned, has_loss) for call in calls]
+    seen = None if returned is None or has_loss else _bits(wanted, returned)
+    groups, may_be_one = _by_what_shows(led, shows, behind, seen, _bits(wanted, alone))
     found = _in_order(calls, groups, wanted, behind)
     if found == []:
         return found
-    if are_too_many:
+    if may_be_one and returned is None and not has_loss:
         groups, found = [[*range(len(calls))]], None
-    finer = _by_slopes(calls, groups, wanted, learned, behind)
+    finer = _by_slopes(groups, led, shows, _steep(calls, behind), behind)
     return (len(finer) > len(groups) and _in_order(calls, finer, wanted, behind)) or found
 
 
@@ -117,51 +120,48 @@ def _in_order(
 
 
 def _by_what_shows(
-    calls: Sequence[Call],
-    wanted: Collection[int],
-    learned: Sequence[bool],
-    returned: Collection[int] | None,
-    alone: Collection[int],
+    led: list[int],
+    shows: Sequence[bool],
     behind: Sequence[set[int]],
+    seen: int | None,
+    others: int,
 ) -> tuple[list[list[int]], bool]:
-    """Calls by the results they lead to, as far as that shows, and whether one program is better.
+    """Calls by the results they lead to, as far as that shows; all in one where it does not.
 
-    All are in one group where nothing shows.
+    With it whether these are more than ``MOST``, and some result is one that all of them lead to.
+
+    Args:
+        led: the results that each call leads to, as bits.
+        shows: whether anybody can tell that backward came to a call.
+        behind: the calls that each reads.
+        seen: those results that are returned, if that is known and makes a difference.
+        others: those that lead to no call that shows, and are read alone.
     """
-    has_loss = any(is_loss(call.op) for call in calls)
-    led, shows = _led(calls, wanted), [_shows(call, learned, has_loss) for call in calls]
     kinds = {own for own, yes in zip(led, shows, strict=True) if yes}
-    others = _bits(wanted, alone)
-    if returned is not None and not has_loss:
-        seen = _bits(wanted, returned)
-        if _common(kinds) & seen:  # what is only kept does not count
-            led = [own & seen or own for own in led]
-            kinds = {own & seen or own for own in kinds}
-            others &= seen
+    if seen is not None and _common(kinds) & seen:  # what is only kept does not count
+        led = [own & seen or own for own in led]
+        kinds = {own & seen or own for own in kinds}
+        others &= seen
     if not kinds or (len(kinds) < 2 and not others):
-        return [[*range(len(calls))]], False
-    is_cut_often = len(kinds) + bool(others) > MOST
+        return [[*range(len(led))]], False
+    may_be_one = len(kinds) + bool(others) > MOST and bool(_common(kinds))
     told = others | _union(kinds)  # of other results nobody can tell what leads to them
     led = [others if own & others else own & told for own in led]
-    are_too_many = returned is None and is_cut_often and not has_loss and bool(_common(kinds))
-    return [*_grouped(led, shows, kinds, behind).values()], are_too_many
+    return [*_grouped(led, shows, kinds, behind).values()], may_be_one
 
 
 def _by_slopes(
-    calls: Sequence[Call],
     groups: Sequence[Sequence[int]],
-    wanted: Collection[int],
-    learned: Sequence[bool],
+    led: Sequence[int],
+    shows: Sequence[bool],
+    steep: Sequence[bool],
     behind: Sequence[set[int]],
 ) -> list[list[int]]:
     """The groups, cut where a slope may be infinite and leads to fewer results than its group.
 
     Where that would be many parts, all such slopes of a group are one.
     """
-    led = _led(calls, wanted)
-    steep = _steep(calls, behind)
-    has_loss = any(is_loss(call.op) for call in calls)
-    exact = [yes or _shows(call, learned, has_loss) for call, yes in zip(calls, steep, strict=True)]
+    exact = [one or other for one, other in zip(shows, steep, strict=True)]
     kinds = {own for own, yes in zip(led, exact, strict=True) if yes and own}
     kind_of = {
         at: kind for kind, members in _grouped(led, exact, kinds, behind).items() for at in members

@@ -15,9 +15,8 @@ def npx(mx):
     mx.npx.reset_np()
 
 
-def exported(mx, npx, folder, compute):
-    """A dense layer and what is computed from it, written by MXNet, with data and a result."""
-    npx.set_np()
+def made(mx, compute):
+    """A dense layer and what is computed from it."""
 
     class Net(mx.gluon.HybridBlock):
         def __init__(self):
@@ -31,6 +30,13 @@ def exported(mx, npx, folder, compute):
     net = Net()
     net.initialize()
     net.hybridize()
+    return net
+
+
+def exported(mx, npx, folder, compute):
+    """Such a net of ``mx.np``, written by MXNet, with data and a result."""
+    npx.set_np()
+    net = made(mx, compute)
     x = mx.np.random.uniform(size=(2, 3))
     want = net(x).asnumpy()
     net.export(str(folder / "m"))
@@ -90,18 +96,7 @@ def test_parameters_saved_with_numpy_shapes_for_any_net(graphopt, tmp_path, mx, 
 
 
 def test_nets_of_nd_with_operators_of_numpy_keep_their_format(graphopt, tmp_path, mx):
-    class Net(mx.gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            with self.name_scope():
-                self.dense = mx.gluon.nn.Dense(3, in_units=3)
-
-        def hybrid_forward(self, F, x):
-            return F.np.tanh(self.dense(x).as_np_ndarray()).as_nd_ndarray()
-
-    net = Net()
-    net.initialize()
-    net.hybridize()
+    net = made(mx, lambda F, y: F.np.tanh(y.as_np_ndarray()).as_nd_ndarray())
     x = mx.nd.random.uniform(shape=(2, 3))
     want = net(x).asnumpy()
     net.export(str(tmp_path / "m"))
