@@ -118,7 +118,7 @@ class _AnyLength:
         why = None
         if context.device_type != "cpu":
             return True  # cuDNN knows lengths
-        if clipped or self._dtype not in ("float32", "float64"):  # type: ignore[attr-defined]
+        if clipped or dtype_name(self._dtype) not in ("float32", "float64"):  # type: ignore[attr-defined]
             why = "they need float32 or float64 arrays and states that are not clipped"
         else:
             why = bridge.why_not(mx)
@@ -166,7 +166,7 @@ class _Forward:
                 f"{layer.name}: give input_size=, or call the net once before hybridize()"
             )
         cell = Cell(layer._mode, inputs, layer._hidden_size, layer._projection_size or 0)
-        body, spec = _translated(cell, layer._dtype)
+        body, spec = _translated(cell, dtype_name(layer._dtype))
         directions = range(layer._dir)
         zero = self._starts_from_zero(states)
         reads = [x]

@@ -33,6 +33,9 @@ mx = import_mxnet()
 gluon = mx.gluon
 autograd = mx.autograd
 
+#: A dtype as Gluon takes it.
+DTYPES = {"name": "float64", "class": np.float64, "dtype": np.dtype("float64")}
+
 
 @pytest.mark.parametrize("given", [False, True], ids=["zeros", "states"])
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])
@@ -68,11 +71,22 @@ def test_float64(kind: str) -> None:
     compare(theirs, mine, x, states, tolerance=1e-12)
 
 
-def test_cast() -> None:
+@pytest.mark.parametrize("form", DTYPES)
+def test_cast(form: str) -> None:
     theirs, mine = pair("LSTM")
     for layer in (theirs, mine):
-        layer.cast("float64")
-    compare(theirs, mine, data(mine, dtype="float64"), tolerance=1e-12)
+        layer.cast(DTYPES[form])
+    x = data(mine, dtype="float64")
+    compare(theirs, mine, x, tolerance=1e-12)
+    near(mine(x, sequence_length=mx.nd.full(BATCH, STEPS)), theirs(x))
+
+
+@pytest.mark.parametrize("form", DTYPES)
+def test_dtype_is_given_in_any_form(form: str) -> None:
+    theirs, mine = pair("GRU", dtype=DTYPES[form])
+    x = data(mine, dtype="float64")
+    compare(theirs, mine, x, tolerance=1e-12)
+    near(mine(x, sequence_length=mx.nd.full(BATCH, STEPS)), theirs(x))
 
 
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])
