@@ -148,7 +148,7 @@ class CompiledBlock:
         if known is not None:
             return known, given
         ctx = given[0].ctx
-        if ctx.device_type in _OTHER_HOST_MEMORY:
+        if any(array.ctx.device_type in _OTHER_HOST_MEMORY for array in given):
             # MXNet's graphs want all arrays in one place; its single operators do not mind.
             told, ctx = None, self._mx.cpu()
             given = [array.as_in_context(ctx) for array in given]

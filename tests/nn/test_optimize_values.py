@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -129,6 +131,43 @@ def test_batches_in_shared_memory() -> None:
         y = fast(shared)
     y.backward()
     assert np.array_equal(net.bias.grad().asnumpy(), np.full(4, 2.0))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_one_of_several_inputs_in_shared_memory(train: bool) -> None:
+    """A mask that a worker of a DataLoader made, beside data that was copied already."""
+
+    class Masked(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = mx.gluon.nn.Conv2D(4, 3, padding=1, in_channels=3)
+
+        def hybrid_forward(self, F, x, mask):
+            return F.broadcast_mul(F.relu(self.conv(x)), mask)
+
+    net = Masked()
+    net.initialize()
+    fast = graphopt.optimize(net)
+    x, mask = mx.nd.random.normal(shape=(2, 3, 8, 8)), mx.nd.ones((2, 1, 8, 8))
+    for given in (mask, *[mask.as_in_context(mx.Context("cpu_shared", 0))] * 2):
+        with mx.autograd.record() if train else nullcontext():
+            y = fast(x, given)
+        if train:
+            y.backward()
+        np.testing.assert_allclose(y.asnumpy(), net(x, given).asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_step_with_labels_in_shared_memory() -> None:
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(8, 3, in_channels=3), mx.gluon.nn.Dense(4))
+    net.initialize()
+    loss = mx.gluon.loss.SoftmaxCELoss()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    step = graphopt.train_step(net, loss, trainer)
+    x, label = mx.nd.random.normal(shape=(2, 3, 8, 8)), mx.nd.array([1, 2])
+    want = loss(net(x), label).asnumpy()
+    for given in (label, *[label.as_in_context(mx.Context("cpu_shared", 0))] * 2):
+        np.testing.assert_allclose(step(x, given).asnumpy(), want, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_that_follow_from_inputs_are_those_of_each_call():
