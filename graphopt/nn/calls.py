@@ -18,8 +18,10 @@ from graphopt.nn.config import Config
 from graphopt.nn.initializing import PythonFirst, first_call, left_open
 from graphopt.nn.originals import original
 from graphopt.nn.partition import keep_python, looks_up_words, partition
+from graphopt.nn.separate import SeparateResultsError
 from graphopt.nn.state import State
 from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
+from graphopt.pipeline.base import Mode
 from graphopt.recording.active import ACTIVE
 
 if TYPE_CHECKING:
@@ -39,11 +41,16 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
         return _python_of(block, original(block))(*args)
     hooked = state.structure.hooked()
     reason = hooked or _why_not_whole(block, state)
+    if not reason and state.separate and _mode(state) == "training":
+        return _in_python(block, state, args, state.separate, is_hooked=False)
     if not reason:
         try:
             return state.compiled(args)
         except PythonFirst:
             return first_call(block, state, _whole_python_of(block), args)
+        except SeparateResultsError as error:
+            state.separate = str(error)
+            return _in_python(block, state, args, state.separate, is_hooked=False)
         except UnsupportedError as error:
             if state.config.strict:
                 raise
@@ -95,6 +102,12 @@ def _in_python(
     if state.config.record is None and not is_hooked and _may_record(block, state, args):
         return _measured(block, state, args, _python_of(block, original(block)), apart)
     return apart()
+
+
+def _mode(state: State) -> Mode:
+    autograd = import_mxnet().autograd
+    differentiating = autograd.is_recording() or autograd.is_training()
+    return state.config.graph_mode(differentiating=differentiating)
 
 
 def _python_of(block: Any, own: Any) -> Callable[..., Any]:
@@ -196,9 +209,7 @@ def _measured(
     apart: Callable[[], Any],
 ) -> Any:
     """A call the way that is the fastest, or one of those that tell."""
-    autograd = import_mxnet().autograd
-    differentiating = autograd.is_recording() or autograd.is_training()
-    mode = state.config.graph_mode(differentiating=differentiating)
+    mode = _mode(state)
     ways = state.ways.get(mode)
     if ways is None:
         ways = state.ways.setdefault(

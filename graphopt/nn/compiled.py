@@ -16,6 +16,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.blocks import describe, input_names
 from graphopt.frontend.gluon import Traced, lift_traced
+from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
@@ -25,6 +26,7 @@ from graphopt.nn.initializing import PythonFirst, initialized, needs_python
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
+from graphopt.nn.separate import require_common_result
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.nn.tracing import Tracer
@@ -57,6 +59,10 @@ class CompiledBlock:
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
         self._lock = threading.RLock()
         self._python_was_first = self._is_preparing = False
+        # Those that MXNet calls as one operator, hybridized or not, or of which all is read.
+        self._reads_all = bool(getattr(block, "graphopt_reads_all", False)) or isinstance(
+            block, import_mxnet().gluon.SymbolBlock
+        )
         self._signatures = Signatures()
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
@@ -197,7 +203,14 @@ class CompiledBlock:
 
             def plain() -> Plain:
                 # Blocks are traced without shapes.
-                return self.renting.plain(key, lambda: alike.traced if alike else self._trace(args))
+                return self.renting.plain(key, lambda: alike.traced if alike else trace())
+
+            def trace() -> Traced:
+                traced = self._trace(args)
+                arrays = dict(zip(traced.names, given, strict=True))
+                graph = lift_traced(self._block, traced, *_types(arrays))
+                self._require_whole(key[0], graph, traced)
+                return traced
 
             def as_in_mxnet() -> Callable[[Sequence[Any]], list[Any]] | None:
                 return self.renting.runner(key, given, plain())
@@ -320,8 +333,7 @@ class CompiledBlock:
         may_run = not self._python_was_first and not self._config.plans_memory
         if may_run and needs_python(graph, traced):
             raise PythonFirst
-        if mode == "training" and not getattr(self._block, "_active", False):
-            require_steps(graph)
+        self._require_whole(mode, graph, traced)
         parameters = initialized(self._block, graph, traced, ctx)
         entry = compile_graph(
             replace(self._config, keeps_operators=_keeps_operators(self._block)),
@@ -340,6 +352,20 @@ class CompiledBlock:
         if mode == "training":
             entry.lowered.plans = self._plans[ctx]
         return entry
+
+    def _require_whole(self, mode: Mode, graph: Graph, traced: Traced) -> None:
+        """Refuse to learn by a graph whose gradients are others than those of the Block's Python.
+
+        Raises:
+            UnsupportedError: the Block is not hybridized, and its Python may stop where a graph
+                does not.
+        """
+        if mode != "training" or getattr(self._block, "_active", False):
+            return
+        require_steps(graph)
+        if not (self._config.strict or self._config.plans_memory or self._reads_all):
+            returned = len(graph.outputs) - traced.unread
+            require_common_result(graph, returned, self._block.collect_params().values())
 
     def _computed(self, traced: Traced, arrays: Mapping[str, Any], ctx: Any) -> dict[str, Any]:
         """The Block's parameters by name that are computed for every call, initialized for good.

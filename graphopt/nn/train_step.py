@@ -252,6 +252,8 @@ def _with_loss() -> type:
     class WithLoss(import_mxnet().gluon.HybridBlock):  # type: ignore[misc]
         """A net and its loss."""
 
+        graphopt_reads_all = True  # backward begins at all that the loss returns
+
         def __init__(self, net: Any, loss: Any, data: int) -> None:
             super().__init__(prefix=f"{net.name}_with_")
             self.net, self.loss, self._data = net, loss, data
