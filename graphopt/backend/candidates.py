@@ -258,7 +258,14 @@ class Candidates:
             return fitted.symbol, fitted.setting.match
 
         engine = StepEngine(
-            symbol, form.data, form.ctx, form.pools, name, planner=planner, numpy=form.numpy
+            symbol,
+            form.data,
+            form.ctx,
+            form.pools,
+            name,
+            planner=planner,
+            made=set(self._fixed),
+            numpy=form.numpy,
         )
         engine.plan([arrays[name] for name in engine.inputs])
         return engine

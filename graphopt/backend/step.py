@@ -77,6 +77,7 @@ class StepEngine:
         name: str,
         *,
         planner: Planner,
+        made: Collection[str] = (),
         numpy: bool = False,
     ) -> None:
         """Bind nothing yet.
@@ -88,6 +89,7 @@ class StepEngine:
             pools: the memory it runs in.
             name: of the engine.
             planner: returns the symbol with marks, and ``match`` as in :func:`bind`.
+            made: names of the inputs that nobody replaces, such as constants.
             numpy: return ``mx.np`` arrays.
         """
         self.name = name
@@ -100,6 +102,10 @@ class StepEngine:
         self._arguments = [self.inputs.index(name) for name in arguments]
         self._is_data = [name in data for name in arguments]
         self._states = {n: self.inputs.index(n) for n in symbol.list_auxiliary_states()}
+        # Each recorded call has objects of its own for what was made (`Lowered.run`).
+        self._followed = [
+            at for at, name in enumerate(self.inputs) if name not in data and name not in made
+        ]
         self._learned: list[Any] = []
         self._mx = import_mxnet()
         self._wants_gradient = executors().graphopt_wants_gradient
@@ -172,8 +178,7 @@ class StepEngine:
 
     def _follow(self, arrays: Sequence[Any]) -> None:
         """Drop what was bound to other parameters."""
-        places = [at for at, data in zip(self._arguments, self._is_data, strict=True) if not data]
-        learned = [arrays[at] for at in (*places, *self._states.values())]
+        learned = [arrays[at] for at in self._followed]
         if len(learned) != len(self._learned) or any(map(operator.is_not, learned, self._learned)):
             self._pools.drop(self)
             self._learned = learned

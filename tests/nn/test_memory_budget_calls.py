@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import graphopt
+from graphopt.backend.step import bind as bound_for_step
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError
 from tests.nn.budgets import deep, image, pools, small, told
@@ -52,6 +53,45 @@ def test_a_batch_that_comes_again_needs_no_other_executor() -> None:
     with autograd.record():
         fast(x + 0)
     assert bindings(fast) == 1
+
+
+class Placed(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Adds a constant of its own to what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(8, in_units=5, activation="tanh")
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.broadcast_add(self.dense(x), F.reshape(F.arange(8), (1, 8)))
+
+
+@pytest.mark.parametrize("limit", [{"memory": "1GB"}, {"max_shapes": {"data": (4, 5)}}], ids=str)
+def test_a_net_with_constants_needs_one_executor_for_all_steps(
+    limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[Any] = []
+
+    def bind(*args: Any) -> Any:
+        bound.append(bound_for_step(*args))
+        return bound[-1]
+
+    monkeypatch.setattr("graphopt.backend.step.bind", bind)
+    net = Placed()
+    net.initialize()
+    fast = graphopt.optimize(net, **limit)
+    for seed in range(5):
+        x = mx.nd.array(np.random.default_rng(seed).normal(size=(4, 5)))
+        found = []
+        for which in (net, fast):
+            with autograd.record():
+                loss = (which(x) ** 2).sum()
+            loss.backward()
+            found.append([loss.asnumpy(), net.dense.weight.grad().asnumpy().copy()])
+        for want, got in zip(*found, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    assert len(bound) == 1
 
 
 def test_words_are_trained_on_again_and_again() -> None:
