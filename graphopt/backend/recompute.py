@@ -135,6 +135,7 @@ class StepMemory:
         """Nothing is measured yet."""
         self._graph, self._symbol, self._arrays, self._ctx = graph, symbol, arrays, ctx
         self._document = document_of(symbol)
+        self._names: list[str] = symbol.list_arguments()
         self._settings = [Setting(match) for match in MATCHES]
         self._gradients = gradients
         # An array may have several names.
@@ -204,7 +205,8 @@ class StepMemory:
         """Of each operator, those whose outputs its gradient reads, but for itself."""
         shapes = {name: tuple(array.shape) for name, array in self._arrays.items()}
         dtypes = {name: dtype_name(array.dtype) for name, array in self._arrays.items()}
-        requests = dict.fromkeys(self._gradients, "write")
+        # A step that nobody differentiates is bound with a gradient all the same.
+        requests = dict.fromkeys(self._gradients or self._names[-1:], "write")
         graph = training_graph(self._symbol, shapes, dtypes, requests, self._ctx)
         return {
             name: frozenset(graph.steps[entry.step].of for entry in entries if entry.step >= 0)
@@ -235,7 +237,7 @@ class StepMemory:
 
     def _cost(self, marks: frozenset[str], setting: Setting) -> Cost:
         symbol = self._marked(marks, setting.order)
-        arguments = {n: self._arrays[n] for n in symbol.list_arguments()}
+        arguments = {n: self._arrays[n] for n in self._names}
         states = {n: self._arrays[n] for n in symbol.list_auxiliary_states()}
         executor = bind(symbol, self._ctx, arguments, self._gradients, states, match=setting.match)
         listing = executor.debug_str()

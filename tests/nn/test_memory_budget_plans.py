@@ -14,7 +14,7 @@ from graphopt.backend.step import bind, watch_gradient
 from graphopt.compat import import_mxnet
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.memory.listing import repeated
-from tests.nn.budgets import Tuned, check, deep, image, told
+from tests.nn.budgets import Tuned, check, deep, image, least, told
 
 mx = import_mxnet()
 autograd = mx.autograd
@@ -37,6 +37,25 @@ def test_another_order_comes_before_computing_again() -> None:
         r" instead of 6\.9 MB: operators run in another order",
         told(fast),
     )
+
+
+def test_a_step_that_nobody_differentiates_has_a_budget_too() -> None:
+    """Features that a head is trained on."""
+    net = Tuned()
+    net.initialize()
+    net.collect_params().setattr("grad_req", "null")
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(64, 1024)))
+    fast = graphopt.optimize(net, memory=least(net, x))
+    head = mx.gluon.nn.Dense(2, in_units=8)
+    head.initialize(mx.init.One())
+    found = []
+    for which in (net, fast):
+        with autograd.record():
+            loss = (head(which(x)) ** 2).sum()
+        loss.backward()
+        found.append([loss.asnumpy(), head.weight.grad().asnumpy().copy()])
+    check((found[0], found[1]))
+    assert "instead of" in told(fast)
 
 
 def test_what_waits_for_another_operator_still_does_when_values_are_computed_again() -> None:
