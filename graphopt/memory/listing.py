@@ -88,6 +88,7 @@ def parse(text: str) -> Listing:
             key = ""
         elif total := _TOTAL.match(row):
             found.megabytes = int(total[1])
+            key = ""  # what follows belongs to no operator
         elif section == "Attrs:" and key and row != _RULE:
             found.lines[-1].attrs[key] += f"\n{row}"  # a value of several lines
     if not found.outputs:

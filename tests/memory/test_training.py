@@ -94,6 +94,15 @@ def test_long_chains_of_sums_are_told_apart() -> None:
     assert len(finals) == 4
 
 
+def test_what_follows_the_last_operator_is_no_part_of_its_attributes() -> None:
+    text = (
+        "Symbol Outputs:\n\toutput[0]=a(0)\nVariable:x\n--------------------\n"
+        "Op:f, Name=a\nInputs:\n\targ[0]=x(0) version=0\nAttrs:\n\tspec=in x\n"
+        "Total 3 MB allocated\nTotal 11 TempSpace resource requested\n"
+    )
+    assert parse(text).lines[0].attrs == {"spec": "in x"}
+
+
 def test_values_of_several_lines_do_not_end_the_listing() -> None:
     text = (
         "Symbol Outputs:\n\toutput[0]=a(0)\nVariable:x\n--------------------\n"

@@ -113,6 +113,20 @@ def test_the_plan_is_of_the_step_that_runs(make: Any, share: float) -> None:
     check_packing(plan.buffers, plan.offsets, capacity=plan.arena)
 
 
+def test_a_step_that_ends_in_the_gradient_of_a_kernel_has_a_plan() -> None:
+    net = nn.HybridSequential()
+    net.add(nn.Dense(64, activation="relu"), nn.LayerNorm())
+    net.initialize()
+    x = mx.nd.ones((200, 32))
+    net(x)
+    net.collect_params().setattr("grad_req", "null")
+    fast = graphopt.optimize(net, memory="1GB")
+    with autograd.record():
+        fast(x)
+    last = fast.memory_plan("training").schedule.operations[-1]
+    assert (last.phase, last.op) == ("backward", "_backward_graphopt_fused_alone")
+
+
 def test_an_order_of_its_own_is_part_of_the_plan() -> None:
     net, x = Tuned(), mx.nd.ones((64, 1024))
     net.initialize()
