@@ -42,8 +42,13 @@ _REFUSED = frozenset(
     {
         "BilinearSampler",
         "Convolution_v1",
+        "Crop",
         "Embedding",
         "GridGenerator",
+        "_contrib_DeformableConvolution",
+        "_contrib_ModulatedDeformableConvolution",
+        "_contrib_MultiProposal",
+        "_contrib_Proposal",
         "_image_to_tensor",
         "_np_diag",
         "_np_diagflat",
@@ -57,7 +62,7 @@ _REFUSED = frozenset(
     }
 )
 #: Of these it does not compute the statistics then that their gradient reads.
-_UNREPEATABLE = _REFUSED | {"LayerNorm", "GroupNorm"}
+_UNREPEATABLE = _REFUSED | {"LayerNorm", "GroupNorm", "moments"}
 #: These it refuses where oneDNN does not run them, which has no other floats than these.
 _ONEDNN = frozenset({"Convolution", "Deconvolution", "Pooling"})
 _ONEDNN_DTYPES = frozenset({"float32", "bfloat16"})
@@ -340,6 +345,8 @@ def _work_of(graph: Graph, seconds: Mapping[str, float], device: str) -> list[Wo
 def _runs_unread(node: Node) -> bool:
     """Whether an operator computes what its gradient reads, also if nobody reads its output."""
     op = canonical(node.op)
+    if op == "UpSampling":
+        return node.attrs.get("sample_type") == "nearest"  # the other kind is a Deconvolution
     return op not in _UNREPEATABLE and (op not in _ONEDNN or node.type.dtype in _ONEDNN_DTYPES)
 
 

@@ -50,6 +50,25 @@ class Step:
         return found + [state.asnumpy() for state in self.states]
 
 
+#: For operators that propose regions of images.
+REGIONS = {
+    "feature_stride": 8,
+    "scales": (4.0,),
+    "ratios": (1.0,),
+    "rpn_pre_nms_top_n": 20,
+    "rpn_post_nms_top_n": 5,
+    "rpn_min_size": 1,
+}
+
+
+def channels(x: Any, count: int) -> Any:
+    return mx.sym.slice_axis(x, axis=1, begin=0, end=count)
+
+
+def first(x: Any) -> Any:
+    return mx.sym.slice_axis(x, axis=0, begin=0, end=1)
+
+
 #: Made of its data; the gradient of most reads more than the output.
 UNREAD = {
     "LayerNorm": lambda x: mx.sym.LayerNorm(x, name="op"),
@@ -69,9 +88,76 @@ UNREAD = {
     "diag": lambda x: mx.sym.diag(x, name="op"),
     "Convolution": lambda x: mx.sym.Convolution(x, kernel=(3, 3), num_filter=2, name="op"),
     "FullyConnected": lambda x: mx.sym.FullyConnected(x, num_hidden=3, name="op"),
+    "AdaptiveAvgPooling2D": lambda x: mx.sym.contrib.AdaptiveAvgPooling2D(
+        x, output_size=2, name="op"
+    ),
+    "BilinearResize2D": lambda x: mx.sym.contrib.BilinearResize2D(x, height=4, width=9, name="op"),
+    "BilinearSampler": lambda x: mx.sym.BilinearSampler(x, channels(x, 2) * 0.3, name="op"),
+    "Convolution_v1": lambda x: mx.sym.Convolution_v1(x, kernel=(3, 3), num_filter=2, name="op"),
+    "Correlation": lambda x: mx.sym.Correlation(x, x * 2, max_displacement=1, name="op"),
+    "Crop": lambda x: mx.sym.Crop(x, num_args=1, offset=(1, 1), h_w=(3, 3), name="op"),
+    "DeformableConvolution": lambda x: mx.sym.contrib.DeformableConvolution(
+        x, channels(x, 2) * 0.1, kernel=(1, 1), num_filter=2, name="op"
+    ),
+    "GridGenerator": lambda x: mx.sym.GridGenerator(
+        channels(x, 2), transform_type="warp", name="op"
+    ),
+    "LeakyReLU": lambda x: mx.sym.LeakyReLU(x, act_type="prelu", name="op"),
+    "MultiProposal": lambda x: mx.sym.contrib.MultiProposal(
+        channels(x, 2), x, mx.sym.ones((4, 3)) * 48, **REGIONS, name="op"
+    ),
+    "Pad": lambda x: mx.sym.Pad(x, mode="reflect", pad_width=(0, 0, 0, 0, 1, 1, 1, 1), name="op"),
+    "Pooling_v1": lambda x: mx.sym.Pooling_v1(x, kernel=(2, 2), pool_type="max", name="op"),
+    "Proposal": lambda x: mx.sym.contrib.Proposal(
+        first(channels(x, 2)), first(x), mx.sym.ones((1, 3)) * 48, **REGIONS, name="op"
+    ),
+    "ROIPooling": lambda x: mx.sym.ROIPooling(
+        x, mx.sym.ones((2, 5)), pooled_size=(2, 2), spatial_scale=1.0, name="op"
+    ),
+    "SequenceLast": lambda x: mx.sym.SequenceLast(x, name="op"),
+    "SliceChannel": lambda x: mx.sym.SliceChannel(x, num_outputs=2, name="op")[0],
+    "SpatialTransformer": lambda x: mx.sym.SpatialTransformer(
+        x,
+        mx.sym.slice_axis(mx.sym.Flatten(x), axis=1, begin=0, end=6),
+        target_shape=(4, 4),
+        transform_type="affine",
+        sampler_type="bilinear",
+        name="op",
+    ),
+    "UpSampling of neighbours": lambda x: mx.sym.UpSampling(
+        x, scale=2, sample_type="nearest", name="op"
+    ),
+    "UpSampling between": lambda x: mx.sym.UpSampling(
+        x, mx.sym.var("w"), scale=2, sample_type="bilinear", num_filter=4, num_args=2, name="op"
+    ),
+    "det": lambda x: mx.sym.linalg.det(x, name="op"),
+    "gather_nd": lambda x: mx.sym.gather_nd(x, mx.sym.ones((2, 3)), name="op"),
+    "log_softmax": lambda x: mx.sym.log_softmax(x, name="op"),
+    "moments": lambda x: mx.sym.moments(x, axes=(1,), name="op")[1],
+    "norm": lambda x: mx.sym.norm(x, axis=1, name="op"),
+    "prod": lambda x: mx.sym.prod(x, axis=1, name="op"),
+    "smooth_l1": lambda x: mx.sym.smooth_l1(x, name="op"),
+    "take": lambda x: mx.sym.take(x, mx.sym.ones((3,)), name="op"),
+    "topk": lambda x: mx.sym.topk(x, k=2, ret_typ="value", name="op"),
 }
 #: Those that MXNet does not compute, or refuses, then.
-NEVER = ("LayerNorm", "GroupNorm", "hard_sigmoid", "Embedding", "pick", "diag")
+NEVER = (
+    "BilinearSampler",
+    "Convolution_v1",
+    "Crop",
+    "DeformableConvolution",
+    "Embedding",
+    "GridGenerator",
+    "GroupNorm",
+    "LayerNorm",
+    "MultiProposal",
+    "Proposal",
+    "UpSampling between",
+    "diag",
+    "hard_sigmoid",
+    "moments",
+    "pick",
+)
 
 
 @pytest.mark.parametrize("op", UNREAD)
