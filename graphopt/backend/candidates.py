@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from graphopt.analysis.effects import has_foreign_operators, may_draw
+from graphopt.backend.biases import with_biases_that_learn
 from graphopt.backend.caller import CallerEngine, LearningEngine
 from graphopt.backend.choice import (
     AT_ONCE,
@@ -252,7 +253,8 @@ class Candidates:
         symbol = with_distinct_outputs(form.symbol)
 
         def planner(known: Mapping[str, Any], gradients: Mapping[str, Any]) -> tuple[Any, int]:
-            memory = StepMemory(form.graph, symbol, known, gradients, form.ctx)
+            learns = with_biases_that_learn(symbol, known, gradients) if form.is_on_cpu else symbol
+            memory = StepMemory(form.graph, learns, known, gradients, form.ctx)
             fitted = memory.fit(form.memory)
             self._choice.memory = str(fitted)
             return fitted.symbol, fitted.setting.match

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphopt.backend.biases import with_biases_that_learn
 from graphopt.backend.environment import environment
 from graphopt.backend.invoke import invoke
 from graphopt.backend.pools import Bound, Names, Pool, Pools, executors
@@ -248,11 +249,15 @@ class StepEngine:
             for array, is_own, is_wanted in zip(given, is_users, wanted, strict=True)
         ]
         states = [arrays[at] for at in self._states.values()]
+        arguments = dict(zip(names, own, strict=True))
+        learning = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
+        if self._ctx.device_type == "cpu":  # weights may have been frozen since it was planned
+            symbol = with_biases_that_learn(symbol, arguments, learning)
         executor = bind(
             symbol,
             self._ctx,
-            dict(zip(names, own, strict=True)),
-            {n: g for n, g in zip(names, gradients, strict=True) if g is not None},
+            arguments,
+            learning,
             dict(zip(self._states, states, strict=True)),
             pool.last,
             match,
