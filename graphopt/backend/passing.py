@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from typing import Any
 
+from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node, NodeId
 from graphopt.ir.ops import canonical
@@ -69,6 +71,20 @@ def without_passed_inputs(graph: Graph) -> Graph:
     gradient of an output that is an input.
     """
     return _with_copies(graph, lambda node: node.is_input)
+
+
+def symbol_without_passed_inputs(symbol: Any) -> Any:
+    """A Symbol with copies of the inputs it returns, as :func:`without_passed_inputs` has them."""
+    mx = import_mxnet()
+    outputs = list(symbol.as_nd_ndarray())  # of mx.np, one that is alone cannot be listed
+    passed = [output.get_children() is None and output.list_inputs() for output in outputs]
+    if not any(passed):
+        return symbol
+    copied = [
+        mx.sym.identity(output, name=f"{output.name}_returned") if is_passed else output
+        for output, is_passed in zip(outputs, passed, strict=True)
+    ]
+    return mx.sym.Group(copied, type(symbol))
 
 
 def without_kept_results(graph: Graph, kept: Container[str]) -> Graph:

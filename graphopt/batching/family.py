@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from graphopt.backend.symbol import to_symbol
-from graphopt.batching.graph_runs import numbers_stopped, run_symbol
+from graphopt.batching.graph_runs import differentiable, run_symbol
 from graphopt.batching.kinds import kind
 from graphopt.batching.layout import Layout
 from graphopt.batching.recorder import RECORDING, TRAINING
@@ -77,7 +77,7 @@ class Family:
         graph, outs = checked(block, symbol, data, params, training=bool(state & TRAINING))
         self._dtypes = [dtype for _, dtype in outs]
         self._shapes = {name: tuple(typed_of(p).shape) for name, p in params.items()}
-        self._symbol = to_symbol(numbers_stopped(graph) if state & RECORDING else graph)
+        self._symbol = to_symbol(differentiable(graph) if state & RECORDING else graph)
         self._run = run_symbol(self._symbol, self._names, params, values[0].kind.ctx)
 
     def _tails(self, tails: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from graphopt.backend.passing import without_passed_inputs
 from graphopt.backend.symbol import to_symbol
 from graphopt.batching.operators import handle
 from graphopt.batching.recorder import RECORDING, TRAINING
@@ -56,9 +57,12 @@ def _run_alone(
     return numbers_detached(run) if canonical(node.op) == "Embedding" else run
 
 
-def numbers_stopped(graph: Graph) -> Graph:
-    """The graph with embeddings that do what :func:`numbers_detached` does."""
-    found = graph.copy()
+def differentiable(graph: Graph) -> Graph:
+    """The graph as a CachedOp that autograd differentiates as it does the operators by themselves.
+
+    Inputs that it returns are copied, and embeddings do what :func:`numbers_detached` does.
+    """
+    found = without_passed_inputs(graph).copy()
     for node in graph:
         if canonical(node.op) == "Embedding":
             numbers, *rest = node.inputs
@@ -78,7 +82,7 @@ def _fused(library: Library, graph: Graph, ctx: Any, state: int) -> Any:
 
     differentiates = bool(state & RECORDING)
     if differentiates:
-        graph = numbers_stopped(graph)
+        graph = differentiable(graph)
     plain = to_symbol(graph)
     mode: Any = "training" if differentiates or state & TRAINING else "inference"
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from graphopt.backend.engines import CachedOpEngine
+from graphopt.backend.passing import symbol_without_passed_inputs
 from graphopt.frontend.gluon import Traced
 from graphopt.nn.ski_rental import SkiRental
 
@@ -32,9 +33,12 @@ class Renting:
         kind = key[:3]
         if kind not in self._plain:
             traced = trace()
+            symbol = traced.symbol
+            if key[0] == "training":
+                symbol = symbol_without_passed_inputs(symbol)
             known = dict(self._parameters().items())  # what Gluon returns makes what it has not
-            reads = [known.get(name, name) for name in traced.symbol.list_inputs()]
-            engine = CachedOpEngine(traced.symbol, traced.names, is_static=False)
+            reads = [known.get(name, name) for name in symbol.list_inputs()]
+            engine = CachedOpEngine(symbol, traced.names, is_static=False)
             self._plain[kind] = engine, reads, traced
         return self._plain[kind]
 

@@ -103,6 +103,40 @@ def test_parameters_are_read_anew() -> None:
     np.testing.assert_allclose(net(x).asnumpy(), plain(x).asnumpy(), rtol=1e-9)
 
 
+class Beside(mx.gluon.HybridBlock):
+    """Returns what it was given, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.conv = nn.Conv1D(4, 1, in_channels=4)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return x, self.conv(x)
+
+
+def test_gradients_of_inputs_that_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Beside()
+    plain.initialize(mx.init.Normal(0.5))
+    net = graphopt.optimize(plain)
+    compiled = net.graphopt_state.compiled
+    monkeypatch.setattr(compiled.renting.rule, "is_due", lambda *_, is_first, **__: is_first)
+    monkeypatch.setattr(compiled.other_sizes, "find", lambda *_: None)  # what serves all sizes
+    for extent in range(1, 4):
+        x = mx.nd.array(np.random.default_rng(extent).normal(size=(2, 4, extent)))
+        grads = []
+        for run in (plain, net):
+            x.attach_grad()  # of zeros
+            with mx.autograd.record():
+                same, other = run(x)
+                loss = (same * same).sum() + (other * other).sum()
+            loss.backward()
+            grads.append([x.grad.asnumpy(), plain.conv.weight.grad().asnumpy()])
+        for mine, theirs in zip(grads[1], grads[0], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
+    assert compiled.renting.rule.plain_calls == 2
+
+
 def test_threads() -> None:
     net, plain = net_and_plain()
     for rows in range(1, ski_rental.AT_ONCE + 1):
