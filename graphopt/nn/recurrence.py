@@ -317,7 +317,10 @@ def _learned(F: Any, learned: Learned, known: Mapping[str, Any]) -> list[Any]:
     """The arrays of a part's parameters."""
     found = [known[name] for name in learned.matrices]
     for group in learned.vectors:
-        rows = [known[name] for name in group]
+        rows = [
+            F.reshape(known[name], shape=(-1,)) if name in learned.rows else known[name]
+            for name in group
+        ]
         # Not elemwise_add: with grad_req="add" for both, MXNet adds the second gradient twice.
         found.append(rows[0] if len(rows) == 1 else F.add_n(*rows))
     return found

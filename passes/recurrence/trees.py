@@ -28,10 +28,12 @@ class Learned:
     Attributes:
         matrices: of each matrix.
         vectors: of which each vector is the sum.
+        rows: those of ``vectors`` that are (1, columns), which kernels want as (columns,).
     """
 
     matrices: tuple[str, ...]
     vectors: tuple[tuple[str, ...], ...]
+    rows: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,11 @@ def translate_tree(
     rows = [[prepare.number(part, value) for value in part.needed] for part in parts]
     waiting = [part.rest() for part in parts]
     spec = TreeSpec(tuple(states), tuple(reduce), waiting[1].spec, waiting[0].spec)
-    learned = [_learned(part.waiting, body) for part, body in zip(parts, waiting, strict=True)]
+    learned = [learned_of(part.waiting, body) for part, body in zip(parts, waiting, strict=True)]
     made = prepare.translated()
     return TreeBody(
         None if made is None else made.spec,
-        Learned((), ()) if made is None else _learned(prepare.graph, made),
+        Learned((), ()) if made is None else learned_of(prepare.graph, made),
         tuple(rows[0]),
         tuple(rows[1]),
         spec,
@@ -133,18 +135,22 @@ def hoist(graph: Graph) -> Hoisted | None:
     rest = part.rest()
     return Hoisted(
         made.spec,
-        _learned(prepare.graph, made),
+        learned_of(prepare.graph, made),
         needed,
         rest.spec,
-        _learned(part.waiting, rest),
+        learned_of(part.waiting, rest),
     )
 
 
-def _learned(graph: Graph, body: Body) -> Learned:
+def learned_of(graph: Graph, body: Body) -> Learned:
+    """Which inputs of a graph its translation reads as parameters."""
     names = [node.name for node in graph.inputs]
+    vectors = tuple(tuple(names[n] for n in group) for group in body.vectors)
+    read = {name for group in vectors for name in group}
     return Learned(
         tuple(names[n] for n in body.matrices),
-        tuple(tuple(names[n] for n in group) for group in body.vectors),
+        vectors,
+        frozenset(node.name for node in graph.inputs if node.name in read and node.type.rank != 1),
     )
 
 

@@ -19,7 +19,7 @@ from graphopt.ir.ops import canonical
 from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
 from graphopt.passes.recurrence.body import translate
-from graphopt.passes.recurrence.trees import Learned, hoist
+from graphopt.passes.recurrence.trees import Learned, hoist, learned_of
 
 #: Two rows: one could be taken for something that is stretched.
 _ROWS = 2
@@ -40,6 +40,17 @@ class Fixed:
     def __call__(self, _ctx: Any) -> Any:
         """The array."""
         return self.array
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A parameter (1, columns) as (columns,), which programs read; autograd sees what it is of."""
+
+    parameter: Parameter
+
+    def __call__(self, ctx: Any) -> Any:
+        """The array on a context."""
+        return import_mxnet().nd.Reshape(self.parameter(ctx), shape=(-1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +253,11 @@ def split_of(source: Block | Operator, position: int) -> Split | None:
     if found is None:
         return None
 
-    def rows(spec: RecurrenceSpec, learned: Learned) -> Rows:
-        groups = [*((name,) for name in learned.matrices), *learned.vectors]
-        return Rows(spec, tuple(tuple(getter(name) for name in group) for group in groups))
-
     return Split(
         position,
-        rows(found.prepare, found.prepared),
+        Rows(found.prepare, _parameters(found.prepared, getter)),
         found.needed,
-        rows(found.rest, found.learned),
+        Rows(found.rest, _parameters(found.learned, getter)),
     )
 
 
@@ -306,6 +313,16 @@ def _rows(graph: Graph, names: Sequence[str], getter: Callable[[str], Parameter]
             # The plan of a block is one that has a backward, at inference too.
             raise UnsupportedError(f"{node.op}: kernels have no derivative of it")
     body = translate(made, len(names), 0)
-    inputs = [node.name for node in made.inputs]
-    groups = [*((n,) for n in body.matrices), *body.vectors]
-    return Rows(body.spec, tuple(tuple(getter(inputs[n]) for n in group) for group in groups))
+    return Rows(body.spec, _parameters(learned_of(made, body), getter))
+
+
+def _parameters(
+    learned: Learned, getter: Callable[[str], Parameter]
+) -> tuple[tuple[Parameter, ...], ...]:
+    """What a program reads besides rows, as :class:`Rows` has it."""
+
+    def vector(name: str) -> Parameter:
+        return Row(getter(name)) if name in learned.rows else getter(name)
+
+    matrices = ((getter(name),) for name in learned.matrices)
+    return (*matrices, *(tuple(map(vector, group)) for group in learned.vectors))

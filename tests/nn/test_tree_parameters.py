@@ -1,0 +1,72 @@
+"""Parameters of graphopt.nn.Recurrence's functions, of other shapes than layers of Gluon have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt import nn
+from graphopt.compat import import_mxnet
+from tests.nn.test_trees import COLUMNS, STRUCTURES, assert_close, noise, one_by_one, structure
+
+mx = import_mxnet()
+gluon = mx.gluon
+
+
+class Stretched(gluon.HybridBlock):  # type: ignore[misc, name-defined]
+    """Rows and sums of rows, with vectors, rows and a matrix of one row among its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.vector = self.params.get("vector", shape=(COLUMNS,))
+            self.row = self.params.get("row", shape=(1, COLUMNS))
+            self.one = self.params.get("one", shape=(1, 1))
+            self.matrix = self.params.get("matrix", shape=(1, COLUMNS))
+
+    def hybrid_forward(
+        self, F: Any, x: Any, other: Any, vector: Any, row: Any, one: Any, matrix: Any
+    ) -> Any:
+        gate = F.FullyConnected(other, matrix, no_bias=True, num_hidden=1)
+        own = F.broadcast_mul(row, F.broadcast_add(x, one))
+        summed = F.broadcast_add(F.broadcast_add(own + other, vector), row)
+        return F.tanh(F.broadcast_mul(summed, gate))
+
+
+def gradients(run: Any, net: Any, x: Any) -> list[Any]:
+    """Values, and gradients of a weighted sum of them."""
+    params = list(net.collect_params().values())
+    for param in params:
+        param.zero_grad()
+    x.attach_grad()
+    with mx.autograd.record():
+        made = run(x)
+        loss = (made * noise(*made.shape, seed=3)).sum()
+    loss.backward()
+    return [a.asnumpy() for a in (made, x.grad, *(param.grad() for param in params))]
+
+
+@pytest.mark.parametrize("how", ["as it is", "hybridized", "optimized"])
+def test_rows_are_vectors_to_kernels(how: str) -> None:
+    message, update = Stretched(), Stretched()
+    net = nn.Recurrence(message, "sum", update)
+    net.initialize(mx.init.Uniform(1))
+    edges = STRUCTURES["diamonds"]
+    x = noise(8, COLUMNS)
+
+    def plain(x: Any) -> Any:
+        (found,) = one_by_one(message, update, ["sum"], [COLUMNS], x, edges, 1)
+        return found
+
+    theirs = gradients(plain, net, x)
+    given = structure(edges)
+    layer = graphopt.optimize(net) if how == "optimized" else net
+    if how == "hybridized":
+        net.hybridize()
+    for _ in range(2):
+        mine = gradients(lambda x: layer(x, given), net, x)
+        assert_close(mine, theirs, "float32")
+    np.testing.assert_allclose(layer(x, given).asnumpy(), theirs[0], atol=1e-5)
