@@ -33,8 +33,9 @@ def get(x: Lazy, key: Any) -> Any:
         key = key.tolist()
     if isinstance(key, list) and key and all(isinstance(k, _INTEGERS) for k in key):
         return _listed(x, [int(k) for k in key])
-    if isinstance(key, tuple) and all(_is_basic(k) for k in key):
-        return _basic(x, key)
+    parts = key if isinstance(key, tuple) else (key,)
+    if all(_is_basic(k) for k in parts):
+        return _basic(x, parts)
     return _advanced(x, key)
 
 

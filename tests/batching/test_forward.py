@@ -80,6 +80,8 @@ KEYS: list[Any] = [
     (slice(None), 1),
     (slice(None), slice(0, 2), slice(1, 3)),
     (slice(1, 3), slice(None), slice(0, 4, 2)),
+    None,
+    Ellipsis,
     (Ellipsis, 0),
     (None, slice(0, 1)),
     (slice(None), None, 1, slice(None, None, -1)),
