@@ -187,6 +187,11 @@ def _dropout(attrs: Attributes, shapes: Shapes) -> str:
 
 
 def _leaky_relu(attrs: Attributes, shapes: Shapes) -> str:
+    if value(attrs, "act_type", "leaky") == "prelu":
+        # MXNet has slopes along axis 1 where they fit there, and else along axis 0.
+        data, (*others, count) = shapes[0], shapes[1]
+        need(count == 1 or data[1:2] == (count,), "its slopes lie along axis 0")
+        need(others in ([], [1]), "its slopes lie along axis 0, too")
     return "r" + "s" * (len(shapes) - 1)
 
 

@@ -78,6 +78,8 @@ CASES: list[tuple[str, Any, list[tuple[int, ...]]]] = [
     ("Dropout", lambda x: nd.Dropout(x, p=0.5), [(3,)]),
     ("LeakyReLU", lambda x: nd.LeakyReLU(x - 0.7, act_type="gelu"), [(3,)]),
     ("LeakyReLU", lambda x, w: nd.LeakyReLU(x - 0.7, w, act_type="prelu"), [(3, 2), (3,)]),
+    ("LeakyReLU", lambda x, w: nd.LeakyReLU(x - 0.7, w, act_type="prelu"), [(3,), (1, 3)]),
+    ("LeakyReLU", lambda x, w: nd.LeakyReLU(x - 0.7, w, act_type="prelu"), [(), (1,)]),
     ("LayerNorm", lambda x, w: nd.LayerNorm(x, w, w), [(2, 3), (3,)]),
     ("LayerNorm", lambda x, w: nd.LayerNorm(x, w, w, axis=1), [(2, 3), (2,)]),
     ("InstanceNorm", lambda x, w: nd.InstanceNorm(x, w, w), [(2, 3), (2,)]),
@@ -135,6 +137,9 @@ def test_every_rule_is_tested_or_refuses() -> None:
 @pytest.mark.parametrize(
     ("op", "attrs", "shapes", "why"),
     [
+        ("LeakyReLU", {"act_type": "prelu"}, [(3,), (3,)], "its slopes lie along axis 0"),
+        ("LeakyReLU", {"act_type": "prelu"}, [(2, 3), (2,)], "its slopes lie along axis 0"),
+        ("LeakyReLU", {"act_type": "prelu"}, [(2, 3), (2, 3)], "its slopes lie along axis 0, too"),
         ("softmax", {"axis": 0}, [(2, 3)], "it works along axis 0"),
         ("softmax", {"axis": "-2"}, [(2, 3)], "it works along axis 0"),
         ("softmax", {}, [(3,)], "it works along axis 0"),
@@ -177,6 +182,21 @@ def test_a_loss_head_in_a_child_divides_by_its_own_sample(
     if hybridized:
         net.loss.hybridize()
     check(net, [(positive(rows, 2),) for rows in (1, 1, 2)])
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 4)], ids=str)
+def test_slopes_for_each_row_of_a_sample(shape: tuple[int, ...]) -> None:
+    class Sloped(mx.gluon.HybridBlock):
+        def __init__(self) -> None:
+            super().__init__()
+            with self.name_scope():
+                self.slopes = self.params.get("slopes", shape=shape)
+
+        def hybrid_forward(self, F: Any, x: Any, slopes: Any) -> Any:
+            return F.LeakyReLU(x * 2, slopes, act_type="prelu")
+
+    net = initialized(Fn(lambda net, x: net.child(x) + x, child=Sloped()))
+    check(net, [(rand(*shape),) for _ in range(3)])
 
 
 def test_zero_and_minus_zero_are_two_numbers() -> None:
