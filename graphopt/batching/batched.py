@@ -82,7 +82,7 @@ class Batched:
 
         Returns:
             What the Block returns, with arrays joined along the batch axis; a list of arrays where
-            their shapes differ. An empty list for no samples.
+            their shapes differ or they have no elements. An empty list for no samples.
 
         Raises:
             SampleError: samples raised; it carries the results of the others.

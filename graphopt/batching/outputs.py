@@ -27,7 +27,8 @@ def combine(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
 
     Returns:
         Where all results are laid out alike, the same layout of joined arrays; a list with one
-        item per sample where shapes differ, or where there is something else than arrays.
+        item per sample where shapes differ, where there is something else than arrays, or where
+        arrays have no elements.
     """
     first = results[0]
     kind = type(first)
@@ -51,6 +52,8 @@ def _arrays(results: Sequence[Any], batch_axis: int, recorder: Recorder | None) 
         and r.stype == "default"
         for r in results
     )
+    if alike and 0 in first.shape and len(results) > 1:
+        alike = mx.util.is_np_shape()  # else 0 is an extent that MXNet's operators do not know
     if not alike or not -len(first.shape) <= batch_axis < len(first.shape):
         return [real(result) for result in results]
     is_recorded = recorder is not None and all(

@@ -70,6 +70,15 @@ def test_containers_that_lead_back_or_meet_again() -> None:
     assert batched.statistics.calls < 200
 
 
+def test_results_without_elements_are_a_list() -> None:
+    """MXNet cannot join them."""
+    net = initialized(Fn(lambda net, x: (net.g(x)[1:1], x), g=mx.gluon.nn.Dense(4, in_units=3)))
+    batched = check(net, [(rand(2, 3),) for _ in range(3)], grads=False)
+    found, joined = batched([(rand(2, 3),) for _ in range(3)])
+    assert [each.shape for each in found] == [(0, 4)] * 3
+    assert joined.shape == (6, 3)
+
+
 def test_a_list_that_is_linked_far() -> None:
     def forward(net: Any, entry: Any) -> Any:
         found = net.g(entry[0])
