@@ -11,7 +11,7 @@ import numpy as np
 from graphopt.backend.arrays import array_of
 from graphopt.backend.invoke import compose, invoke
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, UnsupportedError
+from graphopt.errors import GraphoptError, InputError, UnsupportedError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, RECURRENCE, TREE, Value
@@ -194,9 +194,12 @@ class Recurrence(mx.gluon.HybridBlock):  # type: ignore[name-defined]
             raise UnsupportedError(f"{self.name}: call the net once before hybridize()")
         if self._like not in self._bodies:
             trace = _Trace(self, *self._like)
-            self._bodies[self._like] = translate_tree(
-                trace.message, trace.update, trace.reduce, trace.sizes
-            )
+            try:
+                self._bodies[self._like] = translate_tree(
+                    trace.message, trace.update, trace.reduce, trace.sizes
+                )
+            except GraphoptError as error:
+                raise UnsupportedError(f"{self.name}: {error}") from error
         return self._bodies[self._like]
 
     def _expected(self) -> tuple[int, str] | None:

@@ -11,7 +11,7 @@ import pytest
 import graphopt
 from graphopt import nn
 from graphopt.compat import import_mxnet
-from graphopt.errors import GraphoptError, InputError, UnsupportedError
+from graphopt.errors import GraphoptError, InputError, ParseError, UnsupportedError
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -618,7 +618,7 @@ def test_bad_functions_are_told() -> None:
     given = noise(3, UNITS), mx.nd.array([1, 2, -1], dtype="int32")
 
     def fails(message: Any, update: Any, reduce: Any = "sum", **more: Any) -> str:
-        with pytest.raises((InputError, UnsupportedError, GraphoptError)) as caught:
+        with pytest.raises((InputError, ParseError, UnsupportedError)) as caught:
             nn.Recurrence(message, reduce, update, **more)(*given)
         return str(caught.value)
 
