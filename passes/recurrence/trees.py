@@ -80,6 +80,8 @@ def translate_tree(
         GraphoptError: kernels cannot compute it; the message names the node and the reason.
     """
     parts = [_Parts(update, "update"), _Parts(message, "message")]
+    if not any(part.needed for part in parts):
+        parts[0].needed.append(parts[0].rows)  # which tell how many nodes there are
     prepare = _Prepare(parts)
     rows = [[prepare.number(part, value) for value in part.needed] for part in parts]
     waiting = [part.rest() for part in parts]

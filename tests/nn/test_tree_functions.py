@@ -1,4 +1,4 @@
-"""Parameters of graphopt.nn.Recurrence's functions, of other shapes than layers of Gluon have."""
+"""Functions of graphopt.nn.Recurrence that read other things than the cells of test_trees.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import pytest
 import graphopt
 from graphopt import nn
 from graphopt.compat import import_mxnet
-from tests.nn.test_trees import COLUMNS, STRUCTURES, assert_close, noise, one_by_one, structure
+from tests.nn.test_trees import (
+    COLUMNS,
+    STRUCTURES,
+    assert_close,
+    noise,
+    one_by_one,
+    parents_in,
+    structure,
+)
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -70,3 +78,37 @@ def test_rows_are_vectors_to_kernels(how: str) -> None:
         mine = gradients(lambda x: layer(x, given), net, x)
         assert_close(mine, theirs, "float32")
     np.testing.assert_allclose(layer(x, given).asnumpy(), theirs[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("reads_words", [False, True])
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_functions_need_not_read_rows(is_tree: bool, reads_words: bool) -> None:
+    """States grow with how high a node stands, here."""
+    edges = [(0, 1), (1, 3), (2, 3), (5, 4)] if is_tree else STRUCTURES["diamonds"]
+    words = mx.nd.array([1, 1, 0, 1, 1, 0, 0, 1], dtype="int32")
+    embedding = gluon.nn.Embedding(2, COLUMNS) if reads_words else None
+    net = nn.Recurrence(
+        lambda F, x, state: state,
+        "max",
+        lambda F, x, height: F.tanh(height) + 0.5,
+        embedding=embedding,
+    )
+    net.initialize()
+    x = noise(8, COLUMNS)
+    x.attach_grad()
+    given = parents_in(edges, 8) if is_tree else structure(edges)
+    with mx.autograd.record():
+        made = net(words if reads_words else x, given)
+    made.backward()
+    (theirs,) = one_by_one(
+        lambda x, state: state,
+        lambda x, height: mx.nd.tanh(height) + 0.5,
+        ["max"],
+        [COLUMNS],
+        x,
+        edges,
+        1,
+    )
+    np.testing.assert_allclose(made.asnumpy(), theirs.asnumpy(), atol=1e-6)
+    grad = embedding.weight.grad() if reads_words else x.grad
+    assert not grad.asnumpy().any()
