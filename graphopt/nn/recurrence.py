@@ -368,13 +368,14 @@ def _each(reduce: str | Sequence[str], count: int) -> tuple[str, ...]:
 
 def _count_states(message: Any) -> int:
     """How many states a message takes, by its arguments."""
-    function, own = message, 2
-    if isinstance(message, mx.gluon.HybridBlock):
-        function, own = message.hybrid_forward, 2 + len(message._reg_params)
+    is_block = isinstance(message, mx.gluon.HybridBlock)
+    function = message.hybrid_forward if is_block else message
+    learned = message._reg_params if is_block else ()
     parameters = inspect.signature(function).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise InputError("message takes any number of states: state_sizes= says how many there are")
-    count = sum(p.kind is not p.VAR_KEYWORD for p in parameters) - own
+    given = [p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in learned]
+    count = len(given) - 2
     if count < 1:
         raise InputError("message takes no states: it is message(F, x, *states)")
     return count

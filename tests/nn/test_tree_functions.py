@@ -80,6 +80,21 @@ def test_rows_are_vectors_to_kernels(how: str) -> None:
     np.testing.assert_allclose(layer(x, given).asnumpy(), theirs[0], atol=1e-5)
 
 
+def test_parameters_of_a_message_by_name_are_no_states() -> None:
+    class Message(Stretched):
+        def hybrid_forward(self, F: Any, x: Any, other: Any, **params: Any) -> Any:
+            return super().hybrid_forward(F, x, other, **params)
+
+    message = Message()
+    net = nn.Recurrence(message, "sum", lambda F, x, other: F.tanh(x + other))
+    net.initialize(mx.init.Uniform(1))
+    x, edges = noise(8, COLUMNS), STRUCTURES["diamonds"]
+    (theirs,) = one_by_one(
+        message, lambda x, other: mx.nd.tanh(x + other), ["sum"], [COLUMNS], x, edges, 1
+    )
+    np.testing.assert_allclose(net(x, structure(edges)).asnumpy(), theirs.asnumpy(), atol=1e-5)
+
+
 @pytest.mark.parametrize("reads_words", [False, True])
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_functions_need_not_read_rows(is_tree: bool, reads_words: bool) -> None:
