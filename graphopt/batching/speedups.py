@@ -14,7 +14,8 @@ from typing import Any
 
 from graphopt.errors import MissingDependencyError
 from graphopt.kernels.bridge.build import compiler, run_compilers
-from graphopt.kernels.cache import folder, is_readable, written
+from graphopt.kernels.cache import folder, written
+from graphopt.kernels.shared_library import is_whole
 
 _FOLDER = Path(__file__).with_name("recording")
 _NAME = "graphopt_recording"
@@ -29,7 +30,7 @@ def load() -> tuple[ModuleType | None, str | None]:
         return None, f"{_VARIABLE}=python"
     try:
         path = _kept()
-        if not is_readable(path):
+        if not is_whole(path):
             path = written(path, _build())
         return _loaded(path), None
     except (MissingDependencyError, ImportError, OSError) as error:

@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from graphopt.errors import MissingDependencyError
-from graphopt.kernels.cache import folder, is_readable, wanted, write_atomically, written
+from graphopt.kernels.cache import folder, wanted, write_atomically, written
+from graphopt.kernels.shared_library import is_whole
 
 HERE = Path(__file__).parent
 _LOG = logging.getLogger("graphopt")
@@ -119,7 +120,7 @@ def library(mxnet: Path) -> Path:
 
 def find(mxnet: Path) -> Path | None:
     """The bridge for the MXNet in folder ``mxnet`` if it is built already."""
-    return next((path for path in (_shipped(mxnet), _kept(mxnet)) if is_readable(path)), None)
+    return next((path for path in (_shipped(mxnet), _kept(mxnet)) if is_whole(path)), None)
 
 
 def discard(path: Path) -> bool:
@@ -243,7 +244,7 @@ def build_beside() -> bool:
     if mxnet is None:
         return False
     kept = _kept(mxnet)
-    write_atomically(_shipped(mxnet), kept.read_bytes() if is_readable(kept) else build(mxnet))
+    write_atomically(_shipped(mxnet), kept.read_bytes() if is_whole(kept) else build(mxnet))
     return True
 
 
