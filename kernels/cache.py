@@ -94,14 +94,24 @@ def _remove(path: Path, owner: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Make ``path`` a file with ``data``, whatever other processes do at the same time."""
+def write_atomically(path: Path, data: bytes, *, synced: bool = False) -> None:
+    """Make ``path`` a file with ``data``, whatever other processes do at the same time.
+
+    Args:
+        path: of the file.
+        data: what it holds.
+        synced: have it on the disk before it gets its name. That takes a while, and is for what has
+            no checksum: else a machine that fails may have kept the name alone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not by `tempfile`, whose files no other user can read, whatever the umask allows.
     new = path.with_name(f".new-{os.urandom(8).hex()}")
     try:
         with new.open("xb") as file:
             file.write(data)
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -124,9 +134,9 @@ def is_readable(path: Path) -> bool:
 
 
 def written(path: Path, data: bytes) -> Path:
-    """A file with ``data``: ``path``, or where the disk is full one for this process alone."""
+    """A library with ``data``: ``path``, or where the disk is full one for this process alone."""
     try:
-        write_atomically(path, data)
+        write_atomically(path, data, synced=True)
     except OSError as error:
         _warn(path, error)
         path = _private() / path.name

@@ -244,7 +244,8 @@ def build_beside() -> bool:
     if mxnet is None:
         return False
     kept = _kept(mxnet)
-    write_atomically(_shipped(mxnet), kept.read_bytes() if is_whole(kept) else build(mxnet))
+    library = kept.read_bytes() if is_whole(kept) else build(mxnet)
+    write_atomically(_shipped(mxnet), library, synced=True)
     return True
 
 

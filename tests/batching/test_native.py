@@ -410,7 +410,7 @@ def test_what_was_computed_of_looked_up_words_can_be_read_later() -> None:
 
 
 def test_the_recorder_is_loaded_where_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.delenv("GRAPHOPT_RECORDER", raising=False)

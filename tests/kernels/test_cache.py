@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_to(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_full_disk_costs_time_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(cache, "write_atomically", refuse)
@@ -134,6 +134,21 @@ def test_a_write_that_fails_leaves_what_was_there(
             cache.write_atomically(path, b"after")
     assert path.read_bytes() == b"before"
     assert list(folder.iterdir()) == [path]
+
+
+def test_libraries_are_on_the_disk_before_they_have_their_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "bridge" / "library.so"
+    synced: list[tuple[int, bool]] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append((os.fstat(file).st_size, path.exists()))
+    )
+    cache.store(KEY, b"data")  # has a checksum
+    assert synced == []
+    assert cache.written(path, b"library") == path
+    assert synced == [(7, False)]
+    assert path.read_bytes() == b"library"
 
 
 def test_users_may_read_what_the_umask_lets_them(folder: Path) -> None:

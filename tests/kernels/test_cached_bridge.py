@@ -57,7 +57,7 @@ def test_who_waits_for_the_compiler_is_told_so_once(
 def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same folder, where there is room for empty files only."""
 
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(cache, "write_atomically", refuse)
@@ -86,7 +86,7 @@ def test_a_bridge_of_another_user_is_built_for_this_process(
     kept = build._kept(mxnet)
     good = kept.read_bytes()
 
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "not yours")
 
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may be root's
