@@ -1,4 +1,4 @@
-"""Whether a shared library on disk is all there, which is asked before it is loaded.
+"""Shared libraries on disk: whether one is all there, and another one where it is damaged.
 
 The loader maps what a file's header tells of, however long the file is. Where it is shorter, as a
 copy is that a full disk ended, the first touch of what is missing ends the process with SIGBUS.
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
-from graphopt.kernels.cache import is_readable
+from graphopt.kernels.cache import folder, is_readable
+
+_Loaded = TypeVar("_Loaded")
 
 _HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT: Final = struct.Struct("<IIQQQQQQ")
@@ -47,3 +50,30 @@ def _mapped_bytes(file: BinaryIO) -> int:
     return max(
         (start + n for kind, _, start, _, _, n, _, _ in segments if kind == _LOAD), default=0
     )
+
+
+def loaded(library: Callable[[], Path], load: Callable[[Path], _Loaded]) -> _Loaded:
+    """What ``load`` makes of a library; one that it refuses is removed and built again.
+
+    Args:
+        library: finds it, or builds it.
+        load: raises OSError or ImportError where it is damaged.
+    """
+    path = library()
+    try:
+        return load(path)
+    except (ImportError, OSError):
+        if not _discard(path):
+            raise
+        return load(library())
+
+
+def _discard(path: Path) -> bool:
+    """Remove a library; whether that was possible, and another one will take its place."""
+    if path.parent != folder() / "bridge":  # it came with the wheel, or was built a moment ago
+        return False
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

@@ -15,7 +15,7 @@ from typing import Any
 from graphopt.errors import MissingDependencyError
 from graphopt.kernels.bridge.build import compiler, run_compilers
 from graphopt.kernels.cache import folder, written
-from graphopt.kernels.shared_library import is_whole
+from graphopt.kernels.shared_library import is_whole, loaded
 
 _FOLDER = Path(__file__).with_name("recording")
 _NAME = "graphopt_recording"
@@ -25,16 +25,19 @@ _VARIABLE = "GRAPHOPT_RECORDER"
 
 @cache
 def load() -> tuple[ModuleType | None, str | None]:
-    """The module; or None, and why there is none."""
+    """The module, built again where it is damaged; or None, and why there is none."""
     if os.environ.get(_VARIABLE) == "python":
         return None, f"{_VARIABLE}=python"
     try:
-        path = _kept()
-        if not is_whole(path):
-            path = written(path, _build())
-        return _loaded(path), None
+        return loaded(_library, _loaded), None
     except (MissingDependencyError, ImportError, OSError) as error:
         return None, str(error)
+
+
+def _library() -> Path:
+    """Where the module is, built first if need be."""
+    path = _kept()
+    return path if is_whole(path) else written(path, _build())
 
 
 def _kept() -> Path:

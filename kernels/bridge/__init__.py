@@ -152,16 +152,11 @@ def _finish(mxnet: Any) -> None:
 
 def _open(mxnet: Path) -> ctypes.CDLL:
     """The bridge, built if need be; one that is damaged is built again."""
-    from graphopt.kernels.bridge.build import discard, library
+    from graphopt.kernels.bridge.build import library
+    from graphopt.kernels.shared_library import loaded
 
     try:
-        path = library(mxnet)
-        try:
-            return ctypes.CDLL(str(path))
-        except OSError:
-            if not discard(path):
-                raise
-            return ctypes.CDLL(str(library(mxnet)))
+        return loaded(partial(library, mxnet), lambda path: ctypes.CDLL(str(path)))
     except OSError as error:  # of the disk, too
         raise MissingDependencyError(
             f"graphopt's fused kernels cannot be loaded into this MXNet: {error}"

@@ -123,17 +123,6 @@ def find(mxnet: Path) -> Path | None:
     return next((path for path in (_shipped(mxnet), _kept(mxnet)) if is_whole(path)), None)
 
 
-def discard(path: Path) -> bool:
-    """Remove a bridge that cannot be loaded, to be built anew; whether that was possible."""
-    if path.parent == HERE:  # it came with the wheel: not ours to remove
-        return False
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True
-
-
 def _shipped(mxnet: Path) -> Path:
     return HERE / f"bridge-{_key(mxnet)}.so"
 

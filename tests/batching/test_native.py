@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,10 @@ import pytest
 
 import graphopt
 from graphopt.backend.invoke import invoke
-from graphopt.batching import plan, speedups
+from graphopt.batching import plan
 from graphopt.batching.kinds import kind
 from graphopt.batching.native.programs import Cut, cut_of
 from graphopt.compat import import_mxnet
-from graphopt.kernels import cache
 from tests.batching.comparing import Fn, check, initialized, rand
 from tests.places import REPOSITORY
 
@@ -407,19 +404,6 @@ def test_what_was_computed_of_looked_up_words_can_be_read_later() -> None:
         net(*one)
     for mine, theirs in zip(kept, net.seen, strict=True):
         np.testing.assert_allclose(mine.asnumpy(), theirs.asnumpy(), rtol=1e-4, atol=1e-6)
-
-
-def test_the_recorder_is_loaded_where_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left on device")
-
-    monkeypatch.delenv("GRAPHOPT_RECORDER", raising=False)
-    monkeypatch.setattr(cache, "write_atomically", refuse)
-    monkeypatch.setattr(speedups, "_kept", lambda: cache.folder() / "bridge" / "recorder.so")
-    monkeypatch.setattr(speedups, "_build", lambda: b"recorder")
-    monkeypatch.setattr(speedups, "_loaded", Path.read_bytes)
-    with pytest.warns(RuntimeWarning, match=r"recorder\.so cannot be written .no space left"):
-        assert speedups.load.__wrapped__() == (b"recorder", None)
 
 
 @pytest.mark.parametrize("what", ["embed", "cell"])
