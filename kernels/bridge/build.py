@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import mmap
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 
@@ -95,7 +99,8 @@ _INSTRUCTIONS = {
 _UNIT = ["-mavx512bw", "-mamx-tile", "-mamx-bf16"]
 _UNIT_FILES = ("tiles.cc", "tile_dense.cc")
 _COMPILERS = ("g++", "c++", "clang++")
-_SECONDS = 900
+#: Seconds that a compiler may take, and between two looks whether to end it.
+_SECONDS, _LOOK_SECONDS = 900, 0.1
 #: A std::function that passes an argument by value, as GCC 4.8's do; newer ones pass a reference.
 _BY_VALUE = re.compile(
     rb"_ZNSt17_Function_handlerIFvPN4dmlc3anyEE[^\0]*9_M_invokeERKSt9_Any_dataS[0-9A-Z]*_\0"
@@ -170,7 +175,7 @@ def build(mxnet: Path) -> bytes:
             )
             run_compilers([[*common, *map(str, objects), *link, "-o", str(target)]])
             return target.read_bytes()
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise MissingDependencyError(
             f"{command} cannot build graphopt's fused kernels: {error}"
         ) from error
@@ -200,25 +205,50 @@ def run_compilers(commands: list[list[str]]) -> None:
     """Run compilers, as many at once as there are processors: one takes up to 500 MiB.
 
     Raises:
-        MissingDependencyError: one fails; the message is its first error.
-        TimeoutExpired: one takes more than a quarter of an hour.
+        MissingDependencyError: one fails, and the message is its first error, or takes too long.
+            Those that run are ended then, and the others do not begin.
     """
+    stopped = threading.Event()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for _ in pool.map(_run_compiler, commands):  # the first error cancels what has not begun
-            pass
+        try:
+            begun = [pool.submit(_run_compiler, command, stopped) for command in commands]
+            for done in as_completed(begun):
+                done.result()
+        finally:
+            stopped.set()
 
 
-def _run_compiler(command: list[str]) -> None:
-    told = subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=_SECONDS
-    )
-    if told.returncode == 0:
+def _run_compiler(command: list[str], stopped: threading.Event) -> None:
+    if stopped.is_set():
         return
-    error = _first_error(told.stderr)
-    # Those of other compilers than GNU's come apart from them.
-    if "omp.h" in error:
-        error += "; install OpenMP's headers (on Debian and Ubuntu: libomp-dev) or g++"
-    raise MissingDependencyError(f"{command[0]} cannot build graphopt's fused kernels: {error}")
+    # A group of its own: a compiler is several processes, and to end one leaves the others.
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            error = _error_of(process, stopped)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if error is not None:
+        stopped.set()
+        raise MissingDependencyError(f"{command[0]} cannot build graphopt's fused kernels: {error}")
+
+
+def _error_of(process: subprocess.Popen[str], stopped: threading.Event) -> str | None:
+    """Why a compiler failed, if it did and was not stopped."""
+    end = time.monotonic() + _SECONDS
+    while not stopped.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            told = process.communicate(timeout=_LOOK_SECONDS)[1]
+            return _first_error(told) if process.returncode else None
+        if time.monotonic() > end:
+            return f"it takes more than {_SECONDS} seconds"
+    return None
 
 
 def build_beside() -> bool:
@@ -323,7 +353,11 @@ def sources() -> str:
 
 def _first_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+    error = next((line for line in lines if "error" in line), lines[0] if lines else "no message")
+    # Those of other compilers than GNU's come apart from them.
+    if "omp.h" in error:
+        error += "; install OpenMP's headers (on Debian and Ubuntu: libomp-dev) or g++"
+    return error
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from graphopt.errors import MissingDependencyError
 from graphopt.kernels import bridge, cache
 from graphopt.kernels.bridge import build
 
@@ -140,13 +139,3 @@ def test_building_ahead_says_what_does_not_work(
     monkeypatch.setattr(build, "installed", lambda: None)
     assert build.main() == 1
     assert capsys.readouterr().err.startswith("MXNet is not installed here; until then")
-
-
-def test_a_compiler_without_openmp_is_told_what_to_install(tmp_path: Path) -> None:
-    compiler = tmp_path / "cxx"
-    compiler.write_text(
-        "#!/bin/sh\necho \"a.h:1: fatal error: 'omp.h' file not found\" >&2; exit 1\n"
-    )
-    compiler.chmod(0o755)
-    with pytest.raises(MissingDependencyError, match="install OpenMP's headers"):
-        build.run_compilers([[str(compiler)]])
