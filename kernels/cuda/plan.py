@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from graphopt.errors import UnsupportedError
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.cuda.compiled import SIMULATED, FusedKernel, Kernel, PartsKernel
 from graphopt.kernels.cuda.device import ACCESS
@@ -24,6 +25,8 @@ _WARP = 32
 #: Threads of a block of the flat form, and blocks at most.
 _FLAT_THREADS = 256
 _MOST_BLOCKS = 2 if SIMULATED else 1 << 30
+#: Blocks of a grid that CUDA launches at most.
+_LARGEST_GRID = (1 << 31) - 1
 #: Threads of a block whose warps are teams, and of blocks that are teams at most.
 _TEAMS_THREADS = 64 if SIMULATED else 128
 _MOST_THREADS = 128 if SIMULATED else 1024
@@ -102,6 +105,9 @@ def plan_of(
         aligned: whether all operands lie at multiples of 16 bytes.
         processors: multiprocessors of the GPU.
         requests: what to do with each output; by default all are overwritten.
+
+    Raises:
+        UnsupportedError: there are more rows than a GPU launches blocks.
     """
     return _Planner(walked, space, aligned, processors, requests).plan()
 
@@ -128,7 +134,14 @@ class _Planner:
         self.targets = [self._target(p, r) for p, r in enumerate(self.spec.outputs)]
 
     def plan(self) -> LaunchPlan:
-        return LaunchPlan((*self._launches(), *self._additions()), tuple(self.areas))
+        launches = (*self._launches(), *self._additions())
+        blocks = max((launch.blocks for launch in launches), default=0)
+        if blocks > _LARGEST_GRID:
+            raise UnsupportedError(
+                f"a kernel over {' x '.join(map(str, self.extents))} elements takes {blocks} blocks"
+                f" on a GPU, which launches {_LARGEST_GRID} at most: call it with fewer rows"
+            )
+        return LaunchPlan(launches, tuple(self.areas))
 
     def _size(self, result: Result) -> int:
         return math.prod(self.extents[axis] for axis in result.operand.covers)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
 from graphopt.kernels.gradient import Gradient, differentiate
 from graphopt.kernels.recurrence.plan import plan
 from graphopt.kernels.recurrence.spec import Map, RecurrenceSpec
@@ -237,6 +238,26 @@ def test_ptx_has_one_entry_that_the_bridge_finds(compile_ptx: Any) -> None:
         assert image.count(b".entry") == 1
         assert image.count(entry + b"_param_") >= len(launch.arguments)
         assert native._image(launch.kernel, (8, 0))[0] is image
+
+
+@pytest.mark.parametrize(
+    ("text", "space"),
+    [
+        ("f32[a|b] (f32[a,b]) { %1 = softmax %0; return %1:f32[a,b] }", (1 << 31, 4096)),
+        ("f32[a|b|c] (f32[a,b,c]) { %1 = softmax %0; return %1:f32[a,b,c] }", (1 << 31, 2, 8)),
+    ],
+    ids=["rows", "columns"],
+)
+def test_more_rows_than_blocks_are_refused(text: str, space: tuple[int, ...]) -> None:
+    pytest.importorskip("numba.cuda", reason="there is no numba.cuda")
+    from graphopt.kernels.cuda.plan import plan_of
+
+    spec = parse(text)
+    with pytest.raises(UnsupportedError, match=r"takes \d+ blocks on a GPU, which launches"):
+        plan_of(spec, space, aligned=True, processors=132)
+    fewer = (space[0] // 2 - 2, *space[1:])
+    plan = plan_of(spec, fewer, aligned=True, processors=132)
+    assert max(launch.blocks for launch in plan.launches) < 1 << 31
 
 
 @pytest.mark.parametrize("backward", [False, True])
