@@ -210,6 +210,13 @@ def _check(spec: KernelSpec) -> None:
         known += 1
     if not spec.outputs or any(not 0 <= result.value < known for result in spec.outputs):
         raise ParseError("a kernel returns values it computes, at least one")
+    inner = spec.inner_axes
+    for result in spec.outputs:
+        if inner & spec.varies[result.value] and not inner & result.operand.covers:
+            raise ParseError(
+                f"output %{result.value}:{result.operand} has one value for each row, and what it"
+                " is given varies along rows; reduce that first, as by reduce_sum"
+            )
 
 
 class Builder:
