@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from graphopt.analysis.effects import held_nodes
@@ -21,12 +22,17 @@ from graphopt.passes.recurrence.build import Chain as Over
 from graphopt.passes.recurrence.build import Operands, add_recurrence
 from graphopt.passes.recurrence.chains import Chain, find_chain
 from graphopt.passes.recurrence.dropout import draw_outside
+from graphopt.passes.recurrence.feeds import Feeds
+from graphopt.passes.recurrence.paths import path_anchors
+from graphopt.passes.recurrence.readers import with_readers
 from graphopt.passes.recurrence.templates import BEFORE, CORE, Source
+from graphopt.passes.recurrence.worth import fit_one_kernel
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
 _PRODUCTS = frozenset({"FullyConnected", "dot"})
 _CUTS = frozenset({"SliceChannel", "slice_axis", "Concat"})
+_Members = tuple[NodeId, ...]
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,17 @@ class RerollRecurrence(Pass):
 
     Found by structure, not by name: nodes that apply one operator to the same weight, each
     depending on the one before, count the steps; a step is compared with the next node by node.
-    LSTM, GRU and plain cells, stacks of them, both directions, and cells that no library knows are
-    all the same here. What a step reads may be slices of one array or anything else; what it hands
-    out may be read step by step, joined again, or only at the end. First and last steps that differ
-    stay unrolled, and so does a chain whose steps kernels cannot compute.
+    Where no state meets a weight, as in SRU, QRNN and moving averages, equal operators on the way
+    of a state count them. LSTM, GRU and plain cells, stacks of them, both directions, and cells
+    that no library knows are all the same here. What a step reads may be slices of one array or
+    anything else; what it hands out may be read step by step, joined again, or only at the end.
+    First and last steps that differ stay unrolled, and so does a chain whose steps kernels cannot
+    compute.
 
     Args:
         min_steps: chains of fewer steps stay.
+        leave_to_fusion: chains without weights on their states stay where one kernel computes all
+            of their steps.
 
     Example::
 
@@ -61,24 +71,22 @@ class RerollRecurrence(Pass):
     name: ClassVar[str] = "reroll-recurrence"
 
     min_steps: int = 4
+    leave_to_fusion: bool = True
 
     def run(self, graph: Graph, cx: PassContext) -> Graph:
         """Roll up chain after chain; near-linear for each."""
-        if not anchor_classes(graph):
-            return graph
         why = self._refusal(cx)
         edited = graph.copy()
         refused: dict[str, Node] = {}
-        seen: set[tuple[NodeId, ...]] = set()
-        failed: set[tuple[NodeId, ...]] = set()
+        seen: set[_Members] = set()
+        failed: set[_Members] = set()
         done = 0
         while True:
-            fresh = [c for c in map(tuple, anchor_classes(edited)) if c not in seen]
-            for members in fresh:
+            for members, roll in self._attempts(edited, seen, why):
                 seen.add(members)
                 first = edited[members[0]]
                 try:
-                    message = self._roll_one(edited, members, fresh, why)
+                    message = roll()
                 except GraphoptError as error:
                     failed.add(members)
                     refused.setdefault(str(error), first)
@@ -98,6 +106,20 @@ class RerollRecurrence(Pass):
         for reason, node in refused.items():
             cx.missed(f"a chain of steps stays unrolled: {reason}", node)
         return edited if done else graph
+
+    def _attempts(
+        self, graph: Graph, seen: Collection[_Members], why: str | None
+    ) -> Iterator[tuple[_Members, Callable[[], str]]]:
+        """Anchors not seen yet, and how to roll up what they belong to.
+
+        Weights tell the steps of most cells; paths are looked at when they tell nothing more.
+        """
+        fresh = [found for found in map(tuple, anchor_classes(graph)) if found not in seen]
+        for members in fresh:
+            yield members, partial(self._roll_one, graph, members, fresh, why)
+        for members in map(tuple, path_anchors(graph)):
+            if members not in seen:
+                yield members, partial(self._roll_path, graph, members, why)
 
     def _roll_one(
         self,
@@ -120,16 +142,62 @@ class RerollRecurrence(Pass):
                 if why is not None:
                     raise GraphoptError(why)
                 anchors, chain = self._innermost(graph, anchors, chain, others)
-                with graph.edit():
-                    if draw_outside(graph, chain):
-                        chain = find_chain(graph, anchors)
-                        assert chain is not None
-                    return _Roller(graph, chain).roll()
+                return self._rolled(graph, anchors, chain)
             except GraphoptError as error:
                 problem = problem or error
         if problem is not None:
             raise problem
         return ""
+
+    def _roll_path(self, graph: Graph, anchors: _Members, why: str | None) -> str:
+        """Roll up the chain of a path, if it is one; else nothing is said, as paths are many.
+
+        Raises:
+            GraphoptError: it is one and has to stay; ``why`` is why all of them do.
+        """
+        # The first steps may have another role than the others.
+        for members in (anchors[start:] for start in range(3)):
+            chain = self._steps_of(graph, members)
+            if chain is not None:
+                return self._roll_steps(graph, members, chain, why)
+        return ""
+
+    def _steps_of(self, graph: Graph, anchors: _Members) -> Chain | None:
+        """The chain of a path, if it is one whose steps read the same of other data.
+
+        Else it is a sum of branches with weights of their own, or an iteration.
+        """
+        if len(anchors) < self.min_steps:
+            return None
+        try:
+            chain = find_chain(graph, anchors)
+        except GraphoptError:
+            return None
+        if chain is None or len(chain.steps) < self.min_steps:
+            return None
+        varies = any(len(set(slot)) > 1 for slot in chain.slots)
+        return chain if varies and Feeds(graph).are_alike(chain.slots) else None
+
+    def _roll_steps(self, graph: Graph, anchors: _Members, chain: Chain, why: str | None) -> str:
+        if why is not None:
+            raise GraphoptError(why)
+        if self.leave_to_fusion and _Roller(graph, with_readers(graph, chain)).fits_one_kernel():
+            raise GraphoptError("one kernel computes all of them, which is faster")
+        try:
+            return self._rolled(graph, anchors, chain, with_outputs=True)
+        except GraphoptError:  # perhaps because of what is computed besides the states
+            return self._rolled(graph, anchors, chain)
+
+    def _rolled(
+        self, graph: Graph, anchors: Sequence[NodeId], chain: Chain, *, with_outputs: bool = False
+    ) -> str:
+        """Roll up a chain; ``with_outputs`` takes what steps compute besides their states."""
+        with graph.edit():
+            if draw_outside(graph, chain):
+                drawn = find_chain(graph, anchors)
+                assert drawn is not None
+                chain = drawn
+            return _Roller(graph, with_readers(graph, chain) if with_outputs else chain).roll()
 
     def _innermost(
         self,
@@ -179,6 +247,11 @@ class _Roller:
         #: Slots that a node of the step computes: row and output.
         self.computed: dict[int, tuple[int, int]] = {}
         self.rolled: set[NodeId] = {node for row in self.rows for node in row}
+
+    def fits_one_kernel(self) -> bool:
+        """Whether fusion may make one kernel of the chain, with what it takes into its steps."""
+        self._extend()
+        return fit_one_kernel(self.graph, self.rolled)
 
     def roll(self) -> str:
         """Replace the chain; returns what was done."""

@@ -29,8 +29,8 @@ from graphopt.pipeline.base import PassContext
 from graphopt.rewrite.substitute import transplant
 
 #: Bounds on a kernel: more operands than this do not stay in registers.
-_MAX_MEMBERS = 64
-_MAX_OPERANDS = 24
+MAX_MEMBERS = 64
+MAX_OPERANDS = 24
 #: Rows side by side that are worth a kernel across them.
 FEWEST_COLUMNS = 8
 
@@ -155,8 +155,8 @@ def why_no_kernel(graph: Graph, node: Node, written: frozenset[Value], device: s
     types = [graph.type_of(value) for value in node.inputs] + [node.type]
     if not all(found.is_static for found in types):
         return "its shape or dtype is not known"
-    if len(node.inputs) >= _MAX_OPERANDS:
-        return f"it has more than {_MAX_OPERANDS - 1} inputs"
+    if len(node.inputs) >= MAX_OPERANDS:
+        return f"it has more than {MAX_OPERANDS - 1} inputs"
     if op in INSTRUCTIONS and INSTRUCTIONS[op].gradient is None:
         # MXNet derives the backward graph at once, at inference too.
         return "kernels have no derivative of it"
@@ -210,7 +210,7 @@ def _grow(graph: Graph, candidates: dict[NodeId, Space]) -> _Found:
             if not _is_literal(graph, value, spaces[mine]):
                 joined = _joined(graph, value, spaces[mine], spaces[other])
             size = len(groups.members(mine)) + len(groups.members(other))
-            if joined is None or size > _MAX_MEMBERS or not groups.can_merge(mine, other):
+            if joined is None or size > MAX_MEMBERS or not groups.can_merge(mine, other):
                 continue
             spaces[groups.merge(mine, other)] = joined
     return _Found(groups, spaces)
@@ -301,7 +301,7 @@ def _try(
     inputs, outputs = _boundary(graph, nodes, places)
     if not outputs:
         return False
-    if len(inputs) + len(outputs) > _MAX_OPERANDS:
+    if len(inputs) + len(outputs) > MAX_OPERANDS:
         cx.missed(f"{len(nodes)} operators have {len(inputs)} inputs together", nodes[-1])
         return False
     try:

@@ -1,0 +1,425 @@
+"""Recurrences whose states meet no weight: nothing but the way of a state tells their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.api.lifting import lift
+from graphopt.backend.target import MXNetTarget
+from graphopt.compat import import_mxnet
+from graphopt.ir.graph import Graph
+from graphopt.ir.node import RECURRENCE
+from graphopt.pipeline.manager import Result
+from graphopt.testing import assert_equivalent, run_pass
+
+mx = import_mxnet()
+nn = mx.gluon.nn
+
+PASSES = (
+    "eliminate-dead-code,eliminate-common-subexpressions,"
+    "reroll-recurrence{leave_to_fusion=False},eliminate-dead-code"
+)
+STEPS, BATCH, COLUMNS = 6, 3, 4
+
+
+class Cell(mx.gluon.HybridBlock):
+    """A sequence (steps, batch, columns) and a state -> outputs, and the state behind them."""
+
+    def __init__(self, steps: int = STEPS, last_only: bool = False):
+        super().__init__()
+        self.steps, self.last_only = steps, last_only
+        with self.name_scope():
+            self.make()
+
+    def make(self) -> None:
+        """Parameters and layers."""
+
+    def rows(self, F, x, axis=0):
+        return list(F.split(x, num_outputs=self.steps, axis=axis, squeeze_axis=True))
+
+    def hybrid_forward(self, F, x, state, **params):
+        outputs = self.unroll(F, x, state, **params)
+        return outputs[-1] if self.last_only else F.stack(*outputs, axis=0)
+
+    def unroll(self, F, x, state, **params) -> list[Any]:
+        raise NotImplementedError
+
+
+class Sru(Cell):
+    """Simple recurrent units (Lei et al. 2018): all products are with the input."""
+
+    def make(self):
+        self.inner = nn.Dense(3 * COLUMNS, flatten=False, in_units=COLUMNS)
+
+    def gates(self, F, x):
+        return self.rows(F, self.inner(x))
+
+    def unroll(self, F, x, state):
+        found = []
+        for gates, row in zip(self.gates(F, x), self.rows(F, x), strict=True):
+            new, forget, reset = F.split(gates, num_outputs=3, axis=1)
+            forget, reset = F.sigmoid(forget), F.sigmoid(reset)
+            state = forget * state + (1 - forget) * new
+            found.append(reset * F.tanh(state) + (1 - reset) * row)
+        return found
+
+
+class SruByStep(Sru):
+    """The same with a product for each step."""
+
+    def gates(self, F, x):
+        return [self.inner(row) for row in self.rows(F, x)]
+
+
+class SruFromNothing(SruByStep):
+    """The same with no state in front of the first step."""
+
+    def unroll(self, F, x, state):
+        found, given, state = [], state, None
+        for row in self.rows(F, x):
+            new, forget, reset = F.split(self.inner(row), num_outputs=3, axis=1)
+            forget, fresh = F.sigmoid(forget), (1 - F.sigmoid(forget)) * new
+            state = fresh if state is None else forget * state + fresh
+            found.append(F.sigmoid(reset) * F.tanh(state) + given)
+        return found
+
+
+class Qrnn(Cell):
+    """Quasi-recurrent networks (Bradbury et al. 2017): gates by convolution, and pooling."""
+
+    kind = "f"
+
+    def make(self):
+        self.inner = nn.Conv1D(4 * COLUMNS, 2, padding=1, in_channels=COLUMNS)
+
+    def unroll(self, F, x, state):
+        gates = F.transpose(self.inner(F.transpose(x, axes=(1, 2, 0))), axes=(2, 0, 1))
+        gates = F.slice_axis(gates, axis=0, begin=0, end=self.steps)
+        new, *gates = F.split(gates, num_outputs=4, axis=2)
+        new, rest = self.rows(F, F.tanh(new)), [self.rows(F, F.sigmoid(gate)) for gate in gates]
+        found = []
+        for z, forget, out, enter in zip(new, *rest, strict=True):
+            state = forget * state + (enter if self.kind == "ifo" else 1 - forget) * z
+            found.append(state if self.kind == "f" else out * state)
+        return found
+
+
+class QrnnFo(Qrnn):
+    kind = "fo"
+
+
+class QrnnIfo(Qrnn):
+    kind = "ifo"
+
+
+class Average(Cell):
+    """An exponential moving average."""
+
+    def unroll(self, F, x, state):
+        found = []
+        for row in self.rows(F, x):
+            state = 0.9 * state + 0.1 * row
+            found.append(state)
+        return found
+
+
+class LearnedAverage(Cell):
+    """The same with a decay that is learned, for each column."""
+
+    def make(self):
+        self.decay = self.params.get("decay", shape=(COLUMNS,))
+
+    def unroll(self, F, x, state, decay):
+        found, kept = [], F.sigmoid(decay)
+        for row in self.rows(F, x):
+            state = F.broadcast_mul(state, kept) + F.broadcast_mul(row, 1 - kept)
+            found.append(state)
+        return found
+
+
+class OneDecay(LearnedAverage):
+    """The same with one decay for all columns."""
+
+    def make(self):
+        self.decay = self.params.get("decay", shape=(1, 1))
+
+
+class Leaky(Cell):
+    """A leaky integrator over (batch, steps, columns), cut with slice_axis."""
+
+    def unroll(self, F, x, state):
+        found, x = [], F.transpose(x, axes=(1, 0, 2))
+        for step in range(self.steps):
+            row = F.slice_axis(x, axis=1, begin=step, end=step + 1).reshape((-3, -2))
+            state = state + 0.1 * (F.tanh(row) - state)
+            found.append(state)
+        return found
+
+
+class Sum(Cell):
+    def unroll(self, F, x, state):
+        found = []
+        for row in self.rows(F, x):
+            state = state + row
+            found.append(state)
+        return found
+
+
+class Product(Cell):
+    def unroll(self, F, x, state):
+        found = []
+        for row in self.rows(F, x):
+            state = state * row
+            found.append(state)
+        return found
+
+
+class Returns(Cell):
+    """Discounted returns: from the last step to the first."""
+
+    def unroll(self, F, x, state):
+        found = []
+        for row in self.rows(F, x)[::-1]:
+            state = row + 0.99 * state
+            found.append(state)
+        return found if self.last_only else found[::-1]
+
+
+class Independent(Cell):
+    """IndRNN (Li et al. 2018): a vector is all that a state meets."""
+
+    def make(self):
+        self.inner = nn.Dense(COLUMNS, flatten=False, in_units=COLUMNS)
+        self.back = self.params.get("back", shape=(COLUMNS,))
+
+    def unroll(self, F, x, state, back):
+        found = []
+        for row in self.rows(F, x):
+            state = F.relu(self.inner(row) + F.broadcast_mul(state, back))
+            found.append(state)
+        return found
+
+
+class Coupled(Cell):
+    """Two states that depend on each other, Dropout, and a mean of each row."""
+
+    def unroll(self, F, x, state):
+        found, other = [], F.tanh(state)
+        for row in self.rows(F, x):
+            mean = F.mean(row, axis=1, keepdims=True)
+            dropped = F.Dropout(state, p=1e-12)
+            state = F.tanh(F.broadcast_add(0.5 * dropped + other, mean))
+            other = F.sigmoid(other) * state + row
+            found.append(F.softmax(other) * state)
+        return found
+
+
+CELLS: tuple[type[Cell], ...] = (
+    Sru,
+    SruByStep,
+    SruFromNothing,
+    Qrnn,
+    QrnnFo,
+    QrnnIfo,
+    Average,
+    LearnedAverage,
+    OneDecay,
+    Leaky,
+    Sum,
+    Product,
+    Returns,
+    Independent,
+    Coupled,
+)
+
+
+def traced(net: Any, steps: int = STEPS) -> Graph:
+    net.initialize(mx.init.Uniform(0.7))
+    net.hybridize()
+    shapes = {"data0": (steps, BATCH, COLUMNS), "data1": (BATCH, COLUMNS)}
+    net(*map(mx.nd.ones, shapes.values()))
+    return lift(net, shapes=shapes)
+
+
+def rerolled(graph: Graph, passes: str = PASSES, **settings: Any) -> Result:
+    return run_pass(graph, passes, **{"target": MXNetTarget(), "mode": "training", **settings})
+
+
+def count(graph: Graph) -> int:
+    return sum(node.op == RECURRENCE for node in graph)
+
+
+def remarks(result: Result) -> str:
+    return "\n".join(map(str, result.remarks))
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("make", CELLS)
+def test_cells(make: Callable[..., Cell], last_only: bool) -> None:
+    graph = traced(make(last_only=last_only))
+    result = rerolled(graph)
+    assert count(result.graph) == 1
+    assert_equivalent(graph, result.graph, training=True)
+
+
+def test_what_steps_compute_besides_their_states_is_part_of_them() -> None:
+    result = rerolled(traced(Sru()))
+    ops = {node.op for node in result.graph if not node.is_input}
+    assert ops == {"FullyConnected", RECURRENCE}
+
+
+class Layers(Cell):
+    """One layer on another, both unrolled together."""
+
+    def unroll(self, F, x, state):
+        found, upper = [], F.tanh(state)
+        for row in self.rows(F, x):
+            state = 0.1 * row + 0.9 * state
+            upper = 0.1 * state + 0.9 * upper
+            found.append(upper)
+        return found
+
+
+class Sentences(Sru):
+    """Two sentences by the same layer, the second from the last state of the first."""
+
+    def unroll(self, F, x, state):
+        first = super().unroll(F, x, state)
+        return super().unroll(F, F.flip(x, axis=0), first[-1])
+
+
+@pytest.mark.parametrize("make", [Layers, Sentences])
+def test_several_chains(make: Callable[..., Cell]) -> None:
+    graph = traced(make())
+    result = rerolled(graph)
+    assert count(result.graph) == 2
+    assert_equivalent(graph, result.graph, training=True)
+
+
+# -- what stays ----------------------------------------------------------------------------------
+
+
+class Residual(Cell):
+    """Layers with weights of their own, each added to what is there."""
+
+    def make(self):
+        self.layers = [nn.Dense(COLUMNS, in_units=COLUMNS) for _ in range(STEPS)]
+        for layer in self.layers:
+            self.register_child(layer)
+
+    def unroll(self, F, x, state):
+        for layer in self.layers:
+            state = state + F.relu(layer(state))
+        return [state + F.mean(x, axis=0)]
+
+
+class Branches(Residual):
+    """A sum of branches with weights of their own."""
+
+    def unroll(self, F, x, state):
+        row = F.mean(x, axis=0)
+        for layer in self.layers:
+            state = state + F.relu(layer(row))
+        return [state]
+
+
+class Powers(Cell):
+    """A sum of branches without weights that differ in a number."""
+
+    def unroll(self, F, x, state):
+        row = F.mean(x, axis=0)
+        for step in range(STEPS):
+            state = state + F.tanh((step + 2) * row)
+        return [state]
+
+
+class Iteration(Cell):
+    """A square root by Newton's method: nothing is read but the state and one value."""
+
+    def unroll(self, F, x, state):
+        row, state = 1 + F.square(F.mean(x, axis=0)), 1 + F.square(state)
+        for _ in range(STEPS):
+            state = 0.5 * (state + row / state)
+        return [state]
+
+
+class TwoBack(Cell):
+    """An autoregression of second order."""
+
+    def unroll(self, F, x, state):
+        before, found = F.tanh(state), []
+        for row in self.rows(F, x):
+            state, before = 0.5 * state - 0.2 * before + row, state
+            found.append(state)
+        return found
+
+
+@pytest.mark.parametrize("make", [Residual, Branches, Powers, Iteration])
+def test_what_is_no_recurrence_stays_without_a_word(make: Callable[..., Cell]) -> None:
+    graph = traced(make())
+    result = rerolled(graph)
+    assert count(result.graph) == 0
+    assert "unrolled" not in remarks(result)
+
+
+def test_older_states_are_right() -> None:
+    graph = traced(TwoBack())
+    assert_equivalent(graph, rerolled(graph).graph, training=True)
+
+
+def test_too_few_steps() -> None:
+    assert count(rerolled(traced(Average(steps=3), 3)).graph) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "expected"), [(Average, 6, 0), (Average, 30, 1), (Sru, 6, 1)]
+)
+def test_what_one_kernel_computes_is_left_to_it(
+    make: Callable[..., Cell], steps: int, expected: int
+) -> None:
+    graph = traced(make(steps=steps), steps)
+    result = rerolled(graph, PASSES.replace("{leave_to_fusion=False}", ""))
+    assert count(result.graph) == expected
+    assert ("one kernel computes all of them" in remarks(result)) == (expected == 0)
+
+
+def test_where_every_bit_counts() -> None:
+    result = rerolled(traced(Sum()), precise=True)
+    assert count(result.graph) == 0
+    assert "rounded in another order" in remarks(result)
+
+
+# -- against plain MXNet -------------------------------------------------------------------------
+
+
+def trained(net: Any, batch: int) -> list[np.ndarray]:
+    """Outputs, and gradients of inputs and parameters."""
+    random = np.random.default_rng(batch)
+    shapes = ((30, batch, COLUMNS), (batch, COLUMNS))
+    fed = [mx.nd.array(random.uniform(-1, 1, shape)) for shape in shapes]
+    for array in fed:
+        array.attach_grad()
+    with mx.autograd.record():
+        outputs = net(*fed)
+        loss = (outputs * mx.nd.array(random.uniform(-1, 1, outputs.shape))).sum()
+    loss.backward()
+    gradients = [p.grad() for _, p in sorted(net.collect_params().items())]
+    again = net(*fed)
+    return [array.asnumpy() for array in (outputs, *(a.grad for a in fed), *gradients, again)]
+
+
+@pytest.mark.parametrize("make", [Sru, QrnnIfo, LearnedAverage, Returns])
+def test_a_net_and_other_batches(make: Callable[..., Cell]) -> None:
+    net = make(steps=30)
+    net.initialize(mx.init.Uniform(0.7))
+    optimized = graphopt.optimize(net)
+    for batch in (3, 5):
+        wanted, found = trained(net, batch), trained(optimized, batch)
+        for want, got in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert "30 steps" in str(optimized.explain())
