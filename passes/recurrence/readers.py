@@ -12,6 +12,7 @@ from graphopt.passes.fusion.pointwise import POINTWISE
 from graphopt.passes.fusion.rows import ROWS
 from graphopt.passes.recurrence.chains import Chain
 from graphopt.passes.recurrence.feeds import Feeds
+from graphopt.passes.recurrence.sequences import extents
 from graphopt.passes.recurrence.templates import BEFORE, CORE, Source
 
 
@@ -34,6 +35,7 @@ class _Taker:
         self.places = [{node: at for at, node in enumerate(step)} for step in self.steps]
         self.feeds = Feeds(graph)
         self.behind = self._behind()
+        self.batch = extents(graph, Value(self.steps[0][0], 0))[:1]
 
     def _behind(self) -> set[NodeId]:
         """What depends on any step."""
@@ -81,6 +83,8 @@ class _Taker:
             (op in POINTWISE or op in ROWS)
             and len(node.types) == 1
             and node.type.rank == 2
+            # One row of all sequences may be stretched to many.
+            and extents(self.graph, node.out())[:1] == self.batch
             and len(dtypes) == 1
             and not node.graphs
             and not node.after

@@ -372,6 +372,25 @@ def test_older_states_are_right() -> None:
     assert_equivalent(graph, rerolled(graph).graph, training=True)
 
 
+class Stretched(Cell):
+    """One row, of which each output is stretched to several."""
+
+    def unroll(self, F, x, state):
+        x, state = (F.slice_axis(v, axis=-2, begin=0, end=1) for v in (x, state))
+        found = []
+        for row in self.rows(F, x):
+            state = F.sigmoid(row) * state + row
+            found.append(F.tanh(F.broadcast_axis(state, axis=0, size=5)))
+        return found
+
+
+def test_rows_are_not_stretched_in_steps() -> None:
+    graph = traced(Stretched())
+    result = rerolled(graph)
+    assert count(result.graph) == 1
+    assert_equivalent(graph, result.graph, training=True)
+
+
 def test_too_few_steps() -> None:
     assert count(rerolled(traced(Average(steps=3), 3)).graph) == 0
 
