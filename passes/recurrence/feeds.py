@@ -24,15 +24,15 @@ class Feeds:
         Args:
             slots: for each place, what the steps read there.
         """
-        pairs = {pair for slot in slots for pair in pairwise(slot)}
-        pending = list(pairs - self._known)
-        self._known |= pairs
+        found = {pair for slot in slots for pair in pairwise(slot)} - self._known
+        pending = list(found)
         while pending:
             further = self._compare(*pending.pop())
             if further is None:
-                return False
-            pending += further - self._known
-            self._known |= further
+                return False  # and so again: what has not been compared is not known
+            pending += further - self._known - found
+            found |= further
+        self._known |= found
         return True
 
     def _compare(self, one: Value, other: Value) -> set[tuple[Value, Value]] | None:

@@ -14,6 +14,8 @@ from graphopt.backend.target import MXNetTarget
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE
+from graphopt.ir.types import TensorType
+from graphopt.passes.recurrence.feeds import Feeds
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
 
@@ -365,6 +367,15 @@ def test_what_is_no_recurrence_stays_without_a_word(make: Callable[..., Cell]) -
     result = rerolled(graph)
     assert count(result.graph) == 0
     assert "unrolled" not in remarks(result)
+
+
+def test_feeds_are_unlike_however_often_they_are_compared() -> None:
+    graph = Graph("net")
+    type_ = TensorType("float32", (BATCH, COLUMNS))
+    own = [graph.add_input(f"w{n}", "param", type_).out() for n in range(3)]
+    feeds = Feeds(graph)
+    assert not feeds.are_alike([own])
+    assert not feeds.are_alike([own])
 
 
 def test_older_states_are_right() -> None:
