@@ -49,6 +49,8 @@ def path_anchors(graph: Graph) -> list[list[NodeId]]:
     for path in _paths(graph):
         labels = _labels(graph, path)
         for run in _apart(_runs(labels)):
+            if not _read_something_new(graph, path, run):
+                continue
             anchors = _anchors(graph, path, run)
             if len(anchors) >= MIN_STEPS and _share_parameters(graph, path, run):
                 found.append(anchors)
@@ -128,8 +130,10 @@ def _apart(runs: Sequence[_Run]) -> list[_Run]:
     Of equally long ones that of the shortest rounds: the others are multiples of it.
     """
     chosen: list[_Run] = []
+    taken = bytearray(max((run.end for run in runs), default=0))
     for run in sorted(runs, key=lambda run: (run.start - run.end, run.round)):
-        if all(run.end <= other.start or other.end <= run.start for other in chosen):
+        if not any(taken[run.start : run.end]):
+            taken[run.start : run.end] = b"\1" * (run.end - run.start)
             chosen.append(run)
     return chosen
 
@@ -169,6 +173,24 @@ def _before(graph: Graph, path: _Path, run: _Run, last: int, anchor: NodeId) -> 
         if value.index != index or current.graphs or current.after:
             return None
     return current.id
+
+
+def _read_something_new(graph: Graph, path: _Path, run: _Run) -> bool:
+    """Whether any round reads something besides the path that the round before it does not.
+
+    Nothing else is between the steps, so that rounds are an iteration otherwise: told from the path
+    alone, as comparing steps takes time linear in the graph, and there may be many of them.
+    """
+    return any(
+        one != other
+        for at in range(run.start + run.round, run.end)
+        for position, (one, other) in enumerate(
+            zip(
+                graph[path.nodes[at - run.round]].inputs, graph[path.nodes[at]].inputs, strict=False
+            )
+        )
+        if position != path.positions[at]
+    )
 
 
 def _share_parameters(graph: Graph, path: _Path, run: _Run) -> bool:

@@ -16,6 +16,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.feeds import Feeds
+from graphopt.passes.reroll_recurrence import RerollRecurrence
+from graphopt.pipeline.base import PassContext
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
 
@@ -376,6 +378,26 @@ def test_feeds_are_unlike_however_often_they_are_compared() -> None:
     feeds = Feeds(graph)
     assert not feeds.are_alike([own])
     assert not feeds.are_alike([own])
+
+
+def blocks(length: int) -> Graph:
+    """Operators of one input, each number four times."""
+    graph = Graph("net")
+    type_ = TensorType("float32", (BATCH, COLUMNS))
+    value = graph.add_input("x", "data", type_).out()
+    for n in range(length):
+        attrs = {"scalar": float(n // 4)}
+        value = graph.add("_plus_scalar", [value], attrs, [type_], f"n{n}").out()
+    graph.set_outputs([value])
+    return graph
+
+
+def test_iterations_take_linear_time(work) -> None:
+    graphs = {length: blocks(length) for length in (1000, 2000)}
+    calls = {
+        n: work(lambda g=g: RerollRecurrence().run(g, PassContext())) for n, g in graphs.items()
+    }
+    assert calls[2000] < 2.3 * calls[1000]
 
 
 def test_older_states_are_right() -> None:
