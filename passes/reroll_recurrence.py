@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.errors import GraphoptError
@@ -32,6 +32,8 @@ from graphopt.rewrite.substitute import transplant
 
 _PRODUCTS = frozenset({"FullyConnected", "dot"})
 _CUTS = frozenset({"SliceChannel", "slice_axis", "Concat"})
+#: Nodes looked through for paths that turn out to be no recurrence: about a second.
+_MOST_IN_VAIN: Final = 200_000
 _Members = tuple[NodeId, ...]
 
 
@@ -80,9 +82,10 @@ class RerollRecurrence(Pass):
         refused: dict[str, Node] = {}
         seen: set[_Members] = set()
         failed: set[_Members] = set()
+        vain: list[int] = []
         done = 0
         while True:
-            for members, roll in self._attempts(edited, seen, why):
+            for members, roll in self._attempts(edited, seen, vain, why):
                 seen.add(members)
                 first = edited[members[0]]
                 try:
@@ -105,21 +108,25 @@ class RerollRecurrence(Pass):
                 break
         for reason, node in refused.items():
             cx.missed(f"a chain of steps stays unrolled: {reason}", node)
+        if sum(vain) >= _MOST_IN_VAIN:
+            cx.missed("paths of operators that repeat are too many to look at all of them")
         return edited if done else graph
 
     def _attempts(
-        self, graph: Graph, seen: Collection[_Members], why: str | None
+        self, graph: Graph, seen: Collection[_Members], vain: list[int], why: str | None
     ) -> Iterator[tuple[_Members, Callable[[], str]]]:
         """Anchors not seen yet, and how to roll up what they belong to.
 
-        Weights tell the steps of most cells; paths are looked at when they tell nothing more.
+        Weights tell the steps of most cells; paths are looked at when they tell nothing more, the
+        longest first. Each takes time linear in the graph, so there is an end to those in vain.
         """
         fresh = [found for found in map(tuple, anchor_classes(graph)) if found not in seen]
         for members in fresh:
             yield members, partial(self._roll_one, graph, members, fresh, why)
         for members in map(tuple, path_anchors(graph)):
-            if members not in seen:
+            if members not in seen and sum(vain) < _MOST_IN_VAIN:
                 yield members, partial(self._roll_path, graph, members, why)
+                vain.append(len(graph))
 
     def _roll_one(
         self,

@@ -400,6 +400,30 @@ def test_iterations_take_linear_time(work) -> None:
     assert calls[2000] < 2.3 * calls[1000]
 
 
+def sums(count: int) -> Graph:
+    """Sums of five terms that differ in a number."""
+    graph = Graph("net")
+    type_ = TensorType("float32", (BATCH, COLUMNS))
+    x = graph.add_input("x", "data", type_).out()
+    found = []
+    for n in range(count):
+        value = x
+        for term in range(5):
+            attrs = {"scalar": float(5 * n + term)}
+            scaled = graph.add("_mul_scalar", [x], attrs, [type_], f"scaled{n}_{term}").out()
+            value = graph.add("elemwise_add", [value, scaled], {}, [type_], f"n{n}_{term}").out()
+        found.append(value)
+    graph.set_outputs(found)
+    return graph
+
+
+def test_there_is_an_end_to_looking_in_vain() -> None:
+    assert "too many" not in remarks(rerolled(sums(10)))
+    result = rerolled(sums(200))
+    assert "too many to look at all of them" in remarks(result)
+    assert count(result.graph) == 0
+
+
 def test_older_states_are_right() -> None:
     graph = traced(TwoBack())
     assert_equivalent(graph, rerolled(graph).graph, training=True)
