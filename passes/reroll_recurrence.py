@@ -23,6 +23,7 @@ from graphopt.passes.recurrence.build import Operands, add_recurrence
 from graphopt.passes.recurrence.chains import Chain, find_chain
 from graphopt.passes.recurrence.dropout import draw_outside
 from graphopt.passes.recurrence.feeds import Feeds
+from graphopt.passes.recurrence.needs import SUMS
 from graphopt.passes.recurrence.paths import path_anchors
 from graphopt.passes.recurrence.readers import with_readers
 from graphopt.passes.recurrence.templates import BEFORE, CORE, Source
@@ -31,6 +32,7 @@ from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import transplant
 
 _PRODUCTS = frozenset({"FullyConnected", "dot"})
+_ADDITIONS = SUMS | {"elemwise_sub", "broadcast_sub"}
 _CUTS = frozenset({"SliceChannel", "slice_axis", "Concat"})
 #: Nodes looked through for paths that turn out to be no recurrence: about a second.
 _MOST_IN_VAIN: Final = 200_000
@@ -53,7 +55,7 @@ class RerollRecurrence(Pass):
     Args:
         min_steps: chains of fewer steps stay.
         leave_to_fusion: chains without weights on their states stay where one kernel computes all
-            of their steps.
+            of their steps, and bare sums of columns or of arrays that lie apart.
 
     Example::
 
@@ -188,8 +190,10 @@ class RerollRecurrence(Pass):
     def _roll_steps(self, graph: Graph, anchors: _Members, chain: Chain, why: str | None) -> str:
         if why is not None:
             raise GraphoptError(why)
-        if self.leave_to_fusion and _Roller(graph, with_readers(graph, chain)).fits_one_kernel():
-            raise GraphoptError("one kernel computes all of them, which is faster")
+        if self.leave_to_fusion:
+            left = _Roller(graph, with_readers(graph, chain)).why_left()
+            if left is not None:
+                raise GraphoptError(left)
         try:
             return self._rolled(graph, anchors, chain, with_outputs=True)
         except GraphoptError:  # perhaps because of what is computed besides the states
@@ -255,10 +259,26 @@ class _Roller:
         self.computed: dict[int, tuple[int, int]] = {}
         self.rolled: set[NodeId] = {node for row in self.rows for node in row}
 
-    def fits_one_kernel(self) -> bool:
-        """Whether fusion may make one kernel of the chain, with what it takes into its steps."""
+    def why_left(self) -> str | None:
+        """Why the chain is better left to fusion, if it is, with what it takes into its steps."""
         self._extend()
-        return fit_one_kernel(self.graph, self.rolled)
+        if fit_one_kernel(self.graph, self.rolled):
+            return "one kernel computes all of them, which is faster"
+        if self._is_bare_sum():
+            return "they do nothing but add up, for which a loop takes longer"
+        return None
+
+    def _is_bare_sum(self) -> bool:
+        """Whether steps add one column to a total, as a loss, or what has to be copied for them."""
+        node = self.chain.template[0]
+        if len(self.chain.sources) > 1 or canonical(node.op) not in _ADDITIONS:
+            return False
+        if sequences.extents(self.graph, node.out())[1:] == (1,) and not self._emitted():
+            return True
+        return len(self.rows) == 1 and any(
+            len(set(slot)) > 1 and sequences.as_sequence(self.graph, slot) is None
+            for slot in self.slots
+        )
 
     def roll(self) -> str:
         """Replace the chain; returns what was done."""

@@ -464,6 +464,34 @@ def test_what_one_kernel_computes_is_left_to_it(
     assert ("one kernel computes all of them" in remarks(result)) == (expected == 0)
 
 
+class Losses(Cell):
+    """A loss of each step, added up."""
+
+    def unroll(self, F, x, state):
+        total = F.slice_axis(state, axis=1, begin=0, end=1)
+        for row in self.rows(F, x):
+            total = total + F.mean(F.log_softmax(row), axis=1, keepdims=True)
+        return [total]
+
+
+class Apart(Cell):
+    """A sum of arrays that do not lie in one another in this order."""
+
+    def unroll(self, F, x, state):
+        rows = self.rows(F, x)
+        for row in rows[::2] + rows[1::2]:
+            state = state + row
+        return [state]
+
+
+@pytest.mark.parametrize("make", [Losses, Apart])
+def test_bare_sums_stay(make: Callable[..., Cell]) -> None:
+    graph = traced(make(steps=70), 70)
+    result = rerolled(graph, PASSES.replace("{leave_to_fusion=False}", ""))
+    assert count(result.graph) == 0
+    assert "they do nothing but add up" in remarks(result)
+
+
 def test_where_every_bit_counts() -> None:
     result = rerolled(traced(Sum()), precise=True)
     assert count(result.graph) == 0
