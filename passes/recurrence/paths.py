@@ -39,13 +39,13 @@ class _Run(NamedTuple):
     round: int
 
 
-def path_anchors(graph: Graph) -> list[list[NodeId]]:
+def path_anchors(graph: Graph) -> Iterator[list[NodeId]]:
     """Nodes that follow one another through equal operators, as far as there are enough of them.
 
     Whether what lies between them are steps is for the comparison to find out, unless they have
-    parameters of their own, as the layers of a residual net have. Linear for each path.
+    parameters of their own, as the layers of a residual net have. Linear for each path, and
+    looked for one by one, as there may be many and the first that is rolled up is an end to them.
     """
-    found = []
     for path in _paths(graph):
         labels = _labels(graph, path)
         for run in _apart(_runs(labels)):
@@ -53,8 +53,7 @@ def path_anchors(graph: Graph) -> list[list[NodeId]]:
                 continue
             anchors = _anchors(graph, path, run)
             if len(anchors) >= MIN_STEPS and _share_parameters(graph, path, run):
-                found.append(anchors)
-    return found
+                yield anchors
 
 
 def _paths(graph: Graph) -> Iterator[_Path]:

@@ -16,6 +16,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import RECURRENCE
 from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.feeds import Feeds
+from graphopt.passes.recurrence.paths import path_anchors
 from graphopt.passes.reroll_recurrence import RerollRecurrence
 from graphopt.pipeline.base import PassContext
 from graphopt.pipeline.manager import Result
@@ -412,6 +413,28 @@ def sums(count: int) -> Graph:
             attrs = {"scalar": float(5 * n + term)}
             scaled = graph.add("_mul_scalar", [x], attrs, [type_], f"scaled{n}_{term}").out()
             value = graph.add("elemwise_add", [value, scaled], {}, [type_], f"n{n}_{term}").out()
+        found.append(value)
+    graph.set_outputs(found)
+    return graph
+
+
+def test_paths_are_looked_for_one_by_one(work) -> None:
+    graphs = [averages(count) for count in (1, 20)]
+    one, all_ = (work(lambda g=g: next(path_anchors(g))) / len(g) for g in graphs)
+    assert all_ < one
+
+
+def averages(count: int) -> Graph:
+    """Moving averages of the same rows."""
+    graph = Graph("net")
+    type_ = TensorType("float32", (BATCH, COLUMNS))
+    rows = [graph.add_input(f"x{n}", "data", type_).out() for n in range(10)]
+    found = []
+    for n in range(count):
+        value = graph.add("tanh", [rows[0]], {}, [type_], f"h{n}").out()
+        for step, row in enumerate(rows):
+            kept = graph.add("_mul_scalar", [value], {"scalar": 0.5}, [type_], f"kept{n}_{step}")
+            value = graph.add("elemwise_add", [kept, row], {}, [type_], f"n{n}_{step}").out()
         found.append(value)
     graph.set_outputs(found)
     return graph
