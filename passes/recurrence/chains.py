@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from graphopt.analysis.needed import needed_for
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId, Value
@@ -78,24 +79,13 @@ def find_chain(graph: Graph, anchors: Sequence[NodeId]) -> Chain | None:
     raise problem
 
 
-def _ancestors(graph: Graph, node: NodeId) -> set[NodeId]:
-    found = {node}
-    pending = [node]
-    while pending:
-        for value in graph[pending.pop()].inputs:
-            if value.node not in found:
-                found.add(value.node)
-                pending.append(value.node)
-    return found
-
-
 class _Search:
     def __init__(self, graph: Graph, anchors: Sequence[NodeId], step_of: dict[NodeId, int]) -> None:
         self.graph, self.anchors = graph, anchors
         self.templates = Templates(graph, anchors, step_of)
         self.matcher = Matcher(graph, anchors, step_of)
         self.order = {node.id: at for at, node in enumerate(graph)}
-        needed = _ancestors(graph, anchors[-1])
+        needed = needed_for(graph, [graph[anchors[-1]].out()])
         self.core: dict[int, list[NodeId]] = defaultdict(list)
         for node in graph:
             if node.id in needed and step_of[node.id] >= 0:
