@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA, PARAM, Node, Value
+from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
-from graphopt.ir.types import TensorType
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
 from graphopt.passes.recurrence.dropout import draw_sequences
 from graphopt.passes.recurrence.invariants import hoist
+from graphopt.passes.recurrence.layout import Layout
+from graphopt.passes.recurrence.loop_step import LoopStep, make_step
 from graphopt.passes.recurrence.sequences import extents
 from graphopt.pipeline.base import Pass, PassContext
-from graphopt.rewrite.substitute import transplant
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,9 @@ class ImportForeach(Pass):
 
     MXNet runs the body as a graph of its own for every step, from C++. As a recurrence it is one
     kernel for all steps. What its body computes of captured values alone is computed once, in
-    front; so are masks of Dropout drawn. Bodies with other random or with unknown operators, and
-    loops over anything but rows (steps, batch, columns), stay.
+    front; so are masks of Dropout drawn. Values may have any number of axes behind that of the
+    batch: what only moves their elements takes no time. Bodies with other random or with unknown
+    operators stay, as do those that mix sequences of the batch.
 
     Example::
 
@@ -57,8 +60,7 @@ class ImportForeach(Pass):
                     raise GraphoptError(why)
                 if node.id in held or node.after:
                     raise GraphoptError("other nodes are ordered around it")
-                with edited.edit():
-                    _Loop(edited, edited[node.id], cx).roll()
+                _rolled(edited, edited[node.id], cx)
             except GraphoptError as error:
                 cx.missed(f"foreach stays: {error}", node)
                 continue
@@ -75,76 +77,106 @@ class ImportForeach(Pass):
         return cx.target.why_no_kernels(cx.settings.device)
 
 
+def _rolled(graph: Graph, node: Node, cx: PassContext) -> None:
+    """Put a recurrence in the place of a loop.
+
+    Raises:
+        GraphoptError: kernels cannot compute it; the message says why.
+    """
+    with graph.edit():
+        _Loop(graph, node, cx).roll()
+
+
+def _operands(node: Node) -> list[tuple[Value, ...]]:
+    """What a loop reads: data, states, and what is the same in all steps."""
+    data = len(_places(node, "in_data_locs"))
+    states = data + len(_places(node, "in_state_locs"))
+    return [node.inputs[:data], node.inputs[data:states], node.inputs[states:]]
+
+
 class _Loop:
     """One loop, taken apart."""
 
     def __init__(self, graph: Graph, node: Node, cx: PassContext) -> None:
         self.graph, self.node, self.cx = graph, node, cx
-        self.data = _places(node, "in_data_locs")
-        self.fed = len(self.data)
-        self.states = _places(node, "in_state_locs")
-        self.rest = _places(node, "remain_locs")
-        shapes = [extents(graph, value) for value in node.inputs]
         if not all(graph.type_of(value).is_static for value in node.inputs):
             raise GraphoptError("a shape or dtype is not known")
-        if any(len(shape) != 3 for shape in shapes[: len(self.data)]) or not self.data:
+        operands = _operands(node)
+        shapes = [extents(graph, value) for value in operands[0]]
+        if not shapes or min(map(len, shapes)) < 2:
             raise GraphoptError("it does not run over (steps, batch, columns)")
-        self.steps, self.batch = shapes[0][0], shapes[0][1]
+        self.layout = Layout(shapes[0][0], shapes[0][1], batched=True)
+        self.body = body = self._typed_body()
+        #: Inputs of the body, and what they are in the graph.
+        self.data, self.states, self.rest = (
+            {body.inputs[at].out(): value for at, value in zip(own, values, strict=True)}
+            for own, values in zip(_all_places(node), operands, strict=True)
+        )
 
     def roll(self) -> None:
-        node, graph = self.node, self.graph
-        body = self._typed_body()
-        sequences = self._sequences(body)
-        given = node.inputs[self.fed : self.fed + len(self.states)]
-        rest = self._captured(body)
-        count = len(self.data)
-        # What has a row for every sequence is handed on from step to step as it is.
-        is_row = [self._is_row(body, place) for place in self.rest]
-        rows = [n for n, yes in enumerate(is_row) if yes]
-        learned = [n for n, yes in enumerate(is_row) if not yes]
-        order = [*self.data, *self.states, *(self.rest[n] for n in [*rows, *learned])]
-        emitted = int(node.attrs["num_out_data"])
-        step = self._step(body, order, len(rows), emitted)
-        parts = _split_emitted(step, emitted)
-        states = len(self.states) + len(rows)
-        translated = translate(step, count, states)
-        places = {count + states + at: rest[n] for at, n in enumerate(learned)}
+        graph, node = self.graph, self.node
+        self._compute_ahead()
+        layout, name = self.layout, graph.unique_name(f"{node.name}_rolled")
+        data, states = list(self.data), list(self.states)
+        step = make_step(self.body, data, states, layout.batch, batched=layout.batched)
+        sequences = [layout.sequence(graph, self.data[value], name) for value in step.data]
+        first = [
+            part
+            for value, widths in zip(states, step.widths, strict=True)
+            for part in layout.state(graph, self.states[value], name, widths)
+        ]
+        for value in step.rows:
+            width = math.prod(extents(graph, self.rest[value])) // layout.batch
+            first += layout.state(graph, self.rest[value], name, [width])
+        places = self._learned(step, len(sequences) + len(first))
         made = add_recurrence(
             graph,
-            step,
-            translated,
-            Chain(self.steps, self.batch),
+            step.graph,
+            translate(step.graph, len(sequences), len(first)),
+            Chain(layout.steps, layout.batch),
             sequences,
-            [Operands([*given, *(rest[n] for n in rows)], places)],
-            name=graph.unique_name(f"{node.name}_rolled"),
+            [Operands(first, places)],
+            name=graph.unique_name(name),
             origin=node.origin or (node.name,),
         )
-        leaving = [made.out(n) for n in range(sum(parts) + len(self.states))]
-        for n, count in enumerate([*parts, *(1 for _ in self.states)]):
-            graph.replace_uses(node.out(n), self._joined(leaving[:count]))
-            leaving = leaving[count:]
+        self._replace(step, made)
+
+    def _replace(self, step: LoopStep, made: Node) -> None:
+        """Have others read the recurrence instead of the loop."""
+        graph, node = self.graph, self.node
+        shapes = [extents(self.body, value) for value in self.body.outputs]
+        layout, name = self.layout, f"{node.name}_joined"
+        leaving = iter(made.values)
+        for n, copies in enumerate(step.emitted):
+            parts = list(islice(leaving, len(copies)))
+            whole = layout.emitted(graph, parts, copies, shapes[n], name)
+            graph.replace_uses(node.out(n), whole)
+        for n, widths in enumerate(step.widths, len(step.emitted)):
+            parts = list(islice(leaving, len(widths)))
+            graph.replace_uses(node.out(n), layout.final(graph, parts, shapes[n], name))
         graph.erase(node.id)
 
-    def _joined(self, values: list[Value]) -> Value:
-        """Sequences side by side."""
-        if len(values) == 1:
-            return values[0]
-        types = [self.graph.type_of(value) for value in values]
-        width = sum((type_.shape or (0,))[-1] or 0 for type_ in types)
-        whole = TensorType(types[0].dtype, (self.steps, self.batch, width))
-        attrs = {"dim": 2, "num_args": len(values)}
-        name = self.graph.unique_name(f"{self.node.name}_joined")
-        return self.graph.add("Concat", values, attrs, [whole], name).out()
+    def _learned(self, step: LoopStep, fed: int) -> dict[int, Value]:
+        """What the step reads besides rows and states, by the number of its input."""
+        inputs = step.graph.inputs[fed:]
+        captured = {
+            node.out(): self.rest[value] for node, value in zip(inputs, step.learned, strict=True)
+        }
+        captured |= hoist(self.graph, step.graph, captured, training=self.cx.training)
+        inputs = step.graph.inputs[fed:]
+        return {fed + n: captured[node.out()] for n, node in enumerate(inputs)}
 
     def _typed_body(self) -> Graph:
         """The body with the types its operands have here."""
         body = self.node.graphs[0].copy()
-        types = [self.graph.type_of(value) for value in self.node.inputs]
-        for n, place in enumerate([*self.data, *self.states, *self.rest]):
-            found = types[n]
-            if n < len(self.data):
-                found = TensorType(found.dtype, (found.shape or ())[1:])
-            body.update(body.inputs[place].but(types=(found,)))
+        for n, (places, values) in enumerate(
+            zip(_all_places(self.node), _operands(self.node), strict=True)
+        ):
+            for place, value in zip(places, values, strict=True):
+                found = self.graph.type_of(value)
+                if n == 0:
+                    found = found.with_shape((found.shape or ())[1:])
+                body.update(body.inputs[place].but(types=(found,)))
         assert self.cx.target is not None
         inferred = self.cx.target.infer_types(body)
         for node in tuple(body):
@@ -152,69 +184,12 @@ class _Loop:
             body.update(_as_dot(node) if _is_dot(body, node) else node)
         return body
 
-    def _sequences(self, body: Graph) -> list[Value]:
-        """What the body reads row by row: masks of its Dropout, too, for places after ``data``."""
-        masks = draw_sequences(self.graph, body, self.steps, training=self.cx.training)
-        first = len(body.inputs) - len(masks)
-        self.data = (*self.data, *range(first, len(body.inputs)))
-        return [*self.node.inputs[: self.fed], *masks.values()]
-
-    def _captured(self, body: Graph) -> list[Value]:
-        """Values that are the same in all steps; ``rest`` gets the places of those that are new."""
-        given = list(self.node.inputs[self.fed + len(self.states) :])
-        captured = {
-            body.inputs[place].out(): value for place, value in zip(self.rest, given, strict=True)
-        }
-        made = hoist(self.graph, body, captured, training=self.cx.training)
-        first = len(body.inputs) - len(made)
-        self.rest = (*self.rest, *range(first, len(body.inputs)))
-        return [*given, *made.values()]
-
-    def _is_row(self, body: Graph, place: int) -> bool:
-        node = body.inputs[place]
-        shape = extents(body, node.out())
-        is_matrix = any(
-            use.position == 1 and body[use.node].op in ("FullyConnected", "dot")
-            for use in body.node_users(node.id)
-        )
-        is_read = bool(body.node_users(node.id)) or body.is_output(node.out())
-        return is_read and not is_matrix and len(shape) == 2 and shape[0] == self.batch != 1
-
-    def _step(self, body: Graph, order: list[int], rows: int, emitted: int) -> Graph:
-        """The body with inputs and outputs in a recurrence's order."""
-        step = Graph("step")
-        fed = len(order) - (len(self.rest) - rows)
-        new: dict[Value, Value] = {}
-        for at, place in enumerate(order):
-            node = body.inputs[place]
-            made = step.add_input(node.name, DATA if at < fed else PARAM, node.type)
-            new[node.out()] = made.out()
-        for node in body:
-            if not node.is_input:
-                transplant(step, node, new)
-        outputs = [new[value] for value in body.outputs]
-        kept = [new[body.inputs[place].out()] for place in order[fed - rows : fed]]
-        step.set_outputs([*outputs[emitted:], *kept, *outputs[:emitted]])
-        return step
-
-
-def _split_emitted(step: Graph, emitted: int) -> list[int]:
-    """Return the parts of what a step emits in its place, as no kernel puts them side by side.
-
-    Returns:
-        How many parts each has.
-    """
-    states = len(step.outputs) - emitted
-    split = [_parts(step, value) for value in step.outputs[states:]]
-    step.set_outputs([*step.outputs[:states], *(part for parts in split for part in parts)])
-    return [len(parts) for parts in split]
-
-
-def _parts(step: Graph, value: Value) -> list[Value]:
-    node = step[value.node]
-    if canonical(node.op) != "Concat" or int(node.attrs.get("dim", 1)) % 2 != 1:
-        return [value]
-    return [part for source in node.inputs for part in _parts(step, source)]
+    def _compute_ahead(self) -> None:
+        """Take out of the body what is computed for all steps at once, or is the same in all."""
+        graph, body, steps = self.graph, self.body, self.layout.steps
+        training = self.cx.training
+        self.data |= draw_sequences(graph, body, steps, training=training)
+        self.rest |= hoist(graph, body, self.rest, training=training)
 
 
 def _is_dot(body: Graph, node: Node) -> bool:
@@ -229,6 +204,11 @@ def _is_dot(body: Graph, node: Node) -> bool:
 def _as_dot(node: Node) -> Node:
     kept = ("transpose_a", "transpose_b")
     return node.but(op="dot", attrs=Attrs({key: node.attrs.flag(key) for key in kept}))
+
+
+def _all_places(node: Node) -> list[tuple[int, ...]]:
+    """Which inputs of the body are data, states, and the same in all steps."""
+    return [_places(node, key) for key in ("in_data_locs", "in_state_locs", "remain_locs")]
 
 
 def _places(node: Node, key: str) -> tuple[int, ...]:

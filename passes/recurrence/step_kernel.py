@@ -29,6 +29,7 @@ class StepKernel:
         """The step that computes some values."""
         # First what it reads, as inputs come before instructions.
         self._walk(values, _Survey())
+        self._check_width(values)
         emit = Builder(self.values.dtype, 2, int(self.has_rows))
         args = {ref: emit.input(self._operand(ref)) for ref in self.sources}
         results = self._walk(values, emit, args)
@@ -38,6 +39,14 @@ class StepKernel:
             outputs.append((result, Operand(self.values.dtype, (0, 1 if whole else None))))
         spec = emit.build(outputs)
         return Map(spec, tuple(self.sources), tuple(self.values.width(value) for value in values))
+
+    def _check_width(self, values: Sequence[Value]) -> None:
+        """A kernel has as many columns as an operand that is not stretched."""
+        if self.sources and all(ref.width != self.width for ref in self.sources):
+            label = self.values.body[values[0].node].label
+            raise GraphoptError(
+                f"{label}: one column becomes {self.width}, with nothing that has as many beside it"
+            )
 
     def _operand(self, ref: Ref) -> Operand:
         along = 1 if ref.width == self.width else None

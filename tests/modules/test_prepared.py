@@ -31,9 +31,11 @@ def convolutions() -> Any:
 
 def in_a_loop() -> Any:
     weight = sym.var("w", shape=(3, 8, 8))
-    _, found = sym.contrib.foreach(
-        lambda row, total: (row, sym.tanh(total + row * weight)), sym.var("data"), weight * 0
-    )
+
+    def body(row: Any, total: Any) -> tuple[Any, Any]:  # no recurrence mixes samples
+        return row, sym.tanh(total + sym.reverse(row, axis=0) * weight)
+
+    _, found = sym.contrib.foreach(body, sym.var("data"), weight * 0)
     return sym.LinearRegressionOutput(found, sym.var("label", shape=(3, 8, 8)), name="out")
 
 
