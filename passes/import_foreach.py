@@ -30,8 +30,9 @@ class ImportForeach(Pass):
     MXNet runs the body as a graph of its own for every step, from C++. As a recurrence it is one
     kernel for all steps. What its body computes of captured values alone is computed once, in
     front; so are masks of Dropout drawn. Values may have any number of axes behind that of the
-    batch: what only moves their elements takes no time. Bodies with other random or with unknown
-    operators stay, as do those that mix sequences of the batch.
+    batch: what only moves their elements takes no time. A state that is put together of others
+    becomes as many. Bodies with other random or with unknown operators stay, as do those that mix
+    sequences of the batch.
 
     Example::
 

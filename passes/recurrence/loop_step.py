@@ -11,7 +11,7 @@ from graphopt.analysis.needed import needed_for
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Value
-from graphopt.passes.recurrence.columns import Numbers
+from graphopt.passes.recurrence.columns import MAX_PARTS, Numbers, segments
 from graphopt.passes.recurrence.flatten import flatten
 from graphopt.passes.recurrence.numbered import Numbered
 from graphopt.rewrite.substitute import transplant
@@ -50,6 +50,8 @@ def make_step(
 ) -> LoopStep:
     """Make a step of a body.
 
+    A state whose next value is put together has the parts of that, as long as that gives it more.
+
     Args:
         body: with types; returns what it emits, then the next states.
         data: inputs that are another in each step.
@@ -61,9 +63,10 @@ def make_step(
         GraphoptError: it is no computation on rows of few parts.
     """
     maker = _Maker(body, data, states)
-    values = maker.flattened(batch, batched=batched)
-    maker.check(values)
-    return maker.made(values)
+    while True:
+        values = maker.flattened(batch, batched=batched)
+        if not maker.cut(values):
+            return maker.made(values)
 
 
 class _Maker:
@@ -95,13 +98,19 @@ class _Maker:
         """Of the parts of each state."""
         return [[end - begin for begin, end in pairwise([0, *sorted(e)])] for e in self.ends]
 
-    def check(self, values: Numbered) -> None:
-        """Raises an error where a state is not handed on as one matrix."""
-        for state, value in zip(self.states, self.next, strict=True):
+    def cut(self, values: Numbered) -> bool:
+        """Give states the parts of what is next; returns whether one has more than before."""
+        before = sum(map(len, self.ends))
+        for ends, state, value in zip(self.ends, self.states, self.next, strict=True):
             if values.shape(state) != values.shape(value):
                 raise GraphoptError(f"{self.body[state.node].label}: its shape changes")
-            if len(values.columns.runs(_row(values, value))) > 1:
-                raise GraphoptError("a state made of several parts")
+            numbers = _row(values, value)
+            ends |= {cut.stop for cut in segments([numbers], numbers.size)}
+        if (count := sum(map(len, self.ends))) == before:
+            return False
+        if count > max(MAX_PARTS, len(self.ends)):
+            raise GraphoptError(f"a state made of several parts: {count}, of {MAX_PARTS} at most")
+        return True
 
     def made(self, values: Numbered) -> LoopStep:
         """The step with inputs and outputs in their order."""

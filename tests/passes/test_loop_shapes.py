@@ -31,6 +31,12 @@ def gates_by_reshape(F: Any, x: Any, h: Any, p: Any) -> Any:
     return (F.sigmoid(gate) * F.tanh(new) + 0.5 * h,) * 2
 
 
+def gates_side_by_side(F: Any, x: Any, h: Any, p: Any) -> Any:
+    both = F.reshape(dense(F, x, p["wide"], 8) + dense(F, h, p["wide_back"], 8), (-1, UNITS, 2))
+    gate, new = (F.slice_axis(both, axis=2, begin=n, end=n + 1) for n in range(2))
+    return (F.Flatten(F.sigmoid(gate) * F.tanh(new)) + 0.5 * h,) * 2
+
+
 def one_more_axis(F: Any, x: Any, h: Any, p: Any) -> Any:
     new = F.squeeze(F.expand_dims(x, 1) + F.expand_dims(dense(F, h, p["square"], 4), 1), axis=1)
     return F.swapaxes(F.expand_dims(F.tanh(new), 1), 1, 2), F.tanh(new)
@@ -47,9 +53,22 @@ def softmax_of_heads(F: Any, x: Any, h: Any, p: Any) -> Any:
     return shares, F.tanh(F.sum(shares, axis=1))
 
 
+def gates_of_heads(F: Any, x: Any, h: Any, p: Any) -> Any:
+    heads = F.reshape(F.tanh(dense(F, x, p["square"], 4) + h), (0, 2, -1))
+    gate = F.expand_dims(F.slice_axis(F.sigmoid(h), axis=1, begin=0, end=2), 2)
+    return (F.reshape(F.broadcast_mul(gate, heads), (0, -1)),) * 2
+
+
 def normalized_heads(F: Any, x: Any, h: Any, p: Any) -> Any:
     heads = F.reshape(dense(F, x, p["wide"], 8), (0, 2, -1))
     return heads, F.tanh(F.mean(F.LayerNorm(heads, p["vector"], 0.5 * p["vector"]), axis=1) + h)
+
+
+def repeated(F: Any, x: Any, h: Any, p: Any) -> Any:
+    column = F.slice_axis(dense(F, h, p["square"], 4), axis=1, begin=1, end=2)
+    half = F.slice_axis(x, axis=1, begin=0, end=2)
+    new = F.tanh(F.repeat(column, repeats=4, axis=1) + F.tile(half, reps=(1, 2)) + 0.5 * h)
+    return F.repeat(half, repeats=2, axis=1), new
 
 
 def stretched(F: Any, x: Any, h: Any, p: Any) -> Any:
@@ -61,10 +80,13 @@ def stretched(F: Any, x: Any, h: Any, p: Any) -> Any:
 
 BODIES: dict[Body, tuple[str, ...]] = {
     gates_by_reshape: ("wide", "wide_back"),
+    gates_side_by_side: ("wide", "wide_back"),
     one_more_axis: ("square",),
     a_number_for_each: ("square",),
     softmax_of_heads: ("wide", "heads"),
+    gates_of_heads: ("square",),
     normalized_heads: ("wide", "vector"),
+    repeated: ("square",),
     stretched: ("vector", "deep"),
 }
 SHAPES = {
@@ -123,6 +145,27 @@ def test_states_of_any_rank(state: tuple[int, ...]) -> None:
 
     data = (STEPS, *state) if len(state) == 1 else (STEPS, BATCH, UNITS)
     assert is_recurrence(imported(Loop(body), data, state, "training"))
+
+
+def test_what_is_captured_may_have_any_rank() -> None:
+    class Captured(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, h, row, number, shared):
+            def body(step, state):
+                heads = F.broadcast_mul(F.reshape(state, (0, 2, 2)) * row, shared)
+                share = F.expand_dims(F.sum(state, axis=1) * number, 1)
+                new = F.broadcast_mul(F.tanh(step + F.Flatten(heads)), share)
+                return new, new
+
+            return F.contrib.foreach(body, x, h)
+
+    shapes = [(STEPS, BATCH, UNITS), (BATCH, UNITS), (BATCH, 2, 2), (BATCH,), (1, 2, 1)]
+    net = Captured()
+    net.hybridize()
+    net(*map(mx.nd.ones, shapes))
+    graph = lift(net, shapes={f"data{n}": shape for n, shape in enumerate(shapes)})
+    result = run_pass(graph, "import-foreach", target=MXNetTarget(), mode="training")
+    assert is_recurrence(result)
+    assert_equivalent(graph, result.graph, training=True)
 
 
 def across_the_batch(F: Any, x: Any, h: Any, p: Any) -> Any:

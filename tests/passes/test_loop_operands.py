@@ -1,0 +1,131 @@
+"""What ``foreach`` hands on from step to step: states made of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+UNITS = 4
+#: Steps and sequences of calls one after the other.
+SIZES = [(5, 3), (7, 3), (5, 2), (4, 1), (9, 6)]
+
+
+class Loop(mx.gluon.HybridBlock):
+    """A body over one sequence or two, with one state; ``wide`` and ``back`` are its parameters."""
+
+    def __init__(self, body: Callable[..., Any], columns: int, width: int, units: int) -> None:
+        super().__init__()
+        self.body = body
+        with self.name_scope():
+            self.wide = self.params.get("wide", shape=(units, columns))
+            self.back = self.params.get("back", shape=(units, width))
+            self.table = self.params.get("table", shape=(7, columns))
+
+    def hybrid_forward(self, F, h, *data, **given):
+        data = data[0] if len(data) == 1 else list(data)
+        outputs, last = F.contrib.foreach(
+            lambda row, state: self.body(F, row, state, given), data, h
+        )
+        return outputs, last
+
+
+def results(net: Any, block: Any, arrays: Sequence[Any]) -> list[Any]:
+    """Outputs and gradients of a call, those of floats and of parameters."""
+    given = [mx.nd.array(array, dtype=array.dtype) for array in arrays]
+    given[0].attach_grad()
+    for parameter in block.collect_params().values():
+        parameter.zero_grad()
+    with mx.autograd.record():
+        outputs = net(*given)
+        sum((out * out).sum() + out.sum() for out in outputs).backward()
+    learned = [parameter.grad() for parameter in block.collect_params().values()]
+    return [found.asnumpy() for found in (*outputs, *net(*given), given[0].grad, *learned)]
+
+
+def assert_equal(
+    loop: Loop, arrays: Callable[[int, int], list[Any]], sizes: Sequence[tuple[int, int]] = SIZES
+) -> None:
+    """A loop is a recurrence, and at all sizes what it is for plain MXNet."""
+    loop.initialize(mx.init.Uniform(0.7))
+    fast = graphopt.optimize(loop)
+    for steps, batch in sizes:
+        given = arrays(steps, batch)
+        for got, want in zip(results(fast, loop, given), results(loop, loop, given), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert "import-foreach: 1 recurrence" in fast.explain()
+
+
+def dense(F: Any, x: Any, weight: Any, units: int = UNITS) -> Any:
+    return F.FullyConnected(x, weight, no_bias=True, num_hidden=units)
+
+
+def normal(*shape: int) -> Any:
+    return np.random.default_rng(3).normal(size=shape).astype("float32")
+
+
+def packed_lstm(F: Any, x: Any, state: Any, p: Any) -> Any:
+    h, c = F.split(state, num_outputs=2, axis=1)
+    back = F.slice_axis(p["back"], axis=1, begin=0, end=UNITS)
+    gates = dense(F, x, p["wide"], 4 * UNITS) + dense(F, h, back, 4 * UNITS)
+    i, f, g, o = F.split(gates, num_outputs=4, axis=1)
+    c = F.sigmoid(f) * c + F.sigmoid(i) * F.tanh(g)
+    h = F.sigmoid(o) * F.tanh(c)
+    return h, F.concat(h, c, dim=1)
+
+
+def delayed(F: Any, x: Any, state: Any, p: Any) -> Any:
+    new = F.tanh(dense(F, x, p["wide"]) + dense(F, state, p["back"]))
+    return new, F.concat(F.slice_axis(state, axis=1, begin=UNITS, end=None), new, dim=1)
+
+
+def read_across_parts(F: Any, x: Any, state: Any, p: Any) -> Any:
+    whole = F.tanh(state)
+    new = F.concat(dense(F, x, p["wide"]), F.slice_axis(whole, axis=1, begin=2, end=4), dim=1)
+    return F.sum(whole, axis=1, keepdims=True), 0.5 * state + new
+
+
+@pytest.mark.parametrize(
+    ("body", "width", "units"),
+    [
+        (packed_lstm, 2 * UNITS, 4 * UNITS),
+        (delayed, 3 * UNITS, UNITS),
+        (read_across_parts, UNITS + 2, UNITS),
+    ],
+)
+def test_a_state_of_parts(body: Callable[..., Any], width: int, units: int) -> None:
+    assert_equal(
+        Loop(body, UNITS, width, units),
+        lambda steps, batch: [normal(batch, width), normal(steps, batch, UNITS)],
+    )
+
+
+def test_a_stack_of_states() -> None:
+    def body(F, x, state, p):
+        low, high = F.split(state, num_outputs=2, axis=1, squeeze_axis=True)
+        low = F.tanh(dense(F, x, p["wide"]) + low)
+        high = F.tanh(dense(F, low, p["back"]) + high)
+        return high, F.stack(low, high, axis=1)
+
+    assert_equal(
+        Loop(body, UNITS, UNITS, UNITS),
+        lambda steps, batch: [normal(batch, 2, UNITS), normal(steps, batch, UNITS)],
+    )
+
+
+def test_a_state_of_too_many_parts_stays() -> None:
+    def body(F, x, state, p):
+        new = F.sum(x, axis=1, keepdims=True)
+        return new, F.concat(F.slice_axis(state, axis=1, begin=1, end=None), new, dim=1)
+
+    loop = Loop(body, UNITS, UNITS, UNITS)
+    loop.initialize()
+    fast = graphopt.optimize(loop)
+    fast(mx.nd.ones((3, 50)), mx.nd.ones((5, 3, UNITS)))
+    assert "a state made of several parts" in fast.explain()
