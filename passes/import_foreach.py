@@ -30,9 +30,9 @@ class ImportForeach(Pass):
     MXNet runs the body as a graph of its own for every step, from C++. As a recurrence it is one
     kernel for all steps. What its body computes of captured values alone is computed once, in
     front; so are masks of Dropout drawn. Values may have any number of axes behind that of the
-    batch: what only moves their elements takes no time. A state that is put together of others
-    becomes as many. Bodies with other random or with unknown operators stay, as do those that mix
-    sequences of the batch.
+    batch, or no batch at all: what only moves their elements takes no time. A state that is put
+    together of others becomes as many. Bodies with other random or with unknown operators stay, as
+    do those that mix sequences of the batch.
 
     Example::
 
@@ -84,8 +84,27 @@ def _rolled(graph: Graph, node: Node, cx: PassContext) -> None:
     Raises:
         GraphoptError: kernels cannot compute it; the message says why.
     """
-    with graph.edit():
-        _Loop(graph, node, cx).roll()
+    problem: GraphoptError | None = None
+    for batched in _layouts(graph, node):
+        try:
+            with graph.edit():
+                _Loop(graph, node, cx, batched=batched).roll()
+        except GraphoptError as error:
+            problem = problem or error
+        else:
+            return
+    assert problem is not None
+    raise problem
+
+
+def _layouts(graph: Graph, node: Node) -> list[bool]:
+    """Whether values may have the batch along their first axis, the likelier first."""
+    data, states = (
+        {graph.type_of(value).rank for value in values} for values in _operands(node)[:2]
+    )
+    if data != {2}:
+        return [True]
+    return [False, True] if states <= {1} else [True, False]
 
 
 def _operands(node: Node) -> list[tuple[Value, ...]]:
@@ -98,7 +117,7 @@ def _operands(node: Node) -> list[tuple[Value, ...]]:
 class _Loop:
     """One loop, taken apart."""
 
-    def __init__(self, graph: Graph, node: Node, cx: PassContext) -> None:
+    def __init__(self, graph: Graph, node: Node, cx: PassContext, *, batched: bool) -> None:
         self.graph, self.node, self.cx = graph, node, cx
         if not all(graph.type_of(value).is_static for value in node.inputs):
             raise GraphoptError("a shape or dtype is not known")
@@ -106,7 +125,7 @@ class _Loop:
         shapes = [extents(graph, value) for value in operands[0]]
         if not shapes or min(map(len, shapes)) < 2:
             raise GraphoptError("it does not run over (steps, batch, columns)")
-        self.layout = Layout(shapes[0][0], shapes[0][1], batched=True)
+        self.layout = Layout(shapes[0][0], shapes[0][1] if batched else 1, batched)
         self.body = body = self._typed_body()
         #: Inputs of the body, and what they are in the graph.
         self.data, self.states, self.rest = (

@@ -1,4 +1,4 @@
-"""What ``foreach`` hands on from step to step: states made of parts."""
+"""What ``foreach`` runs over and hands on: packed states, steps with no batch."""
 
 from __future__ import annotations
 
@@ -129,3 +129,35 @@ def test_a_state_of_too_many_parts_stays() -> None:
     fast = graphopt.optimize(loop)
     fast(mx.nd.ones((3, 50)), mx.nd.ones((5, 3, UNITS)))
     assert "a state made of several parts" in fast.explain()
+
+
+# -- steps with no batch -------------------------------------------------------------------
+
+
+def vectors(F: Any, x: Any, h: Any, p: Any) -> Any:
+    return (F.tanh(F.dot(p["wide"], x) + F.dot(h, p["back"])),) * 2
+
+
+def rows(F: Any, x: Any, h: Any, p: Any) -> Any:
+    new = dense(F, F.expand_dims(x, 0), p["wide"]) + dense(F, F.expand_dims(h, 0), p["back"])
+    return (F.softmax(F.reshape(new, (-1,))),) * 2
+
+
+@pytest.mark.parametrize("body", [vectors, rows])
+def test_vectors_as_steps(body: Callable[..., Any]) -> None:
+    assert_equal(
+        Loop(body, UNITS, UNITS, UNITS),
+        lambda steps, batch: [normal(UNITS), normal(steps, UNITS)],
+        [(5, 1), (8, 1), (1, 1)],
+    )
+
+
+def test_numbers_as_steps() -> None:
+    def body(F, x, h, p):
+        new = 0.9 * h + x[0] * x[1]
+        return new, new
+
+    assert_equal(
+        Loop(body, UNITS, UNITS, UNITS),
+        lambda steps, batch: [normal(batch), normal(steps, batch), normal(steps, batch)],
+    )
