@@ -13,6 +13,7 @@ from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
+from graphopt.passes.recurrence.ahead import compute_ahead
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
 from graphopt.passes.recurrence.dropout import draw_sequences
@@ -29,10 +30,10 @@ class ImportForeach(Pass):
 
     MXNet runs the body as a graph of its own for every step, from C++. As a recurrence it is one
     kernel for all steps. What its body computes of captured values alone is computed once, in
-    front; so are masks of Dropout drawn. Values may have any number of axes behind that of the
-    batch, or no batch at all: what only moves their elements takes no time. A state that is put
-    together of others becomes as many. Bodies with other random or with unknown operators stay, as
-    do those that mix sequences of the batch.
+    front; so are masks of Dropout drawn, and numbers that are data looked up in tables. Values may
+    have any number of axes behind that of the batch, or no batch at all: what only moves their
+    elements takes no time. A state that is put together of others becomes as many. Bodies with
+    other random or with unknown operators stay, as do those that mix sequences of the batch.
 
     Example::
 
@@ -210,6 +211,7 @@ class _Loop:
         training = self.cx.training
         self.data |= draw_sequences(graph, body, steps, training=training)
         self.rest |= hoist(graph, body, self.rest, training=training)
+        self.data |= compute_ahead(graph, body, self.data, self.rest, steps, training=training)
 
 
 def _is_dot(body: Graph, node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""What ``foreach`` runs over and hands on: packed states, steps with no batch."""
+"""What ``foreach`` runs over and hands on: numbers of rows, packed states, steps with no batch."""
 
 from __future__ import annotations
 
@@ -68,6 +68,84 @@ def dense(F: Any, x: Any, weight: Any, units: int = UNITS) -> Any:
 
 def normal(*shape: int) -> Any:
     return np.random.default_rng(3).normal(size=shape).astype("float32")
+
+
+def numbers(*shape: int, dtype: str = "float32") -> Any:
+    return np.random.default_rng(4).integers(0, 7, shape).astype(dtype)
+
+
+# -- numbers of rows -----------------------------------------------------------------------
+
+
+def embedded(F: Any, x: Any, h: Any, p: Any) -> Any:
+    vectors = F.Embedding(x, p["table"], input_dim=7, output_dim=UNITS)
+    return (F.tanh(dense(F, vectors, p["wide"]) + dense(F, h, p["back"])),) * 2
+
+
+def taken(F: Any, x: Any, h: Any, p: Any) -> Any:
+    vectors = F.take(p["table"], F.cast(x, "int32"))
+    return (F.tanh(dense(F, vectors, p["wide"]) + dense(F, h, p["back"])),) * 2
+
+
+def one_hot(F: Any, x: Any, h: Any, p: Any) -> Any:
+    chosen = F.dot(F.one_hot(x, depth=7), p["table"])
+    return (F.tanh(dense(F, chosen, p["wide"]) + dense(F, h, p["back"])),) * 2
+
+
+def column_of_numbers(F: Any, x: Any, h: Any, p: Any) -> Any:
+    return embedded(F, F.reshape(F.slice_axis(x, axis=-1, begin=1, end=2), (-1,)), h, p)
+
+
+def bag_of_words(F: Any, x: Any, h: Any, p: Any) -> Any:
+    vectors = F.mean(F.Embedding(x, p["table"], input_dim=7, output_dim=UNITS), axis=1)
+    return (F.tanh(dense(F, vectors, p["wide"]) + dense(F, h, p["back"])),) * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("body", [embedded, taken, one_hot])
+def test_lookups_by_data(body: Callable[..., Any], dtype: str) -> None:
+    assert_equal(
+        Loop(body, UNITS, UNITS, UNITS),
+        lambda steps, batch: [normal(batch, UNITS), numbers(steps, batch, dtype=dtype)],
+        SIZES[:3],
+    )
+
+
+@pytest.mark.parametrize("body", [column_of_numbers, bag_of_words])
+def test_lookups_by_several_numbers(body: Callable[..., Any]) -> None:
+    assert_equal(
+        Loop(body, UNITS, UNITS, UNITS),
+        lambda steps, batch: [normal(batch, UNITS), numbers(steps, batch, 3)],
+    )
+
+
+def test_a_mask_beside_words() -> None:
+    def body(F, x, h, p):
+        words, mask = x
+        mask = F.expand_dims(F.cast(mask, "float32"), 1)
+        new, _ = embedded(F, words, h, p)
+        return new, F.broadcast_mul(mask, new) + F.broadcast_mul(1 - mask, h)
+
+    def arrays(steps, batch):
+        mask = (numbers(steps, batch) > 2).astype("int32")
+        return [normal(batch, UNITS), numbers(steps, batch), mask]
+
+    assert_equal(Loop(body, UNITS, UNITS, UNITS), arrays)
+
+
+def test_lookups_by_states_stay() -> None:
+    def body(F, x, h, p):
+        number = F.argmax(h, axis=1)
+        return (x + F.Embedding(number, p["table"], input_dim=7, output_dim=UNITS),) * 2
+
+    loop = Loop(body, UNITS, UNITS, UNITS)
+    loop.initialize()
+    fast = graphopt.optimize(loop)
+    fast(mx.nd.ones((3, UNITS)), mx.nd.ones((5, 3, UNITS)))
+    assert "a recurrence cannot compute it" in fast.explain()
+
+
+# -- states made of parts ------------------------------------------------------------------
 
 
 def packed_lstm(F: Any, x: Any, state: Any, p: Any) -> Any:
