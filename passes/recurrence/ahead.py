@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from graphopt.analysis.effects import is_pure
 from graphopt.analysis.needed import needed_for
+from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, Node, NodeId, Value
@@ -19,6 +20,8 @@ from graphopt.rewrite.substitute import substitute, substitute_outputs
 _LOOKUPS: Final = frozenset({"Embedding", "take", "one_hot"})
 #: No kernel of a step computes in two dtypes.
 _WANTED: Final = _LOOKUPS | {"Cast"}
+#: Bytes that a lookup of all steps may take, where those of what the loop returns are not more.
+_MOST_BYTES: Final = 256 << 20
 
 
 def compute_ahead(
@@ -44,9 +47,14 @@ def compute_ahead(
 
     Returns:
         The new inputs of the body, and their arrays in the graph.
+
+    Raises:
+        GraphoptError: that would take much more memory than one step after the other.
     """
     able = _able(body, data, captured, steps, training=training)
     wanted = [body[number] for number in able if canonical(body[number].op) in _WANTED]
+    if not training:  # else MXNet keeps them of all steps, too, for the gradients
+        _check_memory(body, wanted, steps)
     needed = needed_for(body, [node.out() for node in wanted])
     outside = {**data, **captured}
     for number, attrs in able.items():
@@ -60,6 +68,19 @@ def compute_ahead(
         substitute(body, node, made)
     substitute_outputs(body, made)
     return {row: outside[value] for value, row in made.items()}
+
+
+def _check_memory(body: Graph, wanted: Sequence[Node], steps: int) -> None:
+    """Refuse rows as wide as a vocabulary: MXNet has one step of them at a time."""
+    returned = sum(body.type_of(value).nbytes or 0 for value in body.outputs)
+    most = max(_MOST_BYTES, steps * returned)
+    for node in wanted:
+        taken = steps * (node.type.nbytes or 0)
+        if canonical(node.op) in _LOOKUPS and taken > most:
+            raise GraphoptError(
+                f"{node.label}: of all steps at once it takes {taken >> 20} MiB, of"
+                f" {most >> 20} at most"
+            )
 
 
 def _able(

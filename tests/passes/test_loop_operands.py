@@ -145,6 +145,22 @@ def test_lookups_by_states_stay() -> None:
     assert "a recurrence cannot compute it" in fast.explain()
 
 
+def test_lookups_that_take_much_memory_stay() -> None:
+    depth = (257 << 20) // (8 * 8 * 4)
+
+    def body(F, x, h, p):
+        chosen = F.sum(F.one_hot(x, depth=depth), axis=1, keepdims=True)
+        return (F.broadcast_add(0.5 * h, chosen),) * 2
+
+    given = [mx.nd.ones((8, UNITS)), mx.nd.ones((8, 8))]
+    loop = Loop(body, UNITS, UNITS, UNITS)
+    loop.initialize()
+    fast = graphopt.optimize(loop)
+    for got, want in zip(fast(*given), loop(*given), strict=True):
+        np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-6)
+    assert "of all steps at once it takes 257 MiB, of 256 at most" in fast.explain()
+
+
 # -- states made of parts ------------------------------------------------------------------
 
 
