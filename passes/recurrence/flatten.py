@@ -257,7 +257,10 @@ class _Flattened:
         matrix = learned[0]
         if not all(map(self.values.is_captured, learned)):
             raise GraphoptError(f"{self.node.label}: a matrix that is not the same in all steps")
-        rows, columns = (*self.values.extents(matrix), 1)[:2]
+        shape = self.values.extents(matrix)
+        if len(shape) > 2:
+            raise GraphoptError(f"{self.node.label}: its matrix has {len(shape)} axes")
+        rows, columns = (*shape, 1)[:2]
         is_transposed = self.op == "FullyConnected" or attrs.flag("transpose_b")
         inner, width = (columns, rows) if is_transposed else (rows, columns)
         table = self.values.whole(factor).reshape(-1, inner)

@@ -96,6 +96,7 @@ SHAPES = {
     "deep": (UNITS, 2 * UNITS),
     "heads": (3, 1),
     "vector": (UNITS,),
+    "cube": (UNITS, 2, 2),
 }
 
 
@@ -184,16 +185,22 @@ def copies_of_a_column(F: Any, x: Any, h: Any, p: Any) -> Any:
     return x, F.tile(F.slice_axis(h, axis=1, begin=0, end=1), reps=(1, UNITS))
 
 
+def matrix_of_three_axes(F: Any, x: Any, h: Any, p: Any) -> Any:
+    return x, F.tanh(F.Flatten(F.dot(x, p["cube"])) + h)
+
+
 REFUSED: dict[Body, str] = {
     across_the_batch: "turns the batch around",
     transposed: "has no row for each sequence",
     largest_of_heads: "lies in several parts",
     copies_of_a_column: "one column becomes 4",
+    matrix_of_three_axes: "its matrix has 3 axes",
 }
 
 
 @pytest.mark.parametrize("body", REFUSED)
 def test_what_stays(body: Body) -> None:
-    result = imported(Loop(body), (STEPS, BATCH, UNITS), (BATCH, UNITS), "training")
+    parameters = ("cube",) if body is matrix_of_three_axes else ()
+    result = imported(Loop(body, parameters), (STEPS, BATCH, UNITS), (BATCH, UNITS), "training")
     assert not is_recurrence(result)
     assert REFUSED[body] in "\n".join(map(str, result.remarks))
