@@ -185,6 +185,8 @@ class _Flattened:
     def _row(self, numbers: Numbers) -> Numbers:
         """The node on one row, or on some columns of all sequences."""
         width = numbers.size
+        if width == 1:
+            return self._one_column(numbers)
         attrs = self.node.attrs
         if ROWS[self.op].reduces:
             attrs = attrs.without("exclude").set(axis=1, keepdims=True)
@@ -197,6 +199,12 @@ class _Flattened:
         column = TensorType(self.node.types[0].dtype, (self.values.batch, 1))
         rest = [column for _ in self.node.types[1:]]
         return self._result(self.op, [self.columns.matrix(numbers), *scales], attrs, width, *rest)
+
+    def _one_column(self, numbers: Numbers) -> Numbers:
+        """The node on one column, which a kernel of more would take for as many of it."""
+        if not ROWS[self.op].reduces or self.op == "norm":
+            raise GraphoptError(f"{self.node.label}: its rows have a single element")
+        return numbers
 
     def _scale(self, value: Value, width: int) -> Value:
         if not self.values.is_captured(value) or self.values.extents(value) != (width,):
@@ -220,7 +228,12 @@ class _Flattened:
         self._limit(len(cuts))
         attrs = Attrs(axis=1, keepdims=True)
         return self._sum(
-            [self._result("sum", [self.columns.matrix(row[cut])], attrs, 1) for cut in cuts]
+            [
+                self._result("sum", [self.columns.matrix(row[cut])], attrs, 1)
+                if cut.stop - cut.start > 1
+                else row[cut]
+                for cut in cuts
+            ]
         )
 
     def _sum(self, summands: Sequence[Numbers]) -> Numbers:

@@ -78,6 +78,12 @@ def stretched(F: Any, x: Any, h: Any, p: Any) -> Any:
     return [row, F.reverse(x, axis=1)], dense(F, F.concat(new, row, dim=1), p["deep"], 4)
 
 
+def sums_of_single_columns(F: Any, x: Any, h: Any, p: Any) -> Any:
+    columns = F.expand_dims(F.slice_axis(x, axis=1, begin=0, end=2), 2)
+    new = F.broadcast_mul(columns, F.sum(columns, axis=2, keepdims=True))
+    return (F.tanh(F.Flatten(F.repeat(new, repeats=2, axis=1)) + h),) * 2
+
+
 BODIES: dict[Body, tuple[str, ...]] = {
     gates_by_reshape: ("wide", "wide_back"),
     gates_side_by_side: ("wide", "wide_back"),
@@ -88,6 +94,7 @@ BODIES: dict[Body, tuple[str, ...]] = {
     normalized_heads: ("wide", "vector"),
     repeated: ("square",),
     stretched: ("vector", "deep"),
+    sums_of_single_columns: (),
 }
 SHAPES = {
     "wide": (8, UNITS),
