@@ -108,6 +108,11 @@ class StepKernel:
             self.has_rows = True
             if start != 0:
                 raise GraphoptError(f"{node.label}: a part of its rows is read")
+            reduced = of.width(of.resolve(node.inputs[0]))
+            if reduced != self.width:  # it would be reduced as often as it is stretched
+                raise GraphoptError(
+                    f"{node.label}: its rows of {reduced} are read where {self.width} are computed"
+                )
         # Inputs that are stretched along the columns have one column only.
         found = []
         for source in map(of.resolve, node.inputs):

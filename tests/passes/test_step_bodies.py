@@ -37,6 +37,19 @@ def products_of_two_widths(F: Any, x: Any, h: Any, p: dict[str, Any]) -> Any:
     return F.tanh(F.broadcast_add(wide, F.FullyConnected(h, p["row"], no_bias=True, num_hidden=1)))
 
 
+def column_by_its_own_sum(F: Any, x: Any, h: Any, p: dict[str, Any]) -> Any:
+    column = F.slice_axis(x, axis=1, begin=0, end=1)
+    scale = F.broadcast_mul(column, F.sum(column, axis=1, keepdims=True))
+    seen = F.FullyConnected(h, p["square"], no_bias=True, num_hidden=UNITS)
+    return F.tanh(seen + F.broadcast_mul(scale, x))
+
+
+def column_by_its_own_softmax(F: Any, x: Any, h: Any, p: dict[str, Any]) -> Any:
+    column = F.slice_axis(x, axis=1, begin=0, end=1)
+    seen = F.FullyConnected(h, p["square"], no_bias=True, num_hidden=UNITS)
+    return F.tanh(seen + F.broadcast_mul(column * F.softmax(column, axis=1), x))
+
+
 def scaled_weight(F: Any, x: Any, h: Any, p: dict[str, Any]) -> Any:
     seen = F.FullyConnected(x, 0.5 * p["square"], no_bias=True, num_hidden=UNITS)
     return F.tanh(seen + F.dot(h, F.transpose(F.tanh(p["square"]))))
@@ -56,6 +69,8 @@ BODIES: dict[Callable[..., Any], tuple[str, ...]] = {
     gate_of_all: ("one_more", "one_more_back"),
     last_column_for_all: ("square",),
     products_of_two_widths: ("square", "row"),
+    column_by_its_own_sum: ("square",),
+    column_by_its_own_softmax: ("square",),
     scaled_weight: ("square",),
     row_in_another_shape: ("square", "vector"),
     gemm2: ("square",),
@@ -108,8 +123,21 @@ def recurrences(graph: Graph, passes: str, mode: str) -> int:
     return sum(node.op == RECURRENCE for node in result.graph)
 
 
+#: Kernels of several columns would reduce one of them as often as it is stretched.
+REDUCING = (column_by_its_own_sum, column_by_its_own_softmax)
+
+
 @pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", REDUCING)
+def test_single_columns_that_are_reduced(body: Callable[..., Any], mode: str) -> None:
+    for passes in ("import-foreach", "reroll-recurrence"):
+        is_unrolled = passes == "reroll-recurrence"
+        graph = traced(Steps(body, is_unrolled), (STEPS, BATCH, UNITS), (BATCH, UNITS))
+        recurrences(graph, f"{passes},eliminate-dead-code", mode)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("body", [body for body in BODIES if body not in REDUCING])
 def test_a_loop(body: Callable[..., Any], mode: str) -> None:
     graph = traced(Steps(body, unrolled=False), (STEPS, BATCH, UNITS), (BATCH, UNITS))
     assert recurrences(graph, "import-foreach", mode) == 1
