@@ -203,7 +203,10 @@ class CompiledBlock:
 
             def plain() -> Plain:
                 # Blocks are traced without shapes.
-                return self.renting.plain(key, lambda: alike.traced if alike else trace())
+                is_whole = bool(getattr(self._block, "_active", False))
+                return self.renting.plain(
+                    key, lambda: alike.traced if alike else trace(), is_whole=is_whole
+                )
 
             def trace() -> Traced:
                 traced = self._trace(args)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from graphopt.backend.documents import document_of
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.passing import symbol_without_passed_inputs
 from graphopt.frontend.gluon import Traced
 from graphopt.nn.ski_rental import SkiRental
 
 Key = tuple[Any, ...]
-#: What runs a graph, its inputs (Parameters, or names of data), and where it is from.
-Plain = tuple[CachedOpEngine, list[Any], Traced]
+#: What runs a graph (None: nothing may), its inputs (Parameters, or names of data), and where it is
+#: from.
+Plain = tuple[CachedOpEngine | None, list[Any], Traced]
 
 
 class Renting:
@@ -28,8 +30,16 @@ class Renting:
         self._plain: dict[Key, Plain] = {}
         self.rule = SkiRental()
 
-    def plain(self, key: Key, trace: Callable[[], Traced]) -> Plain:
-        """What runs calls with arguments of that layout, of any shape."""
+    def plain(self, key: Key, trace: Callable[[], Traced], *, is_whole: bool) -> Plain:
+        """What runs calls with arguments of that layout, of any shape.
+
+        Args:
+            key: the signature of such a call.
+            trace: makes the Symbol.
+            is_whole: whether MXNet runs the Block as one graph, too. Else nothing runs calls that
+                learn through loops: MXNet's graphs of these add to gradients that it has not
+                written, where Python does not.
+        """
         kind = key[:3]
         if kind not in self._plain:
             traced = trace()
@@ -38,7 +48,9 @@ class Renting:
                 symbol = symbol_without_passed_inputs(symbol)
             known = dict(self._parameters().items())  # what Gluon returns makes what it has not
             reads = [known.get(name, name) for name in symbol.list_inputs()]
-            engine = CachedOpEngine(symbol, traced.names, is_static=False)
+            engine = None
+            if is_whole or key[0] != "training" or not _has_loops(symbol):
+                engine = CachedOpEngine(symbol, traced.names, is_static=False)
             self._plain[kind] = engine, reads, traced
         return self._plain[kind]
 
@@ -50,7 +62,7 @@ class Renting:
         saved: float = 1.0,
         kind: Hashable = None,
     ) -> tuple[list[Any], Any] | None:
-        """A plain call: its outputs and their layout; ``None`` where parameters are not there.
+        """A plain call: its outputs and their layout; ``None`` where there is none.
 
         Args:
             key: its signature.
@@ -59,10 +71,10 @@ class Renting:
             saved: the share of its time that compiling would save.
             kind: see :meth:`graphopt.nn.ski_rental.SkiRental.timed`.
         """
-        arrays = self._arrays(key, given, plain)
-        if arrays is None:
-            return None
         engine, _, traced = plain
+        arrays = self._arrays(key, given, plain)
+        if engine is None or arrays is None:
+            return None
         is_step = key[0] == "training"
         with self.rule.timed(key, is_step=is_step, saved=saved, kind=kind) as done:
             outputs = engine(arrays)
@@ -72,10 +84,11 @@ class Renting:
     def runner(
         self, key: Key, given: Sequence[Any], plain: Plain
     ) -> Callable[[Sequence[Any]], list[Any]] | None:
-        """What runs such arrays as MXNet does; ``None`` where parameters are not there."""
-        if self._arrays(key, given, plain) is None:
+        """What runs such arrays as MXNet does; ``None`` where nothing does."""
+        engine = plain[0]
+        if engine is None or self._arrays(key, given, plain) is None:
             return None
-        return lambda data: plain[0](self._arrays(key, data, plain) or [])
+        return lambda data: engine(self._arrays(key, data, plain) or [])
 
     def _arrays(self, key: Key, given: Sequence[Any], plain: Plain) -> list[Any] | None:
         """What a plain call reads; ``None`` where parameters are not there."""
@@ -85,3 +98,7 @@ class Renting:
         if any(p._data is None or ctx not in p.list_ctx() for p in parameters):
             return None
         return [data[each] if isinstance(each, str) else each.data(ctx) for each in reads]
+
+
+def _has_loops(symbol: Any) -> bool:
+    return any("subgraphs" in node for node in document_of(symbol)["nodes"])

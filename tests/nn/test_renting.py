@@ -155,3 +155,34 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_gradients_are_added_through_loops_of_ever_other_sizes() -> None:
+    """MXNet's graphs of loops add to what they have not written; Python of a Block does not."""
+
+    class Scaled(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
+        def hybrid_forward(self, F, x, h, r):
+            def body(row, state):
+                new = F.tanh(F.broadcast_mul(row, F.expand_dims(r, 1)) + state)
+                return new, new
+
+            return F.contrib.foreach(body, x, h)
+
+    net, plain = graphopt.optimize(Scaled()), Scaled()
+    sizes = [(5, 3), (5, 4), (4, 4), (1, 3), *((steps, 1) for steps in range(2, 12))]
+    for steps, rows in sizes:
+        shapes = ((steps, rows, 4), (rows, 4), (rows,))
+        generator = np.random.default_rng(rows)
+        given = [mx.nd.array(generator.normal(size=shape)) for shape in shapes]
+        found = []
+        for which in (plain, net):
+            for array in given:
+                array.attach_grad("add")
+            for _ in range(2):
+                with mx.autograd.record():
+                    emitted, last = which(*given)
+                    loss = (emitted**2).sum() + last.sum()
+                loss.backward()
+            found.append([array.grad.asnumpy() for array in given])
+        for want, got in zip(*found, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
