@@ -19,9 +19,15 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node
 from graphopt.ir.ops import canonical
 from graphopt.kernels.spec import STORAGE_DTYPES, Arg
+from graphopt.passes.fusion.activations import (
+    ACTIVATIONS,
+    activation,
+    check_leaky_relu,
+    leaky_relu,
+    softsign,
+)
 from graphopt.passes.fusion.operators import (
     FLOATS,
-    Axes,
     Build,
     Emit,
     Pointwise,
@@ -83,29 +89,6 @@ def _check_dim(node: Node, graph: Graph) -> str | None:
     return None if shape and shape[-1] else "the extent of the last axis is not known"
 
 
-def _check_leaky(node: Node, graph: Graph) -> str | None:
-    kind = node.attrs.get("act_type") or "leaky"
-    if kind not in _LEAKY:
-        return f"act_type={kind!r} has no translation"
-    if kind in ("leaky", "elu") and single(node.attrs, "slope", 0.25) < 0:
-        return "with a negative slope its gradient depends on how MXNet was built"
-    if kind == "prelu" and prelu_axes(node, graph) is None:
-        return "its slopes run along other axes than the channels"
-    return None
-
-
-def prelu_axes(node: Node, graph: Graph) -> Axes | None:
-    """For the slopes of prelu, the axes of the data that they run along."""
-    data, gamma = (graph.type_of(value).shape for value in node.inputs[:2])
-    if data is None or gamma is None or len(gamma) > min(len(data), 2):
-        return None
-    first = min(len(data), 2) - len(gamma)
-    pairs = list(enumerate(gamma, first))
-    if any(extent not in (1, data[axis]) for axis, extent in pairs):
-        return None
-    return tuple(axis if extent == data[axis] else None for axis, extent in pairs)
-
-
 def _with_scalar(name: str, reverse: bool = False) -> Build:
     def build(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
         number = scalar(attrs)
@@ -141,12 +124,6 @@ def _rint(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
     low, high = emit("floor", args[0]), emit("ceil", args[0])
     below, above = emit("sub", args[0], low), emit("sub", high, args[0])
     return emit("where", emit("le", below, above), low, high)
-
-
-def _softsign(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
-    # The quotient rule would take the difference of two nearly equal numbers for large x.
-    below = emit("stop", emit("add", emit("abs", args[0]), 1.0))
-    return emit("div", emit("scale_gradient", args[0], emit("recip", below)), below)
 
 
 def _hard_sigmoid(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
@@ -194,82 +171,6 @@ def _cast(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
     return emit("half", value) if attrs["dtype"] == "float16" else value
 
 
-def _activation(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    return _ACTIVATIONS[str(attrs.get("act_type"))](emit, args, attrs)
-
-
-def _relu(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    is_mxnets = attrs.get("dtype") in ("float16", "float64")  # oneDNN gives NaN the gradient 0
-    return emit("relu_nan" if is_mxnets else "relu", args[0])
-
-
-def _leaky_relu(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    return _LEAKY[str(attrs.get("act_type") or "leaky")](emit, args, attrs)
-
-
-def _leaky(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    slope = single(attrs, "slope", 0.25)
-    if slope == 0:
-        return emit("relu", args[0])
-    below = emit("mul", args[0], slope)
-    if attrs.get("dtype") == "float32":  # by oneDNN, which gives NaN the gradient 1
-        return emit("where", emit("le", args[0], 0.0), below, args[0])
-    return emit("where", emit("gt", args[0], 0.0), args[0], below)
-
-
-def _prelu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
-    # Zero above keeps an infinite x out of the gradient of the slopes.
-    is_above = emit("gt", args[0], 0.0)
-    below = emit("mul", emit("where", is_above, 0.0, args[0]), args[1])
-    return emit("where", is_above, args[0], below)
-
-
-def _elu(emit: Emit, args: Sequence[Arg], attrs: Attrs) -> Arg:
-    # Zero above, since an infinite exponential times a gradient of zero is NaN.
-    def curve(low: Arg) -> Arg:
-        return emit("mul", emit("expm1", low), single(attrs, "slope", 0.25))
-
-    if attrs.get("dtype") == "float32":  # by oneDNN, which gives NaN the gradient 1
-        is_below = emit("le", args[0], 0.0)
-        return emit("where", is_below, curve(emit("where", is_below, args[0], 0.0)), args[0])
-    is_above = emit("gt", args[0], 0.0)
-    return emit("where", is_above, args[0], curve(emit("where", is_above, 0.0, args[0])))
-
-
-# MXNet holds both in float32.
-_SELU_ALPHA: Final = float(np.float32(1.6732632423543772))
-_SELU_LAMBDA: Final = float(np.float32(1.0507009873554805))
-
-
-def _selu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
-    # Below 0 MXNet's slope is lambda * alpha * (1 + lambda * expm1(x)), with one lambda too many.
-    is_above = emit("gt", args[0], 0.0)
-    low = emit("where", is_above, 0.0, args[0])
-    curve = emit("expm1", low)
-    slope = emit("add", emit("mul", curve, _SELU_LAMBDA), 1.0)
-    below = emit("mul", emit("with_slope", curve, low, slope), _SELU_ALPHA)
-    return emit("mul", emit("where", is_above, args[0], below), _SELU_LAMBDA)
-
-
-def _gelu(emit: Emit, args: Sequence[Arg], _attrs: Attrs) -> Arg:
-    tail = emit("add", emit("erf", emit("mul", args[0], math.sqrt(0.5))), 1.0)
-    return emit("mul", emit("mul", args[0], 0.5), tail)
-
-
-_ACTIVATIONS: Final[dict[str, Build]] = {
-    "relu": _relu,
-    "sigmoid": instruction("sigmoid"),
-    "tanh": instruction("tanh"),
-    "softrelu": instruction("softplus"),
-    "softsign": _softsign,
-}
-_LEAKY: Final[dict[str, Build]] = {
-    "leaky": _leaky,
-    "elu": _elu,
-    "selu": _selu,
-    "gelu": _gelu,
-    "prelu": _prelu,
-}
 CASTS: Final = ("Cast", "amp_cast")
 
 # MXNet converts angles with factors in float32, for arrays of every dtype.
@@ -382,7 +283,7 @@ POINTWISE: Final[dict[str, Pointwise]] = {
     "_zeros": Pointwise(_constant(0.0), of_one_dtype),
     "ones_like": Pointwise(_constant(1.0), of_one_dtype),
     "zeros_like": Pointwise(_constant(0.0), of_one_dtype),
-    "softsign": Pointwise(_softsign, of_one_dtype),
+    "softsign": Pointwise(softsign, of_one_dtype),
     "hard_sigmoid": Pointwise(_hard_sigmoid, of_one_dtype),
     "smooth_l1": Pointwise(
         _smooth_l1,
@@ -402,13 +303,13 @@ POINTWISE: Final[dict[str, Pointwise]] = {
     "_contrib_div_sqrt_dim": Pointwise(_with_scalar("div"), all_of(of_one_dtype, _check_dim)),
     "_contrib_gradientmultiplier": Pointwise(_with_scalar("scale_gradient"), of_one_dtype),
     "Activation": Pointwise(
-        _activation,
+        activation,
         all_of(
             of_one_dtype,
-            refuse(lambda a: a.get("act_type") not in _ACTIVATIONS, "its act_type is unknown"),
+            refuse(lambda a: a.get("act_type") not in ACTIVATIONS, "its act_type is unknown"),
         ),
     ),
-    "LeakyReLU": Pointwise(_leaky_relu, all_of(of_one_dtype, _check_leaky)),
+    "LeakyReLU": Pointwise(leaky_relu, all_of(of_one_dtype, check_leaky_relu)),
     "add_n": Pointwise(_add_n, of_one_dtype),
     "broadcast_like": Pointwise(
         _identity,
