@@ -104,8 +104,11 @@ class StepEngine:
         self._is_data = [name in data for name in arguments]
         self._states = {n: self.inputs.index(n) for n in symbol.list_auxiliary_states()}
         # Each recorded call has objects of its own for what was made (`Lowered.run`).
+        # States are bound as they are, whoever gives them.
         self._followed = [
-            at for at, name in enumerate(self.inputs) if name not in data and name not in made
+            at
+            for at, name in enumerate(self.inputs)
+            if (name not in data or name in self._states) and name not in made
         ]
         self._learned: list[Any] = []
         self._mx = import_mxnet()
