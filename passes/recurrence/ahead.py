@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from graphopt.analysis.effects import is_pure
 from graphopt.analysis.needed import needed_for
@@ -15,6 +15,7 @@ from graphopt.ir.ops import canonical
 from graphopt.ir.reshape import reshaped
 from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.pointwise import POINTWISE
+from graphopt.passes.recurrence.moves import tuple_of
 from graphopt.rewrite.substitute import substitute, substitute_outputs
 
 _LOOKUPS: Final = frozenset({"Embedding", "take", "one_hot"})
@@ -131,7 +132,7 @@ def _extents(shape: tuple[int | None, ...] | None) -> tuple[int, ...]:
 
 
 def _reshape(attrs: Attrs, before: tuple[int, ...], after: tuple[int, ...]) -> Attrs | None:
-    codes = (0, *_tuple(attrs.get("shape")))
+    codes = (0, *tuple_of(attrs.get("shape")))
     if len(codes) == 1 or attrs.flag("reverse"):
         return None
     try:
@@ -155,20 +156,14 @@ def _split(attrs: Attrs, before: tuple[int, ...], _after: tuple[int, ...]) -> At
 
 
 def _slice(attrs: Attrs, _before: tuple[int, ...], _after: tuple[int, ...]) -> Attrs:
-    given = {key: _tuple(attrs.get(key)) for key in ("begin", "end", "step")}
+    given = {key: tuple_of(attrs.get(key)) for key in ("begin", "end", "step")}
     return attrs.set(**{key: (None, *found) for key, found in given.items() if found})
 
 
 def _squeeze(attrs: Attrs, before: tuple[int, ...], _after: tuple[int, ...]) -> Attrs | None:
-    given = [int(axis) % (len(before) - 1) + 1 for axis in _tuple(attrs.get("axis"))]
+    given = [int(axis) % (len(before) - 1) + 1 for axis in tuple_of(attrs.get("axis"))]
     axes = given or [axis for axis in range(1, len(before)) if before[axis] == 1]
     return attrs.set(axis=tuple(axes)) if axes else None
-
-
-def _tuple(found: Any) -> tuple[Any, ...]:
-    if found is None:
-        return ()
-    return found if isinstance(found, tuple) else (found,)
 
 
 _MOVES: Final[dict[str, Callable[[Attrs, tuple[int, ...], tuple[int, ...]], Attrs | None]]] = {

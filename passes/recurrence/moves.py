@@ -47,8 +47,8 @@ def moved(node: Node, arrays: Sequence[Numbers], shape: _Shape, *, batched: bool
 
 
 def _turns_the_batch(attrs: Attrs) -> bool:
-    step = _tuple(attrs.get("step"))
-    return 0 in _tuple(attrs.get("axis")) or step[:1] not in ((), (None,), (1,))
+    step = tuple_of(attrs.get("step"))
+    return 0 in tuple_of(attrs.get("axis")) or step[:1] not in ((), (None,), (1,))
 
 
 def _reshape(_attrs: Attrs, arrays: Sequence[Numbers], shape: _Shape) -> Sequence[Numbers]:
@@ -64,7 +64,7 @@ def _swap(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequence[N
 
 
 def _transpose(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequence[Numbers]:
-    return [arrays[0].transpose(_tuple(attrs.get("axes")) or None)]
+    return [arrays[0].transpose(tuple_of(attrs.get("axes")) or None)]
 
 
 def _slice_axis(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequence[Numbers]:
@@ -74,7 +74,7 @@ def _slice_axis(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequ
 
 
 def _slice(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequence[Numbers]:
-    begin, end, step = (_tuple(attrs.get(key)) for key in ("begin", "end", "step"))
+    begin, end, step = (tuple_of(attrs.get(key)) for key in ("begin", "end", "step"))
     steps = [*step, *(None for _ in begin[len(step) :])]
     return [arrays[0][tuple(map(slice, begin, end, steps))]]
 
@@ -102,14 +102,15 @@ def _repeat(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequence
 
 
 def _tile(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequence[Numbers]:
-    return [np.tile(arrays[0], _tuple(attrs.get("reps")))]
+    return [np.tile(arrays[0], tuple_of(attrs.get("reps")))]
 
 
 def _reverse(attrs: Attrs, arrays: Sequence[Numbers], _shape: _Shape) -> Sequence[Numbers]:
-    return [np.flip(arrays[0], axis=_tuple(attrs.get("axis")))]
+    return [np.flip(arrays[0], axis=tuple_of(attrs.get("axis")))]
 
 
-def _tuple(found: Any) -> tuple[Any, ...]:
+def tuple_of(found: Any) -> tuple[Any, ...]:
+    """An attribute that may be one number or left out, as a tuple."""
     if found is None:
         return ()
     return found if isinstance(found, tuple) else (found,)
