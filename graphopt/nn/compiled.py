@@ -203,9 +203,8 @@ class CompiledBlock:
 
             def plain() -> Plain:
                 # Blocks are traced without shapes.
-                is_whole = bool(getattr(self._block, "_active", False))
                 return self.renting.plain(
-                    key, lambda: alike.traced if alike else trace(), is_whole=is_whole
+                    key, lambda: alike.traced if alike else trace(), is_whole=self._is_hybridized()
                 )
 
             def trace() -> Traced:
@@ -356,6 +355,9 @@ class CompiledBlock:
             entry.lowered.plans = self._plans[ctx]
         return entry
 
+    def _is_hybridized(self) -> bool:
+        return bool(getattr(self._block, "_active", False))
+
     def _require_whole(self, mode: Mode, graph: Graph, traced: Traced) -> None:
         """Refuse to learn by a graph whose gradients are others than those of the Block's Python.
 
@@ -363,7 +365,7 @@ class CompiledBlock:
             UnsupportedError: the Block is not hybridized, and its Python may stop where a graph
                 does not.
         """
-        if mode != "training" or getattr(self._block, "_active", False):
+        if mode != "training" or self._is_hybridized():
             return
         require_steps(graph)
         if not (self._config.strict or self._config.plans_memory or self._reads_all):
