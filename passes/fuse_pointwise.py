@@ -16,7 +16,8 @@ class FusePointwise(Pass):
 
     A region holds operators with outputs of one shape, whatever broadcasts into it, and has as many
     outputs as are read elsewhere. Its gradient is a kernel too, which computes values of forward
-    again instead of reading them. Regions grow along reads, as long as that makes no cycle.
+    again instead of reading them. Regions grow along reads, as long as that makes no cycle. Those
+    that would read and write more than 24 arrays are cut, where few values go from part to part.
 
     Stays outside: what is random, mutating, opaque or ordered by control dependencies; operators
     whose types are not static; in frozen graphs what depends on parameters only, as it is computed

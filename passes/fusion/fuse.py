@@ -20,6 +20,7 @@ from graphopt.kernels.spec import KernelSpec
 from graphopt.passes.fusion.group_norm import with_groups_as_axes
 from graphopt.passes.fusion.groups import Groups
 from graphopt.passes.fusion.operators import FLOATS, NO_SPAN, Span
+from graphopt.passes.fusion.pieces import pieces
 from graphopt.passes.fusion.pointwise import POINTWISE
 from graphopt.passes.fusion.region import operators, replace_region, results
 from graphopt.passes.fusion.rows import ROWS
@@ -76,10 +77,10 @@ def fuse(graph: Graph, cx: PassContext, *, rows: bool) -> Graph:
     done = 0
     for region in sorted(regions, key=lambda group: position[group]):
         members = sorted(found.groups.members(region), key=position.__getitem__)
-        nodes = [graph[n] for n in members]
-        if rows and not any(canonical(node.op) in ROWS for node in nodes):
-            continue
-        done += _try(graph, fused, nodes, places, specs, cx)
+        for nodes in pieces(graph, [graph[n] for n in members], MAX_OPERANDS):
+            if rows and not any(canonical(node.op) in ROWS for node in nodes):
+                continue
+            done += _try(graph, fused, nodes, places, specs, cx)
     if not done:
         return given
     cx.count("kernels", done)
@@ -300,9 +301,6 @@ def _try(
     """Make one region a node of ``fused``, unless that is not possible or not worth it."""
     inputs, outputs = _boundary(graph, nodes, places)
     if not outputs:
-        return False
-    if len(inputs) + len(outputs) > MAX_OPERANDS:
-        cx.missed(f"{len(nodes)} operators have {len(inputs)} inputs together", nodes[-1])
         return False
     try:
         spec, text = specs.of(nodes, inputs, outputs)
