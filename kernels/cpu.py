@@ -18,6 +18,7 @@ from graphopt.kernels.library import SYMBOL
 from graphopt.kernels.lowering import Emit, LoopHint, lower
 from graphopt.kernels.machine import optimized, processor, target_machine
 from graphopt.kernels.prefetch import with_prefetches
+from graphopt.kernels.rounding import rounds_alike
 from graphopt.kernels.spec import KernelSpec
 
 #: Of 4 vectors with more operands some would have to be kept in memory; an LSTM's cell has 11.
@@ -78,7 +79,7 @@ def _to_ir(
     functions["one_by_one"] = LoopHint(1, vectors=_masks_are_cheap())
     functions["by_masks"] = LoopHint(1, masks=True)
     # Products may be fused into sums; nothing may be assumed about NaN, infinities and zeros.
-    module = lower(source, SYMBOL, spec.dtype, functions, contract=not spec.precise)
+    module = lower(source, SYMBOL, spec.dtype, functions, contract=not rounds_alike(spec))
     return optimized(str(module))
 
 

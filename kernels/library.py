@@ -212,6 +212,7 @@ def _sources() -> str:
         "lowering.py",
         "machine.py",
         "prefetch.py",
+        "rounding.py",
     )
     files = [here / name for name in names]
     files += sorted((here / "emit").glob("*.py")) + sorted((here / "vecmath").glob("*.py"))

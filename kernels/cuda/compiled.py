@@ -3,7 +3,7 @@
 With ``NUMBA_ENABLE_CUDASIM=1`` set before numba is imported, numba interprets the kernels on the
 CPU, on numpy arrays: slow, and enough to test what they compute.
 
-Sums and products may be fused, as in kernels for CPUs; ``precise`` specs are not.
+Sums and products may be fused where they may in kernels for CPUs.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from graphopt.kernels import cache as disk
 from graphopt.kernels.cuda import device, simulated
 from graphopt.kernels.emit.cpu import storage
 from graphopt.kernels.emit.cuda import EXCHANGES, Form, emit_cuda, emit_finish, is_flat
+from graphopt.kernels.rounding import rounds_alike
 from graphopt.kernels.spec import KernelSpec
 
 #: Whether numba interprets kernels on the CPU.
@@ -149,7 +150,7 @@ def shared_by_threads():
     return cuda.shared.array(1024, number)
 """
 SOURCE = _BOTH if SIMULATED else _BOTH + "\n" + _ON_DEVICE
-_PRECISE = """
+_UNFUSED = """
 def sub_(x, y):
     return add_(x, -y)
 """
@@ -181,8 +182,8 @@ class FusedKernel:
     def function(self) -> Any:
         """The Python function, for numba to compile."""
         shared = SOURCE
-        if self.spec.precise:
-            shared += _PRECISE
+        if rounds_alike(self.spec):
+            shared += _UNFUSED
         elif self.spec.dtype == "float32" and not SIMULATED:
             shared += _FAST
         scope = defined(scope_of(self.spec.dtype, storage(self.spec), self.form.width), shared)

@@ -302,3 +302,14 @@ def test_precise_kernels_fuse_nothing(compile_ptx: Any) -> None:
     precise = compile_ptx(parse("precise " + text))
     assert "mul.rn.f32" in precise
     assert not re.search(r"\b(mul|add|sub)\.f32|fma\.rn\.f32", precise)
+
+
+def test_ptx_that_compares_with_the_largest_fuses_nothing(compile_ptx: Any) -> None:
+    # Else the loop that looks for it may round otherwise than the one that compares.
+    head = "f32[a|b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = add %2 %0; "
+    largest = parse(head + "%4 = reduce_max %3; return %4:f32[a] }")
+    gradient = differentiate(largest).spec
+    assert gradient is not None
+    for spec in (largest, gradient):
+        assert "fma.rn.f32" not in compile_ptx(spec)
+    assert "fma.rn.f32" in compile_ptx(parse(head + "%4 = reduce_sum %3; return %4:f32[a] }"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from graphopt.kernels.emit.schedule import Loop
 from graphopt.kernels.emit.source import INFIX, expression
+from graphopt.kernels.rounding import rounds_alike
 from graphopt.kernels.spec import Arg, KernelSpec
 
 
@@ -56,6 +57,7 @@ class Emitter:
 
     def __init__(self, spec: KernelSpec, form: Form) -> None:
         self.spec, self.width = spec, form.width
+        self.unfused = rounds_alike(spec)
         self.quotient = "short_quotient" if form.short else "quotient"
         self.first = len(spec.inputs)
         self.row_axis = spec.row_axis
@@ -83,7 +85,7 @@ class Emitter:
         return self.literals.setdefault(repr(float(arg)), f"c{len(self.literals)}")
 
     def _expression(self, op: str, args: list[str]) -> str:
-        if op in INFIX and (op == "div" or not self.spec.precise):
+        if op in INFIX and (op == "div" or not self.unfused):
             return f"{args[0]} {INFIX[op]} {args[1]}"
         if op == "square":
             return self._expression("mul", [args[0], args[0]])
