@@ -5,9 +5,10 @@ In a frozen graph these are computed once, when it is lowered, and cost nothing 
 
 from __future__ import annotations
 
+from graphopt.analysis.sparse import makes_sparse
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import AUX, CONSTANT, PARAM, WITH_SPEC, Node, NodeId
-from graphopt.ir.ops import canonical, info
+from graphopt.ir.node import AUX, CONSTANT, PARAM, WITH_SPEC, NodeId
+from graphopt.ir.ops import info
 
 
 def frozen_nodes(graph: Graph) -> frozenset[NodeId]:
@@ -29,13 +30,8 @@ def _find(graph: Graph) -> frozenset[NodeId]:
             info(node.op, node.attrs).pure
             and (not node.graphs or node.op in WITH_SPEC)
             and not node.after
-            and not makes_sparse(node)
+            and not makes_sparse(node.op, node.attrs)
             and all(value.node in frozen for value in node.inputs)
         ):
             frozen.add(node.id)
     return frozenset(frozen)
-
-
-def makes_sparse(node: Node) -> bool:
-    """Whether an operator makes a sparse array of one that may be dense."""
-    return canonical(node.op) == "cast_storage" and node.attrs.get("stype") != "default"

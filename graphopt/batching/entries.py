@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graphopt.analysis.sparse import makes_sparse
 from graphopt.batching import special
 from graphopt.batching.fixed import is_parameter, make_fixed
 from graphopt.batching.kinds import Kind, kind
@@ -51,6 +52,9 @@ def make_entry(
     if not is_known(op) or (facts.writes(len(args)) and op not in _BATCH_NORMS):
         why = f"{op}: may write to its arguments"
         return _eager(library, operator, attrs, why, writes=True), True
+    if makes_sparse(op, attrs):
+        why = f"{op}: makes a sparse array"
+        return _eager(library, operator, attrs, why), True
     constant = make_fixed(library, recorder, facts, operator, args, attrs)
     if constant is not None:
         return constant

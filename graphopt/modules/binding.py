@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphopt.analysis.sparse import has_sparse_gradient, makes_sparse
 from graphopt.backend.documents import document_of, text_of
 from graphopt.compat import import_mxnet
 from graphopt.frontend.symbol import data_names
@@ -21,15 +22,6 @@ mx = import_mxnet()
 _DEFAULT_STORAGE = ("0", "-1", "default", "undefined")
 _REQUESTS = "write", "add", "null"
 _NO_ARGUMENTS = "it has no arguments"
-
-
-def _makes_sparse(op: str, attrs: Mapping[str, str]) -> bool:
-    """Whether an operator has a sparse result or gradient though all that is given is dense."""
-    if op == "Embedding":
-        return attrs.get("sparse_grad", "False") in ("True", "true", "1")
-    if op == "cast_storage":
-        return attrs.get("stype") not in _DEFAULT_STORAGE
-    return op == "_contrib_SparseEmbedding"
 
 
 class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
@@ -126,8 +118,9 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
         if kinds:
             return f"argument {next(iter(kinds))!r} is sparse"
         for node in document_of(self)["nodes"]:
-            if _makes_sparse(node["op"], node.get("attrs", {})):
-                return f"{node['name']!r} ({node['op']}) asks for sparse arrays"
+            op, attrs = node["op"], node.get("attrs", {})
+            if makes_sparse(op, attrs) or has_sparse_gradient(op, attrs):
+                return f"{node['name']!r} ({op}) asks for sparse arrays"
         return ""
 
     def _types(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from graphopt.compat import import_mxnet
+from graphopt.errors import UnsupportedError
 from graphopt.recording.types import Type
 
 if TYPE_CHECKING:
@@ -59,7 +60,16 @@ def ref_of(array: Any) -> Ref:
 
 
 def settle(array: Any, real: Any) -> None:
-    """Make a pending array an ordinary one with the handle of ``real``, which is used up."""
+    """Make a pending array an ordinary one with the handle of ``real``, which is used up.
+
+    Raises:
+        UnsupportedError: ``real`` is sparse; arrays of those classes are laid out in another way.
+    """
+    if isinstance(real, mx.nd.sparse.BaseSparseNDArray):
+        raise UnsupportedError(
+            f"a recorded call made a {real.stype} array where a dense one was promised:"
+            " graphopt.optimize(net, record=False) records nothing"
+        )
     assert type(real) in (_NDArray, _NpArray), "a value was given away twice"
     handle, spent = real.handle, _Spent if type(real) is _NDArray else _SpentNp
     ordinary = _NDArray if type(array) is PendingNd else _NpArray

@@ -18,6 +18,7 @@ import numpy as np
 
 from graphopt.analysis.effects import MASKING
 from graphopt.analysis.slopes import may_be_steep
+from graphopt.analysis.sparse import makes_sparse
 from graphopt.backend.documents import document_of, every_node, text_of
 from graphopt.batching.operators import applied, handle
 from graphopt.compat import import_mxnet
@@ -219,7 +220,7 @@ def child_of(block: Any, cached_op: Any) -> Child | None:
     """The graph of a hybridized Block that MXNet has made a CachedOp of; ``None``: not to record.
 
     Nothing is recorded of loops, which have graphs of their own, nor of the user's operators, nor
-    of graphs that hand on an input and do not read it.
+    of those that make sparse arrays, nor of graphs that hand on an input and do not read it.
     """
     known = _KNOWN.get(id(block))
     if known is not None and known.cached_op is cached_op and known.block() is block:
@@ -237,7 +238,7 @@ def called(child: Child, cached_op: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _made_of(symbol: Any, *, is_np: bool) -> Child | None:
-    if any(n["op"] == "Custom" or "subgraphs" in n for n in every_node(document_of(symbol))):
+    if any(map(_is_refused, every_node(document_of(symbol)))):
         return None
     names = symbol.list_inputs()
     outputs, places = _outputs_of(symbol)
@@ -245,6 +246,11 @@ def _made_of(symbol: Any, *, is_np: bool) -> Child | None:
     if len({*names}) < len(names) or (whole is not None and {*whole.list_inputs()} != {*names}):
         return None
     return Child(whole, places, tuple(names), is_np=is_np)
+
+
+def _is_refused(node: dict[str, Any]) -> bool:
+    is_foreign = node["op"] == "Custom" or "subgraphs" in node
+    return is_foreign or makes_sparse(node["op"], node.get("attrs", {}))
 
 
 def _is_open(node: dict[str, Any]) -> bool:

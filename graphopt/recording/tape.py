@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from graphopt.analysis.sparse import makes_sparse
 from graphopt.backend.symbol import first_line
-from graphopt.batching.operators import handle, infer
+from graphopt.batching.operators import handle, infer, name_of
 from graphopt.compat import import_mxnet
 from graphopt.recording.active import Unrecorded
 from graphopt.recording.arrays import PENDING, Ref, pending, ref_of, settle
@@ -308,7 +309,7 @@ class Tape(Calls):
     def _inferred(
         self, op: int, attrs: dict[str, str], types: Sequence[Type]
     ) -> tuple[Type, ...] | None:
-        if op in _unrecordable():
+        if op in _unrecordable() or makes_sparse(name_of(op), attrs):
             return None
         kinds: Any = [_Kind(np.dtype(dtype)) for _, dtype in types]
         try:

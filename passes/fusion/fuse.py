@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphopt.analysis.effects import behind_rivals, held_nodes, written_values
-from graphopt.analysis.frozen import frozen_nodes, makes_sparse
+from graphopt.analysis.frozen import frozen_nodes
 from graphopt.analysis.gradients import without_gradient
+from graphopt.analysis.sparse import makes_sparse
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, FUSED, Node, NodeId, Value
@@ -124,7 +125,7 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
 
 def _sparse(graph: Graph) -> set[NodeId]:
     """Pointwise operators whose result may be sparse, as something that they read is. Linear."""
-    made = {node.id for node in graph if makes_sparse(node)}
+    made = {node.id for node in graph if makes_sparse(node.op, node.attrs)}
     if made:
         for node in graph.topological():
             if canonical(node.op) in POINTWISE and any(v.node in made for v in node.inputs):

@@ -28,8 +28,13 @@ class OfData(mx.gluon.HybridBlock):
         return F.sqrt(F.relu(F.cast_storage(x, "csr")))
 
 
+class OfProduct(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.sqrt(F.relu(F.dot(x, F.ones((2, 2)), forward_stype="csr")))
+
+
 @pytest.mark.parametrize("mode", ["auto", "inference"])
-@pytest.mark.parametrize("kind", [OfParameter, OfData])
+@pytest.mark.parametrize("kind", [OfParameter, OfData, OfProduct])
 def test_they_are_what_mxnet_makes(kind: type, mode: str) -> None:
     net = kind()
     net.initialize()
@@ -39,4 +44,4 @@ def test_they_are_what_mxnet_makes(kind: type, mode: str) -> None:
     for _ in range(3):
         found = fast(x)
         assert found.stype == want.stype
-        np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-5)
+        np.testing.assert_allclose(found.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
