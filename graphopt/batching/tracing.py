@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphopt.analysis.effects import is_pure
+from graphopt.analysis.sparse import makes_sparse
 from graphopt.batching.layout import Layout, layout_of, regroup
 from graphopt.batching.rules import NotRowwiseError, roles
 from graphopt.batching.signature import broadcasting
@@ -147,6 +148,8 @@ def checked(
 def _check_graphs(first: Graph, second: Graph, *, training: bool) -> list[Any]:
     batched: set[Any] = set()
     for node in first.topological():
+        if makes_sparse(node.op, node.attrs):
+            raise NotRowwiseError(f"{node.name!r} ({node.op}) makes a sparse array")
         if node.is_input:
             if node.op == DATA:
                 batched.add(node.id)

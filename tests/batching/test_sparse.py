@@ -49,3 +49,30 @@ def test_sparse_results_are_sparse() -> None:
     for one, (x,) in zip(found, SAMPLES, strict=True):
         assert one.stype == "csr"
         np.testing.assert_allclose(one.asnumpy(), net(x).asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+class Sparse(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.cast_storage(F.relu(x), "csr")
+
+
+class Product(mx.gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.w = self.params.get("w", shape=(2, 2))
+
+    def hybrid_forward(self, F: Any, x: Any, w: Any) -> Any:
+        return F.dot(F.relu(x), w, forward_stype="csr")
+
+
+@pytest.mark.parametrize("is_hybridized", [False, True])
+@pytest.mark.parametrize("kind", [Sparse, Product])
+def test_children_return_sparse_arrays(kind: type, is_hybridized: bool) -> None:
+    def forward(net: Any, x: Any) -> Any:
+        made = net.child(x)
+        return x * (2 if made.stype == "csr" else 3)
+
+    child = kind()
+    child.hybridize(is_hybridized)
+    check(initialized(Fn(forward, child=child)), SAMPLES, grads=False)
