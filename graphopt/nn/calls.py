@@ -16,9 +16,9 @@ from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable, without_hooks
 from graphopt.nn.config import Config
 from graphopt.nn.initializing import PythonFirst, first_call, left_open
+from graphopt.nn.learning import LearnsInPythonError
 from graphopt.nn.originals import original
 from graphopt.nn.partition import keep_python, looks_up_words, partition
-from graphopt.nn.separate import SeparateResultsError
 from graphopt.nn.state import State
 from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
 from graphopt.pipeline.base import Mode
@@ -41,20 +41,20 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
         return _python_of(block, original(block))(*args)
     hooked = state.structure.hooked()
     reason = hooked or _why_not_whole(block, state)
-    if not reason and state.separate and _mode(state) == "training":
-        return _in_python(block, state, args, state.separate, is_hooked=False)
+    if not reason and state.learns_in_python and _mode(state) == "training":
+        return _in_python(block, state, args, state.learns_in_python, is_hooked=False)
     if not reason:
         try:
             return state.compiled(args)
         except PythonFirst:
             return first_call(block, state, _whole_python_of(block), args)
-        except SeparateResultsError as error:
-            state.separate = str(error)
-            return _in_python(block, state, args, state.separate, is_hooked=False)
         except UnsupportedError as error:
             if state.config.strict:
                 raise
             reason = str(error)
+            if isinstance(error, LearnsInPythonError):
+                state.learns_in_python = reason
+                return _in_python(block, state, args, reason, is_hooked=False)
         except InputError as error:
             if state.config.strict or state.config.plans_memory:
                 raise

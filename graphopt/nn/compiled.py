@@ -23,6 +23,7 @@ from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.control_flow import require_steps
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.initializing import PythonFirst, initialized, needs_python
+from graphopt.nn.learning import require_dense
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
@@ -359,13 +360,17 @@ class CompiledBlock:
         return bool(getattr(self._block, "_active", False))
 
     def _require_whole(self, mode: Mode, graph: Graph, traced: Traced) -> None:
-        """Refuse to learn by a graph whose gradients are others than those of the Block's Python.
+        """Refuse to learn by a graph whose gradients are others than those of the Block in MXNet.
 
         Raises:
+            LearnsInPythonError: it makes sparse arrays, or results that are read in turns.
             UnsupportedError: the Block is not hybridized, and its Python may stop where a graph
                 does not.
         """
-        if mode != "training" or self._is_hybridized():
+        if mode != "training":
+            return
+        require_dense(graph)
+        if self._is_hybridized():
             return
         require_steps(graph)
         if not (self._config.strict or self._config.plans_memory or self._reads_all):

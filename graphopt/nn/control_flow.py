@@ -23,7 +23,7 @@ def require_gradients(graph: Graph) -> None:
     Raises:
         UnsupportedError: a node has no such gradients; the message names it.
     """
-    for node in _with_nested(graph):
+    for node in with_nested(graph):
         why = _why_no_gradients(node)
         if why:
             raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
@@ -57,7 +57,7 @@ def require_open_loops(graph: Graph) -> None:
     Raises:
         UnsupportedError: the message names the loop.
     """
-    for node in _with_nested(graph):
+    for node in with_nested(graph):
         why = _why_not_open(node)
         if why:
             raise UnsupportedError(f"{node.name!r} ({node.op}) has no gradients in a graph: {why}")
@@ -70,7 +70,7 @@ def _why_not_open(loop: Node) -> str | None:
             # MXNet's graph of the gradients lacks an input then.
             return "its body computes what has none"
     if loop.op in ("_foreach", "_while_loop"):
-        for node in (node for body in loop.graphs for node in _with_nested(body)):
+        for node in (node for body in loop.graphs for node in with_nested(body)):
             if canonical(node.op) in _READS_WHAT_IT_ADDS_TO:
                 return f"MXNet does not add up the gradients of {node.name!r} ({node.op})"
     return None
@@ -101,8 +101,9 @@ def _has_inputs_of_condition(loop: Node) -> bool:
     return len(loop.inputs) != (len(places) if isinstance(places, tuple) else 1)
 
 
-def _with_nested(graph: Graph) -> Iterator[Node]:
+def with_nested(graph: Graph) -> Iterator[Node]:
+    """All nodes of a graph, and of those that its nodes have."""
     for node in graph:
         yield node
         for nested in node.graphs:
-            yield from _with_nested(nested)
+            yield from with_nested(nested)

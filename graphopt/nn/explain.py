@@ -29,7 +29,7 @@ def explain(block: Any) -> str:
     """Per compiled signature: sizes, engine, what was done, what was not and why."""
     state = block.graphopt_state
     lines = [f"{describe(block)}, mode {state.config.mode!r}"]
-    reason = state.reason or state.structure.hooked() or state.separate
+    reason = state.reason or state.structure.hooked() or state.learns_in_python
     reason = reason or why_not_whole(block, state.config)
     # Without one it is compiled whole, but its methods ran, or it had hooks in some calls.
     reason = reason or "its methods ran, or hooks of its children"

@@ -14,7 +14,7 @@ from graphopt.errors import GraphError, InputError, UninitializedError, Unsuppor
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import Traced
 from graphopt.ir.graph import Graph
-from graphopt.nn.separate import SeparateResultsError
+from graphopt.nn.learning import LearnsInPythonError
 
 if TYPE_CHECKING:
     from graphopt.nn.state import State
@@ -97,12 +97,13 @@ def first_call(block: Any, state: State, python: Callable[..., Any], args: Seque
         for parameter in block.collect_params().values():
             wait_for(parameter.list_data() if parameter._data is not None else ())
         state.compiled.prepare(args)
-    except SeparateResultsError as error:
-        state.separate = str(error)
     except UnsupportedError as error:
         if state.config.strict:
             raise
-        state.reason = str(error)
+        if isinstance(error, LearnsInPythonError):
+            state.learns_in_python = str(error)
+        else:
+            state.reason = str(error)
     except (InputError, GraphError, import_mxnet().MXNetError):
         if state.config.strict:
             raise

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from graphopt.errors import UnsupportedError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId
 from graphopt.ir.ops import info
-
-
-class SeparateResultsError(UnsupportedError):
-    """A net's Python has to run where it learns, as it is more than one operator to autograd."""
+from graphopt.nn.learning import LearnsInPythonError
 
 
 def require_common_result(graph: Graph, returned: int, parameters: Iterable[Any]) -> None:
@@ -28,7 +24,7 @@ def require_common_result(graph: Graph, returned: int, parameters: Iterable[Any]
         parameters: of the Block.
 
     Raises:
-        SeparateResultsError: no result is computed from all parameters that learn.
+        LearnsInPythonError: no result is computed from all parameters that learn.
     """
     if returned < 2:
         return
@@ -37,7 +33,7 @@ def require_common_result(graph: Graph, returned: int, parameters: Iterable[Any]
     for results in _results_of_what_shows(graph, returned, learning):
         common &= results
     if not common:
-        raise SeparateResultsError(
+        raise LearnsInPythonError(
             "where it learns, none of its results is computed from all of its parameters, and"
             " backward leaves those alone that the loss has not read;"
             " hybridize() makes it one operator, as in MXNet"

@@ -35,7 +35,7 @@ class State:
         self.fallback: Any = None
         self.structure = Structure(view)
         self.reason: str | None = None  # why it is taken child by child; None: not asked yet
-        self.separate = ""  # why its Python runs where it learns, if it is compiled else
+        self.learns_in_python = ""  # why, if it is compiled else
         self.notes: list[str] = []
         self.recorded: RecordedBlock | None = None
         self.ways: dict[Mode, Ways] = {}  # where all of them may be gone

@@ -70,7 +70,7 @@ def test_hybridized_it_is_one_operator() -> None:
     for got, want in zip(learn(fast, "lrl"), learn(theirs, "lrl"), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert fast.receipts()
-    assert not fast.graphopt_state.separate
+    assert not fast.graphopt_state.learns_in_python
 
 
 def test_it_is_compiled_whole_where_nothing_learns() -> None:
