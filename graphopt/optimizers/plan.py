@@ -162,7 +162,8 @@ def _weight(slot: Slot, updater: Any) -> Weight:
     """A weight, and the optimizer's states for it, made if there are none."""
     index, data = slot.index, slot.data
     if index not in updater.states:
-        updater.states[index] = updater.optimizer.create_state_multi_precision(index, data)
+        classic = data.as_nd_ndarray()  # as MXNet's updater hands it over: optimizers know no mx.np
+        updater.states[index] = updater.optimizer.create_state_multi_precision(index, classic)
         updater.states_synced[index] = True
     elif not updater.states_synced[index]:
         state = updater.sync_state_context(updater.states[index], data.context)
