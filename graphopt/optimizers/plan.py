@@ -11,7 +11,7 @@ from typing import Any, Final
 from graphopt.ir.types import dtype_name
 from graphopt.optimizers.rule import Rule
 from graphopt.optimizers.rules import may_count_calls
-from graphopt.optimizers.updating import Update, Weight
+from graphopt.optimizers.updating import Update, Weight, why_not
 
 #: Combinations of weights with new gradients that updates are kept of.
 _MOST_KEPT: Final = 16
@@ -33,7 +33,10 @@ class Plan:
     def __init__(
         self, slots: Sequence[Slot], updater: Any, rule: Rule, *, device: int, precise: bool
     ) -> None:
-        """Makes what states the optimizer has not made yet.
+        """Makes what states the optimizer has not made yet of weights that kernels update.
+
+        Those of others are MXNet's to make, when it updates one first: a copy of it in float32 is
+        of what it is then.
 
         Args:
             slots: all weights, on one device.
@@ -44,12 +47,19 @@ class Plan:
         """
         self._rule, self._updater, self._device, self._precise = rule, updater, device, precise
         self._optimizer = updater.optimizer
-        self._all = [_weight(slot, updater) for slot in slots]
-        self._indices = [weight.index for weight in self._all]
-        self._states = [updater.states[index] for index in self._indices]
-        reasons = [*zip(self._all, _reasons(self._all, rule), strict=True)]
-        self.refused = [(weight, reason) for weight, reason in reasons if reason is not None]
-        self._fast = [weight for weight, reason in reasons if reason is None]
+        self._all = slots
+        self._indices = [slot.index for slot in slots]
+        found = _reasons(slots, [why_not(slot.data, slot.grad) for slot in slots], rule)
+        made = {
+            s.index: _weight(s, updater) for s, why in zip(slots, found, strict=True) if not why
+        }
+        self._kept, self._states = [*made], [updater.states[index] for index in made]
+        found = [
+            why or made[slot.index].why_not(rule) for slot, why in zip(slots, found, strict=True)
+        ]
+        reasons = [*zip(slots, _reasons(slots, found, rule), strict=True)]
+        self.refused = [(slot, reason) for slot, reason in reasons if reason is not None]
+        self._fast = [made[slot.index] for slot, reason in reasons if reason is None]
         self._updates = self._updates_of(self._fast)
         self._some: dict[tuple[int, ...], list[Update]] = {}
 
@@ -59,7 +69,7 @@ class Plan:
             rule is self._rule
             and updater is self._updater
             and updater.optimizer is self._optimizer
-            and are_same([*map(updater.states.get, self._indices)], self._states)
+            and are_same([*map(updater.states.get, self._kept)], self._states)
         )
 
     def run(self) -> str | None:
@@ -67,7 +77,7 @@ class Plan:
         reason = self._why_not_now()
         if reason is not None:
             return reason
-        self._run(self._updates, [weight for weight, _ in self.refused])
+        self._run(self._updates, [slot for slot, _ in self.refused])
         return None
 
     def run_fresh(self) -> str | None:
@@ -75,14 +85,14 @@ class Plan:
         reason = self._why_not_now()
         if reason is not None:
             return reason
-        is_fresh = {weight.index: bool(weight.data._fresh_grad) for weight in self._all}
+        is_fresh = {slot.index: bool(slot.data._fresh_grad) for slot in self._all}
         fast = [weight for weight in self._fast if is_fresh[weight.index]]
         key = tuple(weight.index for weight in fast)
         if key not in self._some:
             if len(self._some) >= _MOST_KEPT:
                 self._some.clear()
             self._some[key] = self._updates_of(fast)
-        others = [weight for weight, _ in self.refused if is_fresh[weight.index]]
+        others = [slot for slot, _ in self.refused if is_fresh[slot.index]]
         self._run(self._some[key], others)
         return None
 
@@ -90,18 +100,18 @@ class Plan:
         alike = groupby(sorted(weights, key=_dtype_of), _dtype_of)
         return [Update(list(some), self._rule, precise=self._precise) for _, some in alike]
 
-    def _run(self, updates: Sequence[Update], others: Sequence[Weight]) -> None:
+    def _run(self, updates: Sequence[Update], others: Sequence[Slot]) -> None:
         """By kernels, and others by MXNet."""
         for update in updates:
             update(self._optimizer)
-        for weight in others:
-            if weight.data._fresh_grad:  # weights of modules have no gradient for autograd
-                weight.data._fresh_grad = False
+        for slot in others:
+            if slot.data._fresh_grad:  # weights of modules have no gradient for autograd
+                slot.data._fresh_grad = False
         if others:
             self._updater(
-                [weight.index for weight in others],
-                [weight.grad for weight in others],
-                [weight.data for weight in others],
+                [slot.index for slot in others],
+                [slot.grad for slot in others],
+                [slot.data for slot in others],
             )
 
     def told(self) -> tuple[Any, ...] | None:
@@ -138,7 +148,7 @@ class Plan:
         name = type(self._optimizer).__name__
         count = total - len(self.refused)
         lines = [f"{name}: one kernel updates {count} of {total} weights"]
-        lines += [f"  {weight.name} by MXNet: {reason}" for weight, reason in self.refused]
+        lines += [f"  {slot.name} by MXNet: {reason}" for slot, reason in self.refused]
         return "\n".join(lines)
 
 
@@ -147,10 +157,11 @@ def are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _reasons(weights: Sequence[Weight], rule: Rule) -> list[str | None]:
-    """Of each weight why no kernel updates it; ``None`` where one does."""
-    found = [weight.why_not(rule) for weight in weights]
-    is_one_update = not any(found) and len({*map(_dtype_of, weights)}) <= 1
+def _reasons(
+    slots: Sequence[Slot], found: Sequence[str | None], rule: Rule
+) -> Sequence[str | None]:
+    """Of each weight why no kernel updates it, given what its arrays say; ``None``: one does."""
+    is_one_update = not any(found) and len({*map(_dtype_of, slots)}) <= 1
     if not rule.in_order or is_one_update:
         return found
     # Several updates, some of them MXNet's, come in another order than MXNet's own.
@@ -180,5 +191,5 @@ def _flat(state: Any) -> tuple[Any, ...]:
     return (state,)
 
 
-def _dtype_of(weight: Weight) -> str:
+def _dtype_of(weight: Weight | Slot) -> str:
     return dtype_name(weight.data.dtype)

@@ -170,8 +170,8 @@ class State:
     def _planned(self, rule: Rule) -> TrainerPlan:
         plan = TrainerPlan(self._trainer, rule, precise=self._precise)
         if self._strict and plan.refused:
-            weight, reason = plan.refused[0]
-            raise UnsupportedError(f"no kernel updates parameter {weight.name!r}: {reason}")
+            slot, reason = plan.refused[0]
+            raise UnsupportedError(f"no kernel updates parameter {slot.name!r}: {reason}")
         return plan
 
 
@@ -179,7 +179,7 @@ class TrainerPlan(Plan):
     """Updates of the arrays that a trainer's parameters and optimizer have now."""
 
     def __init__(self, trainer: Any, rule: Rule, *, precise: bool) -> None:
-        """Makes what states the optimizer has not made yet."""
+        """See :class:`Plan`."""
         self._trainer, self._parameters = trainer, trainer._params[:]
         self._arrays = _lists_of(self._parameters)
         slots = [

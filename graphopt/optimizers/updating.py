@@ -42,19 +42,30 @@ class Weight:
     states: tuple[Any, ...]
 
     def why_not(self, rule: Rule) -> str | None:
-        """Why no kernel updates it, or ``None`` if one does."""
-        arrays = (self.data, self.grad, *self.states)
-        sparse = next((a for a in arrays if a.stype != "default"), None)
-        if sparse is not None:
-            return f"an array of it is {sparse.stype}"
-        dtype = dtype_name(self.data.dtype)
-        if dtype not in DTYPES:
-            return f"it is {dtype}"
+        """Why no kernel updates it with such states, or ``None`` if one does."""
         if len(self.states) != len(rule.states):
             return f"the optimizer keeps {len(self.states)} arrays for it, not {len(rule.states)}"
-        if any(a.dtype != self.data.dtype or a.shape != self.data.shape for a in arrays):
-            return "its gradient or its states have another dtype or shape"
+        return _why_not_dense(self.states) or _why_not_alike(self.data, self.states)
+
+
+def why_not(data: Any, grad: Any) -> str | None:
+    """Why no kernel updates a weight with such a gradient, whatever the optimizer keeps for it."""
+    sparse = _why_not_dense((data, grad))
+    if sparse is not None:
+        return sparse
+    dtype = dtype_name(data.dtype)
+    return f"it is {dtype}" if dtype not in DTYPES else _why_not_alike(data, (grad,))
+
+
+def _why_not_dense(arrays: Sequence[Any]) -> str | None:
+    sparse = next((array for array in arrays if array.stype != "default"), None)
+    return None if sparse is None else f"an array of it is {sparse.stype}"
+
+
+def _why_not_alike(data: Any, arrays: Sequence[Any]) -> str | None:
+    if all(a.dtype == data.dtype and a.shape == data.shape for a in arrays):
         return None
+    return "its gradient or its states have another dtype or shape"
 
 
 def why_no_kernels() -> str | None:
