@@ -163,9 +163,10 @@ class State:
         contexts = trainer._contexts
         if len(contexts) != 1 or contexts[0].device_type != "cpu":
             return f"they are on {', '.join(map(str, contexts))}"
-        if type(trainer._updaters[0]) is not import_mxnet().optimizer.Updater:
-            return f"updater {type(trainer._updaters[0]).__name__} has no kernel"
-        return rule_of(trainer._optimizer)
+        updater = trainer._updaters[0]
+        if type(updater) is not import_mxnet().optimizer.Updater:
+            return f"updater {type(updater).__name__} has no kernel"
+        return rule_of(updater.optimizer)  # not the trainer's, which may be another by now
 
     def _planned(self, rule: Rule) -> TrainerPlan:
         plan = TrainerPlan(self._trainer, rule, precise=self._precise)
@@ -198,7 +199,6 @@ class TrainerPlan(Plan):
         trainer = self._trainer
         return (
             self.serves(trainer._updaters[0], rule)
-            and trainer._optimizer is self._optimizer
             and are_same(trainer._params, self._parameters)
             and are_same(_lists_of(self._parameters), self._arrays)
         )
