@@ -22,8 +22,10 @@ from graphopt.optimizers.terms import Term, clipped, mean_of, scaled
 _REST: Final = "rest_"
 _CLIP: Final = "clip_gradient"
 
-#: Methods of optimizers that kernels stand for.
-_UPDATING: Final = frozenset({"update", "update_multi_precision"})
+#: Methods of optimizers that kernels stand for: they ask for the numbers of all weights at once.
+_UPDATING: Final = frozenset(
+    {"update", "update_multi_precision", "_update_impl", "_get_lr", "_get_wd"}
+)
 
 
 def rule_of(optimizer: Any) -> Rule | str:

@@ -1,4 +1,4 @@
-"""Trainers whose optimizer is replaced after they were made."""
+"""Trainers whose optimizer, or a method of it, is replaced after they were made."""
 
 from __future__ import annotations
 
@@ -62,3 +62,25 @@ def test_a_key_value_store_keeps_the_optimizer(
         return steps_around(first, second, options, optimize, **more)[0]
 
     assert_same(steps(as_it_is), steps(graphopt.optimize), 2e-6)
+
+
+METHODS: dict[str, Any] = {
+    "_get_lr": lambda own: lambda index: 0.1 * own(index),
+    "_get_wd": lambda own: lambda index: 0.1,
+    "_get_lrs": lambda own: lambda indices: [0.1 * rate for rate in own(indices)],
+    "_get_wds": lambda own: lambda indices: [0.1 for _ in indices],
+    "_update_impl": lambda own: lambda *args, **kwargs: None,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "lars", "adadelta"])
+def test_methods_of_one_optimizer(name: str, method: str) -> None:
+    found = []
+    for optimize in (as_it_is, graphopt.optimize):
+        params = parameters()
+        optimizer = mx.optimizer.create(name, learning_rate=0.1, wd=0.01)
+        if hasattr(optimizer, method):
+            setattr(optimizer, method, METHODS[method](getattr(optimizer, method)))
+        found.append(train(params, optimize(mx.gluon.Trainer(params, optimizer))))
+    assert_same(found[0], found[1], 5e-6)
