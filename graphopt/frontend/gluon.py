@@ -26,6 +26,7 @@ from graphopt.frontend.blocks import (
     variable_like,
 )
 from graphopt.frontend.composing import composing_graphs
+from graphopt.frontend.containers import Kinds, kinds_of
 from graphopt.frontend.kept import without_kept
 from graphopt.frontend.order import noting_order
 from graphopt.frontend.questions import draws_without_shape, noting_questions
@@ -45,10 +46,11 @@ class Traced:
     """A Block as a Symbol.
 
     ``names`` are the data inputs in call order, Nones left out; ``results`` is the layout of what
-    the Block returns, ``arguments`` that of what it was given. ``waiting`` are lists of parameters
-    that MXNet initializes one after the other in a first call, each in the order of the graph.
-    ``unread`` is how many outputs the Symbol has behind what the Block returns: results of
-    hybridized Blocks in it that MXNet computes, and differentiates, as well.
+    the Block returns, ``kinds`` are the containers in it, ``arguments`` is the layout of what it
+    was given. ``waiting`` are lists of parameters that MXNet initializes one after the other in a
+    first call, each in the order of the graph. ``unread`` is how many outputs the Symbol has behind
+    what the Block returns: results of hybridized Blocks in it that MXNet computes, and
+    differentiates, as well.
     """
 
     symbol: Any
@@ -57,6 +59,7 @@ class Traced:
     arguments: Format = None
     waiting: tuple[tuple[str, ...], ...] = ()
     unread: int = 0
+    kinds: Kinds = None
 
     @property
     def returned(self) -> Any:
@@ -70,7 +73,7 @@ class Traced:
 
     def is_like(self, other: Traced) -> bool:
         """Whether it is the same graph, of the same arguments."""
-        if (self.names, self.results) != (other.names, other.results):
+        if (self.names, self.results, self.kinds) != (other.names, other.results, other.kinds):
             return False
         return _nodes(self.symbol) == _nodes(other.symbol)
 
@@ -120,9 +123,10 @@ def _traced(block: Any, args: Sequence[Any], *, keeping: bool) -> Traced:
         ):
             found = block(*inputs)
         outputs, results = mx.gluon.block._flatten(found, "output")
+        kinds = kinds_of(found)
         unread = _unread(outputs, together)
-        kind = mx.gluon.block._check_same_symbol_type(outputs)
-        group = mx.sym.Group(outputs + unread, kind)
+        symbol_type = mx.gluon.block._check_same_symbol_type(outputs)
+        group = mx.sym.Group(outputs + unread, symbol_type)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise UnsupportedError(
@@ -136,7 +140,7 @@ def _traced(block: Any, args: Sequence[Any], *, keeping: bool) -> Traced:
         if draws_without_shape(group):
             raise UnsupportedError(f"{describe(block)} draws numbers and does not say how many")
     group, orders = with_open_batches(group), tuple(map(tuple, waiting))
-    return Traced(group, names, results, layout, orders, len(unread))
+    return Traced(group, names, results, layout, orders, len(unread), kinds)
 
 
 def _unread(outputs: Sequence[Any], together: Iterable[Any]) -> list[Any]:

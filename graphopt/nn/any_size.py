@@ -26,6 +26,7 @@ from graphopt.backend.sorting import compare_results, draws, run_once
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.frontend.gluon import Traced
 from graphopt.ir.sizes import Sized, Sizes
 from graphopt.nn.entry import Entry
 from graphopt.nn.signatures import Signature, sizes_of
@@ -252,13 +253,13 @@ class AnySize:
 
     def run(
         self, key: Signature, given: Sequence[Any], sized: Sized, engine: str
-    ) -> tuple[list[Any], Any]:
-        """The outputs of a call, and their layout; it has to be for the parameters at hand."""
+    ) -> tuple[list[Any], Traced]:
+        """The outputs, and what tells their layout; it has to be for the parameters at hand."""
         entry = self._entry
         self.calls += 1
         data = dict(zip(entry.traced.names, given, strict=True))
         found = entry.built.run_at_any_size(data, engine, sized, sizes_of(key))
-        return found, entry.traced.results
+        return found, entry.traced
 
     def failed(self, error: Exception) -> None:
         """Do not run it any more."""

@@ -15,6 +15,7 @@ from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.blocks import describe, input_names
+from graphopt.frontend.containers import in_kinds
 from graphopt.frontend.gluon import Traced, lift_traced
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
@@ -103,7 +104,7 @@ class CompiledBlock:
                 self._prepare_memory(key, args, given)
             rented = self._rent(key, args, given)
             if rented is not None:
-                return self._regroup(*rented)
+                return self._returned(*rented)
             entry = self._compile(key, args, given)
         else:
             with self._lock:
@@ -117,7 +118,12 @@ class CompiledBlock:
         if not entry.has_run:
             seconds = entry.prepared_s + time.perf_counter() - start
             self._compiled(key, entry, given, seconds)
-        return self._regroup(found, entry.traced.results)
+        return self._returned(found, entry.traced)
+
+    def _returned(self, outputs: list[Any], traced: Traced) -> Any:
+        """Outputs, nested as the Block's Python returns them."""
+        found = self._regroup(outputs, traced.results)
+        return found if traced.kinds is None else in_kinds(found, traced.kinds)
 
     def prepare(self, args: Sequence[Any]) -> None:
         """Compile for a call like this one, the first, which the Block's Python has made.
@@ -192,7 +198,7 @@ class CompiledBlock:
 
     def _rent(
         self, key: Signature, args: Sequence[Any], given: Sequence[Any]
-    ) -> tuple[list[Any], Any] | None:
+    ) -> tuple[list[Any], Traced] | None:
         """A call as MXNet runs it, of a signature that is not worth compiling yet."""
         if self._config.strict or self._config.plans_memory:
             return None

@@ -11,6 +11,7 @@ from typing import Any, Final
 from graphopt.backend.late import LateError
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.frontend.gluon import Traced
 from graphopt.ir.sizes import Sized, Sizes, are_near, covers, distance, sized_of
 from graphopt.nn.any_size import AnySize, Run
 from graphopt.nn.entry import Entry
@@ -102,8 +103,8 @@ class OtherSizes:
         plain: Callable[[], Run | None],
         *,
         is_compiled_else: bool = False,
-    ) -> tuple[list[Any], Any] | None:
-        """The outputs of a call, and their layout; ``None`` if they cannot be had so.
+    ) -> tuple[list[Any], Traced] | None:
+        """The outputs of a call, and what tells their layout; ``None`` if they cannot be had so.
 
         Args:
             match: which graph.
@@ -122,7 +123,7 @@ class OtherSizes:
             return None
         try:
             with self._rule.timed(key, is_step=is_step, saved=match.saved) as done:
-                outputs, results = graph.run(key, given, match.sized, engine)
+                outputs, traced = graph.run(key, given, match.sized, engine)
                 done += outputs
         except LateError:
             raise
@@ -132,7 +133,7 @@ class OtherSizes:
                 run(given)  # fails where the arguments are to blame
             graph.failed(error)
             return None
-        return outputs, results
+        return outputs, traced
 
     def look_again(self, key: Signature, entry: Entry, given: Sequence[Any]) -> None:
         """Learn from a size that was compiled though a graph would have run it.

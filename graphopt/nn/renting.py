@@ -61,8 +61,8 @@ class Renting:
         plain: Plain,
         saved: float = 1.0,
         kind: Hashable = None,
-    ) -> tuple[list[Any], Any] | None:
-        """A plain call: its outputs and their layout; ``None`` where there is none.
+    ) -> tuple[list[Any], Traced] | None:
+        """A plain call: its outputs and what tells their layout; ``None`` where there is none.
 
         Args:
             key: its signature.
@@ -79,7 +79,7 @@ class Renting:
         with self.rule.timed(key, is_step=is_step, saved=saved, kind=kind) as done:
             outputs = engine(arrays)
             done += outputs
-        return outputs, traced.results
+        return outputs, traced
 
     def runner(
         self, key: Key, given: Sequence[Any], plain: Plain
