@@ -43,7 +43,7 @@ def composing_graphs(block: Any, *, keeping: bool = True) -> Iterator[list[Any]]
     """
     composing = _Composing()
     outer, _TRACE.composing = _TRACE.composing, composing
-    found = [part for part in descendants(block) if _is_graph(part)]
+    found = [part for part in descendants(block) if is_graph(part)]
     _listen(found, 1)
     try:
         yield composing.together
@@ -80,7 +80,8 @@ def _forward(block: Any, *args: Any) -> Any:
     return composing.forward(block, *args)
 
 
-def _is_graph(block: Any) -> bool:
+def is_graph(block: Any) -> bool:
+    """Whether calls run a graph that is there already, or is made once: not the Block's Python."""
     mx = import_mxnet()
     if "forward" in vars(block) and id(block) not in _HEARD:
         return False  # the user's own

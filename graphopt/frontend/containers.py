@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from graphopt.errors import UnsupportedError
+from graphopt.frontend.blocks import describe
+from graphopt.frontend.composing import is_graph
 
 #: Of nested arrays: the type of a container and the kinds of what is in it. ``None`` stands for an
 #: array, and for lists of such.
@@ -15,14 +20,30 @@ def kinds_of(nested: Any) -> Kinds:
     Raises:
         TypeError: one is of a class that may hold more than its items.
     """
-    if not isinstance(nested, (list, tuple)):
-        return None
     kind = type(nested)
-    if kind not in (list, tuple) and not _is_named(nested):
-        raise TypeError(f"only lists and tuples can be made anew, and {kind.__name__} is another")
-    parts = tuple(map(kinds_of, nested))
+    if kind is not list and kind is not tuple:
+        if not issubclass(kind, (list, tuple)):
+            return None
+        if not _is_named(nested):
+            raise TypeError(f"only lists and tuples can be made anew, not {kind.__name__}")
+    parts = tuple([kinds_of(part) for part in nested])
     inner = parts if any(parts) else None
     return None if kind is list and inner is None else (kind, inner)
+
+
+def kinds_given(block: Any, args: Sequence[Any]) -> Kinds:
+    """Which arguments of a call are no lists, as far as the Block's Python is to see it.
+
+    Raises:
+        UnsupportedError: one is of a class that may hold more than its items.
+    """
+    try:
+        kinds = kinds_of([*args])
+    except TypeError as error:
+        if is_graph(block):
+            return None
+        raise UnsupportedError(f"{describe(block)} cannot be traced: {error}") from None
+    return None if kinds is None or is_graph(block) else kinds
 
 
 def in_kinds(lists: Any, kinds: Kinds) -> Any:

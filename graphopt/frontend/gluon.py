@@ -26,7 +26,7 @@ from graphopt.frontend.blocks import (
     variable_like,
 )
 from graphopt.frontend.composing import composing_graphs
-from graphopt.frontend.containers import Kinds, kinds_of
+from graphopt.frontend.containers import Kinds, in_kinds, kinds_given, kinds_of
 from graphopt.frontend.kept import without_kept
 from graphopt.frontend.order import noting_order
 from graphopt.frontend.questions import draws_without_shape, noting_questions
@@ -110,9 +110,10 @@ def _traced(block: Any, args: Sequence[Any], *, keeping: bool) -> Traced:
         raise UnsupportedError("all arguments are None")
     names = input_names(len(given))
     symbols = iter([variable_like(n, a) for n, a in zip(names, given, strict=True)])
-    inputs = mx.gluon.block._regroup(
+    lists = mx.gluon.block._regroup(
         [None if array is None else next(symbols) for array in flat], layout
     )
+    inputs = in_kinds(lists, kinds_given(block, args))
     before = _leaves(inputs)
     try:
         with (

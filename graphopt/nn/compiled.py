@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.blocks import describe, input_names
-from graphopt.frontend.containers import in_kinds
+from graphopt.frontend.containers import in_kinds, kinds_given
 from graphopt.frontend.gluon import Traced, lift_traced
 from graphopt.ir.graph import Graph
 from graphopt.ir.types import dtype_name
@@ -95,7 +95,7 @@ class CompiledBlock:
         given = [array for array in flat if array is not None]
         if not given or not all(isinstance(array, self._array) for array in given):
             raise UnsupportedError(f"{describe(self._block)} was not called with NDArrays only")
-        key, given = self._signature(args, given, str(layout))
+        key, given = self._signature(args, given, self._nesting(args, layout))
         ctx = key[2]
         entry = self._entries.get(key)
         start = time.perf_counter()
@@ -150,10 +150,15 @@ class CompiledBlock:
         """The signature of a call, and its arrays."""
         flat, layout = self._flatten(list(args), "input")
         given = [array for array in flat if array is not None]
-        return self._signature(args, given, str(layout))
+        return self._signature(args, given, self._nesting(args, layout))
+
+    def _nesting(self, args: Sequence[Any], layout: Any) -> Hashable:
+        """How arguments are nested, and in what, which the Block's Python may ask for."""
+        text = str(layout)
+        return text if text.find("[", 1) < 0 else (text, kinds_given(self._block, args))
 
     def _signature(
-        self, args: Sequence[Any], given: list[Any], layout: str
+        self, args: Sequence[Any], given: list[Any], layout: Hashable
     ) -> tuple[Signature, list[Any]]:
         """Of a call with those arguments, and their arrays where a graph can read them."""
         told = told_of(given)

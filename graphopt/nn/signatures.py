@@ -28,13 +28,13 @@ class Signatures:
 
     def __init__(self) -> None:
         """None is known."""
-        self._known: dict[tuple[bytes, str], Signature] = {}
+        self._known: dict[tuple[bytes, Hashable], Signature] = {}
 
-    def find(self, told: bytes | None, layout: str) -> Signature | None:
+    def find(self, told: bytes | None, layout: Hashable) -> Signature | None:
         """The signature of an earlier call of which the bridge told the same."""
         return None if told is None else self._known.get((told, layout))
 
-    def keep(self, told: bytes | None, layout: str, signature: Signature) -> None:
+    def keep(self, told: bytes | None, layout: Hashable, signature: Signature) -> None:
         """Know it from now on."""
         if told is None:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -46,7 +46,7 @@ class Tracer:
             self._kept[kind] = vars(self._block).get("_cached_graph"), traced
         return traced
 
-    def state(self, mode: Mode, layout: str, args: Sequence[Any]) -> State:
+    def state(self, mode: Mode, layout: Hashable, args: Sequence[Any]) -> State:
         """Autograd's state, or one of an earlier call in which the Block is traced alike."""
         autograd = import_mxnet().autograd
         state = autograd.is_recording(), autograd.is_training()

@@ -188,4 +188,4 @@ def test_named_tuples_of_numpy_arrays(as_numpy: None) -> None:
 def test_what_cannot_be_made_anew_is_told() -> None:
     optimized = graphopt.optimize(ready(Returning(subclass)))
     optimized(data())
-    assert "only lists and tuples can be made anew, and Sized is another" in optimized.explain()
+    assert "only lists and tuples can be made anew, not Sized" in optimized.explain()
