@@ -15,12 +15,11 @@ from graphopt.batching.sums import settled
 from graphopt.compat import import_mxnet
 
 _INTEGERS = (int, np.integer)
-_ALL = slice(None)
 
 
 def get(x: Lazy, key: Any) -> Any:
     """As ``NDArray.__getitem__``: the same values, and IndexError where it raises that."""
-    if type(key) is tuple and len(key) == 2 and type(key[1]) is int and key[0] == _ALL:
+    if type(key) is tuple and len(key) == 2 and type(key[1]) is int and _is_all(key[0]):
         found = _picked(x, key[1])
         if found is not None:
             return found
@@ -56,6 +55,11 @@ def reshape(x: Lazy, shape: Sequence[Any], **kwargs: Any) -> Any:
         raise ValueError(f"Cannot reshape array of size {x.size} into shape {shape}")
     # Unlike the operator's result, a view of all of an argument follows what is written into it.
     return x if found.shape == x.shape and found.run == x.run else found
+
+
+def _is_all(key: Any) -> bool:
+    # Not `key == slice(None)`, which arrays compare element by element.
+    return type(key) is slice and key.start is key.stop is key.step is None
 
 
 def _is_basic(key: Any) -> bool:

@@ -90,6 +90,10 @@ KEYS: list[Any] = [
     (slice(None), [0, 1]),
     (None, [0, 1]),
     mx.nd.array([2, 0]),
+    (np.array([2, 0]), 1),
+    (np.array([2]), -1),
+    (mx.nd.array([2, 0]), 1),
+    (np.array([2, 0]), slice(None), 1),
 ]
 
 
