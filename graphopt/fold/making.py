@@ -9,6 +9,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.fold.arguments import is_array, regrouped
 from graphopt.fold.nodes import Call, Node
+from graphopt.ir.types import dtype_name
 
 mx = import_mxnet()
 _NDArray: Any = mx.nd.NDArray
@@ -76,16 +77,29 @@ def joined(nodes: Sequence[Node], values: Sequence[Any]) -> Any:
             )
         if _off(axis, value) != _off(axis, values[0]):
             raise InputError(
-                f"{first} of {values[0].dtype.__name__}{list(values[0].shape)} and {node} of"
-                f" {value.dtype.__name__}{list(value.shape)} cannot be joined along axis {axis}:"
-                " ask for them in two lists"
+                f"{first} of {_typed(values[0])} and {node} of {_typed(value)} cannot be joined"
+                f" along axis {axis}: ask for them in two lists"
             )
-    return values[0] if len(values) == 1 else mx.nd.concat(*values, dim=axis)
+    if len(values) == 1:
+        return values[0]
+    if _is_numpy(values[0]):
+        return mx.np.concatenate(values, axis=axis)
+    return mx.nd.concat(*values, dim=axis)
 
 
 def _off(axis: int, value: Any) -> tuple[Any, ...]:
     """What arrays to be joined must have in common."""
-    return (*value.shape[:axis], None, *value.shape[axis + 1 :], value.dtype)
+    shape = value.shape
+    return (*shape[:axis], None, *shape[axis + 1 :], value.dtype, _is_numpy(value))
+
+
+def _is_numpy(value: Any) -> bool:
+    return isinstance(value, mx.np.ndarray)
+
+
+def _typed(value: Any) -> str:
+    """What :func:`_off` looks at, in words."""
+    return f"{'mx.np ' if _is_numpy(value) else ''}{dtype_name(value.dtype)}{list(value.shape)}"
 
 
 def _what(value: Any) -> str:
