@@ -97,11 +97,11 @@ class Fold:
                 together; or a call raised, the message names it.
             UnsupportedError: a call does what cannot be batched; the message names it.
         """
-        wanted = [self._checked(number, group) for number, group in enumerate(nodes)]
-        if not wanted:
-            return []
         failure: BaseException
         try:
+            wanted = [self._checked(number, group) for number, group in enumerate(nodes)]
+            if not wanted:
+                return []
             job = Job(wanted)
             with self.ctx or nullcontext(), self._evaluation.of(job):
                 found: list[Any] = self._batched([(job, list(job.arrays.values()))])
