@@ -73,13 +73,15 @@ def _picked(x: Lazy, at: int) -> Lazy | None:
     recorder, tail = ACTIVE.recorder, x.kind.tail
     if recorder is None or x.recorder is not recorder or recorder.state != recorder.outside:
         return None
-    if x.rows != 1 or x.runs is not None or len(tail) < 2 or type(x) is not Lazy:
+    if x.rows != 1 or x.runs is not None or not tail or type(x) is not Lazy:
         return None
     if not -tail[0] <= at < tail[0]:
         return None
     # The row's parts are rows, too: only places change.
     parts = recorder.views.get((x.run, tail))
     if parts is None:
+        if len(tail) < 2:
+            return None  # those of a row of numbers are there if an Embedding has read it
         parts = special.as_shape(recorder, x, tail)
         recorder.views[x.run, tail] = parts  # as_shape finds it after more work
     if parts.runs is not None:
