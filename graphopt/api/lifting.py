@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphopt.errors import InputError
+from graphopt.errors import InputError, ParseError
 from graphopt.ir.graph import Graph
 
 
@@ -19,10 +19,12 @@ def lift(
 
     Args:
         source: an ``mx.sym.Symbol``, the path of a ``*-symbol.json`` file or of a graph's text form
-            (``*.gir``), or a Gluon ``HybridBlock``.
-        shapes: shape per input name. Inputs named here are data, all others parameters. A Block's
-            inputs are called ``data``, or ``data0``, ``data1`` ... when there are several.
-        dtypes: dtype name per input name; float32 where nothing says otherwise.
+            (``*.gir``), a Gluon ``HybridBlock``, or a graph.
+        shapes: shape per input name. Of a Symbol, inputs named here are data, all others
+            parameters; a graph says which are. A Block's inputs are called ``data``, or ``data0``,
+            ``data1`` ... when there are several.
+        dtypes: dtype name per input name; float32 where nothing says otherwise. An input
+            of a graph keeps of its type what is not given.
 
     Returns:
         The graph, with MXNet's own inferred types on every value.
@@ -32,7 +34,7 @@ def lift(
         InputError: a name is no input, the types contradict, or the source is none of the above.
     """
     if isinstance(source, Graph):
-        return source
+        return _retyped(source, shapes, dtypes)
     if isinstance(source, (str, Path)):
         return _from_file(Path(source), shapes, dtypes)
     from graphopt.compat import import_mxnet
@@ -58,9 +60,9 @@ def _from_file(
     dtypes: Mapping[str, str] | None,
 ) -> Graph:
     if path.suffix == ".gir":
-        from graphopt.ir.parser import parse
+        from graphopt.ir.parser import parse_file
 
-        return parse(read_text(path))
+        return _retyped(parse_file(read_text(path), str(path)), shapes, dtypes)
     from graphopt.frontend.file_names import title
     from graphopt.frontend.symbol import lift_symbol
     from graphopt.frontend.symbol_json import read_symbol
@@ -68,14 +70,26 @@ def _from_file(
     return lift_symbol(read_symbol(path), shapes, dtypes, name=title(path))
 
 
+def _retyped(
+    graph: Graph,
+    shapes: Mapping[str, Sequence[int]] | None,
+    dtypes: Mapping[str, str] | None,
+) -> Graph:
+    if not shapes and not dtypes:
+        return graph
+    from graphopt.frontend.stated import retyped
+
+    return retyped(graph, shapes or {}, dtypes or {})
+
+
 def read_text(path: Path) -> str:
     """The text of a file.
 
     Raises:
-        InputError: it cannot be read; the message names it and says why.
+        ParseError: it cannot be read; the message names it and says why.
     """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise InputError(f"cannot read {str(path)!r}: {reason}") from None
+        raise ParseError(f"cannot read {str(path)!r}: {reason}") from None

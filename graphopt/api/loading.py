@@ -49,7 +49,7 @@ def load(
         ParseError: the symbol file is malformed.
         InputError: the params file cannot be read, or parameters are missing or misshapen.
     """
-    from graphopt.frontend.symbol import input_types
+    from graphopt.frontend.stated import input_types
     from graphopt.frontend.symbol_json import read_symbol
 
     if not isinstance(symbol_json, (str, os.PathLike)):

@@ -32,6 +32,13 @@ def require(needed: set[str], known: set[str]) -> None:
         raise InputError(f"no value for parameter {', '.join(missing[:3])}{more}")
 
 
+def require_mapping(given: object, what: str) -> None:
+    """Raises InputError where what is given for inputs is not by their names."""
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise InputError(f"{what} are given by the names of inputs, in a dict, not as a {kind}")
+
+
 def require_known(given: Iterable[str], inputs: Sequence[str], what: str) -> None:
     """Raises InputError, with the closest that is, where a name is that of no input."""
     for name in given:

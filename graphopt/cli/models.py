@@ -232,32 +232,20 @@ def _is_label(name: str) -> bool:
 
 
 def _parse(path: str, text: str) -> Graph:
-    from graphopt.ir.parser import parse
+    from graphopt.ir.parser import parse_file
     from graphopt.ir.verify import verify
 
-    try:
-        graph = parse(text)
-    except ParseError as error:
-        raise ParseError(f"{'stdin' if path == '-' else path}: {error}") from None
+    graph = parse_file(text, "stdin" if path == "-" else path)
     verify(graph)
     return graph
 
 
 def _retype(graph: Graph, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> Graph:
     """The graph with these types at its inputs, and what follows from them."""
-    if not shapes and not dtypes:
-        return graph
-    from graphopt.backend.infer import with_types
-    from graphopt.ir.types import TensorType
+    from graphopt.frontend.stated import retyped
 
     _check_names([node.name for node in graph.inputs], shapes, dtypes)
-    typed = graph.copy()
-    for node in graph.inputs:
-        type_ = TensorType(
-            dtypes.get(node.name, node.type.dtype), shapes.get(node.name, node.type.shape)
-        )
-        typed.update(node.but(types=(type_,)))
-    return with_types(typed)
+    return retyped(graph, shapes, dtypes)
 
 
 def _check_names(known: list[str], shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> None:

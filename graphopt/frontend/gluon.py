@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from graphopt.backend.fitting import require_known, require_mapping
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.alone import traced_alone
@@ -30,6 +31,7 @@ from graphopt.frontend.containers import Kinds, in_kinds, kinds_given, kinds_of
 from graphopt.frontend.kept import without_kept
 from graphopt.frontend.order import noting_order
 from graphopt.frontend.questions import draws_without_shape, noting_questions
+from graphopt.frontend.stated import input_types
 from graphopt.frontend.symbol import lift_symbol, with_open_batches
 from graphopt.ir.fingerprint import INIT
 from graphopt.ir.graph import Graph
@@ -275,10 +277,13 @@ def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[
         dtypes: dtype name per input.
 
     Raises:
-        InputError: the names of ``shapes`` are not those.
+        InputError: the names of ``shapes`` are not those, one of ``dtypes`` is no input, or a shape
+            or dtype is none.
         UnsupportedError: the Block cannot be traced.
     """
     mx = import_mxnet()
+    require_mapping(shapes, "shapes")
+    require_mapping(dtypes, "dtypes")
     count = len(shapes)
     expected = ["data"] if count == 1 else [f"data{i}" for i in range(count)]
     if not count or sorted(shapes) != sorted(expected):
@@ -286,9 +291,12 @@ def lift_block(block: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[
             f"give the shape of every input of {describe(block)}: shapes={{'data': (...)}},"
             " or 'data0', 'data1' ... in call order when there are several"
         )
+    types = input_types(expected, shapes, {n: d for n, d in dtypes.items() if n in expected})
     zeros = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
-    stand_ins = [zeros((1,), dtype=dtypes.get(name, "float32")) for name in expected]
-    return lift_traced(block, trace(block, stand_ins, keeping=False), shapes, dtypes)
+    stand_ins = [zeros((1,), dtype=types[name].dtype or "float32") for name in expected]
+    traced = trace(block, stand_ins, keeping=False)
+    require_known(dtypes, [*expected, *traced.symbol.list_inputs()], describe(block))
+    return lift_traced(block, traced, shapes, dtypes)
 
 
 def why_hooked(blocks: Iterable[Any]) -> str:

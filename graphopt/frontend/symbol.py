@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from graphopt.analysis.effects import draws_from_stream
 from graphopt.backend.documents import document_of, symbol_of
-from graphopt.backend.fitting import require_known
 from graphopt.backend.infer import with_types
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
+from graphopt.frontend.stated import Dtypes, Shapes, input_types
 from graphopt.ir.attrs import Attrs, from_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, PARAM, Node, NodeId, Value
-from graphopt.ir.types import DTYPES, UNKNOWN, TensorType
-
-Shapes = Mapping[str, Sequence[int]]
-Dtypes = Mapping[str, str]
+from graphopt.ir.types import UNKNOWN, TensorType
 
 #: How learned variables are called; a variable named otherwise is taken for data.
 _PARAMETER = re.compile(
@@ -96,28 +92,6 @@ def _open_batches(document: dict[str, Any]) -> bool:
                 unknown = ["-1" if extent == "0" else extent for extent in extents]
                 attrs["shape"], found = f"({', '.join(unknown)})", True
     return found
-
-
-def input_types(names: Collection[str], shapes: Shapes, dtypes: Dtypes) -> dict[str, TensorType]:
-    """Types the caller stated.
-
-    Raises:
-        InputError: a name is no input (close names are suggested), a dtype is unknown, or an extent
-            is not positive.
-    """
-    require_known((*shapes, *dtypes), [*names], "the graph")
-    for given, dtype in dtypes.items():
-        if dtype not in DTYPES:
-            raise InputError(f"{dtype!r}, given for {given!r}, is no dtype ({', '.join(DTYPES)})")
-    for given, shape in shapes.items():
-        is_listed = isinstance(shape, Iterable) and not isinstance(shape, str)
-        if not is_listed or not all(isinstance(e, int) and e >= 0 for e in shape):
-            told = tuple(shape) if is_listed else shape
-            raise InputError(f"shape {told!r}, given for {given!r}, is no shape")
-    return {
-        n: TensorType(dtypes.get(n), tuple(shapes[n]) if n in shapes else None)
-        for n in (*shapes, *dtypes)
-    }
 
 
 def _output_name(document: Mapping[str, Any]) -> str:

@@ -45,6 +45,18 @@ def parse(text: str) -> Graph:
     return graph
 
 
+def parse_file(text: str, name: str) -> Graph:
+    """Parse what a file holds.
+
+    Raises:
+        ParseError: it is malformed; the message names the file, too.
+    """
+    try:
+        return parse(text)
+    except ParseError as error:
+        raise ParseError(f"{name}: {error}") from None
+
+
 class _Reader:
     """A cursor over the text. Recursion goes as deep as graphs are nested, not as they are long."""
 

@@ -11,13 +11,13 @@ from typing import Any
 from graphopt.backend.documents import document_of
 from graphopt.backend.engines import quiet_binding
 from graphopt.backend.environment import environment
-from graphopt.backend.infer import with_types
 from graphopt.backend.retiring import bound_executor
 from graphopt.backend.symbol import MXNET_VERSION, first_line, to_symbol
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.gluon import lift_block
-from graphopt.frontend.symbol import input_types, lift_symbol
+from graphopt.frontend.stated import retyped
+from graphopt.frontend.symbol import lift_symbol
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node
 from graphopt.ir.types import dtype_name
@@ -58,15 +58,7 @@ def as_graph(model: Any, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[st
             kind = type(model).__name__
             raise InputError(f"a Graph, a Symbol or a HybridBlock is wanted, not a {kind}")
         return lift_symbol(model, shapes, dtypes)
-    if not shapes and not dtypes:
-        return model
-    stated = input_types([node.name for node in model.inputs], shapes, dtypes)
-    typed = model.copy()
-    for node in model.inputs:
-        new = stated.get(node.name, node.type)
-        type_ = type(new)(new.dtype or node.type.dtype, new.shape or node.type.shape)
-        typed.update(node.but(types=(type_,)))
-    return with_types(typed)
+    return retyped(model, shapes, dtypes)
 
 
 def bind(
