@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Collection, Mapping, Sequence
 
 from graphopt.backend.fitting import require_known, require_mapping
 from graphopt.backend.infer import with_types
@@ -19,7 +20,7 @@ def input_types(names: Collection[str], shapes: Shapes, dtypes: Dtypes) -> dict[
 
     Raises:
         InputError: a name is no input (close names are suggested), a dtype is unknown, or an extent
-            is no number of at least 0.
+            is no integer of at least 0.
     """
     require_mapping(shapes, "shapes")
     require_mapping(dtypes, "dtypes")
@@ -49,8 +50,11 @@ def retyped(graph: Graph, shapes: Shapes, dtypes: Dtypes) -> Graph:
 
 
 def _extents(given: str, shape: Sequence[int]) -> tuple[int, ...]:
-    is_listed = isinstance(shape, Iterable) and not isinstance(shape, str)
-    told = tuple(shape) if is_listed else shape
-    if not is_listed or not all(isinstance(e, int) and e >= 0 for e in told):
-        raise InputError(f"shape {told!r}, given for {given!r}, is no shape")
-    return tuple(told)
+    """A shape, which may be of numpy's integers, as shapes are often computed with numpy."""
+    try:
+        extents = None if isinstance(shape, (str, bytes)) else tuple(map(operator.index, shape))
+    except TypeError:
+        extents = None
+    if extents is None or any(extent < 0 for extent in extents):
+        raise InputError(f"shape {shape!r}, given for {given!r}, is no shape")
+    return extents

@@ -68,6 +68,15 @@ def test_a_graph_of_another_batch_computes_as_mxnet(source: Source, tmp_path: Pa
     np.testing.assert_allclose(found.asnumpy(), plain.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_shapes_of_numpys_integers_are_taken(source: Source, tmp_path: Path) -> None:
+    given, types = source(tmp_path), ["f32[7,3]", "f32[4,3]", "f32[4]"]
+    for shape in (tuple(np.array([7, 3])), np.array([7, 3]), [np.int32(7), 3]):
+        lifted = graphopt.lift(given, {"data": shape})
+        assert [str(n.type) for n in lifted.inputs] == types
+        assert [*map(type, lifted.inputs[0].type.shape or ())] == [int, int]
+
+
 def test_a_graph_stays_as_it_is(tmp_path: Path) -> None:
     given = graph(tmp_path)
     before = str(given)

@@ -46,6 +46,14 @@ def test_a_label_need_not_be_given_for_inference(saved: Path) -> None:
     np.testing.assert_allclose(model(data=x).asnumpy(), expected(saved, x), rtol=1e-5)
 
 
+def test_shapes_of_numpys_integers_are_taken(saved: Path) -> None:
+    shape = tuple(np.array([2, 8]))
+    model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params", {"data": shape})
+    assert len(model.receipts()) == 1
+    x = np.ones(shape, np.float32)
+    np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5, atol=1e-6)
+
+
 def test_other_batch_sizes_compile_anew(saved: Path) -> None:
     model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params", {"data": (2, 8)})
     x = np.ones((5, 8), np.float32)
