@@ -101,12 +101,33 @@ def test_what_is_no_graph_is_refused(function):
         ({"mode": None}, "mode None is none of inference, training"),
         ({"check": "x"}, "check 'x' is none of False, True, mxnet, reference"),
         ({"feeds": {"xx": 1}}, "the graph has no input 'xx'; did you mean 'x'"),
+        ({"feeds": {"x": "y"}}, "the feed of 'x' is a str: give an array of numpy"),
+        ({"feeds": {"x": [1, 2]}}, "the feed of 'x' is a list: give an array of numpy"),
+        ({"feeds": 3}, "feeds are given by the names of inputs, in a dict, not as a int"),
+        ({"frozen": "no"}, "frozen 'no' is none of None, True, False"),
+        ({"precise": "no"}, "precise 'no' is none of True, False"),
+        ({"strict": 3}, "strict 3 is none of True, False"),
+        ({"plans_memory": "x"}, "plans_memory 'x' is none of True, False"),
+        ({"device": "tpu"}, "device 'tpu' is none of cpu, gpu, cpu_pinned, cpu_shared"),
+        ({"instruments": [3]}, "instruments: 3 is none: give Instruments, in a list"),
+        ({"instruments": 3}, "instruments: 3 is none: give Instruments, in a list"),
     ],
 )
 def test_options_of_a_run_are_checked(options, message):
     graph = graphopt.parse("graph g(%x: f32[2]) { return %x }")
     with pytest.raises(InputError, match=message):
         graphopt.run(graph, **options)
+
+
+def test_what_a_run_may_be_told(mx):
+    import numpy as np
+
+    graph = graphopt.parse("graph g(%x: f32[2]) { %y = relu(%x) : f32[2] return %y }")
+    for device in ("cpu", "gpu", mx.cpu_pinned().device_type):
+        assert str(graphopt.run(graph, "none", device=device).graph) == str(graph)
+    for value in (np.ones(2, "float32"), mx.nd.ones(2)):
+        given = {"feeds": {"x": value}, "check": True, "strict": np.bool_(True)}
+        assert str(graphopt.run(graph, "cse", **given).graph) == str(graph)
 
 
 @pytest.mark.parametrize(

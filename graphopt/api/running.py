@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from graphopt.backend.fitting import require_known
+from graphopt.backend.fitting import require_known, require_mapping
 from graphopt.errors import GraphoptError, InputError, PassError
 from graphopt.ir.graph import Graph
 from graphopt.passes import registry
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 MODES: Final = ("inference", "training")
 CHECKS: Final = (False, True, "mxnet", "reference")
+FLAGS: Final = (True, False)
+#: MXNet's kinds of contexts.
+DEVICES: Final = ("cpu", "gpu", "cpu_pinned", "cpu_shared")
 
 
 def run(
@@ -44,7 +47,7 @@ def run(
         frozen: whether parameters never change; default: in inference, yes.
         precise: no pass may round differently.
         strict: raise where a pass fails, instead of rolling it back and going on.
-        device: ``cpu`` or ``gpu``: where the graph will run.
+        device: ``cpu`` or ``gpu``, or another of MXNet's: where the graph will run.
         plans_memory: whether what operators allocate for themselves counts.
         check: run the graph after every change and compare it with the original: in MXNet
             (``True`` or ``"mxnet"``; in training mode gradients too) or by the slow numpy
@@ -59,18 +62,25 @@ def run(
         ParseError: the pipeline's text is malformed or names something unknown.
         GraphError: the graph is malformed.
         InputError: ``graph`` is no Graph, an option has no such value, or ``feeds`` names what is
-            no input; or a pass failed, and the types of the graph given
+            no input or has what is no array; or a pass failed, and the types of the graph given
             contradict: the message names the node.
         PassError: in strict mode, a pass failed.
     """
     from graphopt.backend.target import MXNetTarget
 
     require_graph(graph, "run")
-    _check_options(graph, mode, check, feeds or {})
+    _check_option("mode", mode, MODES)
+    _check_option("frozen", frozen, (None, *FLAGS))
+    _check_option("precise", precise, FLAGS)
+    _check_option("strict", strict, FLAGS)
+    _check_option("device", device, DEVICES)
+    _check_option("plans_memory", plans_memory, FLAGS)
+    _check_option("check", check, CHECKS)
+    _check_feeds(graph, feeds or {})
+    around = _listed(instruments)
     passes = build(pipeline, registry)
     frozen = mode == "inference" if frozen is None else frozen
     settings = Settings(mode, frozen, precise, strict, device, plans_memory)
-    around = list(instruments)
     if check:
         from graphopt.backend.calibrate import calibrated_feeds
 
@@ -88,11 +98,26 @@ def run(
     return result
 
 
-def _check_options(graph: Graph, mode: object, check: object, feeds: Mapping[str, object]) -> None:
-    for option, value, known in (("mode", mode, MODES), ("check", check, CHECKS)):
-        if value not in known:
-            raise InputError(f"{option} {value!r} is none of {', '.join(map(str, known))}")
+def _check_option(option: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise InputError(f"{option} {value!r} is none of {', '.join(map(str, known))}")
+
+
+def _check_feeds(graph: Graph, feeds: Mapping[str, object]) -> None:
+    require_mapping(feeds, "feeds")
     require_known(feeds, [node.name for node in graph.inputs], "the graph")
+    for name, value in feeds.items():
+        if not hasattr(value, "dtype"):
+            kind = type(value).__name__
+            raise InputError(f"the feed of {name!r} is a {kind}: give an array of numpy")
+
+
+def _listed(instruments: object) -> list[Instrument]:
+    given: list[Any] = list(instruments) if isinstance(instruments, Iterable) else [instruments]
+    for each in given:
+        if not isinstance(each, Instrument):
+            raise InputError(f"instruments: {each!r} is none: give Instruments, in a list")
+    return given
 
 
 def _check_types(graph: Graph, target: Target) -> None:
