@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from graphopt.api.model import Model
+from graphopt.api.optimizing import checked_config
+from graphopt.backend.fitting import require_mapping
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.frontend.file_names import for_mxnet, title
-from graphopt.nn.config import Config
+from graphopt.pipeline.base import Pass
 
 
 def load(
@@ -20,7 +22,7 @@ def load(
     params: str | Path | Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     *,
-    passes: str = "default",
+    passes: str | Sequence[Pass] = "default",
     check: bool = False,
     precise: bool = False,
     strict: bool = False,
@@ -46,8 +48,9 @@ def load(
         ``mx.npx.set_np()`` was on, as a SymbolBlock of such a file does.
 
     Raises:
-        ParseError: the symbol file is malformed.
-        InputError: the params file cannot be read, or parameters are missing or misshapen.
+        ParseError: the symbol file is malformed, or the pipeline names an unknown pass.
+        InputError: the params file cannot be read, parameters are missing, misshapen or no arrays,
+            or an option has no such value.
     """
     from graphopt.frontend.stated import input_types
     from graphopt.frontend.symbol_json import read_symbol
@@ -58,16 +61,20 @@ def load(
         raise InputError(
             f"params of load() are a path, or values by name, not a {type(params).__name__}"
         )
+    require_mapping(shapes or {}, "shapes")
+    config = checked_config(passes, "inference", check=check, precise=precise, strict=strict)
     path = Path(symbol_json)
     symbol = read_symbol(path)
     if import_mxnet().util.is_np_array():
         symbol = symbol.as_np_ndarray()
     arrays = params if isinstance(params, Mapping) else read_params(params) if params else {}
+    for name in arrays:
+        if not isinstance(name, str):
+            raise InputError(f"params of load() are values by name, and {name!r} is no name")
     known = set(symbol.list_inputs())
     values = {name if name in known else _bare(name): array for name, array in arrays.items()}
     # Checkpoints of fine-tuned nets often hold parameters of layers that were cut off.
     values = {name: value for name, value in values.items() if name in known}
-    config = Config(passes, "inference", check, precise, strict)
     model = Model(symbol, values, config, shapes, title(path))
     if shapes:
         mx = import_mxnet()

@@ -22,7 +22,7 @@ from graphopt.errors import InputError
 from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
-from graphopt.ir.types import dtype_name
+from graphopt.ir.types import DTYPES, dtype_name
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
@@ -65,12 +65,7 @@ class Model:
         mx = import_mxnet()
         self.symbol = symbol
         self._is_numpy = isinstance(symbol, mx.sym.np._Symbol)
-        self.params: dict[str, Any] = {
-            key: value
-            if isinstance(value, mx.nd.NDArray)
-            else mx.nd.array(value, dtype=value.dtype)
-            for key, value in params.items()
-        }
+        self.params: dict[str, Any] = {key: _parameter(key, value) for key, value in params.items()}
         self.config = config
         self._name = name
         self._inputs: list[str] = symbol.list_inputs()
@@ -372,18 +367,33 @@ class Model:
         raise InputError(f"no input {data[0]!r} given; the model takes {self._data}")
 
 
+def _parameter(name: str, value: Any) -> Any:
+    """An NDArray; of numpy's arrays in their dtype, which is cast to what the Symbol reads."""
+    mx = import_mxnet()
+    if isinstance(value, mx.nd.NDArray):
+        return value
+    array = _numbers(f"parameter {name!r}", value)
+    return mx.nd.array(array, dtype=array.dtype)
+
+
 def _array(name: str, value: Any) -> Any:
     mx = import_mxnet()
     if isinstance(value, mx.nd.NDArray):
         return value
+    array = _numbers(f"input {name!r}", value)
+    return mx.nd.array(array, dtype="float32" if array.dtype == np.float64 else array.dtype)
+
+
+def _numbers(what: str, value: Any) -> np.ndarray[Any, Any]:
+    """What numpy makes of a value; raises InputError where MXNet has no such arrays."""
     try:
         array = np.asarray(value)
     except ValueError:  # of a list of NDArrays, or one whose items differ in length
         array = np.empty(0, object)
-    if array.dtype.kind not in "biuf":
-        kind = type(value).__name__
-        raise InputError(f"input {name!r} is a {kind}: give one NDArray, or what numpy makes one")
-    return mx.nd.array(array, dtype="float32" if array.dtype == np.float64 else array.dtype)
+    if dtype_name(array.dtype) not in DTYPES:
+        kind = type(value).__name__ + (f" of {array.dtype}" if value is array else "")
+        raise InputError(f"{what} is a {kind}: give one NDArray, or what numpy makes one")
+    return array
 
 
 def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:

@@ -73,7 +73,7 @@ def optimize(
         InputError: ``net`` is none of those, or an option has no such value.
         ParseError: the pipeline names an unknown pass.
     """
-    config = _config(
+    config = checked_config(
         passes, mode, memory, max_shapes, check=check, precise=precise, strict=strict, record=record
     )
     if net is ...:
@@ -81,17 +81,23 @@ def optimize(
     return _optimize(net, config)
 
 
-def _config(
+def checked_config(
     passes: str | Sequence[Pass],
     mode: OptimizeMode,
-    memory: str | int | None,
-    max_shapes: Mapping[str, Sequence[int]] | None,
+    memory: str | int | None = None,
+    max_shapes: Mapping[str, Sequence[int]] | None = None,
     *,
     check: bool,
     precise: bool,
     strict: bool,
-    record: bool | None,
+    record: bool | None = None,
 ) -> Config:
+    """What :func:`optimize` is asked for.
+
+    Raises:
+        InputError: an option has no such value, or two do not go together.
+        ParseError: the pipeline names an unknown pass.
+    """
     if mode not in _MODES:
         raise InputError(f"mode {mode!r} is none of {', '.join(_MODES)}")
     for name, value in (("memory", memory), ("max_shapes", max_shapes)):

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, ParseError
+from graphopt.ir.types import dtype_name
+from graphopt.passes import registry
+from graphopt.pipeline.spec import build
 
 mx = import_mxnet()
 
@@ -52,6 +56,50 @@ def test_shapes_of_numpys_integers_are_taken(saved: Path) -> None:
     assert len(model.receipts()) == 1
     x = np.ones(shape, np.float32)
     np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("passes", "message"),
+    [("csee", "unknown pass 'csee'"), (3, "a pipeline is a text such as 'cse,dce' .* not 3")],
+)
+def test_what_is_no_pipeline_is_refused_at_once(saved: Path, passes: Any, message: str) -> None:
+    with pytest.raises(ParseError, match=message):
+        graphopt.load(saved / "m-symbol.json", saved / "m-0000.params", passes=passes)
+
+
+def test_passes_may_be_given(saved: Path) -> None:
+    x = np.ones((2, 8), np.float32)
+    for passes in ("inference,cse", build("inference", registry)):
+        model = graphopt.load(saved / "m-symbol.json", saved / "m-0000.params", passes=passes)
+        np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_may_be_lists(saved: Path) -> None:
+    params = mx.nd.load(str(saved / "m-0000.params"))
+    listed = {key: value.asnumpy().tolist() for key, value in params.items()}
+    model = graphopt.load(saved / "m-symbol.json", listed, {"data": (2, 8)})
+    x = np.ones((2, 8), np.float32)
+    np.testing.assert_allclose(model(x).asnumpy(), expected(saved, x), rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_parameters_may_be_of_numpy(saved: Path) -> None:
+    bits = np.zeros((4, 8), [("bfloat16", np.uint16)])
+    model = graphopt.load(saved / "m-symbol.json", {"fc1_weight": bits})
+    assert dtype_name(model.params["fc1_weight"].dtype) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("x", "str"),
+        (None, "NoneType"),
+        ([[1], [2, 3]], "list"),
+        (np.ones(3, "int16"), "ndarray of"),
+    ],
+)
+def test_parameters_that_are_no_arrays(saved: Path, value: object, kind: str) -> None:
+    with pytest.raises(InputError, match=f"parameter 'fc1_bias' is a {kind}.*: give one NDArray"):
+        graphopt.load(saved / "m-symbol.json", {"fc1_bias": value})
 
 
 def test_other_batch_sizes_compile_anew(saved: Path) -> None:
@@ -153,6 +201,11 @@ def test_bad_files_and_arguments(saved: Path) -> None:
         graphopt.load(symbol, {}, {"data": (1, 8)})
     with pytest.raises(InputError, match=r"fc1"):
         graphopt.load(symbol, params, {"data": (1, 9)})
+    for shapes in (3, (2, 3)):
+        with pytest.raises(InputError, match="shapes are given by the names of inputs, in a dict"):
+            graphopt.load(symbol, params, shapes)
+    with pytest.raises(InputError, match=r"params of load.* are values by name, and 3 is no name"):
+        graphopt.load(symbol, {3: np.ones(3)})
     model = graphopt.load(symbol, params)
     with pytest.raises(InputError, match="no input 'x'"):
         model(x=np.ones((1, 8)))
