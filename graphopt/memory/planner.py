@@ -34,8 +34,10 @@ def pack(
         seed: of the search's random choices.
 
     Raises:
-        InputError: capacity or alignment is below 1, or time_limit is negative or no number.
+        InputError: buffers are none, capacity or alignment is below 1, or time_limit is negative or
+            no number.
     """
+    _require_buffers(buffers)
     _check("capacity", capacity)
     _check("alignment", alignment)
     if not time_limit >= 0:
@@ -54,6 +56,15 @@ def pack(
         method=best.method,
         status=_status(best, capacity),
     )
+
+
+def _require_buffers(given: object) -> None:
+    if not isinstance(given, Buffers):
+        kind = type(given).__name__
+        raise InputError(
+            f"pack() takes Buffers, not a {kind}: make them of columns,"
+            " Buffers(ids, lower, upper, size), or of a file, read_buffers(path)"
+        )
 
 
 def _check(name: str, value: int | None) -> None:

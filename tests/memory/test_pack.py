@@ -108,6 +108,11 @@ def test_wrong_arguments(options, message):
         pack(buffers_of([(0, 1, 1)]), **options)
 
 
+def test_what_are_no_buffers_is_refused():
+    with pytest.raises(InputError, match=r"pack\(\) takes Buffers, not a list: make them"):
+        pack([("a", 0, 1, 8)])
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
