@@ -21,7 +21,7 @@ from graphopt.recording.active import flush_recorded
 
 
 def clip_global_norm(
-    arrays: Sequence[Any], max_norm: float, check_isfinite: bool = True
+    arrays: Sequence[Any], max_norm: float | Any, check_isfinite: bool = True
 ) -> float | Any:
     """Scale NDArrays so that their norm, of all together, is at most ``max_norm``.
 
@@ -35,14 +35,14 @@ def clip_global_norm(
 
     Args:
         arrays: NDArrays of any shapes, such as the gradients of all parameters; written in place.
-        max_norm: the bound.
+        max_norm: the bound; one in an NDArray is waited for.
         check_isfinite: wait for the norm, and warn where it is infinite or no number.
 
     Returns:
         The norm before, a float; an NDArray of shape (1,) without ``check_isfinite``.
 
     Raises:
-        InputError: there are no arrays, or something else is among them.
+        InputError: there are no arrays, or something else is among them, or the bound is no number.
         GraphoptError: MXNet refuses.
     """
     mx = import_mxnet()
@@ -50,9 +50,10 @@ def clip_global_norm(
     if not arrays or not all(isinstance(array, mx.nd.NDArray) for array in arrays):
         raise InputError("arrays: give NDArrays, one at least")
     flush_recorded()
+    bound = _number(max_norm)
     if not _is_ours(arrays):
-        return mx.gluon.utils.clip_global_norm(arrays, max_norm, check_isfinite)
-    total = _clipped(arrays, float(max_norm))
+        return mx.gluon.utils.clip_global_norm(arrays, bound, check_isfinite)
+    total = _clipped(arrays, bound)
     if not check_isfinite:
         return total
     norm = float(total.asscalar())
@@ -60,6 +61,16 @@ def clip_global_norm(
         text = f"the norm of the arrays is {norm}: what becomes of them is of no use"
         warnings.warn(text, stacklevel=2)
     return norm
+
+
+def _number(max_norm: Any) -> float:
+    is_array = isinstance(max_norm, import_mxnet().nd.NDArray)
+    try:
+        bound = max_norm.asnumpy() if is_array else max_norm
+        return float(bound.item() if isinstance(bound, np.ndarray) else bound)
+    except (TypeError, ValueError):
+        kind = f"an array of shape {max_norm.shape}" if is_array else repr(max_norm)
+        raise InputError(f"max_norm: {kind} is no bound: give a number") from None
 
 
 def _is_ours(arrays: Sequence[Any]) -> bool:

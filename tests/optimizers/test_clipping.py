@@ -30,6 +30,18 @@ def test_same(most: float) -> None:
 
 
 @pytest.mark.parametrize("most", [1.0, 1e9])
+def test_a_bound_in_an_array(most: float) -> None:
+    ours, theirs = arrays(), arrays()
+    norm = graphopt.clip_global_norm(ours, mx.nd.array([most]))
+    want = mx.gluon.utils.clip_global_norm(theirs, mx.nd.array([most]))
+    assert norm == pytest.approx(float(want), rel=1e-5)
+    for got, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(got.asnumpy(), other.asnumpy(), rtol=1e-5, atol=1e-6)
+    for bound in (np.float32(most), np.array([most]), mx.np.array(most)):
+        assert graphopt.clip_global_norm(arrays(), bound) == pytest.approx(norm)
+
+
+@pytest.mark.parametrize("most", [1.0, 1e9])
 def test_float64(most: float) -> None:
     """Which MXNet's own refuses."""
     given = arrays("float64")
@@ -115,3 +127,6 @@ def test_refusals() -> None:
         graphopt.clip_global_norm([], 1.0)
     with pytest.raises(InputError, match="give NDArrays, one at least"):
         graphopt.clip_global_norm([np.ones(3)], 1.0)
+    for bound in ("x", None, mx.nd.ones((2,))):
+        with pytest.raises(InputError, match=r"max_norm: .* is no bound: give a number"):
+            graphopt.clip_global_norm(arrays(), bound)
