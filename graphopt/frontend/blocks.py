@@ -24,8 +24,9 @@ def descendants(block: Any) -> list[Any]:
 
 
 def describe(block: Any) -> str:
-    """A Block for messages: its class and name."""
-    return f"{type(block).__name__} {block.name!r}"
+    """A Block for messages: its class and name, or what its class says of Blocks that are ours."""
+    own = getattr(type(block), "graphopt_described", None)
+    return own(block) if own is not None else f"{type(block).__name__} {block.name!r}"
 
 
 def all_parameters(block: Any) -> Any:

@@ -17,6 +17,7 @@ from graphopt.backend.arrays import Alike
 from graphopt.backend.caller import LearningEngine
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
+from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.kernels import bridge
 from graphopt.nn.config import Config
@@ -247,6 +248,11 @@ def _arrays(what: str, given: Any) -> list[Any]:
     return arrays
 
 
+def _described(both: Any) -> str:
+    """Of net and loss as one Block, in the user's words, who made none of them."""
+    return f"{describe(both.net)} with {describe(both.loss)}"
+
+
 @cache
 def _with_loss() -> type:
     class WithLoss(import_mxnet().gluon.HybridBlock):  # type: ignore[misc]
@@ -255,8 +261,11 @@ def _with_loss() -> type:
         graphopt_reads_all = True  # backward begins at all that the loss returns
 
         def __init__(self, net: Any, loss: Any, data: int) -> None:
-            super().__init__(prefix=f"{net.name}_with_")
+            super().__init__(prefix=f"{net.name}_with_loss_")
             self.net, self.loss, self._data = net, loss, data
+
+        def graphopt_described(self) -> str:
+            return _described(self)
 
         def register_child(self, block: Any, name: str | None = None) -> None:
             """As a Block: what can be traced need not be a HybridBlock."""
@@ -279,8 +288,11 @@ def _plain_with_loss() -> type:
         """A net and its loss, one of which has Python that runs in every call."""
 
         def __init__(self, net: Any, loss: Any, data: int) -> None:
-            super().__init__(prefix=f"{net.name}_with_")
+            super().__init__(prefix=f"{net.name}_with_loss_")
             self.net, self.loss, self._data = net, loss, data
+
+        def graphopt_described(self) -> str:
+            return _described(self)
 
         def forward(self, *arrays: Any) -> Any:
             """The losses of data and labels."""

@@ -319,6 +319,30 @@ def test_what_blocks_hold_is_compiled_in_anew(told: str, method: str) -> None:
     assert_same([step(x, y).asnumpy() for _ in range(3)], [expected] * 3)
 
 
+@pytest.mark.parametrize("make", [layers, Plain])
+def test_messages_name_net_and_loss(make: Callable[[], Any]) -> None:
+    net, half = make(), loss.L2Loss()
+    both = f"{type(net).__name__} {net.name!r} with L2Loss {half.name!r}"
+    start(net)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    step = graphopt.train_step(net, half, trainer)
+    step(noise(4, 6), noise(4, 3, seed=1))
+    told = step.explain()
+    assert f"{both}, mode 'auto'" in told
+    assert "WithLoss" not in told
+    assert make is Plain or f"{net.name}_with_loss, training" in told
+
+
+def test_a_net_without_values_is_named_with_its_loss() -> None:
+    net, half, other = layers(), loss.L2Loss(), layers()
+    start(other)
+    trainer = mx.gluon.Trainer(other.collect_params(), "sgd")
+    step = graphopt.train_step(net, half, trainer)
+    both = f"HybridSequential {net.name!r} with L2Loss {half.name!r}"
+    with pytest.raises(InputError, match=f"of {both} is not initialized"):
+        step(noise(4, 6), noise(4, 3, seed=1))
+
+
 def test_a_plain_net_is_recorded_with_its_loss() -> None:
     data, label = noise(4, 6), noise(4, 3, seed=1)
     net = Plain()
