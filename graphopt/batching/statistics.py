@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphopt.pipeline.remarks import counted
+
 
 @dataclass
 class Statistics:
@@ -49,9 +51,10 @@ class Statistics:
 
     def __str__(self) -> str:
         return (
-            f"{self.samples} samples: {self.calls} calls in {self.groups} groups"
-            f" ({self.mean_batch:.1f} calls each), run as {self.operators} operators in"
-            f" {self.flushes} flushes,"
+            f"{counted(self.samples, 'samples')}: {counted(self.calls, 'calls')} in"
+            f" {counted(self.groups, 'groups')} ({self.mean_batch:.1f} calls each), run as"
+            f" {counted(self.operators, 'operators')} in"
+            f" {counted(self.flushes, 'flushes', 'flush')},"
             f" {self.cache_hits} of {self.cache_hits + self.plans} plans known;"
             f" recording {1e3 * self.seconds_recording:.1f} ms ({self.us_per_call:.1f} us a call),"
             f" scheduling {1e3 * self.seconds_scheduling:.1f} ms,"

@@ -83,7 +83,8 @@ def explain_rented(name: str, rule: SkiRental, graphs: Sequence[AnySize]) -> lis
         return []
     at_any_size = sum(graph.calls for graph in graphs)
     return [
-        f"{name}: {rule.plain_calls} calls with {rule.not_compiled} more types of inputs"
+        f"{name}: {counted(rule.plain_calls, 'calls')} with"
+        f" {counted(rule.not_compiled, 'more types', 'more type')} of inputs"
         " were not worth compiling for yet:"
         f" {at_any_size} ran a graph for any size, {rule.plain_calls - at_any_size} as in MXNet",
         *(f"  at any size: {graph.told}" for graph in graphs),

@@ -29,6 +29,7 @@ from graphopt.nn.signatures import told_of
 from graphopt.nn.structure import Structure
 from graphopt.nn.views import view
 from graphopt.optimizers.trainer import OptimizedTrainer, TrainerPlan, trainer_view
+from graphopt.pipeline.remarks import counted
 
 #: The most elements of all weights that one thread updates, and of those of one operation.
 _MOST_BY_ONE, _MOST_WEIGHTS = 1 << 17, 1 << 23
@@ -146,10 +147,10 @@ class TrainStep:
             return "\n".join(lines)
         by_caller = sum(small.engine.is_small for small in self._small.values())
         if by_caller:
-            lines.append(f"the calling thread runs all of a step, for {by_caller} types of inputs")
+            lines.append(f"the calling thread runs all of a step, for {_types(by_caller)}")
         if len(self._small) > by_caller:
             count = len(self._small) - by_caller
-            lines.append(f"all of a step is one operation, for {count} types of inputs")
+            lines.append(f"all of a step is one operation, for {_types(count)}")
         return "\n".join(lines)
 
     def reset(self) -> None:
@@ -221,6 +222,10 @@ class TrainStep:
         if len(self._small) >= _MOST_TYPES:
             self._small.clear()
         self._small[told] = small
+
+
+def _types(count: int) -> str:
+    return f"{counted(count, 'types')} of inputs"
 
 
 def _is_number(size: Any) -> bool:

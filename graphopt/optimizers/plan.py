@@ -12,6 +12,7 @@ from graphopt.ir.types import dtype_name
 from graphopt.optimizers.rule import Rule
 from graphopt.optimizers.rules import may_count_calls
 from graphopt.optimizers.updating import Update, Weight, why_not
+from graphopt.pipeline.remarks import counted
 
 #: Combinations of weights with new gradients that updates are kept of.
 _MOST_KEPT: Final = 16
@@ -147,7 +148,7 @@ class Plan:
         total = len(self._indices)
         name = type(self._optimizer).__name__
         count = total - len(self.refused)
-        lines = [f"{name}: one kernel updates {count} of {total} weights"]
+        lines = [f"{name}: one kernel updates {count} of {counted(total, 'weights')}"]
         lines += [f"  {slot.name} by MXNet: {reason}" for slot, reason in self.refused]
         return "\n".join(lines)
 

@@ -37,14 +37,17 @@ class Remark:
         }
 
 
-def counted(count: int, what: str) -> str:
-    """A count as remarks tell it.
+def counted(count: int, what: str, one: str = "") -> str:
+    """A count as remarks and reports tell it.
 
     Args:
         count: how many.
         what: of what, in the plural if it is a plain noun ("operators", but "by columns").
+        one: of what if it is 1, where that is not the plural without its s.
     """
-    return f"1 {what.removesuffix('s')}" if count == 1 and what.isalpha() else f"{count} {what}"
+    if count == 1 and (one or what.isalpha()):
+        return f"1 {one or what.removesuffix('s')}"
+    return f"{count} {what}"
 
 
 def in_ms(milliseconds: float) -> str:

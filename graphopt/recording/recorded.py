@@ -7,6 +7,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.nn.config import Config
+from graphopt.pipeline.remarks import counted
 from graphopt.recording.patches import recorded
 from graphopt.recording.programs import Programs
 from graphopt.recording.tape import Tape
@@ -33,18 +34,23 @@ class RecordedBlock:
         """Lines about what was recorded, and why it was."""
         programs = self.programs
         lines = [
-            f"recorded, since {reason}: its Python runs at every call; {programs.runs} programs"
-            f" were run, {programs.compiled} of them compiled first"
+            f"recorded, since {reason}: its Python runs at every call;"
+            f" {counted(programs.runs, 'programs')} {_were(programs.runs)} run,"
+            f" {programs.compiled} of them compiled first"
         ]
         plain = programs.rule.plain_calls
         if plain:
             lines.append(
-                f"  {plain} runs, of {programs.rule.not_compiled} programs, were made call by call,"
-                " as each came too rarely to be worth compiling"
+                f"  {counted(plain, 'runs')}, of {counted(programs.rule.not_compiled, 'programs')},"
+                f" {_were(plain)} made call by call, as each came too rarely to be worth compiling"
             )
         if programs.is_in_vain:
             lines.append("  not recorded any more: most programs come too rarely")
         return lines + [f"  {note}" for note in programs.notes]
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _context(args: Sequence[Any]) -> Any:

@@ -212,7 +212,7 @@ def test_steps_of_one_operation() -> None:
         results.append([a.asnumpy() for p in params for a in (p.data(), p.grad())])
         results[-1].append(losses.asnumpy())
     assert_same(*reversed(results))
-    assert "all of a step is one operation, for 1 types of inputs" in step.explain()
+    assert "all of a step is one operation, for 1 type of inputs" in step.explain()
 
 
 class Words(mx.gluon.HybridBlock):  # type: ignore[misc, name-defined]
