@@ -20,6 +20,7 @@ from graphopt.batching.statistics import Statistics
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, SampleError, UnsupportedError
 from graphopt.frontend.blocks import describe
+from graphopt.pipeline.remarks import counted
 from graphopt.recording import active as calls
 
 Scheduler = Literal["depth", "agenda"]
@@ -97,11 +98,16 @@ class Batched:
 
     def explain(self) -> str:
         """What was batched in the latest call; what could not be so far, and why."""
-        lines = [f"{describe(self.net)}, scheduler {self.scheduler!r}", f"  {self.statistics}"]
+        lines = [f"{describe(self.net)}, scheduler {self.scheduler!r}", f"  {self._told()}"]
         for text, count in sorted(self._library.remarks.items()):
-            lines.append(f"  not batched: {text} ({count} times)")
+            lines.append(f"  not batched: {text} ({counted(count, 'times')})")
         lines += [f"  not noticed: {text}" for text in sorted(self._library.cautions)]
         return "\n".join(lines)
+
+    def _told(self) -> str:
+        if self.debug:
+            return "debug=True: samples run one by one, and nothing is batched"
+        return str(self.statistics) if self.statistics.samples else "nothing was called yet"
 
     def __reduce__(self) -> Any:
         """Copy and pickle the Block; plans are made anew."""
