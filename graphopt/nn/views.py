@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from types import FunctionType
 from typing import Any
 
@@ -27,7 +28,8 @@ def view(block: Any, config: Config) -> Any:
             raise InputError("cannot optimize None: does what builds the net return it?")
         kind = type(block).__name__
         others = "a Symbol, a module, an executor or a Trainer"
-        raise InputError(f"cannot optimize a {kind}: give a Gluon Block, {others}")
+        hint = "; graphopt.load reads files" if isinstance(block, (str, os.PathLike)) else ""
+        raise InputError(f"cannot optimize a {kind}: give a Gluon Block, {others}{hint}")
     if isinstance(block, Optimized):
         block = original(block)
     twin: Any = object.__new__(view_class(type(block), config))

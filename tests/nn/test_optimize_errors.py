@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import graphopt
@@ -53,6 +55,8 @@ def test_inputs_that_fit_no_parameters_leave_nothing_to_report() -> None:
     [
         ({"net": None}, InputError, "cannot optimize None: does what builds the net return it"),
         ({"net": 3}, InputError, "cannot optimize a int: give a Gluon Block, a Symbol"),
+        ({"net": "x-symbol.json"}, InputError, "cannot optimize a str: .*; graphopt.load reads"),
+        ({"net": Path("x")}, InputError, "cannot optimize a .*Path: .*; graphopt.load reads files"),
         ({"net": dict}, InputError, "cannot optimize class dict: it is no Gluon Block"),
         ({"mode": "fast"}, InputError, "mode 'fast' is none of auto, training, inference"),
         ({"passes": "dec"}, ParseError, "did you mean 'dce'"),
