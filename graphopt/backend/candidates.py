@@ -303,10 +303,9 @@ class Candidates:
         """What is one operation of a graph that is not frozen, where it may be."""
         form = self._form
         graph = in_kernels(form.graph, learns=True) if form.is_tuned else form.graph
-        mx = import_mxnet()
         is_small = learns_by_caller(graph, exact=not form.is_tuned)
         is_one = is_small or learns_at_once(graph, exact=not form.is_tuned)
-        if not is_one or bridge.why_not(mx) is not None or not fit(mx):
+        if not is_one or not fit(import_mxnet()):
             return {}
         specs = (str(node.attrs["spec"]) for node in graph if node.op == FUSED)
         prepare(specs, gradients=form.training)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from graphopt.backend.pools import Pools
-from graphopt.errors import BudgetError, InputError
+from graphopt.compat import import_mxnet
+from graphopt.errors import BudgetError, InputError, MissingDependencyError
 from graphopt.ir.types import dtype_name
+from graphopt.kernels import bridge
 from graphopt.nn.config import check_shapes, largest_arrays
 
 #: Of each input, by name.
@@ -44,10 +46,11 @@ class ContextPools:
 
         Raises:
             InputError: an input is larger than ``max_shapes`` allows, or a name there is unknown.
+            MissingDependencyError: the bridge, which holds the memory, cannot be built or loaded.
         """
         check_shapes(self._limits, {name: array.shape for name, array in arrays.items()})
         if ctx not in self._pools:
-            self._pools[ctx] = Pools()
+            self._pools[ctx] = _pools()
         if not self._limits or _dtypes(arrays) in self._reserved.get(ctx, ()):
             return None
         self._reserved.setdefault(ctx, set()).add(_dtypes(arrays))
@@ -67,6 +70,15 @@ class ContextPools:
             f"no step can be made of max_shapes: {error}; inputs that it leaves out have the shape"
             f" of this call there: if that of {listed} varies, too, give the largest"
         )
+
+
+def _pools() -> Pools:
+    why = bridge.why_not(import_mxnet())
+    if why is not None:
+        raise MissingDependencyError(
+            f"the memory of training steps cannot be bounded here (memory=, max_shapes=): {why}"
+        )
+    return Pools()
 
 
 def _dtypes(arrays: Mapping[str, Any]) -> Dtypes:

@@ -18,7 +18,6 @@ from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.sizes import Sized, Sizes
-from graphopt.kernels import bridge
 from graphopt.kernels.bridge.versions import fit
 from graphopt.kernels.bridge.written import Writes
 from graphopt.nn.built import Built
@@ -52,8 +51,7 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 def can_follow(ctx: Any) -> bool:
     """Whether writes to arrays there can be noticed."""
-    mx = import_mxnet()
-    return bool(ctx.device_type == "cpu" and bridge.why_not(mx) is None and fit(mx))
+    return bool(ctx.device_type == "cpu" and fit(import_mxnet()))
 
 
 class Following:

@@ -33,8 +33,8 @@ def _takes_note(mxnet: Any, array: Any) -> bool:
 
 @cache
 def _functions(mxnet: Any) -> ctypes.CDLL | None:
-    """``None`` where the bridge does not know how this build of MXNet lays out arrays."""
-    if bridge.why_not(mxnet) is not None or not fit(mxnet):
+    """``None`` without a bridge that knows how this build of MXNet lays out arrays."""
+    if not fit(mxnet):
         return None
     library = bridge.load(mxnet)
     library.graphopt_has_history.argtypes = [ctypes.c_void_p]

@@ -45,9 +45,14 @@ class Versions:
             self._library.graphopt_versions_free(self._noted)
 
 
-@cache
 def fit(mxnet: Any) -> bool:
-    """Whether this build of MXNet has the numbers where the bridge reads them; tried out once."""
+    """Whether there is a bridge, and this build of MXNet has the numbers where it reads them."""
+    return bridge.why_not(mxnet) is None and _is_laid_out(mxnet)
+
+
+@cache
+def _is_laid_out(mxnet: Any) -> bool:
+    """Whether what is read of arrays is right; tried out once."""
     nd = mxnet.nd
     with mxnet.autograd.pause():
         array, other = nd.zeros((2,)), nd.zeros((2,))

@@ -153,7 +153,7 @@ def test_gradients_of_two_calls(function: Any, record: bool | None) -> None:
 
 def test_memory_is_known_before_anything_is_recorded() -> None:
     """Whether this MXNet tells it is tried out on arrays, once in a process."""
-    versions.fit.cache_clear()
+    versions._is_laid_out.cache_clear()
     memory._functions.cache_clear()
     test_gradients_of_two_calls(written_through_a_view, record=True)
     assert memory._functions(mx) is not None or not versions.fit(mx)
