@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from graphopt.backend.findings import Findings
 from graphopt.backend.fitting import require, require_known
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
+from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
@@ -50,7 +51,7 @@ class Model:
     as the Block that was exported takes them, whichever the Symbol reads first. What is in
     ``params`` may be given by name as well, in place of that and for this call only. Under
     ``mx.autograd.record()`` the training graph runs, and gradients reach the arrays in ``params``
-    that have ``attach_grad()``.
+    that have ``attach_grad()``. Calls with sparse arrays run the Symbol as MXNet does.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Model:
         self.plans: defaultdict[Any, Plans] = defaultdict(Plans)
         self._compiled: dict[Signature, Entry] = {}
         self._plain, self._casts = PlainRuns(self.symbol), Casts(self.symbol)
+        self._sparse: dict[str, None] = {}  # sparse inputs of calls, as explain() tells them
         self._rule = SkiRental()
         self._other_sizes = OtherSizes(self._rule)
         self._lock = threading.RLock()
@@ -94,6 +96,7 @@ class Model:
             "_compiled",
             "_plain",
             "_casts",
+            "_sparse",
             "_rule",
             "_other_sizes",
             "_lock",
@@ -136,6 +139,7 @@ class Model:
         Raises:
             InputError: an input is unknown or missing, a parameter has no value or another shape
                 than the inputs call for.
+            UnsupportedError: an input is sparse, and MXNet is not to run the Symbol instead.
         """
         if len(args) > len(self._data):
             raise InputError(f"{len(args)} inputs given, the model takes {self._data}")
@@ -149,7 +153,7 @@ class Model:
         if not arrays:
             raise InputError(f"no input given; the model takes {self._data}")
         key = self._key(arrays)
-        found = None if key in self._compiled else self._at_any_size(key, arrays)
+        found = None if key in self._compiled else self._not_compiled(key, arrays)
         if found is None:
             start = time.perf_counter()
             entry = self._entry(key, arrays)
@@ -201,6 +205,7 @@ class Model:
         for entry in self._compiled.values():
             result, choice, told = entry.result, entry.lowered.choice, entry.built.told
             lines += explain_result(entry.original, result, choice, _title(entry), told)
+        lines += [f"run as in MXNet, since input {told}" for told in list(self._sparse)]
         return "\n".join(lines) or "nothing compiled yet: it happens at the first call"
 
     def report(self, path: str | Path) -> Path:
@@ -248,7 +253,8 @@ class Model:
 
     def _last(self) -> Entry:
         if not self._compiled:
-            raise InputError("the model has no compiled graph yet: call it once first")
+            how = "with dense arrays" if self._sparse else "first"
+            raise InputError(f"the model has no compiled graph yet: call it once {how}")
         return list(self._compiled.values())[-1]
 
     def _guess_data(self) -> list[str]:
@@ -275,13 +281,39 @@ class Model:
                 self._compiled[key] = self._compile(key, arrays)
             return self._compiled[key]
 
+    def _not_compiled(self, key: Signature, arrays: Mapping[str, Any]) -> list[Any] | None:
+        """A call that nothing was compiled for; None if that is to be."""
+        kinds = zip(arrays, key[3], strict=True)
+        sparse = [name for name, (_, _, stype) in kinds if stype != "default"]
+        return self._of_sparse(key, arrays, sparse) if sparse else self._at_any_size(key, arrays)
+
+    def _of_sparse(
+        self, key: Signature, arrays: Mapping[str, Any], sparse: Sequence[str]
+    ) -> list[Any]:
+        """A call with some sparse arrays as MXNet runs it: what is compiled reads dense ones."""
+        told = ", ".join(f"{name!r} is {arrays[name].stype}" for name in sparse)
+        if self.config.strict or self.config.plans_memory:
+            raise UnsupportedError(
+                f"what is compiled reads dense arrays, and input {told}:"
+                " give it as .tostype('default')"
+            )
+        if {*self._inputs} - {*arrays, *self.params}:
+            # Passes find out whether the others are needed, as the labels of inference are not.
+            dense = {name: array.tostype("default") for name, array in arrays.items()}
+            found = self(**dense)
+            return found if isinstance(found, list) else [found]
+        run = self._as_in_mxnet(arrays)
+        assert run is not None, "all inputs are given"
+        self._sparse[told] = None
+        is_inference = key[0] == "inference"
+        with import_mxnet().autograd.predict_mode() if is_inference else nullcontext():
+            return list(run(list(arrays.values())))
+
     def _at_any_size(self, key: Signature, arrays: Mapping[str, Any]) -> list[Any] | None:
         """A call by a graph for other sizes, where compiling for these would save little."""
         if self.config.strict or self.config.plans_memory:
             return None
         given = list(arrays.values())
-        if any(array.stype != "default" for array in given):
-            return None
         with self._lock:
             other = self._other_sizes.find(key, self._compiled)
             if other is None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphopt.compat import import_mxnet
+from graphopt.errors import GraphoptError
 
 
 def array_of(numbers: Any, ctx: Any) -> Any:
@@ -91,14 +92,23 @@ class Copier:
 
     def __init__(self) -> None:
         """Nothing is copied yet."""
-        self._base = import_mxnet().base
+        mx = import_mxnet()
+        self._base, self._sparse = mx.base, mx.nd.sparse.BaseSparseNDArray
         self._from, self._to = ctypes.c_void_p(), ctypes.c_void_p()
         self._refs = ctypes.byref(self._from), ctypes.byref(self._to)
         library = self._base._LIB
         self._wait, self._address = library.MXNDArrayWaitToRead, library.MXNDArrayGetData
 
     def copy(self, source: Any, target: Any, size: int) -> None:
-        """So many bytes of ``source``, once it is computed; neither is written by others now."""
+        """So many bytes of ``source``, once it is computed; neither is written by others now.
+
+        Raises:
+            GraphoptError: it is sparse, and so has other numbers in another memory.
+        """
+        if isinstance(source, self._sparse):
+            raise GraphoptError(
+                f"a {source.stype} array is not dense: give it as .tostype('default')"
+            )
         check, address = self._base.check_call, self._address
         check(self._wait(source.handle))
         check(address(source.handle, self._refs[0]))  # brings elements into plain order first

@@ -49,10 +49,12 @@ def require_known(given: Iterable[str], inputs: Sequence[str], what: str) -> Non
 
 
 def as_input(name: str, value: Any, want: TensorType, ctx: Any) -> Any:
-    """A data input as an NDArray; raises InputError where it does not fit."""
+    """A data input as a dense NDArray; raises InputError where it does not fit."""
     mx = import_mxnet()
     if not isinstance(value, mx.nd.NDArray):
         value = mx.nd.array(value, ctx=ctx, dtype=want.dtype or np.asarray(value).dtype)
+    if value.stype != "default":
+        value = value.tostype("default")  # engines and kernels read dense arrays
     _check(value, want, f"input {name!r}", "the graph was lowered for")
     return value
 

@@ -39,7 +39,7 @@ class Lowered:
     """A graph bound to parameters and a context, ready to be called.
 
     ``f(**inputs)`` takes one array per data input (NDArray or numpy) and returns a list of fresh
-    NDArrays. The engine is chosen at the first call, by measuring.
+    NDArrays. Sparse arrays are made dense. The engine is chosen at the first call, by measuring.
 
     Attributes:
         choice: which engine runs, and the measured times.
