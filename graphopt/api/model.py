@@ -16,7 +16,7 @@ import numpy as np
 from graphopt.api.casting import Casts
 from graphopt.api.plain import PlainRuns, on
 from graphopt.backend.findings import Findings
-from graphopt.backend.fitting import require, require_known
+from graphopt.backend.fitting import as_parameter, require, require_known
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
@@ -63,9 +63,8 @@ class Model:
         name: str = "",
     ) -> None:
         """Keep the parts; nothing is compiled before the first call."""
-        mx = import_mxnet()
         self.symbol = symbol
-        self._is_numpy = isinstance(symbol, mx.sym.np._Symbol)
+        self._is_numpy = isinstance(symbol, import_mxnet().sym.np._Symbol)
         self.params: dict[str, Any] = {key: _parameter(key, value) for key, value in params.items()}
         self.config = config
         self._name = name
@@ -400,12 +399,10 @@ class Model:
 
 
 def _parameter(name: str, value: Any) -> Any:
-    """An NDArray; of numpy's arrays in their dtype, which is cast to what the Symbol reads."""
-    mx = import_mxnet()
-    if isinstance(value, mx.nd.NDArray):
-        return value
-    array = _numbers(f"parameter {name!r}", value)
-    return mx.nd.array(array, dtype=array.dtype)
+    """A dense NDArray; of numpy's arrays in their dtype, which is cast to what the Symbol reads."""
+    if not isinstance(value, import_mxnet().nd.NDArray):
+        value = _numbers(f"parameter {name!r}", value)
+    return as_parameter(name, value)
 
 
 def _array(name: str, value: Any) -> Any:

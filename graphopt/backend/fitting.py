@@ -24,6 +24,31 @@ def check_parameters(graph: Graph, params: Mapping[str, Any]) -> None:
         _check(array, node.type, f"parameter {node.name!r}", "the graph needs")
 
 
+def as_parameter(name: str, value: Any, ctx: Any = None, dtype: str | None = None) -> Any:
+    """A parameter as a dense NDArray; one that is stays the same array.
+
+    Args:
+        name: for the error.
+        value: an NDArray, or what numpy makes one.
+        ctx: where the array is to be if it is made.
+        dtype: of that; default: the value's.
+
+    Raises:
+        InputError: it is a sparse array with a gradient, which only that array could have.
+    """
+    mx = import_mxnet()
+    if not isinstance(value, mx.nd.NDArray):
+        return mx.nd.array(value, ctx=ctx, dtype=dtype or np.asarray(value).dtype)
+    if value.stype == "default":
+        return value
+    if value.grad is not None:
+        raise InputError(
+            f"parameter {name!r} is {value.stype} and has a gradient, which graphs compute of dense"
+            " arrays only: give it as .tostype('default'), and attach_grad() to that"
+        )
+    return value.tostype("default")
+
+
 def require(needed: set[str], known: set[str]) -> None:
     """Raises InputError, naming some, where parameters have no value."""
     missing = sorted(needed - known)

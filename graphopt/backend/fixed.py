@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from graphopt.backend.engines import CachedOpEngine
-from graphopt.backend.fitting import check_parameters, require
+from graphopt.backend.fitting import as_parameter, check_parameters, require
 from graphopt.backend.freeze import Frozen, freeze, with_fills
 from graphopt.backend.kept import Kept
 from graphopt.backend.late import wait_for
@@ -106,12 +104,12 @@ class FixedArrays:
 
 
 def as_arrays(graph: Graph, params: Mapping[str, Any], ctx: Any) -> dict[str, Any]:
-    """Values of parameters as NDArrays, of the graph's dtypes; those that are stay the same."""
-    mx = import_mxnet()
+    """Values of parameters as dense NDArrays, of the graph's dtypes; those that are stay as is.
+
+    Raises:
+        InputError: a sparse one has a gradient.
+    """
     dtypes = {node.name: node.type.dtype for node in graph.inputs}
     return {
-        name: value
-        if isinstance(value, mx.nd.NDArray)
-        else mx.nd.array(value, ctx=ctx, dtype=dtypes.get(name) or np.asarray(value).dtype)
-        for name, value in params.items()
+        name: as_parameter(name, value, ctx, dtypes.get(name)) for name, value in params.items()
     }
