@@ -98,6 +98,13 @@ for options in ({"memory": "100MB"}, {"max_shapes": {"data": (2, 800)}}):
     same(fast(x), plain(x))
 """
 
+_EXPLAINED = """
+net, plain = pair()
+fast = graphopt.optimize(net)
+same(fast(x), plain(x))
+print(fast.explain())
+"""
+
 _DEMO = """
 from graphopt.demo import main
 planned = main._plan
@@ -136,7 +143,15 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_nets_compute_as_in_mxnet(code: str, tmp_path: Path) -> None:
-    run(code, tmp_path)
+    told = run(code, tmp_path).stderr
+    assert told.count("need a C++ compiler") == 1
+    assert told.count("without them graphopt leaves operators unfused") == 1
+
+
+def test_explain_tells_why_parameters_are_read(tmp_path: Path) -> None:
+    told = run(_EXPLAINED, tmp_path).stdout
+    assert "  parameters: read in every call, as writes to them are not noticed: graphopt" in told
+    assert "fuse-convolutions refused: they need frozen parameters: use mode='inference'" in told
 
 
 def test_the_demo_shows_what_there_is(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from graphopt.ir.node import AUX
 from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.control_flow import require_open_loops
-from graphopt.nn.following import Following, can_follow
+from graphopt.nn.following import Following, why_not_followed
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import no_collections
 
@@ -65,7 +65,10 @@ def build_graph(
     )
     shapes = [tuple(array.shape) for array in arrays.values()]
     known = [*akin, *recall(key)]
-    follows = bool(values and config.follows(mode) and can_follow(ctx))
+    may_follow = bool(values) and config.follows(mode)
+    why_not = why_not_followed(ctx) if may_follow else None
+    follows = may_follow and why_not is None
+    told = f"read in every call, as writes to them are not noticed: {why_not}" if why_not else ""
     findings = Findings(shapes, known, partial(record, key), of_any_size=of_any_size)
     feeds = None
     if config.check:
@@ -104,7 +107,7 @@ def build_graph(
             follows=follows,
             keeps_operators=config.keeps_operators,
         )
-        return Built(result, lowered, frozen, findings)
+        return Built(result, lowered, frozen, findings, told)
 
     def noted(frozen: bool) -> Built:
         with findings.active(), no_collections():

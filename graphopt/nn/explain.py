@@ -125,7 +125,8 @@ def explain_result(
             lines.append(f"  {receipt.pass_text}: {', '.join(stats)}")
             lines += _told(result, receipt.pass_text.partition("{")[0])
     for (status, reason), names in _refused(receipts).items():
-        lines.append(f"  {', '.join(names)} {status}: {reason}")
+        why = reason if len(names) == 1 else _ONE.sub(_of_several, reason)
+        lines.append(f"  {', '.join(names)} {status}: {why}")
     return lines + _missed(result)
 
 
@@ -136,6 +137,14 @@ def _refused(receipts: Iterable[Receipt]) -> dict[tuple[str, str], list[str]]:
         if receipt.reason:
             found.setdefault((receipt.status, receipt.reason), []).append(receipt.pass_text)
     return found
+
+
+#: How reasons of one pass begin.
+_ONE = re.compile(r"^it (needs|would)\b")
+
+
+def _of_several(one: re.Match[str]) -> str:
+    return f"they {one[1].removesuffix('s')}"
 
 
 def _grouped(tuning: Sequence[str]) -> list[str]:

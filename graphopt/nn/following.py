@@ -18,7 +18,7 @@ from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.sizes import Sized, Sizes
-from graphopt.kernels.bridge.versions import fit
+from graphopt.kernels.bridge.versions import why_unfit
 from graphopt.kernels.bridge.written import Writes
 from graphopt.nn.built import Built
 from graphopt.pipeline.manager import Result
@@ -49,9 +49,11 @@ def _forget_threads() -> None:
 os.register_at_fork(after_in_child=_forget_threads)
 
 
-def can_follow(ctx: Any) -> bool:
-    """Whether writes to arrays there can be noticed."""
-    return bool(ctx.device_type == "cpu" and fit(import_mxnet()))
+def why_not_followed(ctx: Any) -> str | None:
+    """Why writes to arrays there cannot be noticed, or ``None`` if they can."""
+    if ctx.device_type != "cpu":
+        return "they are on another device than the CPU"
+    return why_unfit(import_mxnet())
 
 
 class Following:

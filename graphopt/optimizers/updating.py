@@ -14,7 +14,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.ir.types import dtype_name
 from graphopt.kernels import bridge
-from graphopt.kernels.bridge.versions import fit
+from graphopt.kernels.bridge.versions import why_unfit
 from graphopt.kernels.library import prepare
 from graphopt.optimizers.rule import Rule
 from graphopt.optimizers.rules import own_numbers, shared_number
@@ -70,11 +70,7 @@ def _why_not_alike(data: Any, arrays: Sequence[Any]) -> str | None:
 
 def why_no_kernels() -> str | None:
     """Why no kernel can write to arrays of this MXNet, or ``None``."""
-    mx = import_mxnet()
-    reason = bridge.why_not(mx)
-    if reason is None and not fit(mx):
-        return "this MXNet lays out arrays in another way"
-    return reason
+    return why_unfit(import_mxnet())
 
 
 class Update:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import threading
 from functools import partial
@@ -34,6 +35,7 @@ _LAUNCHES = ctypes.CFUNCTYPE(
     _NUMBERS,
 )
 
+_LOG = logging.getLogger("graphopt")
 _lock = threading.Lock()
 _loaded: ctypes.CDLL | None = None
 _failure: str | None = None
@@ -50,6 +52,8 @@ _PROBE = (
 def load(mxnet: Any) -> ctypes.CDLL:
     """Make the fused operators known to the module ``mxnet``; again does nothing.
 
+    That it fails is told once through the logger ``graphopt``, as most callers do without.
+
     Raises:
         MissingDependencyError: the bridge cannot be built for this MXNet; the message says why.
     """
@@ -64,6 +68,7 @@ def load(mxnet: Any) -> ctypes.CDLL:
                 _loaded = _load(mxnet)
             except MissingDependencyError as error:
                 _failure = str(error)
+                _LOG.warning("%s; without them graphopt leaves operators unfused", error)
                 raise
         return _loaded
 

@@ -47,7 +47,15 @@ class Versions:
 
 def fit(mxnet: Any) -> bool:
     """Whether there is a bridge, and this build of MXNet has the numbers where it reads them."""
-    return bridge.why_not(mxnet) is None and _is_laid_out(mxnet)
+    return why_unfit(mxnet) is None
+
+
+def why_unfit(mxnet: Any) -> str | None:
+    """Why they cannot be read, or ``None`` if they can."""
+    why = bridge.why_not(mxnet)
+    if why is None and not _is_laid_out(mxnet):
+        return "this MXNet lays out arrays in another way"
+    return why
 
 
 @cache

@@ -71,9 +71,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether parameters were computed in, for each graph that was built."""
     made: list[bool] = []
 
-    def counted(result: Any, lowered: Any, frozen: bool, findings: Any) -> built.Built:
+    def counted(result: Any, lowered: Any, frozen: bool, findings: Any, told: str) -> built.Built:
         made.append(frozen)
-        return built.Built(result, lowered, frozen, findings)
+        return built.Built(result, lowered, frozen, findings, told)
 
     monkeypatch.setattr("graphopt.nn.building.Built", counted)
     return made
@@ -320,8 +320,11 @@ def test_not_where_memory_is_planned(options: dict[str, Any], builds: list[bool]
 def test_not_without_the_bridge(monkeypatch: pytest.MonkeyPatch, builds: list[bool]) -> None:
     monkeypatch.setattr(bridge, "why_not", lambda _mxnet: "no compiler")
     net = small_cnn()
-    assert_follows(graphopt.optimize(net, passes="none"), net, image())
+    fast = graphopt.optimize(net, passes="none")
+    assert_follows(fast, net, image())
     assert builds == [False]
+    told = "parameters: read in every call, as writes to them are not noticed: no compiler"
+    assert told in fast.explain()
 
 
 def test_threads_share_it() -> None:
