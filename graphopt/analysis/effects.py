@@ -55,6 +55,18 @@ def _leaves_traces(node: Node, *, training: bool) -> bool:
     )
 
 
+def is_noticed(node: Node, *, training: bool) -> bool:
+    """Whether running a node once more, on states of its own, changes what comes after it.
+
+    It draws numbers, or runs code of users.
+    """
+    if node.is_input or is_pure(node, training=training):
+        return False
+    if is_foreign(node.op) or info(node.op, node.attrs).random:
+        return True
+    return any(is_noticed(inner, training=training) for graph in node.graphs for inner in graph)
+
+
 def has_foreign_operators(graph: Graph) -> bool:
     """Whether it has operators of users, or of libraries that they loaded.
 

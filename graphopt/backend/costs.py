@@ -7,8 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from graphopt.analysis.effects import is_noticed
+from graphopt.backend.documents import document_of, symbol_of
 from graphopt.backend.measured import once
 from graphopt.backend.step import bind
+from graphopt.backend.without_nodes import without_nodes
 from graphopt.compat import import_mxnet
 from graphopt.ir.fingerprint import fingerprint
 from graphopt.ir.graph import Graph
@@ -24,6 +27,9 @@ def measure_costs(
     waited for. Alone, operators would take longer: oneDNN hands its own layouts from one to the
     next. Measured once for a graph on this machine (``GRAPHOPT_REMEMBER``).
 
+    Operators that draw numbers, or are users', are left out, and zeros stand for their outputs: a
+    seed and what users count are as if nothing was measured. None can be computed again.
+
     Args:
         graph: lowered for training.
         symbol: of the graph.
@@ -32,13 +38,22 @@ def measure_costs(
     """
     names = (node.name for node in graph)
     found: dict[str, float] = once(
-        ("operators", fingerprint(graph), *names, str(ctx)), lambda: _measure(symbol, arrays, ctx)
+        ("operators", fingerprint(graph), *names, str(ctx)),
+        lambda: _measure(graph, symbol, arrays, ctx),
     )
     return found
 
 
-def _measure(symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> dict[str, float]:
+def _measure(graph: Graph, symbol: Any, arrays: Mapping[str, Any], ctx: Any) -> dict[str, float]:
     mx = import_mxnet()
+    noticed = {node.name: node.types for node in graph if is_noticed(node, training=True)}
+    if noticed:
+        document, made = without_nodes(document_of(symbol), noticed)
+        if not document["heads"]:
+            return {}
+        symbol = symbol_of(document)
+        zeros = ((name, noticed[node][output]) for name, (node, output) in made.items())
+        arrays = {**arrays, **{name: mx.nd.zeros(t.shape, ctx, t.dtype) for name, t in zeros}}
     arguments = {name: arrays[name] for name in symbol.list_arguments()}
     # Some operators update their states in forward, and the user's are not to change.
     states = {name: arrays[name].copy() for name in symbol.list_auxiliary_states()}
