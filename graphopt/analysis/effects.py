@@ -73,14 +73,14 @@ def has_foreign_operators(graph: Graph) -> bool:
     These may keep something from call to call, so it matters when MXNet makes them: once for an
     executor, and for a CachedOp with ``static_shape``; else for each call.
     """
+    operators = (node for node in graph if not node.is_input and node.op != CONSTANT)
     return any(
-        (not node.is_input and is_foreign(node.op)) or any(map(has_foreign_operators, node.graphs))
-        for node in graph
+        is_foreign(node.op) or any(map(has_foreign_operators, node.graphs)) for node in operators
     )
 
 
 def is_foreign(op: str) -> bool:
-    """Whether an operator, no input, is one of these; the bridge's own keep nothing of the kind."""
+    """Whether an operator, no input or constant, is one of these; the bridge's own are not."""
     is_unknown = not is_known(op) and not op.startswith("graphopt_")
     return is_unknown or canonical(op) in _FOREIGN
 

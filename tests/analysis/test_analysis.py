@@ -4,7 +4,9 @@ import pytest
 
 from graphopt.analysis.effects import (
     behind_rivals,
+    has_foreign_operators,
     held_nodes,
+    is_noticed,
     is_pure,
     may_draw,
     may_repeat,
@@ -174,3 +176,13 @@ def test_what_another_call_changes(node, repeats, draws):
         is_training = mode == "training"
         assert may_repeat(graph, training=is_training) == (repeats in (mode, "both"))
         assert may_draw(graph, training=is_training) == (draws in (mode, "both"))
+
+
+@pytest.mark.parametrize("op", ["tanh(%k)", "mystery(%k)", 'Custom(%k) {op_type="mine"}'])
+def test_constants_are_no_operators_of_users(op):
+    constant = '%k = constant() {data="AAAAAA==", dtype="float32", shape=(1,)} : f32[1]'
+    graph = parse(f"graph g() {{ {constant} %y = {op} return %y }}")
+    assert has_foreign_operators(graph) == (op != "tanh(%k)")
+    assert [node.name for node in graph if is_noticed(node, training=True)] == (
+        [] if op == "tanh(%k)" else ["y"]
+    )
