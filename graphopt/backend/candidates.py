@@ -268,6 +268,7 @@ class Candidates:
             planner=planner,
             made=set(self._fixed),
             numpy=form.numpy,
+            binds_each_call=has_foreign_operators(form.graph) and not form.keeps_operators,
         )
         engine.plan([arrays[name] for name in engine.inputs])
         return engine

@@ -80,6 +80,7 @@ class StepEngine:
         planner: Planner,
         made: Collection[str] = (),
         numpy: bool = False,
+        binds_each_call: bool = False,
     ) -> None:
         """Bind nothing yet.
 
@@ -92,8 +93,11 @@ class StepEngine:
             planner: returns the symbol with marks, and ``match`` as in :func:`bind`.
             made: names of the inputs that nobody replaces, such as constants.
             numpy: return ``mx.np`` arrays.
+            binds_each_call: operators are to live as long as a call, as they may keep something;
+                an executor makes them when it is bound.
         """
         self.name = name
+        self._binds_each_call = binds_each_call
         self._planner = planner
         self._plans: list[StepPlan] = []
         self.inputs: Sequence[str] = symbol.list_inputs()
@@ -121,6 +125,8 @@ class StepEngine:
         wanted = self._wanted(given)
         with self._pools.lock:
             self._follow(arrays)
+            if self._binds_each_call:
+                self._pools.drop(self)
             pool = self._pools.free(self._inputs_of(wanted))
             number = self._binding(arrays, wanted, pool, training=training)
             found = invoke(OPERATOR, given, {"binding": number})

@@ -131,6 +131,39 @@ def test_they_live_as_long_as_in_mxnet(flags: dict[str, bool] | None, learns: bo
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{"memory": "1GB"}, {"max_shapes": {"data": (4, 1)}}])
+@pytest.mark.parametrize("flags", [None, {}, {"static_alloc": True, "static_shape": True}])
+def test_they_live_as_long_within_a_budget(
+    flags: dict[str, bool] | None, options: dict[str, Any]
+) -> None:
+    plain, net = Numbered(), Numbered()
+    if flags is not None:
+        plain.hybridize(**flags)
+        net.hybridize(**flags)
+    wanted = _outputs_and_gradients(plain, learns=True)
+    found = _outputs_and_gradients(graphopt.optimize(net, **options), learns=True)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"memory": "1GB"}, {"max_shapes": {"data": (4, 3)}}])
+def test_calls_under_way_at_one_time_each_have_their_own(options: dict[str, Any]) -> None:
+    net = Numbered()
+    fast = graphopt.optimize(net, **options)
+    x = mx.nd.array(np.random.default_rng(0).normal(size=(2, 3)))
+    x.attach_grad()
+    found = []
+    for which in (net, fast):
+        for rows in (2, 1, 2):
+            with mx.autograd.record():
+                loss = (which(x[:rows]) * which(x[:rows] * 2)).sum()
+                which(x[:rows])  # whose tape nobody runs back
+            loss.backward()
+            found += [loss.asnumpy(), x.grad.asnumpy()]
+    for got, want in zip(found[6:], found[:6], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert len(fast.graphopt_state.compiled._memory.pools(mx.cpu())) <= 3
+
+
 def _of_module(wrap: Any, steps: str, width: int = 3) -> list[Any]:
     w = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=width, name="fc")
     s = mx.sym.Custom(mx.sym.tanh(w), op_type="graphopt_test_numbers", name="numbers")
