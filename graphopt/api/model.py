@@ -77,7 +77,7 @@ class Model:
 
     def _forget(self) -> None:
         """Nothing is compiled."""
-        self._memory = ContextPools(self.config.max_shapes)
+        self._memory = ContextPools(self.config)
         #: Of steps, by context; others that never run at the same time may have them, too.
         self.plans: defaultdict[Any, Plans] = defaultdict(Plans)
         self._compiled: dict[Signature, Entry] = {}

@@ -68,7 +68,7 @@ class CompiledBlock:
         self._signatures = Signatures()
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
-        self._memory = ContextPools(config.max_shapes)
+        self._memory = ContextPools(config)
         self._plans: defaultdict[Any, Plans] = defaultdict(Plans)  # of steps, by context
         mx = self._mx = import_mxnet()
         # Looked up once: a call of a small net takes as long as a few dozen attribute reads.

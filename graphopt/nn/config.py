@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.frontend.blocks import input_names
 from graphopt.pipeline.base import Mode, Pass, Settings
 
 OptimizeMode = Literal["auto", "training", "inference"]
@@ -28,6 +29,8 @@ class Config:
     record: bool | None = None  # None: where it is measured to be the fastest
     #: What the user's model says: whether operators of his own live as long as it, not a call.
     keeps_operators: bool = False
+    #: Inputs that ``max_shapes`` may leave out though they grow with those that it names.
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what is to be true or false.
@@ -59,6 +62,15 @@ class Config:
         """
         return self.mode == "auto" and mode == "inference" and not self.plans_memory
 
+    def with_labels(self, data: int, labels: int) -> Config:
+        """For the net and its loss as one Block, which takes so many labels behind the data."""
+        if self.max_shapes is None:
+            return self
+        names = input_names(data + labels)
+        renamed = dict(zip(input_names(data), names, strict=False))
+        limits = {renamed.get(name, name): shape for name, shape in self.max_shapes.items()}
+        return replace(self, max_shapes=limits, labels=names[data:])
+
     def settings(self, mode: Mode) -> Settings:
         """Parameters are frozen for good only where the user said that he only infers."""
         frozen = self.mode == "inference"
@@ -87,13 +99,32 @@ def check_shapes(limits: Mapping[str, tuple[int, ...]], shapes: Mapping[str, Any
 
 
 def largest_arrays(
-    limits: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any]
+    limits: Mapping[str, tuple[int, ...]],
+    arrays: Mapping[str, Any],
+    labels: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The same arrays, but zeros of the largest shape where there is one."""
+    """The same arrays, but zeros of the largest shape where there is one.
+
+    Labels without one are as large as the data in each extent that both have in the same place, as
+    samples and steps.
+    """
     found = dict(arrays)
-    for name, shape in limits.items():
+    shapes = {name: _grown(arrays[name].shape, limits, arrays) for name in labels}
+    for name, shape in {**shapes, **limits}.items():
         given = arrays[name]
         mx = import_mxnet()
         zeros = mx.nd.zeros(shape, given.ctx, given.dtype)
         found[name] = zeros.as_np_ndarray() if isinstance(given, mx.np.ndarray) else zeros
     return found
+
+
+def _grown(
+    shape: tuple[int, ...], limits: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any]
+) -> tuple[int, ...]:
+    def largest(axis: int) -> int:
+        for name, limit in limits.items():
+            if arrays[name].shape[axis : axis + 1] == shape[axis : axis + 1]:
+                return limit[axis]
+        return shape[axis]
+
+    return tuple(map(largest, range(len(shape))))

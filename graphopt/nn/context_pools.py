@@ -10,7 +10,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, InputError, MissingDependencyError
 from graphopt.ir.types import dtype_name
 from graphopt.kernels import bridge
-from graphopt.nn.config import check_shapes, largest_arrays
+from graphopt.nn.config import Config, check_shapes, largest_arrays
 
 #: Of each input, by name.
 Dtypes = tuple[tuple[str, str], ...]
@@ -23,9 +23,10 @@ class ContextPools:
     step of each combination of dtypes is reserved: none takes what it takes by that of another.
     """
 
-    def __init__(self, limits: Mapping[str, tuple[int, ...]] | None) -> None:
-        """Nothing is taken yet; ``limits`` are ``max_shapes``."""
-        self._limits = dict(limits or {})
+    def __init__(self, config: Config) -> None:
+        """Nothing is taken yet."""
+        self._limits = dict(config.max_shapes or {})
+        self._labels = config.labels
         self._pools: dict[Any, Pools] = {}
         self._reserved: dict[Any, set[Dtypes]] = {}
 
@@ -54,7 +55,7 @@ class ContextPools:
         if not self._limits or _dtypes(arrays) in self._reserved.get(ctx, ()):
             return None
         self._reserved.setdefault(ctx, set()).add(_dtypes(arrays))
-        return largest_arrays(self._limits, arrays)
+        return largest_arrays(self._limits, arrays, self._labels)
 
     def forget(self, arrays: Mapping[str, Any], ctx: Any) -> None:
         """Undo :meth:`admit`: the next step is to be refused as well, not to run unreserved."""
@@ -66,6 +67,12 @@ class ContextPools:
         if isinstance(error, BudgetError) or not others:
             return error
         listed = ", ".join(f"{name!r} ({shape})" for name, shape in others.items())
+        if others.keys() <= {*self._labels}:
+            return InputError(
+                f"no step can be made of max_shapes: {error}; labels, which are called on from the"
+                f" data, have the extents of this call there but for those that they share with the"
+                f" data: if others of {listed} vary, give the largest"
+            )
         return InputError(
             f"no step can be made of max_shapes: {error}; inputs that it leaves out have the shape"
             f" of this call there: if that of {listed} varies, too, give the largest"

@@ -7,7 +7,7 @@ import numbers
 import operator
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -84,8 +84,11 @@ class TrainStep:
             if isinstance(trainer, OptimizedTrainer)
             else trainer_view(trainer, precise=config.precise, strict=False)
         )
+        # Whose inputs have no largest shapes: predictions are one of them.
+        of_loss = replace(config, max_shapes=None)
         self._parts = [
-            block if isinstance(block, Optimized) else view(block, config) for block in (net, loss)
+            block if isinstance(block, Optimized) else view(block, own)
+            for block, own in ((net, config), (loss, of_loss))
         ]
         self._own = [part for part in self._parts if part is not net and part is not loss]
         self._blocks = [original(block) for block in self._parts]
@@ -210,7 +213,7 @@ class TrainStep:
         if (data, labels) not in self._wholes:
             is_plain = any(map(why_not_traceable, self._blocks))
             made = (_plain_with_loss() if is_plain else _with_loss())(*self._blocks, data)
-            self._wholes[data, labels] = view(made, self._config)
+            self._wholes[data, labels] = view(made, self._config.with_labels(data, labels))
         return self._wholes[data, labels]
 
     def _prepare(self, told: bytes, entry: Entry | None, given: list[Any]) -> None:
