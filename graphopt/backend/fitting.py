@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
+from graphopt.errors import InputError, UnsupportedError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA
+from graphopt.ir.node import DATA, Node
 from graphopt.ir.types import TensorType, dtype_name
 
 
@@ -62,6 +62,18 @@ def require_mapping(given: object, what: str) -> None:
     if not isinstance(given, Mapping):
         kind = type(given).__name__
         raise InputError(f"{what} are given by the names of inputs, in a dict, not as a {kind}")
+
+
+def require_sizes(graph: Graph) -> None:
+    """Raises UnsupportedError, naming the operator, where memory cannot be planned beforehand."""
+    for node in graph:
+        if not node.is_input and any(found.shape is None for found in node.types):
+            raise without_size(node)
+
+
+def without_size(node: Node) -> UnsupportedError:
+    """The error that names an operator whose outputs have shapes that it computes."""
+    return UnsupportedError(f"the shape of {node.name!r} ({node.op}) is known only once it has run")
 
 
 def require_known(given: Iterable[str], inputs: Sequence[str], what: str) -> None:

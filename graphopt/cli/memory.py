@@ -42,6 +42,7 @@ def show(
         UsageError: an input has no shape.
         InputError: MXNet cannot bind the graph for training.
         BudgetError: no training step takes as little as the budget.
+        UnsupportedError: the shape of a training step's value is not known before it is computed.
     """
     from graphopt.api.running import run
     from graphopt.memory.memory_plan import plan
@@ -70,11 +71,13 @@ def show(
 
 def _within(graph: Graph, budget: int, values: Mapping[str, Any]) -> tuple[MemoryPlan, str]:
     """The plan of a training step that keeps within a budget, and what was done for that."""
+    from graphopt.backend.fitting import require_sizes
     from graphopt.backend.lower import lower
     from graphopt.backend.pools import Pools
     from graphopt.compat import import_mxnet
     from graphopt.memory.memory_plan import learned
 
+    require_sizes(graph)
     mx = import_mxnet()
     arrays = {name: mx.nd.array(value, dtype=value.dtype) for name, value in values.items()}
     data = {node.name: arrays.pop(node.name) for node in graph.role("data") if node.name in arrays}

@@ -11,6 +11,7 @@ from typing import Any
 from graphopt.backend.documents import document_of
 from graphopt.backend.engines import quiet_binding
 from graphopt.backend.environment import environment
+from graphopt.backend.fitting import without_size
 from graphopt.backend.retiring import bound_executor
 from graphopt.backend.symbol import MXNET_VERSION, first_line, to_symbol
 from graphopt.compat import import_mxnet
@@ -72,6 +73,7 @@ def bind(
 
     Raises:
         InputError: types are missing or contradict, or no argument wants a gradient.
+        UnsupportedError: a shape is not known before it is computed.
     """
     mx = import_mxnet()
     ctx = ctx or mx.cpu()
@@ -230,7 +232,11 @@ def _outputs(
     document["heads"] = [[number, output, 0] for number, output in heads]
     symbol = mx.sym.load_json(json.dumps(document, ensure_ascii=False))
     known = {name: variables[name] for name in symbol.list_inputs()}
-    _, shapes, _ = symbol._infer_shape_impl(False, **{n: t.shape for n, t in known.items()})
+    _, shapes, _ = symbol._infer_shape_impl(True, **{n: t.shape for n, t in known.items()})
+    is_numpy = mx.util.is_np_shape()  # in which an extent may be zero, and a scalar has none
+    for (number, _output), shape in zip(heads, shapes, strict=True):
+        if shape is None or (-1 in shape if is_numpy else not _is_known(shape)):
+            raise without_size(numbered[document["nodes"][number]["name"]])
     _, dtypes, _ = symbol.infer_type(**{n: t.dtype for n, t in known.items()})
     found: dict[str, list[Type]] = {}
     for (number, _output), shape, dtype in zip(heads, shapes, dtypes, strict=True):

@@ -103,6 +103,7 @@ def training_graph(
 
     Raises:
         InputError: types are missing or contradict, or no argument wants a gradient.
+        UnsupportedError: a shape is not known before it is computed.
     """
     from graphopt.memory.binding import bind
     from graphopt.memory.gradients import Resolver

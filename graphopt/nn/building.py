@@ -9,6 +9,7 @@ from typing import Any
 from graphopt.api.running import run
 from graphopt.backend.adding import with_copies
 from graphopt.backend.findings import Findings
+from graphopt.backend.fitting import require_sizes
 from graphopt.backend.kept_results import kept_result
 from graphopt.backend.known_sizes import recall, record
 from graphopt.backend.late import wait_for
@@ -53,7 +54,12 @@ def build_graph(
             often.
         numpy: whether it returns arrays of ``mx.np``.
         pools: memory that steps share.
+
+    Raises:
+        UnsupportedError: memory is planned, and a shape is not known before it is computed.
     """
+    if mode == "training" and config.plans_memory:
+        require_sizes(graph)
     wait_for((*arrays.values(), *values.values()))
     settings = config.settings(mode)
     key = (

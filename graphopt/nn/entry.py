@@ -147,7 +147,7 @@ def compile_graph(
     if mode == "training":
         require_gradients(graph)
     if mode == "training" and config.plans_memory:
-        _require_sizes(graph, parameters)
+        _require_dense_gradients(parameters)
     values = {name: own_array(p, ctx) for name, p in parameters.items()}
     if mode == "inference":  # before memory is taken for what is built
         give_back_zeros(gradients_of(parameters.values()))
@@ -170,18 +170,13 @@ def compile_graph(
     return Entry(mode, types, graph, built, traced, known, computed)
 
 
-def _require_sizes(graph: Graph, parameters: Mapping[str, Any]) -> None:
+def _require_dense_gradients(parameters: Mapping[str, Any]) -> None:
     """Refuse a training step whose memory cannot be planned.
 
     Raises:
-        UnsupportedError: the size of an array is not known before it is computed.
+        UnsupportedError: a gradient takes as much as rows were read.
     """
     for name, parameter in parameters.items():
         if parameter._grad_stype != "default":
             kind = parameter._grad_stype
             raise UnsupportedError(f"the gradient of parameter {name!r} is {kind}")
-    for node in graph:
-        if not node.is_input and any(found.shape is None for found in node.types):
-            raise UnsupportedError(
-                f"the shape of {node.name!r} ({node.op}) is known only once it has run"
-            )

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from graphopt.api.inspecting import inspect
+from graphopt.compat import import_mxnet
 from graphopt.ir.parser import parse
 from tests.places import REPOSITORY
 
@@ -240,3 +241,17 @@ def test_a_budget_is_of_a_training_step(graphopt, net, options):
     ran = graphopt("inspect", net, "--budget", "1GB", *options)
     assert (ran.code, ran.out) == (2, "")
     assert "give --memory and --mode training, too" in ran.err
+
+
+@pytest.mark.parametrize("options", [(), ("--budget", "1GB")], ids=["free", "budget"])
+def test_a_training_step_of_unknown_shapes_is_refused_by_name(graphopt, tmp_path, options):
+    mx = import_mxnet()
+    path = tmp_path / "masked.json"
+    x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    rows = mx.sym.sum(x, axis=1) > 0
+    mx.sym.contrib.boolean_mask(x, rows, name="masked").save(str(path))
+    training = ("inspect", path, "--memory", "--mode", "training", "--shape", "data:4,3")
+    ran = graphopt(*training, *options)
+    assert ran.code != 0
+    assert "the shape of 'masked' (_contrib_boolean_mask) is known only once" in ran.err
+    assert "internal error" not in ran.err

@@ -8,7 +8,7 @@ import pytest
 
 from graphopt.backend.symbol import to_symbol
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError, ParseError
+from graphopt.errors import InputError, ParseError, UnsupportedError
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.memory.listing import parse
 from graphopt.memory.training import Entry, TrainingGraph, backward_reads, training_graph
@@ -147,3 +147,11 @@ def test_what_is_wrong_is_said() -> None:
         training_graph("net", shapes)
     with pytest.raises(ParseError, match="names no outputs"):
         parse("Variable:data\n")
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_shape_that_is_found_as_it_runs_is_refused_by_name(is_last: bool) -> None:
+    mx = import_mxnet()
+    x = mx.sym.contrib.boolean_mask(mx.sym.var("data"), mx.sym.var("rows"), name="masked")
+    with pytest.raises(UnsupportedError, match=r"'masked' \(_contrib_boolean_mask\) is known only"):
+        training_graph(x if is_last else mx.sym.sum(x), {"data": (4, 3), "rows": (4,)})

@@ -128,3 +128,22 @@ def test_a_shape_that_is_found_as_it_runs_is_refused(options: dict[str, Any]) ->
     net = graphopt.optimize(Branching(prefix="net_"), **options)
     with pytest.raises(UnsupportedError, match=r"'net__cond0' \(_cond\)"), autograd.record():
         net(mx.nd.ones((4, 3)))
+
+
+@pytest.mark.parametrize("options", [{"memory": "1GB"}, {"max_shapes": {"data": (4, 3)}}])
+@pytest.mark.parametrize("op", ["_contrib_boolean_mask", "_cond"])
+def test_so_is_one_of_a_symbol_and_inference_is_not(op: str, options: dict[str, Any]) -> None:
+    x = mx.sym.tanh(mx.sym.var("data"))
+    rows = mx.sym.sum(x, axis=1) > 0
+    if op == "_cond":
+        found = mx.sym.contrib.cond(mx.sym.sum(rows) > 1, lambda: x * 3, lambda: x * 5)
+    else:
+        found = mx.sym.contrib.boolean_mask(x, rows)
+    net = graphopt.optimize(mx.sym.square(found), **options)
+    data = mx.nd.array([[1, 2, 3], [-1, -2, -3], [4, 5, 6], [-3, 2, 0]])
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=rf"\({op}\) is known only"), autograd.record():
+            net(data)
+    want = np.tanh(data.asnumpy())
+    want = 9 * want**2 if op == "_cond" else want[[0, 2]] ** 2
+    np.testing.assert_allclose(net(data).asnumpy(), want, rtol=1e-4, atol=1e-6)
