@@ -186,7 +186,7 @@ void Filter(Geometry geometry, const Algorithm& algorithm, const float* weights,
                           : TilesAtATime(step, kOwnFloats, step.channels + step.filters);
   if (algorithm.is_paired) step.chunk = blocked::Ceil(step.chunk, kStrip) * kStrip;
   step.group = blocked::BestGroup(step);
-  const int64_t floats = AlignedFloats(is_large ? step.channels : blocked::PackedWeights(step));
+  const int64_t floats = AlignedFloats(is_large ? step.channels + step.filters : blocked::PackedWeights(step));
   const int64_t own = AlignedFloats(blocked::ScratchFloats(step));
   Scratch scratch(floats + (is_large ? 1 : AllThreads()) * own);
   float *packed = scratch.data(), *arena = packed + floats;

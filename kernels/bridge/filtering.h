@@ -54,7 +54,7 @@ int64_t FilterTasks(const Filters& filters);
 void FilterTask(const Filters& filters, const Step& step, int64_t task, float* packed);
 int64_t LargePhases(const Step& step);
 int64_t LargeTasks(const Step& step, int64_t phase);
-/* `factors` has room for a number of each channel, as the step's bound has it in pairs. */
+/* `factors` has room for a number of each channel, as the step's bound has it in pairs, and of each filter. */
 void LargeTask(const Bound& bound, const Filters& filters, int64_t phase, int64_t task, float* factors);
 int64_t LargeGradientPhases(const Step& step);
 int64_t LargeGradientTasks(const Step& step, int64_t phase);

@@ -9,8 +9,9 @@
  * multiplications and two sums.
  *
  * Digits are lost where what is added differs in size. So rows and columns of the packed matrix, and rows of
- * the other operand, are multiplied by powers of two that bring them to one size. What is infinite or no
- * number, zero, or too far from that is multiplied number by number.
+ * the other operand, are multiplied by powers of two that bring them to one size (paired_sizes.h). What is infinite or
+ * no number, zero, or too far from that is multiplied number by number, and so are columns of which a few numbers
+ * are much larger than the others.
  */
 #pragma once
 

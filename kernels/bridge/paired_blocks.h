@@ -283,7 +283,8 @@ bool PairPanel(float* panel, int64_t depth, const float* factors, float* sums, i
     }
   const bool is_paired =
       paired::ScaleColumns(depth, V * kLanes, reinterpret_cast<const float*>(squares),
-                           reinterpret_cast<const float*>(sizes), scales);
+                           reinterpret_cast<const float*>(sizes), scales) &&
+      !paired::HasLone<V>(panel, depth, factors, squares, sizes);
   for (int64_t p = 0; p < depth; ++p)
     for (int v = 0; v < V; ++v) StoreLanes(at(p, v), LoadLanes(at(p, v)) * LoadLanes(scales + v * kLanes));
   for (int64_t p = 0; p < depth; p += kLanes) {
@@ -320,11 +321,18 @@ void PairPanel(const PairedPack& pack, const Notes<float>& notes, int64_t panel,
 void PairPoint(const PairedPack& pack, int64_t filters, int64_t point, float* packed) {
   const Notes<float> notes(pack, point, packed);
   float* panels = packed + point * pack.Point();
+  float* weights = notes.inverses;  // until panels are paired
+  for (int64_t panel = 0; panel < pack.panels; ++panel) {
+    const int64_t first = panel * kWidth, width = WidthOf(pack, panel);
+    paired::NoteLargest(panels + first * pack.depth, width, 1, pack.depth, 0, width, weights + first);
+  }
+  paired::WeighColumns(weights, pack.blocks * kLanes, weights);
   std::fill(notes.factors, notes.factors + pack.depth, 0.0f);
   for (int64_t panel = 0; panel < pack.panels; ++panel) {
-    const float* from = panels + panel * kWidth * pack.depth;
-    const int64_t width = WidthOf(pack, panel);
-    for (int64_t p = 0; p < pack.depth; ++p) notes.factors[p] += paired::SquaresOf(from + p * width, 1, width);
+    const int64_t first = panel * kWidth, width = WidthOf(pack, panel);
+    const float* from = panels + first * pack.depth;
+    for (int64_t p = 0; p < pack.depth; ++p)
+      notes.factors[p] += paired::SquaresOf(from + p * width, 1, width, weights + first);
   }
   NoteFactors(notes, 0, pack.depth, filters);
   for (int64_t panel = 0; panel < pack.panels; ++panel)

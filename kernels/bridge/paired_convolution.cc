@@ -19,7 +19,7 @@ constexpr int64_t kMostCopied = 96 << 10;   // floats of rows that are copied at
 constexpr int64_t kFewestStrips = 4;        // of a task, if there are so many: they share what is read of a panel
 constexpr int64_t kFewestPanels = 4;        // of a task, as each copies its rows
 constexpr int64_t kFewestTasks = 12;
-constexpr int64_t kNotedAtATime = 128;      // numbers of the depth, of filters that are packed
+constexpr int64_t kNotedAtATime = 128;      // filters, or numbers of the depth, when filters are packed
 
 /* How tasks share the pixels, in strips of a row, and the panels. */
 struct PairedShare {
@@ -140,19 +140,27 @@ void PairedTask(const Bound& bound, int64_t task) {
   }
 }
 
-/* Filters of one pixel are a matrix, whose rows are the numbers that are summed over. */
+/* Filters of one pixel are a matrix, whose rows are the numbers that are summed over. Filters are noted, then these
+ * numbers, and then panels are packed. */
 int64_t PointwiseTasks(const Step& step, int64_t phase) {
   const PairedPack pack(step.channels, step.filters, 1);
-  return phase ? pack.panels : Ceil(step.channels, kNotedAtATime);
+  return phase == 0 ? Ceil(step.filters, kNotedAtATime) : phase == 1 ? Ceil(step.channels, kNotedAtATime) : pack.panels;
 }
 
 void PointwiseTask(const Filters& filters, const Step& step, int64_t phase, int64_t task, float* packed) {
   const PairedPack pack(step.channels, step.filters, 1);
   const Notes<float> notes(pack, 0, packed);
   const int64_t row = filters.is_turned ? filters.count : 1, column = filters.is_turned ? 1 : filters.channels;
-  if (phase == 0) {
-    const int64_t begin = task * kNotedAtATime, end = std::min(begin + kNotedAtATime, step.channels);
-    paired::SumSquares(filters.weights, row, column, begin, end, step.filters, notes.factors);
+  const int64_t begin = task * kNotedAtATime;
+  if (phase == 0)  // where it will be noted what they were multiplied by
+    return paired::NoteLargest(filters.weights, row, column, step.channels, begin,
+                               std::min(begin + kNotedAtATime, step.filters), notes.inverses);
+  if (phase == 1) {
+    const int64_t end = std::min(begin + kNotedAtATime, step.channels);
+    static thread_local std::vector<float> weights;
+    weights.resize(step.filters);
+    paired::WeighColumns(notes.inverses, step.filters, weights.data());
+    paired::SumSquares(filters.weights, row, column, begin, end, step.filters, weights.data(), notes.factors);
     return NoteFactors(notes, begin, end, step.filters);
   }
   const int64_t first = task * kWidth, width = WidthOf(pack, task);

@@ -115,8 +115,10 @@ class Multiplier {
     chunk_ = Ceil(Ceil(product.rows, chunks), kRows) * kRows;
     static thread_local Arena arena;
     at_ = reinterpret_cast<float*>(
-        arena.Reserve((chunk_ * stride_ + 2 * parts_.MostDepth()) * sizeof(float)));
+        arena.Reserve((chunk_ * stride_ + 2 * parts_.MostDepth() + product.rows + product.units) * sizeof(float)));
     scales_ = at_ + chunk_ * stride_;
+    of_left_ = scales_ + 2 * parts_.MostDepth();
+    of_right_ = of_left_ + product.rows;
     strips_.resize(chunk_ / kRows);
   }
 
@@ -127,6 +129,7 @@ class Multiplier {
 #pragma omp single
         Begin(part, first);
         if (first == 0 && !product_.packed) {
+          Weigh();
           slices_.ForEach(Ceil(depth_, slice_), [&](int64_t slice) { Note(slice * slice_); });
 #pragma omp barrier
         }
@@ -138,7 +141,7 @@ class Multiplier {
   }
 
  private:
-  static constexpr int64_t kLeastSlice = 64;
+  static constexpr int64_t kLeastSlice = 64, kColumns = 256;
 
   void Begin(int64_t part, int64_t first) {
     part_ = part;
@@ -147,6 +150,7 @@ class Multiplier {
     rows_ = std::min(chunk_, product_.rows - first);
     packed_ = product_.packed ? product_.packed + parts_.Place(part) : nullptr;
     of_rows_ = packed_ ? packed_ + Places(depth_, product_.units).rows : scales_;
+    columns_.Reset();
     slices_.Reset();
     blocks_.Reset();
     tasks_.Reset();
@@ -155,13 +159,36 @@ class Multiplier {
   ByDepth Left() const { return {product_.left, product_.left.is_transposed, product_.rows}; }
   ByDepth Right() const { return {product_.right, !product_.right.is_transposed, product_.units}; }
 
+  /* Notes what columns of both operands are multiplied by while numbers of the depth are compared. */
+  void Weigh() {
+    const int64_t at = parts_.At(part_), of_left = Ceil(product_.rows, kColumns);
+    const auto note = [&](const ByDepth& from, int64_t begin, float* largest) {
+      NoteLargest(from.Row(at), from.row_stride, from.column_stride, depth_, begin,
+                  std::min(begin + kColumns, from.columns), largest);
+    };
+    columns_.ForEach(of_left + Ceil(product_.units, kColumns), [&](int64_t some) {
+      if (some < of_left)
+        note(Left(), some * kColumns, of_left_);
+      else
+        note(Right(), (some - of_left) * kColumns, of_right_);
+    });
+#pragma omp barrier
+#pragma omp single
+    {
+      WeighColumns(of_left_, product_.rows, of_left_);
+      WeighColumns(of_right_, product_.units, of_right_);
+    }
+  }
+
   /* Notes what numbers of the depth are multiplied by so that both operands' are of one size. */
   void Note(int64_t begin) {
     const int64_t end = std::min(begin + slice_, depth_), at = parts_.At(part_);
     float* others = scales_ + parts_.MostDepth();
     const ByDepth left = Left(), right = Right();
-    SumSquares(left.Row(at), left.row_stride, left.column_stride, begin, end, left.columns, others);
-    SumSquares(right.Row(at), right.row_stride, right.column_stride, begin, end, right.columns, scales_);
+    SumSquares(left.Row(at), left.row_stride, left.column_stride, begin, end, left.columns, of_left_,
+               others);
+    SumSquares(right.Row(at), right.row_stride, right.column_stride, begin, end, right.columns,
+               of_right_, scales_);
     for (int64_t p = begin; p < end; ++p)
       scales_[p] = InverseOf(
           (ShiftOfRow(scales_[p], right.columns) - ShiftOfRow(others[p], left.columns)) / 2);
@@ -274,9 +301,9 @@ class Multiplier {
   const int64_t stride_, slice_;  // numbers from one copied row to the next; of the depth that one thread notes
   const int threads_;
   int64_t chunk_;  // rows that are copied at a time
-  float *at_, *scales_;
+  float *at_, *scales_, *of_left_, *of_right_;
   std::vector<Strip> strips_;
-  Numbers slices_, blocks_, tasks_;
+  Numbers columns_, slices_, blocks_, tasks_;
   // Of the part and the rows that are being multiplied.
   int64_t part_ = 0, first_ = 0, depth_ = 0, rows_ = 0;
   const float *packed_ = nullptr, *of_rows_ = nullptr;

@@ -129,15 +129,25 @@ void MultiplyRow(const OuterBlocks& from, int64_t panel, int64_t block, int64_t 
 /* Notes what pixels are multiplied by; their blocks are `block_stride` floats apart. */
 template <typename At>
 void NoteTimes(const OuterBlocks& to, const float* from, int64_t block_stride, const At& at) {
+  float* weights = to.Scales(0);  // until blocks are paired
+  for (int64_t block = 0; block < to.left_blocks; ++block) {
+    const auto pixel = [&](int64_t p) { return from + block * block_stride + at(p); };
+    paired::NoteLargest(to.count, kLanes, pixel, weights + block * kLanes);
+  }
+  paired::WeighColumns(weights, to.left_blocks * kLanes, weights);
   for (int64_t first = 0; first < to.count; first += kLanes) {
     Lanes squares[kLanes] = {};
-    for (int64_t block = 0; block < to.left_blocks; ++block)
+    for (int64_t block = 0; block < to.left_blocks; ++block) {
+      const Lanes weight = LoadLanes(weights + block * kLanes);
+      const Whole32 are_asked = weight != Lanes{};  // zero times the others may be no number
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
         if (i >= to.count - first) break;
-        const Lanes x = LoadLanes(from + block * block_stride + at(first + i));
+        const Lanes numbers = LoadLanes(from + block * block_stride + at(first + i));
+        const Lanes x = (Lanes)((Whole32)numbers & are_asked) * weight;
         squares[i] += x * x;
       }
+    }
     const Lanes sums = SumsOf(squares);
     constexpr int kMost = paired::kMostShift;
     Whole32 shifts = ShiftsFor(sums, to.left_blocks * kLanes);

@@ -31,10 +31,13 @@ class Bands {
     columns_ = columns;
     bands_.assign((columns + kLanes - 1) / kLanes, Band{});
     numbers_.resize((bands_.size() * depth_ + 1) * kLanes);
+    weights_.resize(columns);
+    NoteLargest(count, columns, [&](int64_t p) { return rows[p]; }, weights_.data());
+    WeighColumns(weights_.data(), columns, weights_.data());
     for (int64_t p = 0; p < count; p += kNear) {
       const int64_t end = std::min(count, p + kNear);
       for (int64_t row = p; row < end; ++row)
-        times[row] = 1 / InverseOf(ShiftOfRow(SquaresOf(rows[row], 1, columns), columns));
+        times[row] = 1 / InverseOf(ShiftOfRow(SquaresOf(rows[row], 1, columns, weights_.data()), columns));
       for (size_t b = 0; b < bands_.size(); ++b) CopyRows(b, rows, times, p, end);
     }
     bool are_paired = true;
@@ -131,6 +134,7 @@ class Bands {
 
   std::vector<Band> bands_;
   std::vector<float> numbers_;
+  std::vector<float> weights_;  // of columns, while rows are asked what they are multiplied by
   int64_t depth_ = 0, columns_ = 0;
 };
 

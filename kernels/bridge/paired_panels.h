@@ -6,13 +6,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
-#include "paired_tile.h"
+#include "paired_sizes.h"
 #include "panels.h"
 
 namespace graphopt::paired {
 namespace {  // each file that includes this may be compiled for other instructions
+
+using blocked::Whole32;
 
 /* A packed matrix: panels; of each column what its pairs' products add up to, negative, what it was
  * multiplied by, and one over that; one over what each row was multiplied by; whether each panel's numbers
@@ -33,36 +34,6 @@ struct Places {
 
 int64_t VectorsOf(int64_t columns) { return (std::min(columns, kWidth) + kLanes - 1) / kLanes; }
 
-float SquaresOf(const float* numbers, int64_t stride, int64_t count) {
-  Lanes sums = {};
-  int64_t j = 0;
-  for (; stride == 1 && j + kLanes <= count; j += kLanes)
-    sums += LoadLanes(numbers + j) * LoadLanes(numbers + j);
-  float sum = SumOf(sums);
-  for (; j < count; ++j) sum += numbers[j * stride] * numbers[j * stride];
-  return sum;
-}
-
-/* Sums of squares of rows `begin` to `end` of a matrix n columns wide. */
-void SumSquares(const float* b, int64_t row_stride, int64_t column_stride, int64_t begin, int64_t end,
-                int64_t n, float* squares) {
-  if (row_stride != 1) {
-    for (int64_t p = begin; p < end; ++p) squares[p] = SquaresOf(b + p * row_stride, column_stride, n);
-    return;
-  }
-  std::fill(squares + begin, squares + end, 0.0f);
-  for (int64_t j = 0; j < n; ++j, b += column_stride)
-    for (int64_t p = begin; p < end; ++p) squares[p] += b[p] * b[p];
-}
-
-/* By how many binary digits numbers of a row with such squares are moved, if they are all moved to one size. */
-int ShiftOfRow(float squares, int64_t n) {
-  return squares <= std::numeric_limits<float>::max() ? ShiftFor(squares, n) : 0;
-}
-
-/* One over what a row is multiplied by to be moved so far. */
-float InverseOf(int shift) { return PowerOfTwo(-std::clamp(shift, -kMostShift, kMostShift)); }
-
 /* What powers of two a panel's columns are multiplied by; whether they can be. */
 bool ScaleColumns(int64_t depth, int64_t width, const float* squares, const float* sizes, float* scales) {
   bool is_paired = true;
@@ -72,6 +43,42 @@ bool ScaleColumns(int64_t depth, int64_t width, const float* squares, const floa
     scales[j] = PowerOfTwo(IsWithin(shift, kMostOfColumn) ? shift : 0);
   }
   return is_paired;
+}
+
+/* Whether most of some columns' numbers, but for zeros, were small before they were divided by `rows`. */
+template <int V>
+bool AreMostSmall(const float* panel, int64_t depth, const float* rows, const Whole32 (&columns)[V]) {
+  constexpr float kSmall = 0x1p-5f;  // of the root mean square
+  const auto at = [&](int64_t p, int v) { return LoadLanes(panel + (p * V + v) * kLanes) * rows[p]; };
+  Lanes squares[V] = {};
+  for (int64_t p = 0; p < depth; ++p)
+    for (int v = 0; v < V; ++v) squares[v] += at(p, v) * at(p, v);
+  Whole32 more[V] = {};  // small ones than others
+  for (int64_t p = 0; p < depth; ++p)
+    for (int v = 0; v < V; ++v) {
+      const Lanes x = at(p, v);
+      const Whole32 are_small = x * x * static_cast<float>(depth) < kSmall * kSmall * squares[v];
+      more[v] += (x != Lanes{}) & ((are_small & 2) - 1);
+    }
+  for (int v = 0; v < V; ++v)
+    for (int i = 0; i < kLanes; ++i)
+      if (columns[v][i] && more[v][i] > 0) return true;
+  return false;
+}
+
+/* Whether a few numbers decide a column's size and most others are small: what these make with rows that are zero where
+ * the few are would be lost. */
+template <int V>
+bool HasLone(const float* panel, int64_t depth, const float* rows, const Lanes (&squares)[V],
+             const Lanes (&sizes)[V]) {
+  constexpr float kFewest = 8;
+  Whole32 columns[V];
+  bool has_few = false;
+  for (int v = 0; v < V; ++v) {
+    columns[v] = sizes[v] * sizes[v] < kFewest * squares[v];
+    for (int i = 0; i < kLanes; ++i) has_few = has_few || columns[v][i];
+  }
+  return has_few && AreMostSmall<V>(panel, depth, rows, columns);
 }
 
 /* Multiplies a panel's numbers by powers of two and sums up the products of pairs; whether that went well.
@@ -91,7 +98,8 @@ bool Pair(float* panel, int64_t depth, const float* rows, float times, float* su
       sizes[v] += blocked::Absolute(x);  // squares may be zero where this is not
     }
   const bool is_paired = ScaleColumns(depth, width, reinterpret_cast<const float*>(squares),
-                                      reinterpret_cast<const float*>(sizes), scales);
+                                      reinterpret_cast<const float*>(sizes), scales) &&
+                         !HasLone<V>(panel, depth, rows, squares, sizes);
   for (int64_t p = 0; p < depth; p += 3)
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
@@ -130,8 +138,11 @@ bool PackPaired(const float* b, int64_t row_stride, int64_t column_stride, int64
 /* Notes what rows of a matrix are multiplied by; those of one size lose least. */
 void Prepare(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t n,
              float* packed) {
-  float* rows = packed + Places(k, n).rows;
-  SumSquares(b, row_stride, column_stride, 0, k, n, rows);
+  const Places places(k, n);
+  float *rows = packed + places.rows, *weights = packed + places.scales;  // until panels are packed
+  NoteLargest(b, row_stride, column_stride, k, 0, n, weights);
+  WeighColumns(weights, n, weights);
+  SumSquares(b, row_stride, column_stride, 0, k, n, weights, rows);
   for (int64_t p = 0; p < k; ++p) rows[p] = InverseOf(ShiftOfRow(rows[p], n));
 }
 

@@ -43,13 +43,17 @@ constexpr float kForSmall = 0x1p64f;  // what rows are multiplied by before if t
 constexpr int64_t ThreesOf(int64_t depth) { return (depth + 2) / 3; }
 constexpr int64_t Padded(int64_t depth) { return 3 * ThreesOf(depth); }
 
+inline int32_t BitsOf(float number) {
+  int32_t bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  return bits;
+}
+
 /* Binary digits by which numbers are moved to have a root mean square of about a half; more than they may be if
  * their squares are infinite or no numbers. */
 inline int ShiftFor(float squares, int64_t count) {
   constexpr int kOfNoNumber = 255;
-  int32_t bits;
-  std::memcpy(&bits, &squares, sizeof(bits));
-  const int exponent = bits >> 23, digits = 63 - __builtin_clzll(count | 1);
+  const int exponent = BitsOf(squares) >> 23, digits = 63 - __builtin_clzll(count | 1);
   return exponent == kOfNoNumber ? kOfNoNumber : -((exponent - 127 - digits + 2) >> 1);
 }
 

@@ -4,6 +4,9 @@
  * Transformed tiles lie in strips of as many as are multiplied at a time: [point][strip][block][tile]. A task
  * transforms a strip, all channels of it, and makes them rows of pairs; they are still near it.
  */
+#include <numeric>
+#include <vector>
+
 #include "filtering.h"
 #include "paired_blocks.h"
 #include "winograd.h"
@@ -13,6 +16,7 @@ namespace {
 
 constexpr int64_t kSlab = 5;  // blocks of channels of a large layer at a time; all points of a panel stay near a thread
 static_assert(kSlab <= kPart, "a slab is a part");
+constexpr int64_t kTaps = 9;
 
 /* Where strips of tiles lie, and what is noted of their rows. */
 struct Strips {
@@ -155,16 +159,33 @@ void MultiplyPairedSlab(const Bound& bound, const Tiling& tiling, int64_t point,
   }
 }
 
+void NoteFilters(const Filters& filters, int64_t begin, int64_t end, float* factors) {
+  float* largest = factors + filters.channels;
+  const int64_t each = filters.channels * kTaps;
+  if (!filters.is_turned) return paired::NoteLargest(filters.weights, 1, each, each, begin, end, largest);
+  float of_taps[kLanes * kTaps];
+  const auto at = [&](int64_t channel) { return filters.weights + (channel * filters.count + begin) * kTaps; };
+  paired::NoteLargest(filters.channels, (end - begin) * kTaps, at, of_taps);
+  paired::NoteLargest(of_taps, 1, kTaps, kTaps, 0, end - begin, largest + begin);
+}
+
 void NoteChannels(const Filters& filters, int64_t begin, int64_t end, float* factors) {
-  constexpr int64_t kTaps = 9;
-  std::fill(factors + begin, factors + end, 0.0f);
-  for (int64_t filter = 0; filter < (filters.is_turned ? 1 : filters.count); ++filter)
+  const int64_t all = filters.count * kTaps, each = filters.channels * kTaps;
+  std::vector<float> weights(filters.count);
+  paired::WeighColumns(factors + filters.channels, filters.count, weights.data());
+  if (filters.is_turned) {
+    std::vector<float> of_taps(all);
+    for (int64_t i = 0; i < all; ++i) of_taps[i] = weights[i / kTaps];
+    paired::SumSquares(filters.weights, all, 1, begin, end, all, of_taps.data(), factors);
+  } else {
+    std::vector<float> squares(each);
+    paired::SumSquares(filters.weights, 1, each, begin * kTaps, end * kTaps, filters.count, weights.data(),
+                       squares.data());
     for (int64_t channel = begin; channel < end; ++channel)
-      factors[channel] += filters.is_turned
-                              ? paired::SquaresOf(filters.weights + channel * filters.count * kTaps, 1, filters.count * kTaps)
-                              : paired::SquaresOf(filters.weights + (filter * filters.channels + channel) * kTaps, 1, kTaps);
+      factors[channel] = std::accumulate(&squares[channel * kTaps], &squares[channel * kTaps] + kTaps, 0.0f);
+  }
   for (int64_t channel = begin; channel < end; ++channel)
-    factors[channel] = paired::InverseOf(paired::ShiftOfRow(factors[channel], filters.count * kTaps));
+    factors[channel] = paired::InverseOf(paired::ShiftOfRow(factors[channel], all));
 }
 
 }  // namespace graphopt::blocked

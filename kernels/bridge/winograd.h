@@ -130,7 +130,9 @@ int64_t PairedSlabFloats(int64_t depth, int64_t blocks);
 void PairSlab(const float* factors, int64_t depth, int64_t blocks, float* packed);
 void MultiplyPairedSlab(const Bound& bound, const Tiling& tiling, int64_t point, int64_t slab, int64_t begin, int64_t end,
                         const float* packed, int64_t blocks, float* to, int64_t block_stride);
-/* What channels `begin` to `end` of filters are multiplied by at all points. */
+/* What channels `begin` to `end` of filters are multiplied by at all points, when all filters, too, have been noted;
+ * `factors` has room for a number of each channel, and behind them of each filter. */
+void NoteFilters(const Filters& filters, int64_t begin, int64_t end, float* factors);
 void NoteChannels(const Filters& filters, int64_t begin, int64_t end, float* factors);
 /* Floats of filters in pairs, for outputs that sum over `depth` numbers; makes pairs of packed ones. */
 int64_t PackedPaired(const Step& step, int64_t depth, int64_t points);

@@ -70,7 +70,7 @@ void FewGradientTask(const Bound& bound, int64_t phase, int64_t task, float* sum
     TransformEither(bound, tiling, item);
 }
 
-int64_t PackingPhases(const Step& step) { return step.kind == kWinograd && !step.is_paired ? 1 : 2; }
+int64_t PackingPhases(const Step& step) { return step.kind != kWinograd ? 3 : step.is_paired ? 2 : 1; }
 
 int64_t PackingTasks(const Filters& filters, const Step& step, int64_t phase) {
   if (step.kind != kWinograd) return PointwiseTasks(step, phase);

@@ -101,12 +101,13 @@ void MultiplyGradient(const Bound& bound, const Tiling& tiling, int64_t task, fl
 
 bool IsLarge(const Step& step) { return step.channels + step.filters > kFewChannels; }
 
-/* Channels are noted where pairs want it; then for some tiles at a time these are transformed and multiplied. */
-int64_t LargePhases(const Step& step) { return step.is_paired + 2 * Ceil(Tiling(step, 0).all, step.chunk); }
+/* Filters and then channels are noted where pairs want it; then for some tiles at a time these are transformed and
+ * multiplied. */
+int64_t LargePhases(const Step& step) { return 2 * step.is_paired + 2 * Ceil(Tiling(step, 0).all, step.chunk); }
 
 int64_t LargeTasks(const Step& step, int64_t phase) {
-  phase -= step.is_paired;
-  if (phase < 0) return Tiling(step, 0).in_blocks;
+  phase -= 2 * step.is_paired;
+  if (phase < 0) return phase == -2 ? Tiling(step, 0).out_blocks : Tiling(step, 0).in_blocks;
   const Tiling tiling(step, phase / 2);
   if (phase % 2 == 0)
     return step.is_paired ? PairedTransformTasks(tiling) : Ceil(tiling.in_blocks * tiling.count, kTransforms);
@@ -116,8 +117,9 @@ int64_t LargeTasks(const Step& step, int64_t phase) {
 
 void LargeTask(const Bound& bound, const Filters& filters, int64_t phase, int64_t task, float* factors) {
   const Step& step = *bound.step;
-  phase -= step.is_paired;
-  if (phase < 0) return NoteChannels(filters, task * kLanes, (task + 1) * kLanes, factors);
+  phase -= 2 * step.is_paired;
+  if (phase < 0)
+    return (phase == -2 ? NoteFilters : NoteChannels)(filters, task * kLanes, (task + 1) * kLanes, factors);
   const Tiling tiling(step, phase / 2);
   if (phase % 2) return Multiply(bound, tiling, filters, task);
   if (step.is_paired) return PairedTransformTask(bound, tiling, task);

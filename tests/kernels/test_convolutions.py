@@ -220,6 +220,18 @@ def test_numbers_of_different_sizes_are_paired(mx, algorithm: str) -> None:
     assert (np.abs(found - want) <= 2e-5 * largest).all()
 
 
+@pytest.mark.parametrize("algorithm", ["paired", "paired-winograd2", "paired-winograd4"])
+def test_a_lone_large_weight_leaves_other_filters_alone(mx, algorithm: str) -> None:
+    """Nor does it matter to its own where it meets zeros."""
+    spec = single(layer((2, 40, 9, 9), 50, Window((3, 3), pad=(1, 1))), native.lanes(mx), algorithm)
+    x, w, b = values(spec)
+    w[3, 5, 1, 1], x[1, 5] = 1e6, 0
+    (want,) = expected(spec, [x, w, b])
+    ((found,), _) = native.run(mx, spec, [x, w, b])
+    largest = np.abs(want).max(axis=(2, 3), keepdims=True)
+    np.testing.assert_allclose(found / largest, want / largest, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("algorithm", ["direct", "paired", "paired-winograd2", "paired-winograd4"])
 def test_zeros_stay_zeros(mx, algorithm: str) -> None:
     """Of images and of filters, whatever is beside them."""

@@ -117,6 +117,26 @@ def test_rows_and_columns_of_zeros(request_: str) -> None:
         np.testing.assert_array_equal(one[nothing], np.broadcast_to(offset, one.shape)[nothing])
 
 
+@pytest.mark.parametrize("size", [1e4, 1e9, 1e18])
+@pytest.mark.parametrize("name", ["x", "w", "head"])
+def test_a_lone_large_number_costs_no_other_rows_digits(name: str, size: float) -> None:
+    """Nor those of its column where rows are zero there."""
+    given = arrays((64, 96, 48), bias=False)
+    head = np.random.default_rng(1).standard_normal((64, 48), np.float32)
+    (given | {"head": head})[name][0, 5] = size
+    given["x"][3:, 5] = head[3:, 0] = 0
+    output, found = compute(given, head, dict.fromkeys(given, "write"))
+    for one, left, right in (
+        (output, given["x"], given["w"].T),
+        (found["x"], head, given["w"]),
+        (found["w"], head.T, given["x"]),
+    ):
+        want = mx.nd.dot(mx.nd.array(left), mx.nd.array(right)).asnumpy()
+        rows = np.abs(left).max(1) < 100
+        terms = (np.abs(left) @ np.abs(right))[rows]
+        np.testing.assert_allclose(one[rows] / terms, want[rows] / terms, rtol=0, atol=3e-6)
+
+
 @pytest.mark.parametrize("name", ["x", "w", "b"])
 def test_gradients_that_nobody_wants_are_left_alone(name: str) -> None:
     given = arrays((40, 50, 60))

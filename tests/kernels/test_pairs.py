@@ -28,6 +28,29 @@ layer.initialize(mx.init.Normal(0.3))
 x = np.random.default_rng(0).standard_normal((20, 32, 32))
 sys.stdout.buffer.write(layer(mx.nd.array(x)).asnumpy().tobytes())
 """
+LONE = """
+import sys, graphopt.nn, mxnet as mx, numpy as np
+rng = np.random.default_rng(0)
+x, head = (mx.nd.array(rng.standard_normal((12, 32, units))) for units in (64, 100))
+arrays = None
+for made in (graphopt.nn.LSTM, mx.gluon.rnn.LSTM):
+    layer = made(100, input_size=64)
+    layer.initialize()
+    parameters = [p for _, p in sorted(layer.collect_params().items())]
+    if arrays is None:
+        arrays = [rng.standard_normal(p.shape) * 0.1 for p in parameters]
+        for array in arrays:
+            if array.shape == (400, 64):
+                array[0, 5] = 1e5
+    for parameter, array in zip(parameters, arrays):
+        parameter.set_data(mx.nd.array(array))
+    x.attach_grad()
+    with mx.autograd.record():
+        y = layer(x)
+    y.backward(head)
+    for found in (y, x.grad, *(p.grad() for p in parameters)):
+        sys.stdout.buffer.write(found.asnumpy().tobytes())
+"""
 
 
 def run(wanted: str, *command: str) -> bytes:
@@ -54,3 +77,9 @@ def test_the_setting_is_followed() -> None:
     plain, paired = (np.frombuffer(run(wanted, "-c", OUTPUT), np.float32) for wanted in "01")
     assert (plain != paired).any()
     np.testing.assert_allclose(plain, paired, atol=2e-6)
+
+
+def test_a_lone_large_weight_leaves_other_units_alone() -> None:
+    """Its own gate is closed, so that gradients of its input come from all the others."""
+    found, plain = np.frombuffer(run("1", "-c", LONE), np.float32).reshape(2, -1)
+    np.testing.assert_allclose(found, plain, rtol=2e-5, atol=2e-5)
