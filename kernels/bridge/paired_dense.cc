@@ -252,9 +252,13 @@ class Multiplier {
     float* of_columns = to + Padded(depth_) * kWidth;
     *panel = {to, of_columns, of_columns + kWidth, of_columns + 2 * kWidth, depth_, depth_ / 3, depth_ % 3};
     const ByDepth right = Right();
-    return PackPaired(right.Row(parts_.At(part_)) + column * right.column_stride, right.row_stride,
-                      right.column_stride, depth_, std::min(kWidth, product_.units - column), scales_, 1, to,
-                      of_columns, of_columns + kWidth, of_columns + 2 * kWidth);
+    float *scales = of_columns + kWidth, *inverses = scales + kWidth;
+    const int64_t columns = std::min(kWidth, product_.units - column);
+    const bool is_paired =
+        PackPaired(right.Row(parts_.At(part_)) + column * right.column_stride, right.row_stride,
+                   right.column_stride, depth_, columns, scales_, 1, to, of_columns, scales, inverses);
+    if (is_paired) SilenceZeros(to, depth_, VectorsOf(columns) * kLanes, inverses);
+    return is_paired;
   }
 
   void Multiply(const Strip& strip, const Panel& panel, bool are_paired, int64_t column) {
@@ -324,9 +328,12 @@ bool Pack(const Matrix& right, int64_t depth, int64_t units, float* packed) {
     const int64_t k = parts.DepthOf(part);
     const float* from = by_depth.Row(parts.At(part));
     Prepare(from, by_depth.row_stride, by_depth.column_stride, k, units, packed);
-    for (int64_t j = 0; j < units; j += kWidth)
+    for (int64_t j = 0; j < units; j += kWidth) {
       is_paired = PackPaired(from, by_depth.row_stride, by_depth.column_stride, k, units, j, 1, packed) &&
                   is_paired;
+      const int64_t width = VectorsOf(units - j) * kLanes;
+      SilenceZeros(packed + Padded(k) * j, k, width, packed + Places(k, units).inverses + j);
+    }
   }
   return is_paired;
 }

@@ -150,17 +150,7 @@ struct OuterPanel {
     for (int64_t p = 0; p < depth; ++p)
       CopyFew(rows[p] + column, columns, numbers + p * width);
     if (!PairPanel(numbers, depth, width, times, 1, sums, scales, inverses)) return false;
-    for (int64_t j = 0; j < columns; ++j)
-      if (scales[j] == kOfNone && IsZero(numbers + j, depth, width)) inverses[j] = 0;
-    return true;
-  }
-
- private:
-  static constexpr float kOfNone = int64_t{1} << kMostOfColumn;  // what a column of zeros is multiplied by
-
-  static bool IsZero(const float* column, int64_t depth, int64_t width) {
-    for (int64_t p = 0; p < depth; ++p)
-      if (column[p * width] != 0) return false;
+    SilenceZeros(numbers, depth, width, inverses);
     return true;
   }
 };

@@ -127,6 +127,16 @@ bool PairPanel(float* panel, int64_t depth, int64_t width, const float* rows, fl
   return (width == kWidth ? Pair<kVectors> : Pair<1>)(panel, depth, rows, times, sums, scales, inverses);
 }
 
+/* Has columns of a panel that are all zeros give zeros, where no other factor follows them. */
+void SilenceZeros(const float* panel, int64_t depth, int64_t width, float* inverses) {
+  for (int64_t j = 0; j < width; ++j) {
+    const float* column = panel + j;
+    int64_t p = 0;
+    while (p < depth && column[p * width] == 0) ++p;
+    if (p == depth) inverses[j] = 0;
+  }
+}
+
 /* Packs up to kWidth columns as a panel; whether they may be paired. */
 bool PackPaired(const float* b, int64_t row_stride, int64_t column_stride, int64_t k, int64_t columns,
                 const float* rows, float times, float* panel, float* sums, float* scales, float* inverses) {

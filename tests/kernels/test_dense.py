@@ -112,7 +112,7 @@ def test_rows_and_columns_of_zeros(request_: str) -> None:
     for one, left, right in ((found["x"], g, w), (found["w"], g.T, x), (output, x, w.T)):
         offset = given["b"] if one is output else added
         np.testing.assert_allclose(one, left @ right + offset, rtol=1e-5, atol=3e-5)
-        nothing = ~left.any(1)
+        nothing = ~left.any(1)[:, None] | ~right.any(0)
         assert nothing.any()
         np.testing.assert_array_equal(one[nothing], np.broadcast_to(offset, one.shape)[nothing])
 
