@@ -289,8 +289,8 @@ def _environment() -> tuple[str, ...]:
         GraphoptError: nothing can be compiled here.
     """
     kernels = Path(__file__).parents[1]
-    ours = [kernels / "expand.py", kernels / "instructions.py", *sorted(kernels.glob("cuda/*.py"))]
-    ours += sorted(kernels.glob("emit/**/*.py"))
+    ours = [kernels / name for name in ("expand.py", "instructions.py", "rounding.py")]
+    ours += [*sorted(kernels.glob("cuda/*.py")), *sorted(kernels.glob("emit/**/*.py"))]
     known_to_all = (8, 0)  # of the NVVMs that numba takes
     short = _compiled_ptx(PartsKernel("fill", "float32", "float32"), known_to_all)
     return (disk.digest_of(ours), numba.__version__, _numba_cuda(), short)
