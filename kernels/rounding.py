@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphopt.kernels.spec import Arg, KernelSpec
+from graphopt.kernels.spec import KernelSpec
 
 _EXTREMES = frozenset({"reduce_max", "reduce_min"})
 
@@ -16,22 +16,18 @@ def rounds_alike(spec: KernelSpec) -> bool:
     last bits differed. The maximum that a softmax subtracts in front of exp is compared with
     nothing.
     """
+    numbers = range(len(spec.inputs), len(spec.inputs) + len(spec.body))
     return spec.precise or any(
-        step.op in _EXTREMES and _is_computed(spec, step.args[0]) and not _shifts(spec, number)
-        for number, step in enumerate(spec.body, len(spec.inputs))
+        finds_among_computed(spec, number) and not _shifts(spec, number) for number in numbers
     )
 
 
 def finds_among_computed(spec: KernelSpec, value: int) -> bool:
     """Whether a value is the largest or least of elements that the kernel computes."""
-    if value < len(spec.inputs):
+    if value < len(spec.inputs) or _op(spec, value) not in _EXTREMES:
         return False
-    step = spec.body[value - len(spec.inputs)]
-    return step.op in _EXTREMES and _is_computed(spec, step.args[0])
-
-
-def _is_computed(spec: KernelSpec, arg: Arg) -> bool:
-    return isinstance(arg, int) and arg >= len(spec.inputs)
+    (elements,) = spec.body[value - len(spec.inputs)].args
+    return isinstance(elements, int) and elements >= len(spec.inputs)
 
 
 def _shifts(spec: KernelSpec, most: int) -> bool:

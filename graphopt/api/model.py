@@ -11,19 +11,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from graphopt.api.casting import Casts
+from graphopt.api.given import input_of, parameter_of
 from graphopt.api.plain import PlainRuns, on
 from graphopt.backend.findings import Findings
-from graphopt.backend.fitting import as_parameter, require, require_known
+from graphopt.backend.fitting import require, require_known
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
 from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
-from graphopt.ir.types import DTYPES, dtype_name
+from graphopt.ir.types import dtype_name
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
@@ -65,7 +64,9 @@ class Model:
         """Keep the parts; nothing is compiled before the first call."""
         self.symbol = symbol
         self._is_numpy = isinstance(symbol, import_mxnet().sym.np._Symbol)
-        self.params: dict[str, Any] = {key: _parameter(key, value) for key, value in params.items()}
+        self.params: dict[str, Any] = {
+            key: parameter_of(key, value) for key, value in params.items()
+        }
         self.config = config
         self._name = name
         self._inputs: list[str] = symbol.list_inputs()
@@ -148,7 +149,7 @@ class Model:
                 raise InputError(f"input {name!r} is given twice: by its place and by its name")
         given = by_place | inputs
         _check_known(given, self._inputs)
-        arrays = {name: _array(name, value) for name, value in given.items()}
+        arrays = {name: input_of(name, value) for name, value in given.items()}
         if not arrays:
             raise InputError(f"no input given; the model takes {self._data}")
         key = self._key(arrays)
@@ -396,33 +397,6 @@ class Model:
         data = [name for name in data_names(self.symbol) if name in missing]
         require({*missing}.difference(data), set())
         raise InputError(f"no input {data[0]!r} given; the model takes {self._data}")
-
-
-def _parameter(name: str, value: Any) -> Any:
-    """A dense NDArray; of numpy's arrays in their dtype, which is cast to what the Symbol reads."""
-    if not isinstance(value, import_mxnet().nd.NDArray):
-        value = _numbers(f"parameter {name!r}", value)
-    return as_parameter(name, value)
-
-
-def _array(name: str, value: Any) -> Any:
-    mx = import_mxnet()
-    if isinstance(value, mx.nd.NDArray):
-        return value
-    array = _numbers(f"input {name!r}", value)
-    return mx.nd.array(array, dtype="float32" if array.dtype == np.float64 else array.dtype)
-
-
-def _numbers(what: str, value: Any) -> np.ndarray[Any, Any]:
-    """What numpy makes of a value; raises InputError where MXNet has no such arrays."""
-    try:
-        array = np.asarray(value)
-    except ValueError:  # of a list of NDArrays, or one whose items differ in length
-        array = np.empty(0, object)
-    if dtype_name(array.dtype) not in DTYPES:
-        kind = type(value).__name__ + (f" of {array.dtype}" if value is array else "")
-        raise InputError(f"{what} is a {kind}: give one NDArray, or what numpy makes one")
-    return array
 
 
 def _check_known(given: Mapping[str, Any], inputs: Sequence[str]) -> None:

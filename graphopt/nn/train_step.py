@@ -6,7 +6,6 @@ import ctypes
 import numbers
 import operator
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,7 +16,6 @@ from graphopt.backend.arrays import Alike
 from graphopt.backend.caller import LearningEngine
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
-from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.kernels import bridge
 from graphopt.nn.config import Config
@@ -28,6 +26,7 @@ from graphopt.nn.settings import Settings, settings_if_known
 from graphopt.nn.signatures import told_of
 from graphopt.nn.structure import Structure
 from graphopt.nn.views import view
+from graphopt.nn.with_loss import with_loss
 from graphopt.optimizers.trainer import OptimizedTrainer, TrainerPlan, trainer_view
 from graphopt.pipeline.remarks import counted
 
@@ -212,7 +211,8 @@ class TrainStep:
             return None
         if (data, labels) not in self._wholes:
             is_plain = any(map(why_not_traceable, self._blocks))
-            made = (_plain_with_loss() if is_plain else _with_loss())(*self._blocks, data)
+            net, loss = self._blocks
+            made = with_loss(net, loss, data, is_plain=is_plain)
             self._wholes[data, labels] = view(made, self._config.with_labels(data, labels))
         return self._wholes[data, labels]
 
@@ -254,59 +254,6 @@ def _arrays(what: str, given: Any) -> list[Any]:
     if not arrays or not all(isinstance(a, import_mxnet().nd.NDArray) for a in arrays):
         raise InputError(f"{what}: give an NDArray, or a list of NDArrays")
     return arrays
-
-
-def _described(both: Any) -> str:
-    """Of net and loss as one Block, in the user's words, who made none of them."""
-    return f"{describe(both.net)} with {describe(both.loss)}"
-
-
-@cache
-def _with_loss() -> type:
-    class WithLoss(import_mxnet().gluon.HybridBlock):  # type: ignore[misc]
-        """A net and its loss."""
-
-        graphopt_reads_all = True  # backward begins at all that the loss returns
-
-        def __init__(self, net: Any, loss: Any, data: int) -> None:
-            super().__init__(prefix=f"{net.name}_with_loss_")
-            self.net, self.loss, self._data = net, loss, data
-
-        def graphopt_described(self) -> str:
-            return _described(self)
-
-        def register_child(self, block: Any, name: str | None = None) -> None:
-            """As a Block: what can be traced need not be a HybridBlock."""
-            import_mxnet().gluon.Block.register_child(self, block, name)
-
-        def name_scope(self) -> Any:
-            """None, which net and loss would refer to from then on, and be pickled with."""
-            return nullcontext()
-
-        def hybrid_forward(self, _F: Any, *arrays: Any) -> Any:  # noqa: N803 - Gluon's name
-            """The losses of data and labels."""
-            return self.loss(self.net(*arrays[: self._data]), *arrays[self._data :])
-
-    return WithLoss
-
-
-@cache
-def _plain_with_loss() -> type:
-    class WithLoss(import_mxnet().gluon.Block):  # type: ignore[misc]
-        """A net and its loss, one of which has Python that runs in every call."""
-
-        def __init__(self, net: Any, loss: Any, data: int) -> None:
-            super().__init__(prefix=f"{net.name}_with_loss_")
-            self.net, self.loss, self._data = net, loss, data
-
-        def graphopt_described(self) -> str:
-            return _described(self)
-
-        def forward(self, *arrays: Any) -> Any:
-            """The losses of data and labels."""
-            return self.loss(self.net(*arrays[: self._data]), *arrays[self._data :])
-
-    return WithLoss
 
 
 @dataclass
