@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench peers docs clean
+.PHONY: help setup demo test test-all lint type bench peers docs clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,11 +17,11 @@ CORES := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 WORKERS ?= 2
 THREADS := $(shell expr $(CORES) / $(WORKERS) \| 1)
 LIMIT := $(and $(shell command -v timeout),timeout --foreground)
-TEST_SECONDS ?= 1000
+TEST_SECONDS ?= 900
 BENCH_SECONDS ?= 300
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: PYTHON=/path/to/python  EXTRAS=test,peers  WORKERS=2  ARGS='-k name' (for test and bench)"
 
 setup: $(STAMP) ## Make .venv and install graphopt in it, editable; a second call has nothing to do
@@ -50,11 +50,16 @@ $(STAMP): pyproject.toml setup.py
 demo: $(STAMP) ## Optimize the built-in models and show what each pass did
 	$(BIN)/graphopt demo
 
-test: export OMP_NUM_THREADS ?= $(THREADS)
+test test-all: export OMP_NUM_THREADS ?= $(THREADS)
 # Threads of other processes have work to do while ours wait for each other.
-test: export OMP_WAIT_POLICY ?= passive
-test: $(STAMP) ## Run the tests, then every bench once without timing it
-	$(LIMIT) $(if $(LIMIT),$(TEST_SECONDS)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=12 $(ARGS)
+test test-all: export OMP_WAIT_POLICY ?= passive
+test: MARKED := not slow
+test-all: MARKED := slow or not slow
+test-all: TEST_SECONDS := 3000
+test: ## Run all but slow tests, then every bench once without timing it
+test-all: ## Run all tests, then every bench once without timing it
+test test-all: $(STAMP)
+	$(LIMIT) $(if $(LIMIT),$(TEST_SECONDS)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=12 -m '$(MARKED)' $(ARGS)
 	@if compgen -G 'bench/test_*.py' >/dev/null; then \
 	  echo "benches, once each and untimed:"; \
 	  GRAPHOPT_COMPILERS=0 $(LIMIT) $(if $(LIMIT),$(BENCH_SECONDS)) $(BIN)/python -m pytest bench -qq -n $(WORKERS) --dist worksteal --benchmark-disable; \
