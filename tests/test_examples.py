@@ -14,6 +14,7 @@ import pytest
 
 from bench import trees
 from tests.places import REPOSITORY
+from tests.tiers import one_of
 
 EXAMPLES = REPOSITORY / "examples"
 
@@ -49,7 +50,9 @@ def check_runs(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("script", "options"),
-    [("imdb_lstm.py", ("--sparse", "--workers", "1")), ("char_lstm.py", ("--unrolled",))],
+    one_of(
+        2, [("char_lstm.py", ("--unrolled",)), ("imdb_lstm.py", ("--sparse", "--workers", "1"))]
+    ),
 )
 def test_both_modes_learn_the_same(script: str, options: tuple[str, ...]) -> None:
     check_runs(run(script, *TINY, *options, "--json"))
@@ -63,6 +66,7 @@ def test_a_bucketing_module_learns_the_same_in_both_modes() -> None:
     assert "one kernel updates" in runs["optimized"]["explain"]
 
 
+@pytest.mark.slow
 def test_reviews_come_from_a_folder(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
@@ -75,6 +79,7 @@ def test_reviews_come_from_a_folder(tmp_path: Path) -> None:
     check_table(run("imdb_lstm.py", *TINY, "--data", str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_text_comes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text(
@@ -101,7 +106,7 @@ def test_too_few_samples_are_an_error_that_says_what_to_do() -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("way", ["vectorised", "recursive", "one by one"])
+@pytest.mark.parametrize("way", one_of(3, ["recursive", "vectorised", "one by one"]))
 def test_trees_are_learned(way: str) -> None:
     option = [] if way == "vectorised" else [f"--{way.replace(' ', '-')}"]
     said = run("tree_lstm_sick.py", "--limit", "16", "--epochs", "2", *option, "--json")

@@ -135,11 +135,12 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param(_INFERENCE, id="inference"),
-        pytest.param(_LOADED, id="loaded"),
-        pytest.param(_TRAINING, id="training"),
-        pytest.param(_STEPS, id="steps"),
-        pytest.param(_MEMORY, id="memory"),
+        pytest.param(_INFERENCE + _LOADED + _TRAINING + _STEPS + _MEMORY, id="all"),
+        pytest.param(_INFERENCE, id="inference", marks=pytest.mark.slow),
+        pytest.param(_LOADED, id="loaded", marks=pytest.mark.slow),
+        pytest.param(_TRAINING, id="training", marks=pytest.mark.slow),
+        pytest.param(_STEPS, id="steps", marks=pytest.mark.slow),
+        pytest.param(_MEMORY, id="memory", marks=pytest.mark.slow),
     ],
 )
 def test_nets_compute_as_in_mxnet(code: str, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_explain_tells_why_parameters_are_read(tmp_path: Path) -> None:
     assert "fuse-convolutions refused: they need frozen parameters: use mode='inference'" in told
 
 
+@pytest.mark.slow
 def test_the_demo_shows_what_there_is(tmp_path: Path) -> None:
     shown = run(_DEMO, tmp_path).stdout
     for title in ("pass by pass", "graphopt.optimize(net) beside hybridize", "speed-up"):
