@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from graphopt.ir.graph import Graph
-from graphopt.passes.layout import flattening, pieces, pulling, transposes, views
+from graphopt.passes.layout import flattening, pieces, pulling, steps, transposes, views
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite import apply_rules
 
@@ -15,6 +15,7 @@ RULES = (
     *transposes.RULES,
     *pulling.RULES,
     *pieces.RULES,
+    *steps.RULES,
     *flattening.RULES,
 )
 
@@ -23,13 +24,15 @@ RULES = (
 class CancelLayout(Pass):
     """Removes reshapes, transposes, slices and concatenations that cancel, and merges the others.
 
-    Views (Reshape, Flatten, expand_dims, squeeze) in a row become one or none; the shape that is
-    left keeps the batch extent generic where it can. Transposes in a row are composed; one that
-    moves only axes of length 1 becomes a view; reductions, ``dot`` and ``batch_dot`` take one over;
-    one is pulled up through pointwise operators if fewer bytes are transposed then. Slices of
-    slices and concatenations, concatenations of adjacent slices, splits of concatenations and
-    reversals in pairs go as well. The last step of sequences without lengths (``SequenceLast``) is
-    a slice: the gradient of MXNet's operator reads memory that only its executor keeps.
+    Views (Reshape, Flatten, expand_dims, squeeze) in a row become one or none; the shape that
+    is left keeps the batch extent generic where it can. Transposes in a row are composed; one
+    that moves only axes of length 1 becomes a view; reductions, ``dot`` and ``batch_dot`` take
+    one over; one is pulled up through pointwise operators if fewer bytes are transposed then.
+    Slices of slices and concatenations, concatenations of adjacent slices, splits of
+    concatenations and reversals in pairs go as well. All steps of an array that are stacked
+    again, with others in front or behind, are the array; a split of which one part is read is a
+    slice. The last step of sequences without lengths (``SequenceLast``) is a slice: the
+    gradient of MXNet's operator reads memory that only its executor keeps.
 
     Most of it needs static types (``infer-types``). Values and gradients keep every bit, but sums
     and products over transposed data are taken in another order, which ``precise`` forbids. The
