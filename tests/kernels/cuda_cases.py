@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import KernelSpec, parse
 from tests.kernels.cuda_support import assert_near, noise, on_device, quick_switches
 from tests.kernels.test_cuda import SPECS, TRAINED
+from tests.tiers import one_of
 
 __all__ = ["quick_switches"]  # a fixture
 
@@ -110,17 +112,20 @@ def test_trees_in_training(name: str) -> None:
         assert_near(g, w, "float32", f"gradient of {forward}")
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (9, 7)], ids=str)
-@pytest.mark.parametrize("name", ["layer norm", "masked softmax"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    one_of(3, product(["layer norm", "masked softmax"], [(1, 2), (5, 7)])),
+    ids=str,
+)
 def test_short_rows(name: str, shape: tuple[int, int]) -> None:
     spec = parse(SPECS[name])
     check(spec, inputs_of(spec, shape))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (70, 7), (70, 32)], ids=str)
-def test_many_elements(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("rows", "columns"), one_of(2, [(1, 1), (70, 32), (70, 7)]))
+def test_many_elements(rows: int, columns: int) -> None:
     spec = parse(SPECS["chain"])
-    check(spec, inputs_of(spec, shape))
+    check(spec, inputs_of(spec, (rows, columns)))
 
 
 #: Beyond what a warp, a block and its registers hold; on a GPU blocks have more threads.
@@ -129,31 +134,31 @@ if not config.ENABLE_CUDASIM:
     LONG += [512, 1030, 4096, 4100, 8192, 16384, 50_001]
 
 
-@pytest.mark.parametrize("name", ["layer norm", "log_softmax"])
-@pytest.mark.parametrize("columns", LONG)
-def test_long_rows(name: str, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("columns", "name"), one_of(3, product(LONG, ["layer norm", "log_softmax"]))
+)
+def test_long_rows(columns: int, name: str) -> None:
     spec = parse(SPECS[name])
     check(spec, inputs_of(spec, (2, columns)))
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (3, 70)], ids=str)
-def test_losses(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("rows", "columns"), one_of(2, [(3, 7), (3, 70)]))
+def test_losses(rows: int, columns: int) -> None:
     huber = parse(
         "f32[a|b] (f32[a,b], f32[a,b]) { %2 = sub %0 %1; %3 = abs %2; %4 = gt %3 1.0;"
         " %5 = sub %3 0.5; %6 = square %3; %7 = mul %6 0.5; %8 = where %4 %5 %7;"
         " %9 = reduce_sum %8; %10 = extent; %11 = div %9 %10; return %11:f32[a] }"
     )
-    check(huber, inputs_of(huber, shape))
+    check(huber, inputs_of(huber, (rows, columns)))
     # What expand-pick makes of a cross entropy: positions, labels, scores.
     entropy = parse(
         "f32[a|b] (f32[1,b], f32[a,1], f32[a,b]) { %3 = eq %0 %1;"
         " %4 = log_softmax %2; %5 = where %3 %4 0.0; %6 = reduce_sum %5; %7 = neg %6;"
         " return %7:f32[a,1] }"
     )
-    rows, columns = shape
     labels = np.random.default_rng(1).integers(0, columns, (rows, 1)).astype("float32")
     positions = np.arange(columns, dtype="float32")[None]
-    check(entropy, [positions, labels, noise(*shape)])
+    check(entropy, [positions, labels, noise(rows, columns)])
 
 
 @pytest.mark.parametrize("rows", [3])
@@ -174,20 +179,23 @@ def test_rows_without_elements(rows: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "f32[a,b,c] (f32[a,1,c], f32[b,1], f32[a,b,c]) { %3 = mul %0 %1; %4 = mul %3 %2;"
-        " return %4:f32[a,b,c] }",
-        "f32[a,b,c,d] (f32[a,1,c,1], f32[1,b,1,d], f32[d]) { %3 = mul %0 %1; %4 = add %3 %2;"
-        " %5 = sin %4; return %5:f32[a,b,c,d] }",
-        "f32[a,b,c|d] (f32[a,1,c,d], f32[b,1,1], f32[d]) { %3 = mul %0 %1; %4 = mul %3 %2;"
-        " %5 = softmax %4; %6 = reduce_sum %4; return %5:f32[a,b,c,d], %6:f32[a,b,c] }",
-        "f32[a] (f32[a], f32[1], f32[]) { %3 = mul %0 %1; %4 = add %3 %2; return %4:f32[a] }",
-        "f32[|a,b] (f32[a,b]) { %1 = log_softmax %0; %2 = reduce_max %0; return %1:f32[a,b],"
-        " %2:f32[] }",
-        "f32[] (f32[]) { %1 = tanh %0; return %1:f32[] }",
-        "f32[a|b] (f32[a,b], f32[a,1]) { %2 = sub %0 %1; %3 = reduce_sum %2; %4 = extent;"
-        " %5 = div %3 %4; %6 = exp %5; %7 = mul %6 %0; return %7:f32[a,b], %5:f32[a,1] }",
-    ],
+    one_of(
+        2,
+        [
+            "f32[a,b,c] (f32[a,1,c], f32[b,1], f32[a,b,c]) { %3 = mul %0 %1; %4 = mul %3 %2;"
+            " return %4:f32[a,b,c] }",
+            "f32[a,b,c,d] (f32[a,1,c,1], f32[1,b,1,d], f32[d]) { %3 = mul %0 %1; %4 = add %3 %2;"
+            " %5 = sin %4; return %5:f32[a,b,c,d] }",
+            "f32[a,b,c|d] (f32[a,1,c,d], f32[b,1,1], f32[d]) { %3 = mul %0 %1; %4 = mul %3 %2;"
+            " %5 = softmax %4; %6 = reduce_sum %4; return %5:f32[a,b,c,d], %6:f32[a,b,c] }",
+            "f32[a] (f32[a], f32[1], f32[]) { %3 = mul %0 %1; %4 = add %3 %2; return %4:f32[a] }",
+            "f32[|a,b] (f32[a,b]) { %1 = log_softmax %0; %2 = reduce_max %0; return %1:f32[a,b],"
+            " %2:f32[] }",
+            "f32[] (f32[]) { %1 = tanh %0; return %1:f32[] }",
+            "f32[a|b] (f32[a,b], f32[a,1]) { %2 = sub %0 %1; %3 = reduce_sum %2; %4 = extent;"
+            " %5 = div %3 %4; %6 = exp %5; %7 = mul %6 %0; return %7:f32[a,b], %5:f32[a,1] }",
+        ],
+    ),
 )
 def test_broadcasting(text: str) -> None:
     spec = parse(text)
@@ -200,16 +208,19 @@ def test_broadcasting(text: str) -> None:
 )
 @pytest.mark.parametrize(
     "outs",
-    [
-        "f32[]",
-        "f32[a]",
-        "f32[b]",
-        "f32[a,b]",
-        "f32[a,1]",
-        "f32[1,b]",
-        "f32[a,b], %2:f32[b]",
-        "f32[a], %2:f32[b], %2:f32[]",
-    ],
+    one_of(
+        2,
+        [
+            "f32[]",
+            "f32[a]",
+            "f32[b]",
+            "f32[a,b]",
+            "f32[a,1]",
+            "f32[1,b]",
+            "f32[a,b], %2:f32[b]",
+            "f32[a], %2:f32[b], %2:f32[]",
+        ],
+    ),
 )
 def test_sums(outs: str, space: tuple[int, int]) -> None:
     spec = parse(f"f32[a,b] (f32[a,b], f32[b]) {{ %2 = mul %0 %1; return %2:{outs} }}")
@@ -244,10 +255,11 @@ def test_choosing_and_comparing() -> None:
         np.testing.assert_array_equal(g, w)
 
 
-@pytest.mark.parametrize("stored", ["f16", "f32", "f64"])
-@pytest.mark.parametrize("compute", ["f32", "f64"])
-@pytest.mark.parametrize("columns", [7, 32])
-def test_storage(stored: str, compute: str, columns: int) -> None:
+@pytest.mark.parametrize(
+    ("columns", "compute", "stored"),
+    one_of(5, product([7, 32], ["f32", "f64"], ["f16", "f32", "f64"])),
+)
+def test_storage(columns: int, compute: str, stored: str) -> None:
     spec = parse(
         f"{compute}[a,b] ({stored}[a,b], {stored}[b], i32[a,b], u8[b]) {{ %4 = mul %0 %1;"
         f" %5 = where %2 %4 %0; %6 = add %5 %3; return %6:{stored}[a,b] }}"
@@ -266,28 +278,45 @@ def test_float64_rows() -> None:
     )
 
 
+#: Special numbers, of which elements, rows and pairs are made.
+SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38], "float32")
+SPECIAL_ROWS = np.stack([SPECIAL, SPECIAL[::-1], np.roll(SPECIAL, 3)])
+
+
+@pytest.mark.slow  # cuda_instruction_cases.py has most of them, for every instruction
 def test_special_values() -> None:
-    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38], "float32")
-    rows = np.stack([special, special[::-1], np.roll(special, 3)])
     for op in ("relu", "abs", "exp", "tanh", "sigmoid", "softplus", "rint", "recip", "sqrt"):
         spec = parse(f"f32[a,b] (f32[a,b]) {{ %1 = {op} %0; return %1:f32[a,b] }}")
-        (got,) = outputs(spec, [rows])
-        np.testing.assert_allclose(got, evaluate(spec, [rows])[0], rtol=1e-6, err_msg=op)
-    (got,) = outputs(parse("f32[a] (f32[a]) { %1 = sign %0; return %1:f32[a] }"), [special])
+        (got,) = outputs(spec, [SPECIAL_ROWS])
+        np.testing.assert_allclose(got, evaluate(spec, [SPECIAL_ROWS])[0], rtol=1e-6, err_msg=op)
+    (got,) = outputs(parse("f32[a] (f32[a]) { %1 = sign %0; return %1:f32[a] }"), [SPECIAL])
     np.testing.assert_array_equal(got, [0, 0, 1, -1, 0, 1, -1, 1])
-    for op in ("reduce_max", "reduce_sum", "softmax"):
-        out = "f32[a,b]" if op == "softmax" else "f32[a]"
-        spec = parse(f"f32[a|b] (f32[a,b]) {{ %1 = {op} %0; return %1:{out} }}")
-        for array in (rows, rows[:, :2], rows[:, 2:4], np.tile(rows[:2], (1, 5))):
-            (got,) = outputs(spec, [np.ascontiguousarray(array)])
-            np.testing.assert_allclose(got, evaluate(spec, [array])[0], rtol=1e-6, err_msg=op)
     for op in ("max", "min", "mod"):
         spec = parse(f"f32[a,b] (f32[a,b], f32[a,b]) {{ %2 = {op} %0 %1; return %2:f32[a,b] }}")
-        pair = [*np.broadcast_arrays(special[:, None], special)]
+        pair = [*np.broadcast_arrays(SPECIAL[:, None], SPECIAL)]
         if op == "mod":
             pair = [*np.broadcast_arrays(np.arange(-4.0, 5.0)[:, None] * 1.7, np.arange(-3.0, 4))]
         pair = [np.ascontiguousarray(x, "float32") for x in pair]
         np.testing.assert_allclose(outputs(spec, pair)[0], evaluate(spec, pair)[0], err_msg=op)
+
+
+@pytest.mark.parametrize(
+    ("op", "columns"),
+    one_of(
+        5,
+        product(
+            ["reduce_max", "reduce_sum", "softmax"],
+            [[*range(8)], [0, 1], [2, 3], [*range(8)] * 5],
+        ),
+    ),
+    ids=str,
+)
+def test_rows_of_special_values(op: str, columns: list[int]) -> None:
+    out = "f32[a,b]" if op == "softmax" else "f32[a]"
+    spec = parse(f"f32[a|b] (f32[a,b]) {{ %1 = {op} %0; return %1:{out} }}")
+    array = np.ascontiguousarray(SPECIAL_ROWS[: 2 if len(columns) > 8 else 3, columns])
+    (got,) = outputs(spec, [array])
+    np.testing.assert_allclose(got, evaluate(spec, [array])[0], rtol=1e-6)
 
 
 def test_unary_instructions() -> None:
@@ -320,13 +349,13 @@ def test_outputs_are_written_to() -> None:
 @pytest.mark.parametrize("back", [False, True], ids=["forward", "backward"])
 def test_outputs_are_added_to_or_left_alone(back: bool) -> None:
     spec = parse(SPECS["layer norm"])
-    arrays = inputs_of(spec, (9, 24))
+    arrays = inputs_of(spec, (5, 24))
     if back:
         (made,) = evaluate(spec, arrays)
         found = differentiate(spec)
         assert found.spec is not None
         arrays = [
-            noise(9, 24, seed=5),
+            noise(5, 24, seed=5),
             *(arrays[i] for i in found.inputs),
             *(made for _ in found.outputs),
         ]

@@ -25,10 +25,14 @@ from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.spec import KernelSpec, parse
 from tests.kernels.cuda_support import on_device, quick_switches
 from tests.kernels.test_cuda import OF_CPUS
+from tests.tiers import one_of
 
 __all__ = ["quick_switches"]  # a fixture
 
-MAPS = sorted(op for op, info in INSTRUCTIONS.items() if info.kind is Kind.MAP)
+MAPS = sorted(
+    op for op, info in INSTRUCTIONS.items() if info.kind is Kind.MAP and op not in OF_CPUS
+)
+WITH_SLOPES = [op for op in MAPS if INSTRUCTIONS[op].gradient is not None]
 STORED = {"f32": "float32", "f64": "float64"}
 SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 1.5, -2.5, 2.0, 3.0]
 USUAL = [-7.3, -2.2, -0.7, -0.31, 0.12, 0.25, 0.9, 1.1, 2.7, 6.4, 11.0]
@@ -45,6 +49,11 @@ def operands(count: int, dtype: str) -> list[Any]:
         return [np.array(SPECIAL + USUAL, dtype)]
     left, right = (np.array(x, dtype).ravel() for x in np.meshgrid(FEW, FEW))
     return [left, right, np.roll(left, 5)][:count]
+
+
+def by_turns(ops: list[str], dtypes: tuple[str, str]) -> list[tuple[str, str]]:
+    """Each instruction in both dtypes, of which every other one begins with the second."""
+    return [(op, dtypes[(at + turn) % 2]) for at, op in enumerate(ops) for turn in range(2)]
 
 
 def of(op: str, dtype: str) -> KernelSpec:
@@ -76,8 +85,7 @@ def assert_close(
         assert near, f"{what} at {n}: {g}, not {w}"
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("op", [op for op in MAPS if op not in OF_CPUS])
+@pytest.mark.parametrize(("op", "dtype"), one_of(2, by_turns(MAPS, ("f32", "f64"))))
 def test_values(op: str, dtype: str) -> None:
     spec = of(op, dtype)
     inputs = operands(len(spec.inputs), STORED[dtype])
@@ -88,10 +96,7 @@ def test_values(op: str, dtype: str) -> None:
     assert_close(got, want, same, op, roundings)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize(
-    "op", [op for op in MAPS if op not in OF_CPUS and INSTRUCTIONS[op].gradient is not None]
-)
+@pytest.mark.parametrize(("op", "dtype"), one_of(2, by_turns(WITH_SLOPES, ("f64", "f32"))))
 def test_slopes(op: str, dtype: str) -> None:
     spec = of(op, dtype)
     found = differentiate(spec)

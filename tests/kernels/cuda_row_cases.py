@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from graphopt.errors import InputError
 from graphopt.kernels.cuda import rows as cuda_rows
 from graphopt.kernels.cuda.rows import inverse, owners
 from tests.kernels.cuda_support import assert_near, noise, on_device, quick_switches
+from tests.tiers import one_of
 
 __all__ = ["quick_switches"]  # a fixture
 
@@ -33,8 +35,8 @@ def segment_sum(source: Any, begin: Any, order: Any = None, *, out: Any = None) 
     return cuda_rows.segment_sum(source, begin, order, out=out)
 
 
-#: One column, less than a warp, a block, and more than the blocks of a grid.
-COLUMNS = [1, 7, 64, 150]
+#: One column, less than a warp, a block, and more than the blocks of a grid, in either dtype.
+CASES = one_of(3, product([1, 7, 64, 150], ["float32", "float64"]))
 
 
 def index_of(count: int, rows: int) -> Any:
@@ -56,8 +58,7 @@ def one_by_one(source: Any, begin: Any, order: Any) -> Any:
     return sums
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize(("columns", "dtype"), CASES)
 def test_gather_rows(columns: int, dtype: str) -> None:
     for rows, count in ((9, 1), (1, 5), (23, 40), (9, 0)):
         source, index = noise(rows, columns, dtype=dtype), index_of(count, rows)
@@ -66,8 +67,7 @@ def test_gather_rows(columns: int, dtype: str) -> None:
         assert got.dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize(("columns", "dtype"), CASES)
 def test_segment_sum(columns: int, dtype: str) -> None:
     for begin in (segments_of(30), np.array([0, 1], "int32"), np.zeros(4, "int32")):
         source = noise(begin[-1], columns, dtype=dtype)

@@ -96,17 +96,31 @@ def test_the_tree_is_what_the_layer_computes() -> None:
     assert specs == [TREE] == [str(parse_tree(TREE))]
 
 
+#: Files of tests that need a process of their own.
+SIMULATED = [
+    "cuda_cases.py",
+    "cuda_row_cases.py",
+    "cuda_instruction_cases.py",
+    "cuda_column_cases.py",
+]
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["cuda_cases.py", "cuda_row_cases.py", "cuda_instruction_cases.py", "cuda_column_cases.py"],
+    ("marked", "names"),
+    [
+        ("not slow", SIMULATED),
+        *(pytest.param("slow", [name], marks=pytest.mark.slow) for name in SIMULATED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_in_the_simulator(name: str) -> None:
+def test_in_the_simulator(marked: str, names: list[str]) -> None:
     if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
-        pytest.skip(f"this process simulates CUDA already: run tests/kernels/{name}")
-    cases = Path(__file__).with_name(name)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)]
+        pytest.skip(f"this process simulates CUDA already: run tests/kernels/{names[0]}")
+    cases = [str(Path(__file__).with_name(name)) for name in names]
+    # They need nothing of the other tests, nor MXNet, which takes long to load.
+    options = ["-q", "-p", "no:cacheprovider", "--noconftest", "-m", marked]
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "pytest", *options, *cases],
         cwd=ROOT,
         env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
         capture_output=True,
