@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.places import REPOSITORY
 
 #: Dense layers with work for several threads, on the engine of the calling thread.
@@ -48,19 +46,6 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 """
 
-VALUES = """
-found = []
-for rows, in_place in ((1, True), (1, False), (4, True), (4, False), (9, False)):
-    net, run = made(rows, in_place=in_place)
-    x = noise(rows, 300)
-    (first,) = run(x)
-    np.testing.assert_allclose(first.asnumpy(), net(x).asnumpy(), rtol=2e-5, atol=1e-5)
-    for call in range(200):
-        x = noise(rows, 300, seed=call)
-        found.append(run(x)[0].asnumpy().tobytes())
-print(hashlib.sha256(b"".join(found)).hexdigest())
-"""
-
 #: Whether a call makes threads, and whether these then take time of a processor.
 IDLE = """
 net, run = made(1)
@@ -75,6 +60,20 @@ time.sleep(0.5)
 print(after - before, time.process_time() - spent < 0.1)
 """
 
+VALUES = """
+found = []
+for rows, in_place in ((1, True), (1, False), (4, True), (4, False), (9, False)):
+    net, run = made(rows, in_place=in_place)
+    x = noise(rows, 300)
+    (first,) = run(x)
+    np.testing.assert_allclose(first.asnumpy(), net(x).asnumpy(), rtol=2e-5, atol=1e-5)
+    for call in range(100):
+        x = noise(rows, 300, seed=call)
+        found.append(run(x)[0].asnumpy().tobytes())
+print(hashlib.sha256(b"".join(found)).hexdigest())
+"""
+
+
 #: Nets of several threads at once, of which one has the helpers.
 MANY = """
 pairs = [made(1, seed) for seed in range(4)]
@@ -83,7 +82,7 @@ wanted = [run(x)[0].asnumpy() for _, run in pairs]
 wrong = []
 
 def work(at):
-    for _ in range(300):
+    for _ in range(200):
         if not np.array_equal(pairs[at][1](x)[0].asnumpy(), wanted[at]):
             wrong.append(at)
 
@@ -113,8 +112,9 @@ print(caught, os.waitpid(child, 0)[1], np.array_equal(run(x)[0].asnumpy(), want)
 """
 
 
-def told(code: str, **settings: str | None) -> str:
-    env = os.environ | {"OMP_NUM_THREADS": "2"} | settings
+def told(code: str, count: str = "2", policy: str | None = None) -> list[str]:
+    """The lines that ``code`` prints in a process of its own, which takes long to begin."""
+    env = os.environ | {"OMP_NUM_THREADS": count, "OMP_WAIT_POLICY": policy}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", HEAD + code],
         cwd=REPOSITORY,
@@ -124,28 +124,16 @@ def told(code: str, **settings: str | None) -> str:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
-def test_they_change_no_bit() -> None:
-    alone = told(VALUES, OMP_NUM_THREADS="1")
-    assert told(VALUES) == alone
-    assert told(VALUES, OMP_NUM_THREADS="4", OMP_WAIT_POLICY="passive") == alone
+def test_they_change_no_bit_are_as_many_as_are_of_use_and_sleep() -> None:
+    alone, values = told(IDLE + VALUES, "1")
+    assert alone == "0 True"
+    # They sleep whatever OpenMP's threads do.
+    assert told(IDLE + VALUES, "2") == ["1 True", values]
+    assert told(IDLE + VALUES, "9", "passive") == ["2 True", values]
 
 
-@pytest.mark.parametrize(
-    ("count", "policy", "helpers"), [("1", None, 0), ("2", None, 1), ("9", "passive", 2)]
-)
-def test_there_are_as_many_as_are_of_use_and_they_sleep(
-    count: str, policy: str | None, helpers: int
-) -> None:
-    found = told(IDLE, OMP_NUM_THREADS=count, OMP_WAIT_POLICY=policy)
-    assert found == f"{helpers} True"
-
-
-def test_one_call_has_them_and_others_do_without() -> None:
-    assert told(MANY) == "[]"
-
-
-def test_children_do_without_and_signals_go_elsewhere() -> None:
-    assert told(CHILD) == "['MainThread'] 0 True"
+def test_one_call_has_them_others_and_children_do_without_and_signals_go_elsewhere() -> None:
+    assert told(MANY + CHILD) == ["[]", "['MainThread'] 0 True"]

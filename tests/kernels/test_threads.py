@@ -21,4 +21,4 @@ def test_threads_change_no_bit() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 21, done.stdout
+    assert len(done.stdout.splitlines()) == 22, done.stdout

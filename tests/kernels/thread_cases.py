@@ -1,4 +1,4 @@
-"""Calls on one and on two threads that have to give equal bits; prints the names of those checked.
+"""Calls on one to three threads that have to give equal bits; prints the names of those checked.
 
 Run by test_threads.py with MXNet's engine that computes in the thread that calls: by others, a
 setting of OpenMP in this thread says nothing about the threads that compute.
@@ -18,6 +18,7 @@ from graphopt.backend.invoke import invoke
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 from graphopt.kernels.convolutions.marked import (
+    COLUMNS,
     DIRECTIONS,
     MARK,
     PAIRED_WINOGRAD4,
@@ -160,10 +161,13 @@ def attention() -> Callable[[], Found]:
 
 
 def convolution(
-    name: str, kernel: int, channels: int, filters: int, groups: int = 1
+    name: str, kernel: int, channels: int, filters: int, groups: int = 1, images: int = 3
 ) -> Callable[[], Found]:
     """A convolution marked for an algorithm in all directions."""
-    x, w = noise(3, channels, 21, 22), noise(filters, channels // groups, kernel, kernel, seed=1)
+    x, w = (
+        noise(images, channels, 21, 22),
+        noise(filters, channels // groups, kernel, kernel, seed=1),
+    )
     options = {
         "kernel": (kernel, kernel),
         "num_filter": filters,
@@ -214,6 +218,7 @@ CASES: dict[str, Callable[[], Callable[[], Found]]] = {
     "Winograd of a large layer": lambda: convolution(WINOGRAD4, 3, 208, 176),
     "Winograd in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 48, 64),
     "Winograd of a large layer in pairs": lambda: convolution(PAIRED_WINOGRAD4, 3, 208, 176),
+    "columns": lambda: convolution(COLUMNS, 5, 20, 50, images=24),
     "BatchNorm": lambda: batch_norm(8, 30),
     "BatchNorm of large images": lambda: batch_norm(3, 200),
     "groups": lambda: convolution(DIRECT, 3, 48, 48, groups=12),
@@ -227,12 +232,13 @@ def main() -> None:
     openmp = ctypes.CDLL("libgomp.so.1")
     for name, case in CASES.items():
         run, found = case(), []
-        for threads in (1, 2):
+        for threads in (1, 2, 3):
             openmp.omp_set_num_threads(threads)
             assert own.graphopt_threads() == threads
             found.append([array.asnumpy() for array in run()])
-        for at, (one, two) in enumerate(zip(*found, strict=True)):
-            np.testing.assert_array_equal(two, one, err_msg=f"{name}, array {at}")
+        for at, (one, *others) in enumerate(zip(*found, strict=True)):
+            for other in others:
+                np.testing.assert_array_equal(other, one, err_msg=f"{name}, array {at}")
         assert any(array.any() for array in found[0]), name
         sys.stdout.write(f"{name}\n")
 
