@@ -28,7 +28,17 @@ PAIRED = {f"paired {name}": name for name in ORDER}
 VECTORS, TILES, PAIRS = range(3)
 
 
-@pytest.fixture(scope="module", params=[*ORDER, *UNITS, *PAIRED])
+#: What other tests run on processors that have no more; compiling the others takes long as well.
+QUICK = ("base", "paired base")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in (*ORDER, *UNITS, *PAIRED)
+    ],
+)
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from tests.kernels.instructions import ORDER, compiled
+from tests.tiers import one_of
 
 ERF = np.vectorize(math.erf)
 ACTIVATIONS = ("none", "relu", "gelu")
 _GUARD = 32
 
 
-@pytest.fixture(scope="module", params=ORDER)
+# Compiling takes long, and what the processor has runs in tests of all dense layers.
+@pytest.fixture(scope="module", params=one_of(len(ORDER), ORDER))
 def library(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> ctypes.CDLL:
@@ -91,11 +93,10 @@ def test_all_rows_of_a_chunk_and_odd_depths_and_units(run) -> None:
         b = rng.standard_normal(units, np.float32) if at % 2 else None
         product = x.astype(float) @ w.T.astype(float) + (0 if b is None else b)
         activation = ACTIVATIONS[at % 3]
+        want = activated(product, activation)
         for threads in (1, 2, 64):
             found = run(x, w, b, activation, threads)
-            np.testing.assert_allclose(
-                found, activated(product, activation), rtol=1e-5, atol=2e-5, err_msg=str(x.shape)
-            )
+            np.testing.assert_allclose(found, want, rtol=1e-5, atol=2e-5, err_msg=str(x.shape))
 
 
 def test_numbers_that_are_not_finite_or_tiny(run) -> None:

@@ -30,6 +30,7 @@ from tests.kernels.recurrence_support import (
     operator,
 )
 from tests.kernels.test_recurrence_text import ELMAN
+from tests.tiers import one_of
 
 mx = import_mxnet()
 
@@ -43,13 +44,20 @@ def flags() -> list[Call]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["lstm", "gru"])
-def test_all_flags(mode: str) -> None:
-    spec = cell(3, 4, mode=mode)
-    for call in flags():
-        check(spec, call)
-        if mode == "lstm":
-            check(spec, replace(call, indexed=True))
+@pytest.mark.parametrize(
+    ("call", "mode", "indexed"),
+    one_of(
+        5,
+        [
+            (call, mode, indexed)
+            for call in flags()
+            for mode, indexed in (("lstm", False), ("lstm", True), ("gru", False))
+        ],
+    ),
+    ids=str,
+)
+def test_all_flags(call: Call, mode: str, indexed: bool) -> None:
+    check(cell(3, 4, mode=mode), replace(call, indexed=indexed))
 
 
 def two_steps_back(step: Step) -> Body:
@@ -156,6 +164,11 @@ def dense_with_bias(step: Step) -> Body:
     return step.body([step.act(step.add(new, s))], [new])
 
 
+def name_of(value: object) -> str:
+    """The name of a function, and all of a call."""
+    return getattr(value, "__name__", str(value))
+
+
 CHOSEN = [
     two_steps_back,
     swapped,
@@ -173,21 +186,38 @@ CHOSEN = [
 ]
 
 
-@pytest.mark.parametrize("make", CHOSEN, ids=lambda make: make.__name__)
-def test_chosen_steps(make: Callable[[Step], Body]) -> None:
+@pytest.mark.parametrize("make", CHOSEN, ids=name_of)
+def test_specs_of_chosen_steps(make: Callable[[Step], Body]) -> None:
     step = Step()
     body = make(step)
     check_body(step, body)
     assert parse(str(body.spec)) == body.spec
-    for call in (
-        Call(3, 3),
-        Call(1, 1),
-        Call(3, 4, lengths=True),
-        Call(3, 4, lengths=True, batch_major=True, bidirectional=True, zero_states=True),
-        Call(2, 3, reverse=True, zero_states=True),
-    ):
-        check(body.spec, call)
-    check_forward(in_single(body.spec), Call(7, 9))
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    one_of(
+        3,
+        itertools.product(
+            CHOSEN,
+            [
+                Call(3, 3),
+                Call(1, 1),
+                Call(3, 4, lengths=True),
+                Call(3, 4, lengths=True, batch_major=True, bidirectional=True, zero_states=True),
+                Call(2, 3, reverse=True, zero_states=True),
+            ],
+        ),
+    ),
+    ids=name_of,
+)
+def test_chosen_steps(make: Callable[[Step], Body], call: Call) -> None:
+    check(make(Step()).spec, call)
+
+
+@pytest.mark.parametrize("make", one_of(2, CHOSEN), ids=name_of)
+def test_chosen_steps_in_single_precision(make: Callable[[Step], Body]) -> None:
+    check_forward(in_single(make(Step()).spec), Call(7, 9))
 
 
 def test_a_bias_is_computed_or_refused() -> None:

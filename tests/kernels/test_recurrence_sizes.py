@@ -191,8 +191,18 @@ def test_gradients_of_very_many_rows_are_summed_by_parts(rows: int) -> None:
             near(array.grad.asnumpy(), right, 1e-12, f"gradient {n} of {rows} rows")
 
 
-@pytest.mark.parametrize("lengths", [False, True])
-@pytest.mark.parametrize("steps", [1, 5, 150])
+@pytest.mark.parametrize(
+    ("steps", "lengths"),
+    [
+        (1, False),
+        (5, True),
+        (40, True),
+        *(
+            pytest.param(steps, lengths, marks=pytest.mark.slow)
+            for steps, lengths in ((1, True), (5, False), (150, False), (150, True))
+        ),
+    ],
+)
 def test_long_chains(steps: int, lengths: bool) -> None:
     """Gradients of matrices are added up now and then; the operator repeats itself bit for bit."""
     spec, call = cell(3, 4), Call(steps, 2, lengths=lengths)
