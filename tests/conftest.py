@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,15 @@ def threads() -> Iterator[Any]:
     before = library.omp_get_max_threads()
     yield library.omp_set_num_threads
     library.omp_set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def small_heap() -> Iterator[None]:
+    """What is alive already is not looked at again by a module that collects garbage often."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -28,9 +28,12 @@ from graphopt.compat import import_mxnet
 from graphopt.ir.node import KEEPING, RECURRENCE
 from graphopt.ir.parser import parse
 from graphopt.kernels import bridge
+from tests.tiers import one_of
 
 mx = import_mxnet()
 gluon = mx.gluon
+
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 STEPS, BATCH, INPUTS, UNITS = 5, 3, 4, 6
 PASSES = "import-rnn{measure=False}"
@@ -101,16 +104,18 @@ def operators(entry: Any) -> list[str]:
     return [node["op"] for node in json.loads(entry.lowered.symbol.tojson())["nodes"]]
 
 
-@pytest.mark.parametrize("mode", ["auto", "inference"])
+LAYERS = [
+    ("GRU", True, "float32", True),
+    ("GRU", False, "float64", False),
+    ("RNN", True, "float64", True),
+    ("RNN", False, "float32", False),
+    *product(["LSTM"], [False, True], ["float32", "float64"], [False, True]),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "bidirectional", "dtype", "is_given"),
-    [
-        *product(["LSTM"], [False, True], ["float32", "float64"], [False, True]),
-        ("GRU", True, "float32", True),
-        ("GRU", False, "float64", False),
-        ("RNN", True, "float64", True),
-        ("RNN", False, "float32", False),
-    ],
+    ("kind", "bidirectional", "dtype", "is_given", "mode"),
+    one_of(5, [(*made, mode) for made, mode in product(LAYERS, ["auto", "inference"])]),
 )
 def test_equals_mxnet_and_the_reference(
     kind: str, bidirectional: bool, dtype: str, is_given: bool, mode: str
@@ -444,23 +449,26 @@ def test_explain_tells() -> None:
 _LOADS = """
 import sys
 import graphopt, numpy as np, mxnet as mx
-files = sys.argv[1] + "-symbol.json", ["data"], sys.argv[1] + "-0000.params"
-net = mx.gluon.SymbolBlock.imports(*files)
-np.save(sys.argv[1], net(mx.nd.array(np.load(sys.argv[2]))).asnumpy())
+x = mx.nd.array(np.load(sys.argv[1]))
+for prefix in sys.argv[2:]:
+    files = prefix + "-symbol.json", ["data"], prefix + "-0000.params"
+    np.save(prefix, mx.gluon.SymbolBlock.imports(*files)(x).asnumpy())
 """
 
 
-@pytest.mark.parametrize("kernels", [False, True])
-def test_exported_files_keep_nothing(kernels: bool, tmp_path: Path) -> None:
+def test_exported_files_keep_nothing(tmp_path: Path) -> None:
     net = layer(bidirectional=True)
     fast = optimized(net, mode="inference")
     x = noise(STEPS, BATCH, INPUTS, seed=40)
     want = fast(x).asnumpy()
-    prefix, given = tmp_path / "net", tmp_path / "x.npy"
-    fast.export(prefix, kernels=kernels)
-    text = prefix.with_name("net-symbol.json").read_text()
-    assert KEEPING not in text
-    assert (RECURRENCE in text) is kernels
+    given, prefixes = tmp_path / "x.npy", [tmp_path / "plain", tmp_path / "kernels"]
+    for prefix in prefixes:
+        kernels = prefix.name == "kernels"
+        fast.export(prefix, kernels=kernels)
+        text = prefix.with_name(f"{prefix.name}-symbol.json").read_text()
+        assert KEEPING not in text
+        assert (RECURRENCE in text) is kernels
     np.save(given, x.asnumpy())
-    subprocess.run([sys.executable, "-c", _LOADS, str(prefix), str(given)], check=True)
-    np.testing.assert_allclose(np.load(f"{prefix}.npy"), want, rtol=1e-5, atol=1e-6)
+    subprocess.run([sys.executable, "-c", _LOADS, given, *prefixes], check=True)
+    for prefix in prefixes:
+        np.testing.assert_allclose(np.load(f"{prefix}.npy"), want, rtol=1e-5, atol=1e-6)

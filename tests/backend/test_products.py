@@ -17,6 +17,9 @@ from graphopt.backend.infer import with_types
 from graphopt.backend.lower import lower
 from graphopt.ir.parser import parse
 from graphopt.testing import run_pass
+from tests.tiers import one_of
+
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 W = np.arange(20, dtype=np.float32).reshape(5, 4) / 10
 B = np.ones(5, np.float32)
@@ -152,12 +155,15 @@ ENDS = [("none", True), ("relu", False), ("relu", True), ("gelu", True)]
 # Every size with two of the ends, every pair of a number of rows and an end.
 @pytest.mark.parametrize(
     ("rows", "depth", "units", "activation", "has_bias"),
-    [
-        (*size, *end)
-        for i, size in enumerate(SIZES)
-        for j, end in enumerate(ENDS)
-        if (i + i // 4 + j) % 2
-    ],
+    one_of(
+        5,
+        [
+            (*size, *end)
+            for i, size in enumerate(SIZES)
+            for j, end in enumerate(ENDS)
+            if (i + i // 4 + j) % 2
+        ],
+    ),
 )
 def test_weights_where_they_lie(
     rows: int, depth: int, units: int, activation: str, has_bias: bool

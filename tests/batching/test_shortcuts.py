@@ -182,6 +182,7 @@ def test_samples_after_one_that_raises(failing: int) -> None:
     assert found == [None if n == failing else rows for n, rows in enumerate(expected)]
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_values_die_with_their_batch() -> None:
     def alive() -> int:
         # A tuple that the engine's thread is just making must not be held by what is looked at.
