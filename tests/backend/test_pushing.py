@@ -22,27 +22,27 @@ from tests.places import REPOSITORY
 mx = import_mxnet()
 
 _SCRIPT = """
-import threading
+import sys, threading
 import graphopt
 from graphopt.backend.engines import CachedOpEngine, ExecutorEngine
 from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 
+bridge.load_if_built = lambda _: None  # which importing MXNet calls
 mx = import_mxnet()
-if {is_loaded}:
-    bridge.load(mx)
+rounds, ways = int(sys.argv[1]), sys.argv[2:]
 net = mx.gluon.nn.HybridSequential()
 for _ in range(4):
     net.add(mx.gluon.nn.Dense(6, flatten=False), mx.gluon.nn.LayerNorm())
 net.initialize()
 net(mx.nd.ones((2, 4)))
 symbol = net(mx.sym.var("data"))
-known = {{p.name: p.data() for p in net.collect_params().values()}}
+known = {p.name: p.data() for p in net.collect_params().values()}
 
 
 def bind(number):
     arrays = [known.get(name, mx.nd.ones((2, 4))) for name in symbol.list_inputs()]
-    for _ in range(200):
+    for _ in range(rounds):
         ExecutorEngine(symbol, arrays, ["data"], mx.cpu(), "executor")(arrays)
 
 
@@ -50,16 +50,20 @@ def call(number):
     x = mx.nd.ones((2 + number % 3, 4))
     arrays = [known.get(name, x) for name in symbol.list_inputs()]
     engine = CachedOpEngine(symbol, ["data"])
-    for _ in range(400):
+    for _ in range(2 * rounds):
         engine(arrays)[0].wait_to_read()
 
 
 works = [bind, bind, call, call, call, call]
-threads = [threading.Thread(target=work, args=(at,)) for at, work in enumerate(works)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+for way in ways:
+    if way == "bridge":
+        bridge.load(mx)
+    assert bridge.is_loaded() == (way == "bridge")
+    threads = [threading.Thread(target=work, args=(at,)) for at, work in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 print("done")
 """
 
@@ -77,12 +81,17 @@ def assert_done(script: str, *arguments: str, **environment: str) -> None:
     assert ran.stdout.strip() == "done", ran.stderr
 
 
-@pytest.mark.parametrize("is_loaded", [False, True])
+def in_turn_and_alone(first: str, second: str) -> list[Any]:
+    """Both ways in one process, for a while; and each in its own, for long."""
+    long = [pytest.param([way], 4, id=way, marks=pytest.mark.slow) for way in (first, second)]
+    return [pytest.param([first, second], 1, id=f"{first} and {second}"), *long]
+
+
+@pytest.mark.parametrize(("ways", "times"), in_turn_and_alone("without", "bridge"))
 def test_executors_are_bound_and_freed_while_threads_call_nets_with_their_arrays(
-    is_loaded: bool,
+    ways: list[str], times: int
 ) -> None:
-    script = _SCRIPT.format(is_loaded=is_loaded)
-    assert_done(script)
+    assert_done(_SCRIPT, str(50 * times), *ways)
 
 
 _TRAINED = """
@@ -92,21 +101,8 @@ from graphopt.compat import import_mxnet
 from graphopt.kernels import bridge
 
 mx = import_mxnet()
-is_optimized = sys.argv[1] == "optimized"
-if not is_optimized:
-    bridge.load(mx)
 nn = mx.gluon.nn
-net = nn.HybridSequential()
-for _ in range(3):
-    net.add(nn.Dense(32, activation="relu"), nn.LayerNorm())
-net.initialize()
 x = mx.nd.random.uniform(shape=(8, 32))
-net(x)
-net.hybridize(static_alloc=True)
-called = graphopt.optimize(net) if is_optimized else net
-trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-if is_optimized:
-    trainer = graphopt.optimize(trainer)
 
 
 def train(steps):
@@ -123,24 +119,38 @@ def infer():
         called(x).wait_to_read()
 
 
-trains = True
-train(3)
-called(x).wait_to_read()
-threads = [threading.Thread(target=infer, daemon=True) for _ in range(3)]
-for thread in threads:
-    thread.start()
-train(300)
-trains = False
-for thread in threads:
-    thread.join(60)
-    assert not thread.is_alive()
+for way in sys.argv[2:]:
+    is_optimized = way == "optimized"
+    if not is_optimized:
+        bridge.load(mx)
+    net = nn.HybridSequential()
+    for _ in range(3):
+        net.add(nn.Dense(32, activation="relu"), nn.LayerNorm())
+    net.initialize()
+    net(x)
+    net.hybridize(static_alloc=True)
+    called = graphopt.optimize(net) if is_optimized else net
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    if is_optimized:
+        trainer = graphopt.optimize(trainer)
+    trains = True
+    train(3)
+    called(x).wait_to_read()
+    threads = [threading.Thread(target=infer, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    train(int(sys.argv[1]))
+    trains = False
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 print("done")
 """
 
 
-@pytest.mark.parametrize("how", ["optimized", "plain"])
-def test_one_thread_trains_a_net_that_others_call(how: str) -> None:
-    assert_done(_TRAINED, how)
+@pytest.mark.parametrize(("ways", "times"), in_turn_and_alone("optimized", "plain"))
+def test_one_thread_trains_a_net_that_others_call(ways: list[str], times: int) -> None:
+    assert_done(_TRAINED, str(75 * times), *ways)
 
 
 _ENGINES = """
@@ -190,7 +200,14 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("engine", ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "NaiveEngine",
+        pytest.param("ThreadedEngine", marks=pytest.mark.slow),  # a base of the next
+        "ThreadedEnginePerDevice",
+    ],
+)
 def test_every_engine_of_mxnets_runs_what_it_is_handed(engine: str) -> None:
     assert_done(_ENGINES, MXNET_ENGINE_TYPE=engine)
 
