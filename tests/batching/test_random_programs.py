@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from tests.batching.comparing import Fn, check, gradients, initialized, rand
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -122,8 +124,7 @@ def program(net: Any, seed: int, length: int, xs: Any, reads: bool) -> Any:
     return shrink(rng, values[-1]), [shrink(rng, v) for v in values[-3:]]
 
 
-@pytest.mark.parametrize("seed", range(30))
-@pytest.mark.parametrize("scheduler", ["depth", "agenda"])
+@pytest.mark.parametrize(("seed", "scheduler"), one_of(5, product(range(30), ["depth", "agenda"])))
 def test_random_programs(seed: int, scheduler: str) -> None:
     block = nn.HybridSequential()
     block.add(nn.Dense(5, activation="tanh", in_units=WIDTH), nn.Dense(WIDTH, in_units=5))

@@ -11,6 +11,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from tests.recording.nets import array, assert_same, block, programs, values
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -176,8 +177,18 @@ INDEX_ARRAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", INDEX_ARRAYS)
-@pytest.mark.parametrize("is_np", [False, True])
+# One interface of each stays quick, by turns.
+@pytest.mark.parametrize(
+    ("name", "is_np"),
+    one_of(
+        2,
+        [
+            (name, (number + turn) % 2 == 1)
+            for number, name in enumerate(INDEX_ARRAYS)
+            for turn in range(2)
+        ],
+    ),
+)
 def test_index_arrays(name: str, is_np: bool) -> None:
     """Of what was computed, of an argument, and of a parameter, which has a gradient."""
 

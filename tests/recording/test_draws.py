@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn, autograd = mx.gluon.nn, mx.autograd
@@ -60,17 +62,18 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
     mx.npx.reset_np()
 
 
-@pytest.mark.parametrize("record", [True, None])
-@pytest.mark.parametrize("is_recording", [False, True])
+FUNCTIONS = [
+    two_in_turns,
+    one_that_nobody_reads,
+    nothing_but_one_that_nobody_reads,
+    one_whose_reader_nobody_reads,
+    beside_an_initializer,
+]
+
+
 @pytest.mark.parametrize(
-    "function",
-    [
-        two_in_turns,
-        one_that_nobody_reads,
-        nothing_but_one_that_nobody_reads,
-        one_whose_reader_nobody_reads,
-        beside_an_initializer,
-    ],
+    ("function", "is_recording", "record"),
+    one_of(3, product(FUNCTIONS, [False, True], [True, None])),
 )
 def test_draws_are_made_in_the_programs_order(
     function: Any, is_recording: bool, record: bool | None, kind: str

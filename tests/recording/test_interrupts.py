@@ -54,9 +54,9 @@ class Interrupting:
 
 
 def interrupted_everywhere(
-    modules: tuple[Any, ...], call: Callable[[], Any], check: Callable[[], None]
+    modules: tuple[Any, ...], every: int, call: Callable[[], Any], check: Callable[[], None]
 ) -> int:
-    """Interrupt a call at its first place, at its second, and so on; check after each."""
+    """Interrupt a call at its first place, at its next, and so on; check after each."""
     place = 0
     while True:
         state = mx.autograd.is_recording(), mx.autograd.is_training()
@@ -71,7 +71,7 @@ def interrupted_everywhere(
         check()
         if error is None:
             return place
-        place += 1
+        place += every
 
 
 def in_time(call: Callable[[], Any]) -> Any:
@@ -98,12 +98,17 @@ def gradient_and_loss(call: Callable[[], Any], parameter: Any) -> list[np.ndarra
     return [loss.asnumpy(), parameter.grad().asnumpy()]
 
 
+#: One of how many places.
+EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+
+
 @pytest.fixture
 def net() -> Any:
     return block(forward, first=nn.Dense(4, in_units=4), second=nn.Dense(4, in_units=4))
 
 
-def test_an_interrupted_recorded_call(net: Any) -> None:
+@EVERY
+def test_an_interrupted_recorded_call(net: Any, every: int) -> None:
     x, weight = array(3, 4), net.first.weight
     fast, batch = graphopt.optimize(net, record=True), graphopt.batch(nn.Dense(2, in_units=4))
     batch.net.initialize()
@@ -118,12 +123,13 @@ def test_an_interrupted_recorded_call(net: Any) -> None:
         assert in_time(lambda: batch([(x,)])).shape == (3, 2)
 
     places = interrupted_everywhere(
-        _RECORDING, lambda: gradient_and_loss(lambda: fast(x), weight), check
+        _RECORDING, every, lambda: gradient_and_loss(lambda: fast(x), weight), check
     )
     assert places > 50
 
 
-def test_an_interrupted_batch(net: Any) -> None:
+@EVERY
+def test_an_interrupted_batch(net: Any, every: int) -> None:
     weight, given = net.first.weight, [(array(1, 4),), (array(1, 4) + 1,)]
     batch, fast = graphopt.batch(net), graphopt.optimize(net, record=True)
 
@@ -142,6 +148,6 @@ def test_an_interrupted_batch(net: Any) -> None:
         assert in_time(lambda: fast(given[0][0])).shape == (1, 4)
 
     places = interrupted_everywhere(
-        _BATCHING, lambda: gradient_and_loss(lambda: batch(given), weight), check
+        _BATCHING, every, lambda: gradient_and_loss(lambda: batch(given), weight), check
     )
     assert places > 50

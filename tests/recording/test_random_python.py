@@ -69,7 +69,7 @@ def net_of(program: list[tuple[str, int, int]], kept: list[int]):
     return Net()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(_programs, st.lists(st.integers(0, 30), min_size=1, max_size=5))
 def test_random_python(program: list[tuple[str, int, int]], kept: list[int]) -> None:
     rng = np.random.default_rng(0)
