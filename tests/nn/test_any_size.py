@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from graphopt.backend.choice import CONVOLUTION_KERNELS
 from graphopt.compat import import_mxnet
 from graphopt.nn import any_size
 from tests.nn.any_size_nets import NETS
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -57,8 +59,9 @@ def assert_right(net: Any, plain: Any, call: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.usefixtures("preferred")
-@pytest.mark.parametrize("mode", ["auto", "inference"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    ("mode", "name"), one_of(3, itertools.product(["auto", "inference"], NETS))
+)
 def test_two_sizes_do_for_all(name: str, mode: str) -> None:
     net, plain = net_and_plain(name, mode)
     _, call = NETS[name]

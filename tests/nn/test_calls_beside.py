@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn, autograd = mx.gluon.nn, mx.autograd
@@ -49,9 +51,13 @@ def with_decay(net: Any, called: Any) -> Any:
     return once(net, called) + mx.nd.add_n(*[(weight**2).sum() for weight in weights])
 
 
-@pytest.mark.parametrize("options", [{}, {"record": True}, {"precise": True}], ids=str)
-@pytest.mark.parametrize("first", [once, twice, with_decay])
-@pytest.mark.parametrize("then", [once, twice, with_decay])
+LOSSES = [once, twice, with_decay]
+
+
+@pytest.mark.parametrize(
+    ("then", "first", "options"),
+    one_of(4, itertools.product(LOSSES, LOSSES, [{}, {"record": True}, {"precise": True}])),
+)
 def test_steps_of_different_losses(
     first: Callable[..., Any], then: Callable[..., Any], options: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from tests.tiers import one_of
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -135,9 +137,10 @@ def test_shapes_that_are_inferred() -> None:
     np.testing.assert_allclose(found, net(mx.nd.ones((2, 3))).asnumpy(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("grad_req", ["write", "null"])
-@pytest.mark.parametrize("is_late", [False, True])
-@pytest.mark.parametrize("options", WAYS[:3], ids=str)
+@pytest.mark.parametrize(
+    ("options", "is_late", "grad_req"),
+    one_of(5, itertools.product(WAYS[:3], [False, True], ["write", "null"])),
+)
 def test_computed_arrays_put_in_their_place_learn(
     grad_req: str, is_late: bool, options: dict[str, Any]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from graphopt.compat import import_mxnet
 from graphopt.ir.fingerprint import fingerprint_of_any_size
 from graphopt.nn.inner_sizes import InnerSizes
 from graphopt.nn.other_sizes import OtherSizes
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -176,8 +178,7 @@ NETS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], list[int]]] = {
 
 
 @pytest.mark.usefixtures("preferred")
-@pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(("learns", "name"), one_of(2, itertools.product([False, True], NETS)))
 def test_extents_that_meet(name: str, learns: bool) -> None:
     make, data, sizes = NETS[name]
     plain = make()

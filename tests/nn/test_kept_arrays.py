@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn = mx.gluon.nn
@@ -63,9 +65,10 @@ class Outer(mx.gluon.Block):
         return self.cell(x) * 2
 
 
-@pytest.mark.parametrize("record", [None, True, False])
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("kind", [Cell, InLists, Watched])
+@pytest.mark.parametrize(
+    ("kind", "inside", "record"),
+    one_of(5, itertools.product([Cell, InLists, Watched], [False, True], [None, True, False])),
+)
 def test_what_is_kept_is_kept_in_each_call(
     kind: type, record: bool | None, *, inside: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn, autograd = mx.gluon.nn, mx.autograd
@@ -82,13 +84,11 @@ def freeze_some_for_a_step(net: Any, fast: Any) -> None:
     request(net, "write", only=2)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"record": True}, {"memory": "1GB"}, {"passes": "none"}], ids=str
-)
-@pytest.mark.parametrize(
-    "change",
-    [initialize, reset_ctx, add_and_write, add, freeze_and_unfreeze, freeze_some_for_a_step],
-)
+WAYS = [{}, {"record": True}, {"memory": "1GB"}, {"passes": "none"}]
+CHANGES = [initialize, reset_ctx, add_and_write, add, freeze_and_unfreeze, freeze_some_for_a_step]
+
+
+@pytest.mark.parametrize(("change", "options"), one_of(3, itertools.product(CHANGES, WAYS)))
 def test_new_arrays_for_gradients_are_written(
     change: Callable[[Any, Any], None], options: dict[str, Any]
 ) -> None:

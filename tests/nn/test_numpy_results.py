@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
+from tests.tiers import one_of
 
 mx = import_mxnet()
 
@@ -161,10 +163,12 @@ NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("is_child", [False, True])
-@pytest.mark.parametrize("is_hybridized", [False, True])
-@pytest.mark.parametrize("dtype", ["int32", "bool", "float32"])
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "is_hybridized", "is_child"),
+    one_of(
+        5, itertools.product(NUMBERS, ["int32", "bool", "float32"], [False, True], [False, True])
+    ),
+)
 def test_numbers_beside_integers(
     name: str, dtype: str, is_hybridized: bool, is_child: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.nn.rnn_support import (
     pair,
     states_of,
 )
+from tests.tiers import one_of
 
 mx = import_mxnet()
 gluon = mx.gluon
@@ -76,9 +78,10 @@ class OneByOne:
         return found[0] if states is None else found
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["zeros", "states"])
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "bidirectional", "given"),
+    one_of(5, itertools.product(KINDS, [False, True], [False, True])),
+)
 def test_every_sequence_is_as_if_alone(kind: str, bidirectional: bool, given: bool) -> None:
     for dtype, layers, layout in [("int32", 1, "TNC"), ("float32", 2, "NTC")]:
         theirs, mine = pair(kind, num_layers=layers, layout=layout, bidirectional=bidirectional)

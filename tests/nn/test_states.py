@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.step import StepEngine
 from graphopt.compat import import_mxnet
 from graphopt.nn.following import Following
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn, autograd = mx.gluon.nn, mx.autograd
@@ -72,8 +74,16 @@ def by_mxnet(fast: Any, net: Any, x: Any) -> None:
     mx.nd.waitall()  # its engine is told of nothing
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": "1GB"}, {"record": True}])
-@pytest.mark.parametrize("train", [without_a_step, at_a_rate_of_zero, by_a_train_step, by_mxnet])
+@pytest.mark.parametrize(
+    ("options", "train"),
+    one_of(
+        3,
+        itertools.product(
+            [{}, {"memory": "1GB"}, {"record": True}],
+            [without_a_step, at_a_rate_of_zero, by_a_train_step, by_mxnet],
+        ),
+    ),
+)
 def test_inference_sees_what_training_wrote(
     train: Callable[[Any, Any, Any], None], options: dict[str, Any]
 ) -> None:

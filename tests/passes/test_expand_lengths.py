@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
+from tests.tiers import one_of
 
 TARGET = MXNetTarget()
 
@@ -38,10 +41,19 @@ def feeds(given: Graph, lengths: list[float]) -> dict[str, np.ndarray]:
     return made
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("lengths", ["i32", "i64"])
-@pytest.mark.parametrize(("axis", "rows"), [(-1, "3,4"), (1, "3,9"), (2, "3,4")])
-@pytest.mark.parametrize("temperature", ["", ", temperature=2.0"])
+@pytest.mark.parametrize(
+    ("mode", "lengths", "axis", "rows", "temperature"),
+    one_of(
+        5,
+        [
+            (mode, lengths, *of, temperature)
+            for mode in ("inference", "training")
+            for lengths in ("i32", "i64")
+            for of in ((-1, "3,4"), (1, "3,9"), (2, "3,4"))
+            for temperature in ("", ", temperature=2.0")
+        ],
+    ),
+)
 def test_softmax(mode: str, lengths: str, axis: int, rows: str, temperature: str) -> None:
     given = graph(
         f"graph g(%x: f32[3,4,9], %n: {lengths}[{rows}]) {{"
@@ -55,11 +67,19 @@ def test_softmax(mode: str, lengths: str, axis: int, rows: str, temperature: str
         assert_equivalent(given, found, feeds=values, training=mode == "training")
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("shape", ["4,4", "4,4,5", "4,4,2,3"])
-@pytest.mark.parametrize("value", [0.0, -1.5])
+@pytest.mark.parametrize(
+    ("value", "shape", "axis", "dtype", "mode"),
+    one_of(
+        5,
+        itertools.product(
+            [0.0, -1.5],
+            ["4,4", "4,4,5", "4,4,2,3"],
+            [0, 1],
+            ["f32", "f64"],
+            ["inference", "training"],
+        ),
+    ),
+)
 def test_masks(mode: str, dtype: str, axis: int, shape: str, value: float) -> None:
     given = graph(
         f"graph g(%x: {dtype}[{shape}], %n: f32[4]) {{ %y = SequenceMask(%x, %n)"

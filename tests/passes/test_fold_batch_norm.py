@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from graphopt.ir.parser import parse
 from graphopt.passes.fold_batch_norm import FoldBatchNorm
 from graphopt.testing import assert_equivalent, assert_ir
 from tests.passes.fold_batch_norm_support import BN, CONV, fold, live, net
+from tests.tiers import one_of
 
 # -- golden ----------------------------------------------------------------------------------
 
@@ -220,9 +223,15 @@ ARITHMETIC = {
 }
 
 
-@pytest.mark.parametrize("case", ARITHMETIC)
-@pytest.mark.parametrize("where", ["behind", "behind, without bias", "in front"])
-@pytest.mark.parametrize("shape", ["1,4,1,1", "1,1,1,1"])
+@pytest.mark.parametrize(
+    ("case", "where", "shape"),
+    one_of(
+        5,
+        itertools.product(
+            ARITHMETIC, ["behind", "behind, without bias", "in front"], ["1,4,1,1", "1,1,1,1"]
+        ),
+    ),
+)
 def test_arithmetic(case, where, shape):
     bias = "" if "without" in where else ", %b"
     layer = f"{{kernel=(3, 3), num_filter=4, no_bias={not bias}}}"

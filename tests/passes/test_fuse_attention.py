@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from graphopt.ir.node import ATTENTION
 from graphopt.ir.parser import parse
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
+from tests.tiers import one_of
 
 mx = import_mxnet()
 TARGET = MXNetTarget()
@@ -101,8 +104,7 @@ def ops(graph: Graph) -> list[str]:
     return [node.op for node in graph if not node.is_input]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "form"), one_of(3, itertools.product(SIZES, FORMS)))
 def test_values_and_gradients(form: str, size: tuple[int, int, int, int, int, int]) -> None:
     graph = attention(form, *size)
     result = fuse(graph, mode="training")
@@ -134,8 +136,7 @@ MIDDLES = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize(("middle", "form"), one_of(3, itertools.product(MIDDLES, FORMS)))
 def test_kernels_between(form: str, middle: str) -> None:
     text, more = MIDDLES[middle]
     graph = attention(form, 2, 21, 13, 3, 8, 8, text, more)
@@ -149,8 +150,7 @@ def test_kernels_between(form: str, middle: str) -> None:
 BIASES = ["{p},1,{n}", "{p},{m},1", "1,{m},{n}", "{p},{m},{n}", "1,1,{n}", "{p},1,1", "1,1,1"]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("shape", BIASES)
+@pytest.mark.parametrize(("shape", "size"), one_of(5, itertools.product(BIASES, SIZES)))
 def test_a_bias_that_learns(shape: str, size: tuple[int, int, int, int, int, int]) -> None:
     middle = "%t = broadcast_add(%s, %bias) %p = softmax(%t)"
     graph = attention("heads", *size, middle, f", %bias: f32[{shape}]")
@@ -217,9 +217,9 @@ def test_a_mask_that_is_a_constant_of_the_net() -> None:
 DROPPED = "%t = softmax(%s) %p = graphopt_dropout(%t, %seed) {{p=0.3, salt=5}}"
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("size", "training", "form"), one_of(5, itertools.product(SIZES, [False, True], FORMS))
+)
 def test_dropout_has_the_masks_it_has_by_itself(
     form: str, size: tuple[int, int, int, int, int, int], training: bool
 ) -> None:

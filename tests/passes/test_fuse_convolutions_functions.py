@@ -11,74 +11,83 @@ from graphopt.kernels.convolutions.spec import spec_of
 from graphopt.kernels.convolutions.steps import Kind
 from graphopt.testing import assert_equivalent
 from tests.passes.fuse_convolutions_support import CONV, TOLERANCE, fused, net, regions
+from tests.tiers import one_of
+
+FUNCTIONS = [
+    ("%s = sigmoid(%c) return %s", 0),
+    ('%s = Activation(%c) {act_type="sigmoid"} return %s', 0),
+    ("%s = hard_sigmoid(%c) {alpha=0.3, beta=0.4} return %s", 0),
+    ("%s = sigmoid(%c) %m = elemwise_mul(%c, %s) return %m", 0),
+    ("%h = hard_sigmoid(%c) %m = broadcast_mul(%h, %c) return %m", 0),
+    (
+        "%p = _plus_scalar(%c) {scalar=3.0} %k = clip(%p) {a_min=0.0, a_max=6.0}"
+        "%d = _div_scalar(%k) {scalar=6.0} %m = elemwise_mul(%c, %d) return %m",
+        0,
+    ),
+    ("%p = _mul_scalar(%c) {scalar=-2.0} %k = clip(%p) {a_min=-1.0, a_max=3.0} return %k", 0),
+    ("%n = _rminus_scalar(%c) {scalar=1.0} %r = relu(%n) return %r", 0),
+    (
+        "%q = _mul_scalar(%c) {scalar=1.7} %s = sigmoid(%q)%m = elemwise_mul(%c, %s) return %m",
+        0,
+    ),
+    ("%s = tanh(%c) return %s", 0),
+    ('%s = Activation(%c) {act_type="tanh"} return %s', 0),
+    ('%s = Activation(%c) {act_type="softrelu"} return %s', 0),
+    ('%s = LeakyReLU(%c) {act_type="gelu"} return %s', 0),
+    ('%s = LeakyReLU(%c) {act_type="elu", slope=0.7} return %s', 0),
+    ('%s = LeakyReLU(%c) {act_type="selu"} return %s', 0),
+    ('%s = Activation(%c) {act_type="softrelu"} %t = tanh(%s) return %t', 0),
+    # Mish, also of what was scaled
+    (
+        '%s = Activation(%c) {act_type="softrelu"} %t = tanh(%s)'
+        "%m = elemwise_mul(%c, %t) return %m",
+        0,
+    ),
+    (
+        '%q = _mul_scalar(%c) {scalar=-1.3} %s = Activation(%q) {act_type="softrelu"}'
+        '%t = Activation(%s) {act_type="tanh"} %m = broadcast_mul(%t, %c) return %m',
+        0,
+    ),
+    (
+        "%q = _mul_scalar(%c) {scalar=0.5} %p = _plus_scalar(%q) {scalar=0.3}"
+        "%t = tanh(%p) return %t",
+        0,
+    ),
+    # What comes behind is no one function with what is before it.
+    ("%t = tanh(%c) %p = _mul_scalar(%t) {scalar=2.0} return %p", 1),
+    ('%g = LeakyReLU(%c) {act_type="gelu"} %m = elemwise_mul(%c, %g) return %m', 2),
+    (
+        '%s = Activation(%c) {act_type="softrelu"} %m = elemwise_mul(%c, %s)'
+        "%t = tanh(%m) return %t",
+        1,
+    ),
+    ("%s = sigmoid(%c) %p = _plus_scalar(%s) {scalar=1.0} return %p", 1),
+    ("%s = sigmoid(%c) %r = relu(%s) return %r", 1),
+    ('%r = LeakyReLU(%c) {act_type="leaky"} %s = sigmoid(%r) return %s', 1),
+    # What rounds is not left out.
+    (
+        "%r = relu(%c) %p = _plus_scalar(%r) {scalar=12582912.0}"
+        "%m = _minus_scalar(%p) {scalar=12582912.0} return %m",
+        1,
+    ),
+    # A product of two functions is neither.
+    ("%s = sigmoid(%c) %r = relu(%c) %m = elemwise_mul(%r, %s) return %m", 3),
+    ("%s = sigmoid(%c) %m = elemwise_mul(%c, %s) return %m, %s", 2),
+    ("%m = elemwise_mul(%c, %c) return %m", 1),
+]
 
 
 @pytest.mark.parametrize(
-    ("body", "steps"),
-    [
-        ("%s = sigmoid(%c) return %s", 0),
-        ('%s = Activation(%c) {act_type="sigmoid"} return %s', 0),
-        ("%s = hard_sigmoid(%c) {alpha=0.3, beta=0.4} return %s", 0),
-        ("%s = sigmoid(%c) %m = elemwise_mul(%c, %s) return %m", 0),
-        ("%h = hard_sigmoid(%c) %m = broadcast_mul(%h, %c) return %m", 0),
-        (
-            "%p = _plus_scalar(%c) {scalar=3.0} %k = clip(%p) {a_min=0.0, a_max=6.0}"
-            "%d = _div_scalar(%k) {scalar=6.0} %m = elemwise_mul(%c, %d) return %m",
-            0,
-        ),
-        ("%p = _mul_scalar(%c) {scalar=-2.0} %k = clip(%p) {a_min=-1.0, a_max=3.0} return %k", 0),
-        ("%n = _rminus_scalar(%c) {scalar=1.0} %r = relu(%n) return %r", 0),
-        (
-            "%q = _mul_scalar(%c) {scalar=1.7} %s = sigmoid(%q)%m = elemwise_mul(%c, %s) return %m",
-            0,
-        ),
-        ("%s = tanh(%c) return %s", 0),
-        ('%s = Activation(%c) {act_type="tanh"} return %s', 0),
-        ('%s = Activation(%c) {act_type="softrelu"} return %s', 0),
-        ('%s = LeakyReLU(%c) {act_type="gelu"} return %s', 0),
-        ('%s = LeakyReLU(%c) {act_type="elu", slope=0.7} return %s', 0),
-        ('%s = LeakyReLU(%c) {act_type="selu"} return %s', 0),
-        ('%s = Activation(%c) {act_type="softrelu"} %t = tanh(%s) return %t', 0),
-        # Mish, also of what was scaled
-        (
-            '%s = Activation(%c) {act_type="softrelu"} %t = tanh(%s)'
-            "%m = elemwise_mul(%c, %t) return %m",
-            0,
-        ),
-        (
-            '%q = _mul_scalar(%c) {scalar=-1.3} %s = Activation(%q) {act_type="softrelu"}'
-            '%t = Activation(%s) {act_type="tanh"} %m = broadcast_mul(%t, %c) return %m',
-            0,
-        ),
-        (
-            "%q = _mul_scalar(%c) {scalar=0.5} %p = _plus_scalar(%q) {scalar=0.3}"
-            "%t = tanh(%p) return %t",
-            0,
-        ),
-        # What comes behind is no one function with what is before it.
-        ("%t = tanh(%c) %p = _mul_scalar(%t) {scalar=2.0} return %p", 1),
-        ('%g = LeakyReLU(%c) {act_type="gelu"} %m = elemwise_mul(%c, %g) return %m', 2),
-        (
-            '%s = Activation(%c) {act_type="softrelu"} %m = elemwise_mul(%c, %s)'
-            "%t = tanh(%m) return %t",
-            1,
-        ),
-        ("%s = sigmoid(%c) %p = _plus_scalar(%s) {scalar=1.0} return %p", 1),
-        ("%s = sigmoid(%c) %r = relu(%s) return %r", 1),
-        ('%r = LeakyReLU(%c) {act_type="leaky"} %s = sigmoid(%r) return %s', 1),
-        # What rounds is not left out.
-        (
-            "%r = relu(%c) %p = _plus_scalar(%r) {scalar=12582912.0}"
-            "%m = _minus_scalar(%p) {scalar=12582912.0} return %m",
-            1,
-        ),
-        # A product of two functions is neither.
-        ("%s = sigmoid(%c) %r = relu(%c) %m = elemwise_mul(%r, %s) return %m", 3),
-        ("%s = sigmoid(%c) %m = elemwise_mul(%c, %s) return %m, %s", 2),
-        ("%m = elemwise_mul(%c, %c) return %m", 1),
-    ],
+    ("body", "steps", "favourite"),
+    one_of(
+        2,
+        [
+            (*case, favourite)
+            for case in FUNCTIONS
+            for favourite in ("direct", "winograd2", "paired")
+        ],
+    ),
 )
-@pytest.mark.parametrize("favourite", ["direct", "winograd2", "paired"])
 def test_functions_of_each_number(body: str, steps: int, favourite: str) -> None:
     """Steps take along what is one function behind them; the others are steps of their own."""
     before = net(f"{CONV} {body}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from graphopt.kernels.convolutions.plan import plan
@@ -9,6 +11,7 @@ from graphopt.kernels.convolutions.spec import ALGORITHMS, spec_of
 from graphopt.kernels.convolutions.steps import Kind
 from graphopt.testing import assert_equivalent
 from tests.passes.fuse_convolutions_support import CONV, TOLERANCE, fused, net, regions
+from tests.tiers import one_of
 
 
 @pytest.mark.parametrize(
@@ -108,21 +111,21 @@ def test_groups(channels: int, filters: int, groups: int, window: str) -> None:
     assert_equivalent(before, after, **TOLERANCE)
 
 
+WINDOWS = [
+    "kernel=(4, 4), stride=(2, 2), pad=(1, 1)",
+    "kernel=(2, 2), stride=(2, 2)",
+    "kernel=(3, 3), stride=(2, 2), pad=(1, 1)",
+    "kernel=(3, 3), stride=(2, 2), pad=(1, 1), adj=(1, 1)",
+    "kernel=(3, 3), pad=(1, 1)",
+    "kernel=(5, 4), stride=(3, 2), pad=(2, 0), adj=(1, 0)",
+    "kernel=(4, 2), stride=(1, 2), pad=(3, 1)",
+    "kernel=(1, 1)",
+]
+
+
 @pytest.mark.parametrize(
-    "window",
-    [
-        "kernel=(4, 4), stride=(2, 2), pad=(1, 1)",
-        "kernel=(2, 2), stride=(2, 2)",
-        "kernel=(3, 3), stride=(2, 2), pad=(1, 1)",
-        "kernel=(3, 3), stride=(2, 2), pad=(1, 1), adj=(1, 1)",
-        "kernel=(3, 3), pad=(1, 1)",
-        "kernel=(5, 4), stride=(3, 2), pad=(2, 0), adj=(1, 0)",
-        "kernel=(4, 2), stride=(1, 2), pad=(3, 1)",
-        "kernel=(1, 1)",
-    ],
+    ("window", "filters", "favourite"), one_of(7, itertools.product(WINDOWS, [32, 21], ALGORITHMS))
 )
-@pytest.mark.parametrize("filters", [32, 21])
-@pytest.mark.parametrize("favourite", ALGORITHMS)
 def test_deconvolutions(window: str, filters: int, favourite: str) -> None:
     before = net(
         f"{CONV} %d = Deconvolution(%c, %v, %e) {{{window}, num_filter={filters}, no_bias=False}}"

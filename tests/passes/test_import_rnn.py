@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from graphopt.kernels.recurrence import interpret
 from graphopt.kernels.recurrence.spec import parse as parse_spec
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
+from tests.tiers import one_of
 
 PASS = "import-rnn{measure=False}"
 GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
@@ -68,9 +71,10 @@ def ops(graph: Graph) -> list[str]:
     return [node.op for node in graph if not node.is_input]
 
 
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
-@pytest.mark.parametrize("mode", sorted(GATES))
+@pytest.mark.parametrize(
+    ("mode", "dtype", "training"),
+    one_of(3, itertools.product(sorted(GATES), ["f32", "f64"], [False, True])),
+)
 def test_equals_mxnet(mode: str, dtype: str, training: bool) -> None:
     graph = net(mode, dtype=dtype)
     result = imported(graph, mode="training" if training else "inference")

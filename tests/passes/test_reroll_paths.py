@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -36,13 +37,13 @@ from tests.passes.path_cells import (
     rerolled,
     traced,
 )
+from tests.tiers import one_of
 
 mx = import_mxnet()
 nn = mx.gluon.nn
 
 
-@pytest.mark.parametrize("last_only", [False, True])
-@pytest.mark.parametrize("make", CELLS)
+@pytest.mark.parametrize(("last_only", "make"), one_of(2, itertools.product([False, True], CELLS)))
 def test_cells(make: Callable[..., Cell], last_only: bool) -> None:
     graph = traced(make(last_only=last_only))
     result = rerolled(graph)
