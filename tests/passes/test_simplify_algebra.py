@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from graphopt.ir.types import parse_type
 from graphopt.passes.simplify_algebra import SimplifyAlgebra
 from graphopt.pipeline.base import PassContext, Settings
 from graphopt.testing import assert_equivalent, run_pass
+from tests.tiers import one_of
 
 mx = import_mxnet()
 NAME = "simplify-algebra"
@@ -433,7 +436,7 @@ def chain(length: int) -> Graph:
 
 def test_steps_are_linear(work):
     counts = []
-    for length in (3000, 6000):
+    for length in (1000, 2000):
         graph = chain(length)
         counts.append(work(lambda g=graph: SimplifyAlgebra().run(g, PassContext(Settings()))))
     assert counts[1] <= 2.3 * counts[0]
@@ -443,16 +446,19 @@ def test_a_deep_chain_merges_into_one():
     graph = Graph("g")
     type_ = parse_type("f32[4]")
     value = graph.add_input("x", type=type_)
-    for number in range(20_000):
+    for number in range(5_000):
         value = graph.add("_plus_scalar", [value], {"scalar": 0.25}, (type_,), f"n{number}")
     graph.set_outputs([value])
     after = SimplifyAlgebra().run(graph, PassContext(Settings()))
-    assert [(n.op, dict(n.attrs)) for n in after][1:] == [("_plus_scalar", {"scalar": 5000.0})]
+    assert [(n.op, dict(n.attrs)) for n in after][1:] == [("_plus_scalar", {"scalar": 1250.0})]
 
 
-@pytest.mark.parametrize("keepdims", [True, False])
-@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2), (1,), (-1,)])
-@pytest.mark.parametrize("read", [(0, 1), (1,), (0,)])
+@pytest.mark.parametrize(
+    ("read", "axes", "keepdims"),
+    one_of(
+        5, itertools.product([(0, 1), (1,), (0,)], [(0, 1, 2), (0, 2), (1,), (-1,)], [True, False])
+    ),
+)
 def test_a_variance_that_is_read_without_its_mean(
     read: tuple[int, ...], axes: tuple[int, ...], keepdims: bool
 ) -> None:
