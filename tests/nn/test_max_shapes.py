@@ -18,7 +18,7 @@ autograd = mx.autograd
 
 
 def test_smaller_shapes_run_in_the_memory_of_the_largest() -> None:
-    net = deep()
+    net = deep(2)
     net(image())
     fast = graphopt.optimize(net, max_shapes={"data": (16, 3, 40, 40)})
     for batch in (16, 3, 8, 1):
@@ -49,7 +49,7 @@ def test_shapes_not_seen_for_long_are_let_go(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_each_context_has_the_memory_of_the_largest_shape() -> None:
     contexts = [mx.cpu(0), mx.cpu(1)]
-    net = deep()
+    net = deep(2)
     net(image())
     net.collect_params().reset_ctx(contexts)
     fast = graphopt.optimize(net, max_shapes={"data": (16, 3, 40, 40)})
@@ -99,7 +99,7 @@ def test_a_call_that_is_refused_leaves_all_as_it_was() -> None:
 
 @pytest.mark.parametrize("shape", [(17, 3, 32, 32), (1, 3, 33, 41)])
 def test_a_larger_shape_is_refused_by_name(shape: tuple[int, ...]) -> None:
-    net = deep()
+    net = deep(2)
     net(image())
     fast = graphopt.optimize(net, max_shapes={"data": (16, 3, 40, 40)})
     with autograd.record():

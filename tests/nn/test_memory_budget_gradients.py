@@ -39,7 +39,7 @@ def test_several_steps_with_a_trainer() -> None:
             losses.append(loss)
         return losses
 
-    check(both(deep(), run))
+    check(both(deep(3), run))
 
 
 def test_two_calls_before_one_backward() -> None:
@@ -50,11 +50,11 @@ def test_two_calls_before_one_backward() -> None:
         loss.backward()
         return [one, two]
 
-    check(both(deep(), run))
+    check(both(deep(3), run))
 
 
 def test_gradients_of_inputs() -> None:
-    net, x = deep(), image()
+    net, x = deep(3), image()
     net(x)
     budget = least(net) + 2 * 4 * x.size
     x.attach_grad()
@@ -69,7 +69,7 @@ def test_gradients_of_inputs() -> None:
 
 
 def test_gradients_that_are_added() -> None:
-    net = deep()
+    net = deep(3)
     net(image())
     for p in net.collect_params().values():
         if p.grad_req == "write":
@@ -87,7 +87,7 @@ def test_gradients_that_are_added() -> None:
 
 
 def test_frozen_parameters_get_no_gradient() -> None:
-    net = deep()
+    net = deep(3)
     net(image())
     frozen = net[0].weight
     frozen.grad_req = "null"
@@ -102,7 +102,7 @@ def test_frozen_parameters_get_no_gradient() -> None:
 
 
 def test_gradients_asked_for_by_name_leave_the_others() -> None:
-    net = deep()
+    net = deep(3)
     net(image())
     weight = net[0].weight
 
@@ -127,7 +127,7 @@ def test_a_call_inside_another_record_scope() -> None:
         loss.backward()
         return [one, apart, two]
 
-    check(both(deep(), run))
+    check(both(deep(3), run))
 
 
 def test_recording_without_training() -> None:
@@ -137,11 +137,11 @@ def test_recording_without_training() -> None:
         loss.backward()
         return [loss]
 
-    check(both(deep(), run))
+    check(both(deep(3), run))
 
 
 def test_dropout_has_one_mask_for_forward_and_backward() -> None:
-    net = deep(dropout=0.5)
+    net = deep(3, dropout=0.5)
     net(image())
     fast = graphopt.optimize(net, memory=least(net))
     with autograd.record():
@@ -155,7 +155,7 @@ def test_dropout_has_one_mask_for_forward_and_backward() -> None:
 
 
 def test_new_parameters_are_followed() -> None:
-    net = deep()
+    net = deep(3)
     net(image())
     fast = graphopt.optimize(net, memory="1GB")
     for seed in range(3):
@@ -171,7 +171,7 @@ def test_new_parameters_are_followed() -> None:
 
 
 def test_a_net_of_symbols_has_a_budget_too() -> None:
-    net = deep()
+    net = deep(3)
     net(image())
     symbol = net(mx.sym.var("data"))
     params = {name: p.data().copy() for name, p in net.collect_params().items()}
@@ -211,7 +211,7 @@ def test_one_array_under_two_names_gets_the_sum_of_its_gradients() -> None:
 
 
 def test_inference_is_not_touched() -> None:
-    net = deep()
+    net = deep(3)
     x = image()
     want = net(x).asnumpy()
     fast = graphopt.optimize(net, memory="1kB")
@@ -234,7 +234,7 @@ def test_numpy_arrays_go_in_and_out() -> None:
 
 def test_a_budget_on_two_contexts() -> None:
     contexts = [mx.cpu(0), mx.cpu(1)]
-    net = deep()
+    net = deep(3)
     net(image())
     net.collect_params().reset_ctx(contexts)
     parts = mx.gluon.utils.split_and_load(image(), contexts)

@@ -34,9 +34,9 @@ def taken(net: Any) -> int:
 
 
 def test_a_step_within_a_budget_shows_what_is_computed_again() -> None:
-    net = deep()
+    net = deep(3)
     net(image(32))
-    fast = graphopt.optimize(net, memory="20MB")
+    fast = graphopt.optimize(net, memory="9MB")
     step(fast, image(32))
     plan = fast.memory_plan()
     again = re.search(r"(\d+) of \d+ operators are computed again", fast.explain())
@@ -173,9 +173,9 @@ def test_a_net_of_symbols_has_plans() -> None:
 
 
 def test_the_report_draws_the_step_that_runs(tmp_path: Path) -> None:
-    net = deep()
+    net = deep(3)
     net(image(32))
-    fast = graphopt.optimize(net, memory="20MB")
+    fast = graphopt.optimize(net, memory="9MB")
     step(fast, image(32))
     text = fast.report(tmp_path / "r.html").read_text()
     found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
