@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphopt.backend.target import MXNetTarget
@@ -133,6 +133,7 @@ class _Unroller:
 _rolled: list[bool] = []
 
 
+@settings(max_examples=40)
 @given(
     _cells(), st.integers(4, 7), st.booleans(), st.booleans(), st.sampled_from(("all", "some", ""))
 )

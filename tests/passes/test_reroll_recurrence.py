@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphopt.api.lifting import lift
@@ -18,6 +19,7 @@ from graphopt.ir.types import TensorType
 from graphopt.passes import PIPELINES
 from graphopt.pipeline.manager import Result
 from graphopt.testing import assert_equivalent, run_pass
+from tests.tiers import one_of
 
 mx = import_mxnet()
 rnn = mx.gluon.rnn
@@ -115,13 +117,19 @@ CELLS: dict[str, tuple[Callable[[], Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("layout", ["TNC", "NTC"])
-@pytest.mark.parametrize("merge", [True, False])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize(
+    ("name", "merge", "layout"),
+    one_of(
+        3,
+        [
+            (name, merge, layout)
+            for layout, name, merge in itertools.product(["TNC", "NTC"], CELLS, [True, False])
+            if merge or "both ways" not in name  # whose outputs Gluon joins itself
+        ],
+    ),
+)
 def test_cells(name: str, merge: bool, layout: str) -> None:
     make, chains = CELLS[name]
-    if not merge and "both ways" in name:
-        pytest.skip("Gluon joins their outputs itself")
     graph = traced(Unrolled(make(), layout, merge), layout)
     result = rerolled(graph)
     assert count(result.graph) == chains
@@ -290,11 +298,18 @@ def test_dropout_stays_where_the_step_does() -> None:
     assert not any(node.op == "_ones" for node in result.graph), "what was begun is undone"
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"])
 @pytest.mark.parametrize(
-    ("outputs", "states"), [(NOTHING, 0.0), (0.0, NOTHING), (EVERYTHING, NOTHING), (0.5, 0.5)]
+    ("make", "outputs", "states", "mode"),
+    one_of(
+        3,
+        [
+            (make, *shares, mode)
+            for make in (rnn.LSTMCell, rnn.GRUCell)
+            for shares in ((NOTHING, 0.0), (0.0, NOTHING), (EVERYTHING, NOTHING), (0.5, 0.5))
+            for mode in ("inference", "training")
+        ],
+    ),
 )
-@pytest.mark.parametrize("make", [rnn.LSTMCell, rnn.GRUCell])
 def test_zoneout(make: Any, outputs: float, states: float, mode: str) -> None:
     cell = rnn.ZoneoutCell(make(4), zoneout_outputs=outputs, zoneout_states=states)
     graph = traced(Unrolled(cell))
@@ -458,6 +473,7 @@ def unrolled(draw: st.DrawFn) -> Graph:
 _rolled: list[bool] = []
 
 
+@settings(max_examples=50)
 @given(unrolled())
 def test_random_cells(graph: Graph) -> None:
     result = rerolled(graph)

@@ -97,7 +97,7 @@ class Original:
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-@tries(60)
+@tries(25)
 @given(graph=graphs())
 def test_each_pass_alone_keeps_values(how: str, graph: Graph) -> None:
     note(str(graph))
@@ -106,7 +106,7 @@ def test_each_pass_alone_keeps_values(how: str, graph: Graph) -> None:
         original.check(name, SETTINGS[how])
 
 
-@tries(200)
+@tries(70)
 @given(
     graph=graphs(max_ops=12),
     names=st.lists(st.sampled_from(list(PASSES)), min_size=2, max_size=6),
@@ -118,14 +118,14 @@ def test_sequences_of_passes_keep_values(graph: Graph, names: list[str], how: st
 
 
 @pytest.mark.parametrize(("pipeline", "how"), [("inference", "frozen"), ("training", "training")])
-@tries(60)
+@tries(30)
 @given(graph=graphs(max_ops=20))
 def test_named_pipelines_keep_values(pipeline: str, how: str, graph: Graph) -> None:
     note(str(graph))
     Original(graph).check(pipeline, SETTINGS[how])
 
 
-@tries(150)
+@tries(75)
 @given(graph=graphs(max_ops=12))
 def test_reference_agrees_with_mxnet(graph: Graph) -> None:
     note(str(graph))
@@ -139,7 +139,7 @@ def test_reference_agrees_with_mxnet(graph: Graph) -> None:
         compare(Original(graph).outputs, by_name, where="the reference")
 
 
-@tries(150)
+@tries(75)
 @given(graph=graphs(max_ops=12))
 def test_text_round_trip(graph: Graph) -> None:
     read = parse(str(graph))
@@ -147,7 +147,7 @@ def test_text_round_trip(graph: Graph) -> None:
     assert str(read) == str(graph)
 
 
-@tries(150)
+@tries(75)
 @given(graph=graphs(max_ops=12))
 def test_symbol_round_trip(graph: Graph) -> None:
     for node in graph:  # MXNet writes the names without aliases
