@@ -19,6 +19,7 @@ namespace graphopt {
 
 constexpr int64_t kLine = 64;
 constexpr int64_t kMostKept = 16 << 20;
+constexpr int64_t kShortRow = 64;  // columns
 constexpr int64_t kUnits = 8;  // partial gradients that are summed up at the end
 
 inline int64_t RoundUp(int64_t value, int64_t multiple) {
@@ -280,7 +281,12 @@ class Executor {
       else
         pointers_[i] += first * strides_[i] * static_cast<int64_t>(sizeof(T));
     }
-    p_.kernels[step.which].function(pointers_.data(), strides_.data(), live_ - first, step.width,
+    int64_t rows = live_ - first, width = step.width;
+    if (AreOneRow(step)) {
+      width *= rows;
+      rows = 1;
+    }
+    p_.kernels[step.which].function(pointers_.data(), strides_.data(), rows, width,
                                     reinterpret_cast<int64_t>(kernel_scratch_));
   }
 
@@ -346,6 +352,15 @@ class Executor {
       pointers_[count + i] = reinterpret_cast<int64_t>(found.index);
       strides_[i] = found.stride;
     }
+  }
+
+  /* Whether rows are too short for vectors, and all operands of the kernel lie row next to row. */
+  bool AreOneRow(const Step& step) const {
+    if (step.width >= kShortRow || !p_.kernels[step.which].has_one_space) return false;
+    const size_t count = step.spots.size();
+    for (size_t i = 0; i < count; ++i)
+      if (pointers_[count + i] || strides_[i] != step.width) return false;
+    return true;
   }
 
   /* Operands of a matrix's gradient, to be multiplied when there are enough of them. */

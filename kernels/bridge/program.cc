@@ -78,6 +78,7 @@ Program ReadProgram(const int64_t** numbers) {
   program.is_double = *at++;
   program.backward = *at++;
   program.stash_width = *at++;
+  program.stash_unit = *at++;
   for (int64_t n = *at++; n > 0; --n) {
     program.sequence_widths.push_back(*at++);
     program.sequence_is_written.push_back(*at++);
@@ -98,9 +99,9 @@ Program ReadProgram(const int64_t** numbers) {
     at += 7;
   }
   for (int64_t n = *at++; n > 0; --n) {
-    KernelOf kernel{reinterpret_cast<KernelFunction>(at[0]), at[1], {at[2], {}}};
-    int64_t stages = at[3];
-    for (at += 4; stages > 0; --stages, at += 2 + at[1])
+    KernelOf kernel{reinterpret_cast<KernelFunction>(at[0]), at[1], at[2] != 0, {at[3], {}}};
+    int64_t stages = at[4];
+    for (at += 5; stages > 0; --stages, at += 2 + at[1])
       kernel.stages.all.push_back(
           {reinterpret_cast<KernelFunction>(at[0]), {at + 2, at + 2 + at[1]}});
     program.kernels.push_back(std::move(kernel));

@@ -68,6 +68,7 @@ struct StateOf {
 struct KernelOf {
   KernelFunction function;
   int64_t scratch_rows;
+  bool has_one_space;  // every operand has every element: adjacent rows may be one long row
   Stages stages;  // which compute the same for some columns of a row
 };
 
@@ -76,6 +77,7 @@ struct Program {
   bool backward = false;
   bool by_vectors = false;  // even where there is a matrix unit
   int64_t stash_width = 0;
+  int64_t stash_unit = 0;  // columns whose rows lie together where all sequences are equally long
   std::vector<int64_t> sequence_widths, vector_widths;
   std::vector<bool> sequence_is_written;
   std::vector<int64_t> matrix_rows, matrix_columns;

@@ -182,8 +182,16 @@ class Walk : public InTurns<T, Walk<T>> {
   }
 
   Located<T> StashAt(int64_t step, int64_t offset) {
-    return {static_cast<T*>(c_.stash) + (step * c_.batch + first_) * p_.stash_width + offset,
-            p_.stash_width};
+    const int64_t unit = StashUnit(), before = offset / unit * unit;
+    return {static_cast<T*>(c_.stash) + step * c_.batch * p_.stash_width + before * c_.batch + first_ * unit +
+                offset - before,
+            unit};
+  }
+
+  /* Slots have their own idea of where values lie, and long rows are read faster where those of a step are
+   * one stream. */
+  int64_t StashUnit() const {
+    return c_.lengths || p_.stash_unit >= kShortRow ? p_.stash_width : p_.stash_unit;
   }
 
   Located<T> StateAfter(int64_t i, int64_t step, int64_t offset) {
@@ -267,7 +275,7 @@ class Walk : public InTurns<T, Walk<T>> {
       return;
     }
     ahead_ = reinterpret_cast<char*>(StashAt(next, 0).at);
-    end_ = ahead_ + Live(next) * p_.stash_width * sizeof(T);
+    end_ = ahead_ + Live(next) * StashUnit() * sizeof(T);
     part_ = (end_ - ahead_) / p_.steps.size() + kLine;
   }
 

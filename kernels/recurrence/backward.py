@@ -89,6 +89,7 @@ class _Backward:
             spec,
             True,
             agreed.stash_width,
+            agreed.stash_unit,
             inputs_of(spec) + outputs + heads + gradients,
             list(agreed.homes),
         )

@@ -11,6 +11,7 @@ from graphopt.kernels.recurrence.lookup import project
 from graphopt.kernels.recurrence.plan import plan
 from graphopt.kernels.recurrence.program import Program
 from graphopt.kernels.recurrence.spec import RecurrenceSpec
+from graphopt.kernels.spec import KernelSpec
 
 #: What is asked for; kernels/bridge/recurrence_signature.h has the same list.
 SIGNATURE, INFERENCE, TRAINING, BACKWARD = range(4)
@@ -92,9 +93,15 @@ def numbers(found: Program, *, pieces: bool = False) -> list[int]:
     for spec in found.kernels:
         whole = kernel(str(spec), backward=False, index=True)
         parts, rows = stages(spec) if pieces and comes_apart(spec) else ([], 0)
-        addresses += [whole.address, whole.scratch_rows, rows, len(parts)]
+        addresses += [whole.address, whole.scratch_rows, _has_one_space(spec), rows, len(parts)]
         for part in parts:
             made = kernel(str(part.spec), backward=False, piece=True)
             addresses += [made.address, len(part.operands), *part.operands]
     tables, codes = found.numbers()
     return [*tables, len(found.kernels), *addresses, *codes]
+
+
+def _has_one_space(spec: KernelSpec) -> bool:
+    """Whether rows that lie side by side may be one: elements know of no other, nor of their row."""
+    operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
+    return not spec.inner and all(operand.covers == set(range(spec.rank)) for operand in operands)

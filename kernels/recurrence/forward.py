@@ -37,7 +37,12 @@ def forward(spec: RecurrenceSpec, *, training: bool, times: int = 1) -> Program:
     """
     agreed = plan(spec, training=training)
     program = Program(
-        spec, False, agreed.stash_width, inputs_of(spec) + outputs_of(spec), list(agreed.homes)
+        spec,
+        False,
+        agreed.stash_width,
+        agreed.stash_unit,
+        inputs_of(spec) + outputs_of(spec),
+        list(agreed.homes),
     )
     where = _Forward(program, agreed, times)
     for first, step in spec.numbered():

@@ -43,6 +43,8 @@ class Plan:
         value_at: where each value lies after a training step; scratch buffers are left out.
         extra_at: columns of the stash for the further outputs of a kernel step.
         stash_width: columns of the stash.
+        stash_unit: columns of each value in it if all are equally wide, else ``stash_width``. Where
+            sequences are equally long, a step's rows of so many columns lie together.
         reads_outputs: whether backward reads the emitted sequences.
     """
 
@@ -51,6 +53,7 @@ class Plan:
     value_at: dict[int, View]
     extra_at: dict[int, tuple[int, ...]]
     stash_width: int
+    stash_unit: int
 
     @property
     def reads_outputs(self) -> bool:
@@ -72,6 +75,7 @@ def plan(spec: RecurrenceSpec, *, training: bool) -> Plan:
             maps[first] = _with_gradient(spec, step, first) if training else (step.kernel, None)
     kept = _kept(spec, maps) if training else set()
     stash = 0
+    stashed: set[int] = set()  # columns of values
     value_at: dict[int, View] = {}
     homes: list[tuple[int, int, int, int]] = []
     for number, ref in enumerate(spec.next):
@@ -86,6 +90,7 @@ def plan(spec: RecurrenceSpec, *, training: bool) -> Plan:
         elif training:
             homes.append((width, IN_STASH, 0, stash))
             stash += width
+            stashed.add(width)
         else:
             homes.append((width, PING_PONG, 0, 0))
         if is_value:
@@ -96,14 +101,18 @@ def plan(spec: RecurrenceSpec, *, training: bool) -> Plan:
     for number in sorted(kept - value_at.keys()):
         value_at[number] = (STASH, 0, stash)
         stash += spec.values[number]
+        stashed.add(spec.values[number])
     extra_at = {}
     for first, (kernel, _) in maps.items():
         places = []
         for result in kernel.outputs[_own(spec, first) :]:
             places.append(stash)
-            stash += _columns(spec, first, result.operand)
+            width = _columns(spec, first, result.operand)
+            stash += width
+            stashed.add(width)
         extra_at[first] = tuple(places)
-    return Plan(maps, tuple(homes), value_at, extra_at, stash)
+    unit = stash if len(stashed) > 1 else max(stashed, default=0)
+    return Plan(maps, tuple(homes), value_at, extra_at, stash, unit)
 
 
 def _own(spec: RecurrenceSpec, first: int) -> int:

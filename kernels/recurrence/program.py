@@ -58,6 +58,7 @@ class Program:
     spec: RecurrenceSpec
     backward: bool
     stash_width: int
+    stash_unit: int
     sequences: list[tuple[str, int, int, bool]]
     homes: list[tuple[int, int, int, int]]
     kernels: list[KernelSpec] = field(default_factory=list)
@@ -80,7 +81,7 @@ class Program:
             [(width,) for width in self.rings],
             [*self.packs],
         ]
-        found = [int(self.spec.dtype == "float64"), int(self.backward), self.stash_width]
+        found = [int(self.spec.dtype == "float64"), int(self.backward), self.stash_width, self.stash_unit]
         for table in tables:
             found += [len(table), *(n for row in table for n in row)]
         codes = [len(self.codes), *(n for code in self.codes for n in code.numbers())]
