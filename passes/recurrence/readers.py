@@ -33,13 +33,15 @@ class _Taker:
             chain, steps=self.steps, sources=list(chain.sources), slots=list(chain.slots)
         )
         self.places = [{node: at for at, node in enumerate(step)} for step in self.steps]
+        #: Nodes of any step: a state is read by the next one, perhaps as an output gate reads it.
+        self.taken = {node for step in self.steps for node in step}
         self.feeds = Feeds(graph)
         self.behind = self._behind()
         self.batch = extents(graph, Value(self.steps[0][0], 0))[:1]
 
     def _behind(self) -> set[NodeId]:
         """What depends on any step."""
-        found = {node for step in self.steps for node in step}
+        found = set(self.taken)
         for node in self.graph:
             if any(value.node in found for value in node.inputs):
                 found.add(node.id)
@@ -59,15 +61,15 @@ class _Taker:
     def _row(self, place: int, output: int, first: NodeId, position: int) -> list[NodeId] | None:
         """A reader in the first step and its counterparts, if each step has just one."""
         wanted = self.graph[first]
-        if not self._is_takable(wanted):
+        if first in self.taken or not self._is_takable(wanted):
             return None
         row = []
-        for step, places in zip(self.steps, self.places, strict=True):
+        for step in self.steps:
             alike = [
                 use.node
                 for use in self.graph.users(Value(step[place], output))
                 if use.position == position
-                and use.node not in places
+                and use.node not in self.taken
                 and _kind(self.graph[use.node]) == _kind(wanted)
                 and not self.graph[use.node].after
             ]
@@ -108,6 +110,7 @@ class _Taker:
             return False
         self.chain.slots += slots
         self.chain.sources.append(sources)
+        self.taken.update(row)
         for step, places, node in zip(self.steps, self.places, row, strict=True):
             places[node] = len(step)
             step.append(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from graphopt.analysis.effects import held_nodes
@@ -19,7 +20,7 @@ from graphopt.passes.recurrence.build import Operands, add_recurrence
 from graphopt.passes.recurrence.chains import Chain
 from graphopt.passes.recurrence.needs import SUMS
 from graphopt.passes.recurrence.templates import BEFORE, CORE, Source
-from graphopt.passes.recurrence.worth import fit_one_kernel
+from graphopt.passes.recurrence.worth import why_left
 from graphopt.rewrite.substitute import transplant
 
 _PRODUCTS = frozenset({"FullyConnected", "dot"})
@@ -48,11 +49,11 @@ class Roller:
     def why_left(self) -> str | None:
         """Why the chain is better left to fusion, if it is, with what it takes into its steps."""
         self._extend()
-        if fit_one_kernel(self.graph, self.rolled):
-            return "one kernel computes all of them, which is faster"
         if self._is_bare_sum():
             return "they do nothing but add up, for which a loop takes longer"
-        return None
+        states = [math.prod(sequences.extents(self.graph, first)) for first in self.chain.initial]
+        emitted = [[Value(node, n) for node in self.rows[row]] for row, n in self._emitted()]
+        return why_left(self.graph, self.rolled, self.count * sum(states), emitted)
 
     def _is_bare_sum(self) -> bool:
         """Whether steps add one column to a total, as a loss, or what has to be copied for them."""
@@ -300,6 +301,11 @@ class Roller:
             sequences.rejoin(self.graph, parts, node.out(n), axis)
             read = [part for part in parts if self._is_read_outside(part)]
             if not read:
+                continue
+            if len(read) == 1:
+                at = parts.index(read[0])
+                step = sequences.step_of(self.graph, node.out(n), axis, at, f"{node.name}_step")
+                self._replace_outside(read[0], step)
                 continue
             shape = sequences.extents(self.graph, parts[0])
             name = f"{node.name}_steps"

@@ -135,6 +135,16 @@ def swapped(graph: Graph, value: Value, name: str) -> Value:
     return add(graph, "SwapAxis", [value], (b, a, *rest), name, dim1=0, dim2=1).out()
 
 
+def step_of(graph: Graph, sequence: Value, axis: int, index: int, name: str) -> Value:
+    """One step of a sequence whose steps lie along ``axis``."""
+    shape = extents(graph, sequence)
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    span = {"axis": axis, "begin": index, "end": index + 1}
+    cut = add(graph, "slice_axis", [sequence], one, f"{name}_cut", **span)
+    rest = (*shape[:axis], *shape[axis + 1 :])
+    return add(graph, "squeeze", [cut.out()], rest, name, axis=axis).out()
+
+
 def rejoin(graph: Graph, parts: Sequence[Value], sequence: Value, axis: int) -> int:
     """Give whoever joins all ``parts`` again the sequence itself; returns how many did.
 

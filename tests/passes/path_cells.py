@@ -233,10 +233,10 @@ CELLS: tuple[type[Cell], ...] = (
 )
 
 
-def traced(net: Any, steps: int = STEPS) -> Graph:
+def traced(net: Any, steps: int = STEPS, batch: int = BATCH) -> Graph:
     net.initialize(mx.init.Uniform(0.7))
     net.hybridize()
-    shapes = {"data0": (steps, BATCH, COLUMNS), "data1": (BATCH, COLUMNS)}
+    shapes = {"data0": (steps, batch, COLUMNS), "data1": (batch, COLUMNS)}
     net(*map(mx.nd.ones, shapes.values()))
     return lift(net, shapes=shapes)
 

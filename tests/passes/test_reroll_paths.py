@@ -28,6 +28,7 @@ from tests.passes.path_cells import (
     Average,
     Cell,
     LearnedAverage,
+    QrnnFo,
     QrnnIfo,
     Returns,
     Sru,
@@ -255,15 +256,65 @@ def test_too_few_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "steps", "expected"), [(Average, 6, 0), (Average, 30, 1), (Sru, 6, 1)]
+    ("make", "steps", "last_only", "expected"),
+    [(Average, 6, True, 0), (Average, 6, False, 1), (Average, 30, True, 1), (Sru, 6, False, 1)],
 )
 def test_what_one_kernel_computes_is_left_to_it(
-    make: Callable[..., Cell], steps: int, expected: int
+    make: Callable[..., Cell], steps: int, last_only: bool, expected: int
 ) -> None:
-    graph = traced(make(steps=steps), steps)
+    graph = traced(make(steps=steps, last_only=last_only), steps)
     result = rerolled(graph, PASSES.replace("{leave_to_fusion=False}", ""))
     assert count(result.graph) == expected
     assert ("one kernel computes all of them" in remarks(result)) == (expected == 0)
+
+
+class ReadApart(Cell):
+    """What each step gives is read by another operator."""
+
+    def unroll(self, F, x, state):
+        found = []
+        for number, row in enumerate(self.rows(F, x)):
+            state = F.tanh(0.9 * state + 0.1 * row)
+            found.append((F.sin, F.square, F.relu)[number % 3](state))
+        return found
+
+
+class ReadTwice(ReadApart):
+    """The same of two steps, and all of them joined."""
+
+    def unroll(self, F, x, state):
+        found = []
+        for row in self.rows(F, x):
+            state = F.tanh(0.9 * state + 0.1 * row)
+            found.append(state)
+        return [*found, F.sin(found[3]), F.square(found[-1])]
+
+
+@pytest.mark.parametrize(("make", "expected"), [(ReadApart, 0), (ReadTwice, 1)])
+def test_steps_that_are_read_one_by_one_are_left_to_fusion(
+    make: Callable[..., Cell], expected: int
+) -> None:
+    graph = traced(make(steps=30), 30)
+    result = rerolled(graph, PASSES.replace("{leave_to_fusion=False}", ""))
+    assert count(result.graph) == expected
+    assert ("they are read one by one" in remarks(result)) == (expected == 0)
+
+
+def test_many_elements_are_rolled_up_whoever_reads_them() -> None:
+    graph = traced(ReadApart(steps=30), 30, batch=1100)
+    result = rerolled(graph, PASSES.replace("{leave_to_fusion=False}", ""))
+    assert count(result.graph) == 1
+
+
+@pytest.mark.parametrize("make", [QrnnFo, QrnnIfo])
+def test_an_output_gate_that_is_like_a_gate_of_the_state_is_taken(
+    make: Callable[..., Cell],
+) -> None:
+    graph = traced(make())
+    result = rerolled(graph)
+    assert count(result.graph) == 1
+    assert "elemwise_mul" not in {node.op for node in result.graph}
+    assert_equivalent(graph, result.graph, training=True)
 
 
 class Losses(Cell):
