@@ -314,7 +314,8 @@ def test_zoneout(make: Any, outputs: float, states: float, mode: str) -> None:
     cell = rnn.ZoneoutCell(make(4), zoneout_outputs=outputs, zoneout_states=states)
     graph = traced(Unrolled(cell))
     found = rolled_by_pipeline(graph, mode)
-    assert count(found) == 1
+    # Outputs that stay what they were a step before are states that meet no weight.
+    assert count(found) == (2 if outputs else 1)
     # The last step of an LSTM lacks the mask of a state that nobody reads.
     assert sum(node.op == "FullyConnected" for node in found) <= 2
     if mode == "inference" or 0.5 not in (outputs, states):
