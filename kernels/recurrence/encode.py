@@ -102,6 +102,6 @@ def numbers(found: Program, *, pieces: bool = False) -> list[int]:
 
 
 def _has_one_space(spec: KernelSpec) -> bool:
-    """Whether rows that lie side by side may be one: elements know of no other, nor of their row."""
+    """Whether rows that lie side by side may be one: elements know of no others and no row."""
     operands = [*spec.inputs, *(result.operand for result in spec.outputs)]
     return not spec.inner and all(operand.covers == set(range(spec.rank)) for operand in operands)

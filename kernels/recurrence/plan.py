@@ -43,8 +43,9 @@ class Plan:
         value_at: where each value lies after a training step; scratch buffers are left out.
         extra_at: columns of the stash for the further outputs of a kernel step.
         stash_width: columns of the stash.
-        stash_unit: columns of each value in it if all are equally wide, else ``stash_width``. Where
-            sequences are equally long, a step's rows of so many columns lie together.
+        stash_unit: columns of each value in it if all are equally wide and steps have no products,
+            else ``stash_width``. Where sequences are equally long, a step's rows of so many columns
+            lie together.
         reads_outputs: whether backward reads the emitted sequences.
     """
 
@@ -111,7 +112,8 @@ def plan(spec: RecurrenceSpec, *, training: bool) -> Plan:
             stash += width
             stashed.add(width)
         extra_at[first] = tuple(places)
-    unit = stash if len(stashed) > 1 else max(stashed, default=0)
+    multiplies = any(isinstance(step, Product) for _, step in spec.numbered())
+    unit = stash if multiplies or len(stashed) > 1 else max(stashed, default=0)
     return Plan(maps, tuple(homes), value_at, extra_at, stash, unit)
 
 

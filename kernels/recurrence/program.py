@@ -81,7 +81,12 @@ class Program:
             [(width,) for width in self.rings],
             [*self.packs],
         ]
-        found = [int(self.spec.dtype == "float64"), int(self.backward), self.stash_width, self.stash_unit]
+        found = [
+            int(self.spec.dtype == "float64"),
+            int(self.backward),
+            self.stash_width,
+            self.stash_unit,
+        ]
         for table in tables:
             found += [len(table), *(n for row in table for n in row)]
         codes = [len(self.codes), *(n for code in self.codes for n in code.numbers())]

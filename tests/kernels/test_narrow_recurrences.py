@@ -9,7 +9,7 @@ import pytest
 
 from graphopt.kernels.recurrence.plan import plan
 from graphopt.kernels.recurrence.spec import RecurrenceSpec, parse
-from tests.kernels.recurrence_support import Call, check, check_forward, in_single
+from tests.kernels.recurrence_support import Call, cell, check, check_forward, in_single
 from tests.tiers import one_of
 
 #: W is the number of columns; a step, its states and what it emits.
@@ -55,6 +55,11 @@ def test_values_and_gradients(name: str, width: int, flags: dict[str, Any]) -> N
 def test_values_of_one_width_are_stashed_apart() -> None:
     agreed = plan(spec_of("kept values", 3), training=True)
     assert (agreed.stash_width, agreed.stash_unit) == (6, 3)
+
+
+def test_with_products_all_values_of_a_row_lie_together() -> None:
+    agreed = plan(cell(4, 4, "float64", "lstm"), training=True)
+    assert agreed.stash_unit == agreed.stash_width > 4
 
 
 def test_values_of_several_widths_are_stashed_side_by_side() -> None:
