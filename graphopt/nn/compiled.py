@@ -81,6 +81,10 @@ class CompiledBlock:
         with self._lock:
             return list(self._entries.values())
 
+    def is_outdated(self) -> bool:
+        """Whether the Block has forgotten the graph that was compiled."""
+        return self._trace.is_outdated()
+
     def __call__(self, args: Sequence[Any]) -> Any:
         """Run on NDArrays (nested lists and Nones allowed), compiling first where needed.
 

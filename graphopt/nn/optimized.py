@@ -132,9 +132,9 @@ class Optimized:
         return getattr(entries[-1].traced, which) if own is None and entries else own
 
     def _graphopt_current(self) -> State:
-        """What graphopt knows about this view, nothing if its children are others since."""
+        """What graphopt knows about this view, nothing if it consists of others since."""
         state = self.graphopt_state
-        if not state.structure.is_same():
+        if not state.structure.is_same() or state.compiled.is_outdated():
             return self._graphopt_replace(state)
         state.calls += 1
         if state.reason:

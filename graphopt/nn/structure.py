@@ -1,4 +1,4 @@
-"""Which Blocks a Block consists of, and whether they are as they were."""
+"""Which Blocks and Parameters a Block consists of, and whether they are as they were."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from graphopt.frontend.blocks import descendants
 from graphopt.frontend.gluon import why_hooked
 
 _FLAGS: Final = itemgetter("_flags")
+_CHILDREN: Final = itemgetter("_children")
 
 
 class Structure:
     """The descendants of a Block; asked at every call, so what is compared is looked up once.
 
-    Gluon lets children be added and replaced, and hooks be registered (``summary`` does), at any
-    time, and no cached graph of an ancestor knows of it.
+    Gluon lets children be added and replaced, parameters be put in the place of others (to tie
+    weights), and hooks be registered (``summary`` does), at any time, and no cached graph of an
+    ancestor knows of it.
     """
 
     def __init__(self, block: Any) -> None:
         """Note them as they are."""
         blocks = descendants(block)
         self._below = blocks[1:]
-        self._children: list[ValuesView[Any]] = [part._children.values() for part in blocks]
+        self._owns = [vars(part) for part in blocks]
+        self._children = [own["_children"] for own in self._owns]
+        self._held: list[ValuesView[Any]] = [held.values() for held in self._children]
+        self._held += [own["_reg_params"].values() for own in self._owns]
         # Gluon has them anew whenever it is told to hybridize or not to.
         self._flagged = [vars(part) for part in blocks if "_flags" in vars(part)]
         self._flags = [own["_flags"] for own in self._flagged]
@@ -36,9 +41,10 @@ class Structure:
         ]
 
     def is_same(self) -> bool:
-        """Whether no Block was added, replaced, taken out, or hybridized or not."""
+        """Whether nothing was added, replaced, taken out, or hybridized or not."""
         are_told_no_more = all(map(is_, map(_FLAGS, self._flagged), self._flags))
-        return are_told_no_more and self._found() == self._known
+        are_held = are_told_no_more and all(map(is_, map(_CHILDREN, self._owns), self._children))
+        return are_held and self._found() == self._known
 
     def hybridized(self) -> str:
         """Which Blocks are, and with what flags."""
@@ -50,4 +56,4 @@ class Structure:
         return why_hooked(self._below) if any(self._hooks) else ""
 
     def _found(self) -> list[Any]:
-        return list(chain.from_iterable(self._children))
+        return list(chain.from_iterable(self._held))

@@ -46,6 +46,13 @@ class Tracer:
             self._kept[kind] = vars(self._block).get("_cached_graph"), traced
         return traced
 
+    def is_outdated(self) -> bool:
+        """Whether a Block that is hybridized has forgotten its graph, as if it was called never.
+
+        ``cast`` does, and methods of users that change what ``hybrid_forward`` reads.
+        """
+        return bool(self._kept) and not vars(self._block).get("_cached_graph")
+
     def state(self, mode: Mode, layout: Hashable, args: Sequence[Any]) -> State:
         """Autograd's state, or one of an earlier call in which the Block is traced alike."""
         autograd = import_mxnet().autograd

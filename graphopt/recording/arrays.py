@@ -94,7 +94,8 @@ def _dtype(self: Any) -> Any:
 
 
 def _context(self: Any) -> Any:
-    return ref_of(self).tape.ctx
+    # A new one, as MXNet's: one that is entered twice at a time forgets what was before it.
+    return mx.Context(ref_of(self).tape.ctx)
 
 
 def _reshape(self: Any, *shape: Any, **kwargs: Any) -> Any:

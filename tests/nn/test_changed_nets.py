@@ -1,0 +1,152 @@
+"""Nets that forget their graphs, or consist of others than when they were compiled."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphopt
+from graphopt.compat import import_mxnet
+from graphopt.errors import InputError
+
+mx = import_mxnet()
+gluon, nn = mx.gluon, mx.gluon.nn
+
+
+class Detector(gluon.HybridBlock):
+    """Forgets its graph when what it computes is set, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2)
+
+    def set_scale(self, scale: float) -> None:
+        self._clear_cached_op()
+        self.scale = scale
+
+    def hybrid_forward(self, F, x):
+        return self.dense(x) * self.scale
+
+
+def both(make: Callable[[], Any]) -> list[tuple[Any, Any]]:
+    """A net, and the same as it is or optimized, with equal parameters."""
+    found = []
+    for is_optimized in (False, True):
+        net = make()
+        net.initialize(mx.init.One())
+        found.append((net, graphopt.optimize(net) if is_optimized else net))
+    return found
+
+
+def hybridized() -> Any:
+    net = Detector()
+    net.hybridize()
+    return net
+
+
+def test_a_graph_that_is_forgotten_is_made_anew() -> None:
+    x, found = mx.nd.ones((1, 2)), []
+    for net, called in both(hybridized):
+        values = [called(x)]
+        net.scale = 2.0  # MXNet has its graph, in which that is a number
+        values.append(called(x))
+        called.set_scale(3.0)
+        values.append(called(x))
+        net.scale = 7.0
+        net.cast("float32")
+        values.append(called(x))
+        found.append([value.asnumpy().tolist() for value in values])
+    assert found[1] == found[0]
+    assert found[0][0] != found[0][2]
+
+
+def layers() -> Any:
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=2, use_bias=False), nn.Dense(2, in_units=2, use_bias=False))
+    return net
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_a_parameter_takes_the_place_of_another(record: bool) -> None:
+    x, found = mx.nd.ones((1, 2)), []
+    for is_optimized in (False, True):
+        net = layers()
+        net[0].initialize(mx.init.One())
+        net[1].initialize(mx.init.Constant(5))
+        called = graphopt.optimize(net, record=record) if is_optimized else net
+        values = [called(x)]
+        del net[1]._reg_params["weight"]
+        net[1].weight = net[0].weight
+        with mx.autograd.record():
+            values.append(called(x))
+        values[-1].backward()
+        values.append(net[0].weight.grad())
+        found.append([value.asnumpy().tolist() for value in values])
+    assert found[1] == found[0]
+
+
+def test_a_layer_is_left_out_by_new_children() -> None:
+    x, found = mx.nd.ones((1, 2)), []
+    for net, called in both(layers):
+        values = [called(x)]
+        net._children = OrderedDict([*net._children.items()][:-1])
+        values.append(called(x))
+        found.append([value.asnumpy().tolist() for value in values])
+    assert found[1] == found[0]
+    assert found[0][0] != found[0][1]
+
+
+class Inner(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+
+    def hybrid_forward(self, F, x):
+        return F.tanh(self.dense(x))
+
+
+class Outer(gluon.Block):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.one, self.other = Inner(), Inner()
+
+    def forward(self, x):
+        return self.other(self.one(x) * x.shape[0])
+
+
+def test_a_call_leaves_the_context_of_the_thread_as_it_is() -> None:
+    net = Outer()
+    net.initialize(ctx=mx.cpu(1))
+    x = mx.nd.ones((2, 4), ctx=mx.cpu(1))
+    want = net(x)
+    called = graphopt.optimize(net, record=True)
+    got = called(x)
+    assert mx.current_context() == mx.cpu(0)
+    np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_net_of_other_layers_is_exported_once_it_was_called(tmp_path: Path) -> None:
+    net = Detector()
+    net.initialize()
+    called = graphopt.optimize(net)
+    x = mx.nd.ones((1, 2))
+    called(x)
+    net.dense = nn.Dense(5, in_units=2)
+    net.dense.initialize()
+    path = str(tmp_path / "net")
+    with pytest.raises(InputError, match="cannot be exported yet: call it once first"):
+        called.export(path)
+    assert not [*tmp_path.iterdir()]
+    want = called(x)
+    called.export(path)
+    loaded = graphopt.load(f"{path}-symbol.json", f"{path}-0000.params")
+    np.testing.assert_allclose(loaded(x).asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
