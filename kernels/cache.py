@@ -48,6 +48,10 @@ def folder() -> Path:
     return _usable(wanted())
 
 
+#: What no file can be made in: each attempt is an OSError, as on a disk that is full.
+_NOWHERE = Path(os.devnull) / "graphopt"
+
+
 def wanted() -> Path:
     """The folder that was asked for, whether or not it can be written to."""
     return _wanted(os.environ.get("GRAPHOPT_CACHE_DIR"))
@@ -65,7 +69,10 @@ def _wanted(named: str | None) -> Path:
         return Path(os.path.expanduser(named)).absolute()  # noqa: PTH111 - raises for no ~user
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("graphopt"))
+    try:
+        return Path(platformdirs.user_cache_dir("graphopt"))
+    except RuntimeError:  # an account without a home
+        return _NOWHERE
 
 
 @cache
@@ -84,7 +91,10 @@ def _private() -> Path:
     """A new folder, for this process alone."""
     import atexit
 
-    made = Path(tempfile.mkdtemp(prefix="graphopt-"))
+    try:
+        made = Path(tempfile.mkdtemp(prefix="graphopt-"))
+    except OSError:  # all of the file system is read-only
+        return _NOWHERE
     atexit.register(_remove, made, os.getpid())
     return made
 

@@ -71,7 +71,8 @@ class _Child:
         Raises:
             CompilerError: it does not begin.
         """
-        command = [sys.executable, "-c", _BEGIN.format(path=sys.path)]
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python minds no others
+        command = [sys.executable, "-c", _BEGIN.format(path=path)]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
@@ -113,9 +114,9 @@ class _Child:
 
     def _has_begun(self) -> bool:
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], _BEGIN_S)
+        ready = _is_readable(self._process.stdout, _BEGIN_S)
         try:
-            return bool(ready) and _read(self._process.stdout, len(_READY)) == _READY
+            return ready and _read(self._process.stdout, len(_READY)) == _READY
         except OSError:
             return False
 
@@ -202,6 +203,13 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
+def _is_readable(pipe: IO[bytes], seconds: float) -> bool:
+    """Whether something comes, or the other end is closed, by then."""
+    poll = select.poll()  # `select` takes no file behind the first 1,024
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
+
+
 def _send(pipe: IO[bytes], what: Any) -> None:
     data = pickle.dumps(what)
     view = memoryview(_SIZE.pack(len(data)) + data)
@@ -233,14 +241,12 @@ def serve() -> None:
     os.dup2(2, 1)  # what else is printed is no answer
     from graphopt.kernels.cpu import compile_object
 
-    answers.write(_READY)
-    while select.select([asked], [], [], _IDLE_S)[0]:
-        try:
+    with contextlib.suppress(OSError):  # nobody is there any more
+        answers.write(_READY)
+        while _is_readable(asked, _IDLE_S):
             job: Job = _receive(asked)
-        except OSError:
-            return
-        try:
-            answer: Any = compile_object(job.spec, index=job.index, piece=job.piece)
-        except Exception as error:  # noqa: BLE001 - told to the one that asks
-            answer = f"{type(error).__name__}: {error}"
-        _send(answers, answer)
+            try:
+                answer: Any = compile_object(job.spec, index=job.index, piece=job.piece)
+            except Exception as error:  # noqa: BLE001 - told to the one that asks
+                answer = f"{type(error).__name__}: {error}"
+            _send(answers, answer)

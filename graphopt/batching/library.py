@@ -96,7 +96,8 @@ class Library:
         """Forget what was made of Blocks that have changed since."""
         with self.lock:
             self._calls, self._children = self._calls + 1, None
-            changed = [block for block, was in self.traced.items() if not was.is_same()]
+            # A copy: threads that trace more add them without the lock.
+            changed = [block for block, was in list(self.traced.items()) if not was.is_same()]
             for block in changed:
                 self._changes[block] = self._changes.get(block, 0) + 1
             if changed:
@@ -119,7 +120,7 @@ class Library:
         if holds(copied(getattr(block, name, None), Budget()), value):
             return
         with self.lock:
-            found = [part for part in self.traced if self._has(part, block)]
+            found = [part for part in list(self.traced) if self._has(part, block)]
             for traced in [part for part in found if not _keeps_graph(part)]:
                 self._set_within.add(traced)
                 self.note(

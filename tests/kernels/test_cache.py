@@ -321,3 +321,42 @@ def test_results_are_those_of_a_kernel_just_compiled(folder: Path) -> None:
     loaded = call(library.kernel(SPEC, backward=False).address)
     assert (library.STATISTICS.compiled, library.STATISTICS.loaded) == (1, 1)
     np.testing.assert_array_equal(loaded, compiled)
+
+
+def test_without_a_home_a_folder_of_the_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(*_: Any) -> str:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("GRAPHOPT_CACHE_DIR", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_dir", homeless)
+    for memory in (cache._wanted, cache._usable):
+        memory.cache_clear()
+    try:
+        cache.store(KEY, b"x")
+        assert cache.load(KEY) == b"x"
+        assert not cache.is_kept()
+        assert make() == (1, 0)
+        assert make() == (0, 1)
+    finally:
+        for memory in (cache._wanted, cache._usable):
+            memory.cache_clear()
+
+
+def test_where_nothing_can_be_written_everything_is_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.TemporaryFile", refuse)
+        patch.setattr("tempfile.mkdtemp", refuse)
+        cache._usable.cache_clear()
+        with pytest.warns(RuntimeWarning, match="Read-only file system"):
+            cache.store(KEY, b"x")
+        assert cache.load(KEY) is None
+        assert not cache.has(KEY)
+        assert not cache.is_kept()
+        assert cache.info().kernels == 0
+        assert [make(), make()] == [(1, 0), (1, 0)]
+    cache._usable.cache_clear()

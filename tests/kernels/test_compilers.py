@@ -192,3 +192,29 @@ def test_who_asks_loads_no_compiler() -> None:
         check=True,
     )
     assert done.stdout.split() == ["2", "0"]
+
+
+def test_behind_a_thousand_open_files_and_odd_paths() -> None:
+    """In a process of its own, whose limits and files are no others'."""
+    code = f"""
+import os, pathlib, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+if hard != resource.RLIM_INFINITY and hard < 1200:
+    print("too few"); raise SystemExit
+resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
+opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+sys.path.append(pathlib.Path("/nowhere"))
+from graphopt.kernels import compilers, library
+assert library.kernel({text(3.5)!r}, backward=False).address
+print(compilers.why_not(), library.STATISTICS.here)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.strip() in ("None 0", "too few")
+    assert done.stderr == ""
