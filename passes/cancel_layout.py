@@ -29,10 +29,10 @@ class CancelLayout(Pass):
     that moves only axes of length 1 becomes a view; reductions, ``dot`` and ``batch_dot`` take
     one over; one is pulled up through pointwise operators if fewer bytes are transposed then.
     Slices of slices and concatenations, concatenations of adjacent slices, splits of
-    concatenations and reversals in pairs go as well. All steps of an array that are stacked
-    again, with others in front or behind, are the array; a split of which one part is read is a
-    slice. The last step of sequences without lengths (``SequenceLast``) is a slice: the
-    gradient of MXNet's operator reads memory that only its executor keeps.
+    concatenations and reversals in pairs go as well. Steps of an array (a split that takes the
+    axis away) that are all stacked again, with others in front or behind, are the array; one
+    that is read alone is a slice. The last step of sequences without lengths (``SequenceLast``)
+    is a slice: the gradient of MXNet's operator reads memory that only its executor keeps.
 
     Most of it needs static types (``infer-types``). Values and gradients keep every bit, but sums
     and products over transposed data are taken in another order, which ``precise`` forbids. The

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphopt.ir.node import Node, Value
+from graphopt.ir.ops import canonical
 from graphopt.passes.layout.views import static_shape, view
 from graphopt.passes.recurrence.sequences import Cut, cut_of
 from graphopt.rewrite import Edit, Rule
@@ -61,35 +62,37 @@ def _whole(edit: Edit, values: tuple[Value, ...], first: int, axis: int) -> Valu
 
 
 def _cut(edit: Edit, value: Value) -> Cut | None:
+    """Which step a value is, whatever sizes the graph is for: other parts may be longer there."""
+    node = edit.node(value)
+    if not _has_steps(node) or not edit.is_movable(node):
+        return None
     cut = cut_of(edit.graph, value)
     rank = None if cut is None else edit.type(cut.source).rank
-    if cut is None or rank is None or not edit.is_movable(edit.node(value)):
+    if cut is None or rank is None:
         return None
     return Cut(cut.source, cut.axis % rank, cut.index)
 
 
 def _split(edit: Edit, node: Node) -> Replacement:
-    """A split of which one part is read: a slice."""
+    """Steps of which one is read: a slice."""
     read = [value for value in node.values if edit.uses(value)]
-    if len(read) == 1 and edit.graph.is_output(read[0]):
+    if not _has_steps(node) or len(read) != 1 or len(node.types) < _MANY:
+        return None
+    if edit.graph.is_output(read[0]):
         return None  # its name tells which part it is
     shape, part = static_shape(edit.type(node.inputs[0])), node.types[0]
-    if len(read) != 1 or len(node.types) < _MANY or shape is None or static_shape(part) is None:
+    if shape is None or static_shape(part) is None:
         return None
-    axis = int(node.attrs.get("axis", 1)) % len(shape)
-    extent = shape[axis] // len(node.types)
-    begin = read[0].index * extent
-    small = (*shape[:axis], extent, *shape[axis + 1 :])
-    piece = edit.add(
-        "slice_axis",
-        node.inputs,
-        {"axis": axis, "begin": begin, "end": begin + extent},
-        part.with_shape(small),
-        like=node,
-    )
-    if node.attrs.get("squeeze_axis"):
-        piece = edit.add("squeeze", (piece,), {"axis": axis}, part, like=node)
+    axis, at = int(node.attrs.get("axis", 1)) % len(shape), read[0].index
+    one = part.with_shape((*shape[:axis], 1, *shape[axis + 1 :]))
+    span = {"axis": axis, "begin": at, "end": at + 1}
+    piece = edit.add("slice_axis", node.inputs, span, one, like=node)
+    piece = edit.add("squeeze", (piece,), {"axis": axis}, part, like=node)
     return (piece,) * len(node.types)
+
+
+def _has_steps(node: Node) -> bool:
+    return canonical(node.op) == "SliceChannel" and node.attrs.flag("squeeze_axis")
 
 
 RULES = (

@@ -170,6 +170,8 @@ def rejoin(graph: Graph, parts: Sequence[Value], sequence: Value, axis: int) -> 
             continue
         if other != axis:
             whole = swapped(graph, whole, f"{name}_swap")
+        if graph.is_output(reader.out()) and (graph[whole.node].is_input or graph.is_output(whole)):
+            continue  # the caller's own array, or one array twice
         graph.replace_uses(reader.out(), whole)
         erase_unused(graph, [reader.id])
         done += 1

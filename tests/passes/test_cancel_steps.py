@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+import graphopt
 from graphopt.backend.target import MXNetTarget
+from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
 from graphopt.passes.cancel_layout import CancelLayout
 from graphopt.testing import assert_equivalent, run_pass
 
+mx = import_mxnet()
 NAME = CancelLayout.name
 
 #: Steps of %x along each axis; %r is what is left of them.
@@ -57,15 +63,15 @@ CASES = {
         "CUT0\n%t = stack(%s, %s#1, %s#2, %s#3) {axis=0, num_args=4}\n%r = broadcast_add(%t, %s#2)",
         ["slice_axis{axis=0, begin=2, end=3}", "squeeze{axis=0}", "broadcast_add"],
     ),
-    "steps of slices": (
+    "one of another array in front": (
         "%a = slice_axis(%x) {axis=0, begin=0, end=1}\n%b = squeeze(%a) {axis=0}\n"
         "%c = SliceChannel(%z) {axis=0, num_outputs=6, squeeze_axis=True} : (?, ?, ?, ?, ?, ?)\n"
         "%r = stack(%b, %c, %c#1, %c#2, %c#3, %c#4, %c#5) {axis=0, num_args=7}",
         ["slice_axis{axis=0, begin=0, end=1}", "Concat{dim=0, num_args=2}"],
     ),
-    "one part of a split": (
-        "%a = SliceChannel(%z) {axis=0, num_outputs=3} : (?, ?, ?)\n%r = square(%a#1)",
-        ["slice_axis{axis=0, begin=2, end=4}", "square"],
+    "one step": (
+        "CUT1\n%r = square(%s#1)",
+        ["slice_axis{axis=1, begin=1, end=2}", "squeeze{axis=1}", "square"],
     ),
 }
 
@@ -76,8 +82,15 @@ KEPT = {
     "more others than would be saved": (
         "CUT0\n%r = stack(%y, %y, %y, %y, %s, %s#1, %s#2, %s#3, %y) {axis=0, num_args=9}"
     ),
-    "two parts of a split": (
-        "%a = SliceChannel(%z) {axis=0, num_outputs=3} : (?, ?, ?)\n%r = elemwise_add(%a#1, %a)"
+    "two steps": "CUT0\n%r = elemwise_add(%s#1, %s)",
+    # Parts are of one row for these sizes alone.
+    "a part of a split": (
+        "%a = SliceChannel(%z) {axis=0, num_outputs=3} : (?, ?, ?)\n%r = square(%a#1)"
+    ),
+    "parts that are viewed": (
+        "%a = SliceChannel(%y) {axis=0, num_outputs=4} : (?, ?, ?, ?)\n"
+        + "".join(f"%v{n} = Reshape(%a#{n}) {{shape=(-1,)}}\n" for n in range(4))
+        + "%r = stack(%v0, %v1, %v2, %v3) {axis=0, num_args=4}"
     ),
 }
 
@@ -110,7 +123,48 @@ def test_a_second_run_changes_nothing(case: str) -> None:
 
 def test_a_returned_part_keeps_its_name() -> None:
     graph = parse(
-        "graph g(%x: f32[6,4]) {%a = SliceChannel(%x) {axis=0, num_outputs=3} : "
-        "(f32[2,4], f32[2,4], f32[2,4]) return %a#1}"
+        "graph g(%x: f32[3,4]) {%a = SliceChannel(%x) {axis=0, num_outputs=3, squeeze_axis=True} : "
+        "(f32[4], f32[4], f32[4]) return %a#1}"
     )
     assert run_pass(graph, NAME).graph is graph
+
+
+class Parts(mx.gluon.HybridBlock):
+    """A third of the rows of a batch."""
+
+    def hybrid_forward(self, F, x):
+        return F.relu(F.split(x, num_outputs=3, axis=0)[1] * 2)
+
+
+@pytest.mark.parametrize("rows", [3, 6])
+def test_files_are_for_any_size(rows: int, tmp_path: Path) -> None:
+    net = Parts()
+    net.initialize()
+    fast = graphopt.optimize(net, mode="inference")
+    fast(mx.nd.ones((rows, 2)))
+    fast.export(str(tmp_path / "net"))
+    loaded = mx.gluon.SymbolBlock.imports(str(tmp_path / "net-symbol.json"), ["data"])
+    for others in (3, 6, 12, 24):
+        x = mx.nd.random.uniform(-1, 1, shape=(others, 2))
+        np.testing.assert_array_equal(loaded(x).asnumpy(), net(x).asnumpy())
+
+
+class Joined(mx.gluon.HybridBlock):
+    """All steps, and what they were cut from."""
+
+    def hybrid_forward(self, F, x):
+        return F.stack(*F.split(x, num_outputs=6, axis=1, squeeze_axis=True), axis=1)
+
+
+@pytest.mark.parametrize("mode", ["auto", "inference"])
+def test_the_callers_own_array_is_not_returned(mode: str) -> None:
+    net = Joined()
+    net.initialize()
+    fast = graphopt.optimize(net, mode=mode)
+    for _ in range(3):
+        x = mx.nd.ones((2, 6, 4))
+        found = fast(x)
+        x[:] = 9
+        assert found.asnumpy().max() == 1
+        found[:] = 7
+        assert x.asnumpy().max() == 9
