@@ -105,6 +105,12 @@ def _traced(block: Any, args: Sequence[Any], *, keeping: bool) -> Traced:
     hooked = why_hooked(descendants(block)[1:])
     if hooked:
         raise UnsupportedError(hooked)
+    if mx.contrib.amp.amp._amp_initialized and not getattr(block, "_active", False):
+        # Its wrappers of `mx.nd` scale losses, and leave dtypes alone that those of Symbols cast.
+        raise UnsupportedError(
+            f"{describe(block)} runs its Python, as amp.init() has arrays cast and losses scaled"
+            " otherwise than graphs: hybridize it"
+        )
     all_parameters(block)  # which a graph knows by their names
     flat, layout = mx.gluon.block._flatten(list(args), "input")
     given = [array for array in flat if array is not None]

@@ -92,7 +92,8 @@ class Slots : public InTurns<T, Slots<T>> {
         numbers_[kByNumber].now[row] = c_.index[numbers_[kStepsFirst].now[row]];
     if (is_entered_) Gather();
     asked_ = 0;
-    part_ = (live_ + p_.steps.size() - 1) / p_.steps.size();
+    const int64_t steps = std::max<int64_t>(p_.steps.size(), 1);  // none, if states stay as they are
+    part_ = (live_ + steps - 1) / steps;
   }
 
   /* Asks for some rows that the next step reads or writes, while products keep the processor busy. */

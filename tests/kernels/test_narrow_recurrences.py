@@ -74,3 +74,9 @@ def test_values_of_several_widths_are_stashed_side_by_side() -> None:
     agreed = plan(parse(gated), training=True)
     assert agreed.stash_unit == agreed.stash_width
     check(parse(gated), Call(4, 5))
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+def test_a_step_that_does_nothing(lengths: bool) -> None:
+    spec = parse("recurrence f64 (3) (3) () () ;; next s0 ;; emit")
+    check_forward(spec, Call(4, 5, lengths=lengths))

@@ -269,6 +269,54 @@ def test_where_it_is_initialized() -> None:
     subprocess.run([sys.executable, "-c", INITIALIZED], check=True)
 
 
+NOT_HYBRIDIZED = """
+import numpy as np
+import graphopt
+from graphopt.compat import import_mxnet
+
+mx = import_mxnet()
+from mxnet.contrib import amp
+
+amp.init()
+
+
+class Classifier(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, x, y):
+        return F.SoftmaxOutput(F.exp(F.cast(x, dtype="float16")).astype("float32"), y)
+
+
+class Powers(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.broadcast_mul(x, F.exp(x))
+
+
+found = []
+for is_fast in (False, True):
+    nets = Classifier(), Powers()
+    one, other = map(graphopt.optimize, nets) if is_fast else nets
+    weight = mx.gluon.Parameter("weight", shape=(1,))
+    weight.initialize()
+    amp.init_trainer(mx.gluon.Trainer([weight], "sgd"))
+    x, y = mx.nd.array(np.linspace(-1, 1, 6).reshape(2, 3)), mx.nd.array([0, 2])
+    x.attach_grad()
+    for _ in range(12):
+        with mx.autograd.record():
+            out = one(x, y)
+        out.backward()
+    powers = [other(x.astype(dtype)) for dtype in ("float16", "float64")]
+    found.append([out, x.grad, *powers])
+assert abs(found[0][1]).max() > 1000, "the loss is not scaled"
+for want, got in zip(*found):
+    assert want.dtype == got.dtype
+    np.testing.assert_allclose(got.asnumpy(), want.asnumpy(), rtol=1e-3, atol=1e-5)
+assert "amp.init()" in str(one.explain())
+"""
+
+
+def test_nets_that_are_not_hybridized_run_its_own_functions() -> None:
+    subprocess.run([sys.executable, "-c", NOT_HYBRIDIZED], check=True)
+
+
 @in_bfloat16
 def test_views_are_converted() -> None:
     net = nn.HybridSequential()
