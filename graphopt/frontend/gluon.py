@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -105,7 +106,8 @@ def _traced(block: Any, args: Sequence[Any], *, keeping: bool) -> Traced:
     hooked = why_hooked(descendants(block)[1:])
     if hooked:
         raise UnsupportedError(hooked)
-    if mx.contrib.amp.amp._amp_initialized and not getattr(block, "_active", False):
+    amp = sys.modules.get("mxnet.contrib.amp.amp")
+    if getattr(amp, "_amp_initialized", False) and not getattr(block, "_active", False):
         # Its wrappers of `mx.nd` scale losses, and leave dtypes alone that those of Symbols cast.
         raise UnsupportedError(
             f"{describe(block)} runs its Python, as amp.init() has arrays cast and losses scaled"

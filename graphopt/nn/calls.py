@@ -15,6 +15,7 @@ from graphopt.errors import GraphError, InputError, UnsupportedError
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable, without_hooks
 from graphopt.nn.config import Config
+from graphopt.nn.held_blocks import settle
 from graphopt.nn.initializing import PythonFirst, first_call, left_open
 from graphopt.nn.learning import LearnsInPythonError
 from graphopt.nn.originals import original
@@ -97,7 +98,11 @@ def _in_python(
         raise UnsupportedError(f"memory= and max_shapes= are for nets that compile whole: {reason}")
 
     def apart() -> Any:
-        return _python_of(block, taken_apart(block))(*args)
+        twin = taken_apart(block)
+        try:
+            return _python_of(block, twin)(*args)
+        finally:
+            settle(twin)
 
     if state.config.record is None and not is_hooked and _may_record(block, state, args):
         return _measured(block, state, args, _python_of(block, original(block)), apart)

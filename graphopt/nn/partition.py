@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import MethodType
 from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable
+from graphopt.nn.held_blocks import Held, is_container
 
 #: Makes the optimized view of a Block.
 Optimize = Callable[[Any], Any]
@@ -86,6 +88,18 @@ class _Swapped:
         del vars(block)[self.name]
 
 
+class _SwappedIn(_Swapped):
+    """The same of a list or dict, which both sides may write to."""
+
+    def __init__(self, name: str, held: Held) -> None:
+        super().__init__(name, held.own, held.swapped)
+        self.held = held
+
+    def __get__(self, block: Any, owner: type | None = None) -> Any:
+        found = super().__get__(block, owner)
+        return self.held.current() if found is self.swapped else found
+
+
 class _Children(OrderedDict[str, Any]):
     """Optimized children; one that a method registers is the user's Block's as well."""
 
@@ -153,7 +167,13 @@ class _Partition:
             replaced[name] = done[id(child)]
         for key, value in vars(block).items():
             swapped = _Children(value, replaced) if key == "_children" else _swap(value, done)
-            if swapped is not value:
+            if swapped is value:
+                continue
+            if key != "_children" and is_container(value):
+                held = Held(value, swapped, partial(_swap, done=done))
+                cls._graphopt_held = [*vars(cls).get("_graphopt_held", ()), held]
+                setattr(cls, key, _SwappedIn(key, held))
+            else:
                 setattr(cls, key, _Swapped(key, value, swapped))
         if runs:
             cls._graphopt_parts = _parts_in_turn(block, runs, replaced, self.optimize, self.notes)

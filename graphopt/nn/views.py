@@ -11,6 +11,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.nn.calls import forwarding, has_symbol, run, taken_apart
 from graphopt.nn.config import Config
+from graphopt.nn.held_blocks import settle
 from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
 from graphopt.recording.active import ACTIVE
@@ -147,7 +148,11 @@ def _on_children(name: str, method: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if ACTIVE.tape or "_children" not in vars(self):
             return method(self, *args, **kwargs)
-        return getattr(taken_apart(self), name)(*args, **kwargs)
+        twin = taken_apart(self)
+        try:
+            return getattr(twin, name)(*args, **kwargs)
+        finally:
+            settle(twin)
 
     return call
 
