@@ -26,7 +26,9 @@ def export(
     block: Any, path: str, epoch: int, *, remove_amp_cast: bool = True, kernels: bool = False
 ) -> None:
     """Write ``path-symbol.json`` and ``path-<epoch>.params``; see ``Optimized.export``."""
-    state = block._graphopt_current()
+    state = block.graphopt_state
+    if not state.structure.has_same_parts():
+        state = block._graphopt_current()
     if state.reason:
         raise InputError(f"{describe(block)} cannot be exported as one graph: {state.reason}")
     entries = state.compiled.entries

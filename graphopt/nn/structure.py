@@ -43,8 +43,12 @@ class Structure:
     def is_same(self) -> bool:
         """Whether nothing was added, replaced, taken out, or hybridized or not."""
         are_told_no_more = all(map(is_, map(_FLAGS, self._flagged), self._flags))
-        are_held = are_told_no_more and all(map(is_, map(_CHILDREN, self._owns), self._children))
-        return are_held and self._found() == self._known
+        return are_told_no_more and self.has_same_parts()
+
+    def has_same_parts(self) -> bool:
+        """Whether nothing was added, replaced or taken out."""
+        are_there = all(map(is_, map(_CHILDREN, self._owns), self._children))
+        return are_there and self._found() == self._known
 
     def hybridized(self) -> str:
         """Which Blocks are, and with what flags."""
