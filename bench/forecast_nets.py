@@ -86,7 +86,7 @@ def _number(batch: int) -> Any:
 #: How to make a net and its arguments, the number of recurrences that it has, and whether it draws.
 NETS: dict[str, tuple[Callable[[bool], tuple[Any, tuple[Any, ...]]], int, bool]] = {
     "deepar": (lambda quick: _deepar(quick, 0.0), 2, False),
-    "deepar_zoneout": (lambda quick: _deepar(quick, 0.1), 2, True),
+    "deepar_zoneout": (lambda quick: _deepar(quick, 0.1), 4, True),
     "gpvar": (lambda quick: _gpvar(quick), 8, False),
 }
 
