@@ -59,7 +59,7 @@ def wanted() -> Path:
 
 def is_kept() -> bool:
     """Whether what is stored outlives this process."""
-    return folder() == wanted()
+    return folder() == wanted() != _NOWHERE
 
 
 @cache

@@ -34,7 +34,7 @@ def why_left(
     members = set(nodes)
     read = [[part for part in parts if _readers(graph, part, members)] for parts in emitted]
     if all(len(parts) <= 1 for parts in read):
-        if fit_one_kernel(graph, members):
+        if _fit_one_kernel(graph, members):
             return "one kernel computes all of them, which is faster"
     elif any(_are_read_apart(graph, parts, members) for parts in read):
         return "they are read one by one, by kernels that can compute them too"
@@ -60,11 +60,11 @@ def _joins(graph: Graph, reader: Node | None) -> bool:
     return bool(uses) and all(canonical(graph[use.node].op) == "Concat" for use in uses)
 
 
-def fit_one_kernel(graph: Graph, nodes: Iterable[NodeId]) -> bool:
+def _fit_one_kernel(graph: Graph, nodes: Iterable[NodeId]) -> bool:
     """Whether one fused kernel may compute all steps that these nodes make.
 
-    It keeps the states in registers, and so is the faster one. What takes more operators or
-    operands than a kernel may have is cut up between steps, and a recurrence is twice as fast.
+    It keeps the states in registers. What takes more operators or operands than a kernel may have
+    is cut up between steps.
     """
     members = {number for number in nodes if _is_fused(canonical(graph[number].op))}
     if len(members) > MAX_MEMBERS:

