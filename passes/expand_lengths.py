@@ -13,6 +13,7 @@ from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.fuse import why_no_kernel
+from graphopt.passes.fusion.operators import single
 from graphopt.passes.fusion.positions import INTEGERS, LONGEST, Positions, axis_of
 from graphopt.passes.fusion.region import origin_of
 from graphopt.pipeline.base import Pass, PassContext
@@ -124,7 +125,7 @@ def _replace(build: Positions, node: Node) -> None:
     keep = _keep(build, node, name)
     chosen = node.but(op="_npi_where", attrs=Attrs(), types=node.types[:1])
     if canonical(node.op) == "SequenceMask":
-        fill = build.filled(float(node.attrs.get("value", 0.0)), rank, dtype, f"{name}_fill")
+        fill = build.filled(single(node.attrs, "value", 0.0), rank, dtype, f"{name}_fill")
         graph.update(chosen.but(inputs=(keep, data, fill)))
         return
     fill = build.filled(-math.inf, rank, dtype, f"{name}_fill")

@@ -19,6 +19,8 @@ def _over_one(edit: Edit, node: Node) -> Replacement:
         return None
     if any(shape[axis] != 1 for axis in reduced_axes(node, len(shape))):
         return None
+    if edit.training and canonical(node.op) in ("max", "min") and is_float(node.type):
+        raise Mismatch("where x is undefined the gradient of the largest or smallest is 0")
     return view(edit, source, result, node)
 
 

@@ -32,6 +32,12 @@ _NEUTRAL = {
     "_minimum_scalar": math.inf,
 }
 
+#: Operators whose result is another one for -0 than for 0, as the number of what they read.
+_TELLS_ZEROS = {
+    **dict.fromkeys(("sqrt", "rsqrt", "reciprocal", "_rdiv_scalar"), 0),
+    **dict.fromkeys(("elemwise_div", "broadcast_div"), 1),
+}
+
 
 def _neutral(edit: Edit, node: Node) -> Replacement:
     """``x + 0``, ``x * 1``, ``x ** 1`` ... are x."""
@@ -45,22 +51,25 @@ def _neutral(edit: Edit, node: Node) -> Replacement:
         return None
     if edit.precise and op == "_plus_scalar" and is_float(source):
         raise Mismatch("x + 0 turns -0 into 0")
-    if _is_for_root(edit, node):
+    if _shows_sign_of_zero(edit, node):
         return None
     if edit.training and op in ("_maximum_scalar", "_minimum_scalar"):
         raise Mismatch("where x is undefined the gradient of a limit is 0")
     return node.inputs[0]
 
 
-def _is_for_root(edit: Edit, node: Node) -> bool:
-    """Whether it is an ``x + 0`` that a root reads, which tells -0 from 0 and powers do not."""
-    return (
-        canonical(node.op) == "_plus_scalar"
-        and scalar(node) == 0
-        and any(
-            canonical(edit.graph[use.node].op) in ("sqrt", "rsqrt")
-            for use in edit.graph.users(node.out())
-        )
+def _shows_sign_of_zero(edit: Edit, node: Node) -> bool:
+    """Whether it is an ``x + 0``, which turns -0 into 0, and something reads it that tells them.
+
+    Roots do, and powers do not; what is divided by it is infinite with its sign.
+    """
+    if canonical(node.op) != "_plus_scalar" or scalar(node) != 0:
+        return False
+    users = [edit.graph[use.node] for use in edit.graph.users(node.out())]
+    return any(
+        user.inputs[_TELLS_ZEROS[canonical(user.op)]] == node.out()
+        for user in users
+        if canonical(user.op) in _TELLS_ZEROS
     )
 
 
@@ -92,7 +101,7 @@ def _chain_of_sums(edit: Edit, node: Node) -> Replacement:
     inner = None if inner_node is None else _as_sum(inner_node)
     if outer is None or inner_node is None or inner is None or inner_node.type != node.type:
         return None
-    if inner.offset == 0 and _is_for_root(edit, node):
+    if inner.offset == 0 and _shows_sign_of_zero(edit, node):
         return None
     terms = (outer.sign * inner.offset, outer.offset)
     both = _Sum(outer.sign * inner.sign, sum(terms))

@@ -14,6 +14,7 @@ import numpy as np
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.algebra.numbers import is_float, scalar
+from graphopt.passes.fusion.operators import single
 from graphopt.rewrite import Edit, Mismatch, Rule
 from graphopt.rewrite.rule import Replacement
 
@@ -30,7 +31,7 @@ class _Window(NamedTuple):
 def _window(node: Node) -> _Window:
     op = canonical(node.op)
     if op == "clip":
-        return _Window(float(node.attrs["a_min"]), float(node.attrs["a_max"]))
+        return _Window(*(single(node.attrs, name, 0.0) for name in ("a_min", "a_max")))
     if op == "relu":
         return _Window(0.0, math.inf)
     limit = scalar(node)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from graphopt.errors import GraphoptError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node
@@ -75,9 +76,16 @@ class Row:
 
 
 def number(attrs: Attrs, name: str, default: float) -> float:
-    """A number that a node has, or what MXNet takes without it."""
+    """A number that a node has, or what MXNet takes without it.
+
+    Raises:
+        GraphoptError: Python does not read it as one, although MXNet may (``1.5f``).
+    """
     found = attrs.get(name)
-    return default if found is None else float(found)
+    try:
+        return default if found is None else float(found)
+    except ValueError as error:
+        raise GraphoptError(f"{name}={found} is no number") from error
 
 
 def single(attrs: Attrs, name: str, default: float) -> float:
