@@ -2,7 +2,8 @@
 
 LLVM takes 40 to 90 MB of a process for as long as it lives and one core while it works. A
 child of its own for each of a few threads compiles several kernels at once, gives the object files
-back, and ends when there has been nothing to do for some seconds.
+back, and ends when there has been nothing to do for some seconds. When this process ends, so do the
+children, whatever they do.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import sys
 import threading
 import warnings
 import weakref
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
+from graphopt.kernels.daemons import Daemons
 from graphopt.kernels.spec import KernelSpec
 
 #: Processes at most; ``GRAPHOPT_COMPILERS`` says otherwise, and 0 that kernels are compiled here.
@@ -73,13 +75,16 @@ class _Child:
         """
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python minds no others
         command = [sys.executable, "-c", _BEGIN.format(path=path)]
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-            )
-        except OSError as error:
-            raise CompilerError(str(error)) from error
-        _children.add(self)
+        with _lock:
+            if _is_over:
+                raise CompilerError("this process ends")
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+                )
+            except OSError as error:
+                raise CompilerError(str(error)) from error
+            _children.add(self)
         if not self._has_begun():
             self.end()
             raise CompilerError("it does not begin")
@@ -114,34 +119,38 @@ class _Child:
 
     def _has_begun(self) -> bool:
         assert self._process.stdout is not None
-        ready = _is_readable(self._process.stdout, _BEGIN_S)
         try:
+            ready = _is_readable(self._process.stdout, _BEGIN_S)
             return ready and _read(self._process.stdout, len(_READY)) == _READY
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a pipe is closed
             return False
 
 
 _children: weakref.WeakSet[_Child] = weakref.WeakSet()
 _own = threading.local()
 _lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
+_pool: Daemons[Job, Compiled] | None = None
 _why_not: str | None = None
+_is_over = False  # so is this process, soon
 
 
 def submit(job: Job) -> Future[Compiled] | None:
     """Have a kernel compiled meanwhile; ``None`` where this process has to do it itself.
 
-    The result raises :class:`CompilerError` where this process has to after all.
+    The result raises :class:`CompilerError` where this process has to after all, and
+    :class:`concurrent.futures.CancelledError` where this process ends before its turn comes.
     """
     global _pool
     if why_not() is not None:
         return None
     with _lock:
+        if _is_over:
+            return None
         if _pool is None:
-            _pool = ThreadPoolExecutor(most(), thread_name_prefix="graphopt-compiler")
+            _pool = Daemons(_compile, most(), "graphopt-compiler")
         try:
-            return _pool.submit(_compile, job)
-        except RuntimeError:  # the interpreter ends
+            return _pool.submit(job)
+        except RuntimeError:  # there are as many threads as there may be
             return None
 
 
@@ -174,7 +183,8 @@ def _compile(job: Job) -> Compiled:
     try:
         child = _own.child = _Child()
     except CompilerError as error:
-        _give_up(error)
+        if not _is_over:
+            _give_up(error)
         raise
     return child.compile(job)
 
@@ -190,7 +200,13 @@ def _give_up(error: CompilerError) -> None:
 
 @atexit.register
 def _end() -> None:
-    for child in list(_children):
+    """Let nobody wait for what is not compiled yet, as after an interrupt (Ctrl-C)."""
+    global _is_over
+    with _lock:
+        _is_over, children = True, list(_children)
+    if _pool is not None:
+        _pool.cancel()
+    for child in children:
         child.end()
 
 

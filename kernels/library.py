@@ -7,7 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -143,16 +143,36 @@ def _make(job: Job) -> Kernel:
 
 def _compiled(job: Job) -> Compiled:
     """By another process; by this one where there is none, or where it fails there."""
-    begun = _begun.pop(job, None) or submit(job)
-    if begun is not None:
-        try:
-            return begun.result()
-        except CompilerError:
-            pass  # what is wrong with the kernel shows here as well
+    found = _elsewhere(job)
+    if found is not None:
+        return found
     from graphopt.kernels.cpu import compile_object
 
     STATISTICS.here += 1
     return Compiled(*compile_object(job.spec, index=job.index, piece=job.piece))
+
+
+def _elsewhere(job: Job) -> Compiled | None:
+    begun = _begun.get(job) or submit(job)
+    if begun is None:
+        return None
+    _begun[job] = begun
+    try:
+        return begun.result()
+    except (CompilerError, CancelledError):
+        return None  # what is wrong with the kernel shows here as well
+    except BaseException:  # an interrupt (Ctrl-C), which may be to end this process
+        _cancel()
+        raise
+    finally:
+        if begun.done():
+            _begun.pop(job, None)
+
+
+def _cancel() -> None:
+    """Let nothing begin that is expected; what has begun is there for the next call."""
+    for job in [job for job, begun in _begun.items() if begun.cancel()]:
+        del _begun[job]
 
 
 def link(code: bytes, name: str = SYMBOL) -> int:
