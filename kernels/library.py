@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import threading
 from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from graphopt.forking import lock
 from graphopt.kernels import cache as disk
 from graphopt.kernels.compilers import Compiled, CompilerError, Job, submit
 from graphopt.kernels.contract import prepared
@@ -46,17 +46,15 @@ STATISTICS = Statistics()
 
 _kernels: dict[Job, Kernel] = {}
 _begun: dict[Job, Future[Compiled]] = {}  # compiled meanwhile
-_lock = threading.RLock()
+_lock = lock()
 
 
-def _unlock() -> None:
-    """In a forked child: the thread that held the lock is no more."""
-    global _lock
-    _lock = threading.RLock()
+def _forget_begun() -> None:
+    """In a forked child: nobody goes on with it."""
     _begun.clear()
 
 
-os.register_at_fork(after_in_child=_unlock)
+os.register_at_fork(after_in_child=_forget_begun)
 
 
 def kernel(text: str, *, backward: bool, index: bool = False, piece: bool = False) -> Kernel:

@@ -21,9 +21,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 
+from graphopt.cached import cached_property
 from graphopt.errors import ParseError
 from graphopt.ir.types import DTYPES
 from graphopt.kernels.instructions import INSTRUCTIONS, Kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +18,7 @@ from graphopt.backend.fitting import require, require_known
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
+from graphopt.forking import lock
 from graphopt.frontend.gluon import Traced, in_call_order
 from graphopt.frontend.symbol import data_names, lift_symbol
 from graphopt.ir.graph import Graph
@@ -86,7 +86,7 @@ class Model:
         self._sparse: dict[str, None] = {}  # sparse inputs of calls, as explain() tells them
         self._rule = SkiRental()
         self._other_sizes = OtherSizes(self._rule)
-        self._lock = threading.RLock()
+        self._lock = lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """What was given: copies compile anew."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +19,10 @@ from graphopt.backend.resized import Resized
 from graphopt.backend.stored import with_stored
 from graphopt.backend.symbol import constants, to_symbol
 from graphopt.backend.unfuse import unfuse
+from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphError
+from graphopt.forking import lock
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, PARAM
 from graphopt.ir.sizes import FILLS, Sized, Sizes
@@ -59,7 +59,7 @@ class AtAnySize:
         """
         self._graph, self._form, self._value = graph, form, value
         self._users = {node.name for node in graph.inputs if node.op in (PARAM, AUX)}
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._kept: OrderedDict[tuple[Sized, Sizes], dict[str, Any]] = OrderedDict()
         self._engines: dict[str, _Bound] = {}
         self._regions: Resized | None = None

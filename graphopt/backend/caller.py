@@ -7,7 +7,6 @@ layer of some thousand weights takes one. See kernels/bridge/small_graph.h.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from math import prod
@@ -17,12 +16,12 @@ import numpy as np
 
 from graphopt.backend.arrays import Alike
 from graphopt.backend.draws import Draws
-from graphopt.backend.engines import unlocked_in_children
 from graphopt.backend.lifetimes import release_with
 from graphopt.backend.retiring import free_retired
 from graphopt.backend.small import KINDS, SEED, VIEWS, root_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.forking import lock
 from graphopt.ir.attrs import to_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, DENSE, DROPOUT, Node, Value
@@ -146,8 +145,7 @@ class CallerEngine:
         self._fixed = [arrays[name] for name in self.inputs if name not in data]  # kept alive
         self._makers = [Alike(_of_type(graph.type_of(v), ctx, numpy=numpy)) for v in graph.outputs]
         self._handles = ctypes.c_void_p * (len(self._at) + len(self._makers))
-        self._lock = threading.RLock()  # not Lock: a signal handler may call the net again
-        unlocked_in_children(self)
+        self._lock = lock()
 
     def __call__(self, arrays: Sequence[Any]) -> list[Any]:
         """Run on arrays in the order of ``inputs``."""
@@ -162,10 +160,6 @@ class CallerEngine:
         if failed:
             raise GraphoptError(self._library.graphopt_error().decode())
         return found
-
-    def forget_threads(self) -> None:
-        """In a forked child: whoever was in a call is no more."""
-        self._lock = threading.RLock()
 
 
 class LearningEngine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from graphopt.analysis.effects import has_foreign_operators, may_draw
@@ -47,6 +46,7 @@ from graphopt.backend.small import (
 from graphopt.backend.step import StepEngine
 from graphopt.backend.symbol import to_symbol
 from graphopt.backend.unfuse import follows_anchor, has_plain_form, is_fused, unfuse
+from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
 from graphopt.ir.graph import Graph
 from graphopt.ir.halves import why_left

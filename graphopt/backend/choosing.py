@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +39,7 @@ from graphopt.backend.sorting import (
 )
 from graphopt.backend.symbol import first_line
 from graphopt.backend.unfuse import unfuse
+from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError, GraphError, GraphoptError
 from graphopt.ir.fingerprint import fingerprint

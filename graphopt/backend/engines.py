@@ -6,12 +6,9 @@ returned earlier is overwritten by a later call.
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from itertools import count
 from math import prod
 from threading import get_ident
@@ -28,24 +25,14 @@ from graphopt.backend.openmp import release_threads
 from graphopt.backend.plans import Plans
 from graphopt.backend.pushing import TURN, turn_to_call
 from graphopt.backend.retiring import bound_executor, cached_op, free_retired
+from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
+from graphopt.forking import lock
 from graphopt.kernels.bridge.memory import may_be_view
 
 _SPARE = "graphopt_spare"
 
 _calls = count(1)
-
-
-class _Locking(Protocol):
-    def forget_threads(self) -> None: ...
-
-
-_locking: weakref.WeakSet[_Locking] = weakref.WeakSet()
-
-
-def unlocked_in_children(engine: _Locking) -> None:
-    """Have an engine's ``forget_threads`` called in every child that this process forks."""
-    _locking.add(engine)
 
 
 class Engine(Protocol):
@@ -113,7 +100,6 @@ class CachedOpEngine:
         # Of two calls at once MXNet gives one the other's result now and then, and its first call
         # infers shapes where a second one may read them. What is computed is not waited for here.
         self._turn = turn_to_call(symbol)
-        unlocked_in_children(self)
 
     def rewritten(self) -> Any:
         """The symbol as it runs."""
@@ -201,23 +187,10 @@ class CachedOpEngine:
         ]
         return cached_op(import_mxnet(), self._planned, flags)
 
-    def forget_threads(self) -> None:
-        """In a forked child: whoever was in a call is no more."""
-        if self._turn is not TURN:
-            self._turn = threading.RLock()
-
 
 def _is_known(shape: tuple[int, ...] | None) -> bool:
     """Whether MXNet knows a shape before it has run; what it plans has such shapes."""
     return shape is not None and -1 not in shape
-
-
-def _forget_threads() -> None:
-    for engine in list(_locking):
-        engine.forget_threads()
-
-
-os.register_at_fork(after_in_child=_forget_threads)
 
 
 class ExecutorEngine:
@@ -280,7 +253,7 @@ class ExecutorEngine:
         ]
         self._made = [(output, Alike(output), bytes_of(output)) for output in self._outputs]
         self._passed = _passed(symbol, self.inputs)
-        self._lock, self._caller = threading.RLock(), 0
+        self._lock, self._caller = lock(), 0
 
     def rewritten(self) -> Any:
         """The symbol as it runs, with oneDNN's rewrites."""

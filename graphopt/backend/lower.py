@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from graphopt.backend.symbol import to_symbol
 from graphopt.backend.unfuse import unfuse
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
+from graphopt.forking import lock
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import AUX, DATA, FUSED, PARAM
 from graphopt.kernels.library import prepare
@@ -118,7 +118,7 @@ class Lowered:
         self._at_any_size: AtAnySize | None = None
         self._findings = active()
         self.choice.like = self._findings.told
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
         """Run on data inputs, by position or by name.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Final, Protocol
+
+from graphopt.forking import lock
 
 #: Bytes that plans for other sizes may keep. Below that planning anew would be felt.
 MOST_BYTES: Final = 256 << 20
@@ -37,7 +38,7 @@ class Plans:
     def __init__(self) -> None:
         """Nothing is planned."""
         self._engines: weakref.WeakSet[Planning] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = lock()
 
     def make_room(self, engine: Planning) -> None:
         """Before an engine plans: others let go of theirs, the one used longest ago first."""

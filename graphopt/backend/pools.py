@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 from graphopt.backend.lifetimes import release_with
 from graphopt.backend.retiring import free_retired, retire
 from graphopt.compat import import_mxnet
+from graphopt.forking import lock
 from graphopt.kernels import bridge
 from graphopt.kernels.waiting import wait_for_all
 
@@ -60,7 +60,7 @@ class Pools:
         self._held = _Held()
         self._reservations: list[Reservation] = []
         self._gradients: Names = frozenset()
-        self.lock = threading.RLock()
+        self.lock = lock()
         release_with(self, _release, self._library, self._held)
 
     def __len__(self) -> int:

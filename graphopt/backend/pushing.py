@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from graphopt.forking import lock
+
 #: Taken to call what reads shared arrays and writes scratch. Not Lock: a signal handler, or what a
 #: call asks of Python, may call a net again. No thread forks while another one is at it.
 TURN: Final = threading.RLock()
@@ -38,7 +40,7 @@ def turn_to_call(symbol: Any) -> threading.RLock:
 
     These may wait for the user's Python, in which another thread waits for its turn.
     """
-    return threading.RLock() if _WAITED_FOR.search(symbol.tojson()) else TURN
+    return lock() if _WAITED_FOR.search(symbol.tojson()) else TURN
 
 
 def done_in_turn(what: Callable[[], object]) -> bool:

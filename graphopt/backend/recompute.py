@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from graphopt.backend.costs import measure_costs
 from graphopt.backend.documents import document_of, symbol_of
 from graphopt.backend.order import Names, in_order, other_orders
 from graphopt.backend.step import MATCHES, bind, watch_gradient
+from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
 from graphopt.errors import BudgetError
 from graphopt.ir.graph import Graph

@@ -6,18 +6,18 @@ Kinds are interned, so that comparing types while recording is comparing identit
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from graphopt.batching import speedups
 from graphopt.compat import import_mxnet
+from graphopt.forking import lock
 from graphopt.ir.types import dtype_name
 
 _KINDS: dict[tuple[Any, ...], Kind] = {}
 _BY_CODES: dict[tuple[Any, ...], Kind] = {}
 _LIB = import_mxnet().base._LIB
-_LOCK = threading.Lock()
+_LOCK = lock()
 
 
 class Kind:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from graphopt.batching.recorder import Real, Recorder
 from graphopt.batching.signature import Run, Signature
 from graphopt.batching.sums import PendingSum
 from graphopt.compat import import_mxnet
+from graphopt.forking import lock
 from graphopt.frontend.blocks import descendants, describe
 from graphopt.nn.copies import Budget, copied, holds
 from graphopt.nn.sources import is_setting
@@ -66,7 +66,7 @@ class Library:
     def __init__(self, net: Any) -> None:
         """Empty; ``net`` is the Block that is batched."""
         self.net = net
-        self.lock = threading.RLock()
+        self.lock = lock()
         self.remarks: Counter[str] = Counter()
         self.cautions: set[str] = set()
         self._calls = 0

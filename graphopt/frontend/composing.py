@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from graphopt.backend.documents import document_of
 from graphopt.compat import import_mxnet
+from graphopt.forking import lock
 from graphopt.frontend.blocks import descendants, input_names, is_inlined, variable_like
 
 
@@ -25,7 +26,7 @@ class _Trace(threading.local):
 
 
 _TRACE: Final = _Trace()
-_TURN: Final = threading.Lock()
+_TURN: Final = lock()
 #: How many traces listen to each Block, by its id; its ``forward`` is seen by all threads.
 _HEARD: Final[dict[int, int]] = {}
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from graphopt.backend.documents import every_node
 from graphopt.compat import import_mxnet
+from graphopt.forking import lock
 
 _QUESTIONS: Final = {
     "__len__": "the length of an array",
@@ -35,7 +36,7 @@ class _Notes(threading.local):
 
 
 _NOTES: Final = _Notes()
-_TURN: Final = threading.Lock()
+_TURN: Final = lock()
 _traces = 0  # under way, in all threads
 #: Methods that listen: their class or module, their name, MXNet's own, and what is there instead.
 _HEARD: Final[list[tuple[Any, str, Any, Any]]] = []

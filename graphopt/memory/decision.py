@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
+from graphopt.cached import cached_property
 from graphopt.kernels.packing.skyline import (
     AT,
     CROSSING,

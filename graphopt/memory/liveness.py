@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
+from graphopt.cached import cached_property
 from graphopt.memory.buffers import Buffers, Integers
 from graphopt.memory.schedule import Operation, Schedule, Tensor
 

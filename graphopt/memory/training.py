@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from graphopt.cached import cached_property
 from graphopt.ir.types import DTYPES
 
 Phase = Literal["forward", "backward", "recompute"]

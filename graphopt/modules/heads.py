@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from graphopt.backend.documents import document_of
+from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import info
 from graphopt.ir.ops.facts import Gradient

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 from graphopt.backend.documents import document_of, every_node
+from graphopt.cached import cached_property
 from graphopt.ir.ops import info
 from graphopt.ir.ops.facts import OpInfo
 from graphopt.modules.tapes import draws_in_inference

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 from graphopt.backend.environment import environment
 from graphopt.backend.retiring import bound_executor
+from graphopt.cached import cached_property
 
 
 class Plain:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from graphopt.backend.late import wait_for
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
+from graphopt.forking import lock
 from graphopt.frontend.blocks import describe, input_names
 from graphopt.frontend.containers import in_kinds, kinds_given
 from graphopt.frontend.gluon import Traced, lift_traced
@@ -59,7 +59,7 @@ class CompiledBlock:
         self._config = config
         self._trace = Tracer(block, on_set)
         self._entries: OrderedDict[Signature, Entry] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = lock()
         self._python_was_first = self._is_preparing = False
         # Those that MXNet calls as one operator, hybridized or not, or of which all is read.
         self._reads_all = bool(getattr(block, "graphopt_reads_all", False)) or isinstance(

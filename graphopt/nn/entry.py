@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from graphopt.analysis.lookups import only_numbers_of_rows
@@ -12,6 +11,7 @@ from graphopt.backend.findings import Findings
 from graphopt.backend.lower import Lowered
 from graphopt.backend.pools import Pools
 from graphopt.backend.zero_pages import give_back_zeros
+from graphopt.cached import cached_property
 from graphopt.errors import UnsupportedError
 from graphopt.frontend.gluon import Traced
 from graphopt.ir.fingerprint import fingerprint_of_any_size

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,6 +14,7 @@ from graphopt.backend.late import LateError
 from graphopt.backend.lower import Lowered
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.forking import lock
 from graphopt.ir.sizes import Sized, Sizes
 from graphopt.kernels.bridge.versions import why_unfit
 from graphopt.kernels.bridge.written import Writes
@@ -36,17 +34,6 @@ FEW_BYTES: Final = 1 << 20
 #: What a comparison counts for in a net that learns between all calls.
 COST_IN_VAIN: Final = 8
 DEBT: Final = 2.0  # at most
-
-
-_followings: weakref.WeakSet[Following] = weakref.WeakSet()
-
-
-def _forget_threads() -> None:
-    for following in list(_followings):
-        following.forget_threads()
-
-
-os.register_at_fork(after_in_child=_forget_threads)
 
 
 def why_not_followed(ctx: Any) -> str | None:
@@ -87,13 +74,12 @@ class Following:
         self._build, self._values, self._strict = build, values, strict
         self._states = frozenset(states)
         self._bytes = sum(map(_bytes, values.values()))
-        self._lock = threading.RLock()
+        self._lock = lock()
         self._living: Built | None = None
         self._frozen: Built | None = None
         self._why_not = ""
         self._has_lived = self._has_to_freeze = False  # what reads parameters in every call
         self._patience, self._calls, self._looks = PATIENCE, 0, float(LOOKS)
-        _followings.add(self)
         self._freeze()
         self._now()  # what does not fit its parameters raises here, and nobody keeps it
 
@@ -169,10 +155,6 @@ class Following:
 
     def release(self) -> None:
         """Inference has no shared memory."""
-
-    def forget_threads(self) -> None:
-        """In a forked child: whoever was in a call is no more."""
-        self._lock = threading.RLock()
 
     def _now(self) -> Built:
         with self._lock:

@@ -9,13 +9,14 @@ Manasse, Rudolph and Sleator, Competitive snoopy caching, Algorithmica 3, 1988).
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+
+from graphopt.forking import lock
 
 #: So many are compiled when they are first asked for: buckets, a last batch, another batch size.
 AT_ONCE: Final = 8
@@ -49,7 +50,7 @@ class SkiRental:
         """Nothing was compiled yet."""
         self._rented: OrderedDict[Hashable, _Rented] = OrderedDict()
         self._kinds: dict[Hashable, float] = {}
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._compiling = 0.0
         self._compiled = 0
         self.plain_calls = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from graphopt.analysis.slopes import may_be_steep
 from graphopt.analysis.sparse import makes_sparse
 from graphopt.backend.documents import document_of, every_node, text_of
 from graphopt.batching.operators import applied, handle
+from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
 from graphopt.frontend.blocks import is_inlined
 from graphopt.ir.attrs import from_mxnet

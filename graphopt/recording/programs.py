@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from graphopt.backend.symbol import first_line
 from graphopt.batching.operators import applied, name_of
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
+from graphopt.forking import lock
 from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.kernels.bridge.history import has_history
@@ -79,7 +79,7 @@ class Programs:
         """Nothing is compiled."""
         self._block, self._config = block, config
         self._entries: OrderedDict[Key, Entry | None] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = lock()
         self._leaves = Leaves(block)
         self._is_known = False  # whether a first step is over
         self._first: Tape | None = None  # its tape

@@ -6,12 +6,12 @@ import contextlib
 import ctypes
 import logging
 import os
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphopt.errors import GraphoptError, MissingDependencyError
+from graphopt.forking import lock
 
 if TYPE_CHECKING:
     from graphopt.kernels.spec import KernelSpec
@@ -36,7 +36,7 @@ _LAUNCHES = ctypes.CFUNCTYPE(
 )
 
 _LOG = logging.getLogger("graphopt")
-_lock = threading.Lock()
+_lock = lock()
 _loaded: ctypes.CDLL | None = None
 _failure: str | None = None
 _pending: set[tuple[bytes, int]] = set()  # kernels that MXNet knows and has not asked for yet
@@ -58,7 +58,7 @@ def load(mxnet: Any) -> ctypes.CDLL:
         MissingDependencyError: the bridge cannot be built for this MXNet; the message says why.
     """
     global _loaded, _failure
-    if _loaded is not None:  # without the lock, which a fork may have caught in another's hands
+    if _loaded is not None:
         return _loaded
     with _lock:
         if _loaded is None:

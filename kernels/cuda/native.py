@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from graphopt.errors import GraphoptError
+from graphopt.forking import lock
 from graphopt.kernels.cuda.compiled import Kernel, ptx
 from graphopt.kernels.cuda.plan import AREA, Launch, LaunchPlan, plan_of
 from graphopt.kernels.cuda.run import walked_of
@@ -47,7 +47,7 @@ class Launches(ctypes.Structure):
 
 
 _kept: list[Any] = []  # whatever C++ knows the address of
-_lock = threading.Lock()
+_lock = lock()
 
 
 @cache  # the bridge asks once for each, and keeps the answer for good

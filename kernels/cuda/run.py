@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -12,6 +11,7 @@ import numpy as np
 from numba import cuda
 
 from graphopt.errors import InputError
+from graphopt.forking import lock
 from graphopt.kernels.cuda.compiled import SIMULATED, FusedKernel, compiled, configured, ptx
 from graphopt.kernels.cuda.device import ACCESS
 from graphopt.kernels.cuda.plan import (
@@ -202,7 +202,7 @@ def _launch_all(
 
 
 _workspaces: dict[tuple[Any, int], Any] = {}
-_workspaces_lock = threading.Lock()
+_workspaces_lock = lock()
 
 
 def _workspace(size: int, stream: Any) -> int:

@@ -19,8 +19,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
+from graphopt.cached import cached_property
 from graphopt.errors import ParseError
 from graphopt.kernels.spec import KernelSpec
 from graphopt.kernels.spec import parse as parse_kernel

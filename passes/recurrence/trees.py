@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from graphopt.cached import cached_property
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, PARAM, Node, NodeId, Value
