@@ -1,8 +1,9 @@
 """Where compiled kernels are kept: one file each, in a folder that processes share.
 
 A file is written under another name and then renamed, so that nobody ever sees half of one, and
-carries a checksum, so that a damaged one is compiled again. A folder that cannot be written to
-costs nothing but time: kernels are then compiled in every process.
+carries a checksum, so that a damaged one is compiled again. A folder that cannot be written to, as
+one in the image of a container, is read all the same; what it lacks is kept in a folder of the
+process, and costs each one time.
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ _counts: dict[Path, tuple[int, int]] = {}
 
 
 def folder() -> Path:
-    """The cache folder: ``GRAPHOPT_CACHE_DIR``, else the platform's.
+    """Where to write: ``GRAPHOPT_CACHE_DIR``, else the platform's cache folder.
 
     Where it cannot be written to, a folder for this process alone.
     """
     return _usable(wanted())
+
+
+def folders() -> list[Path]:
+    """Where to read entries: :func:`folder`, and :func:`wanted` if that is another."""
+    return list(dict.fromkeys((folder(), wanted())))
 
 
 #: What no file can be made in: each attempt is an OSError, as on a disk that is full.
@@ -59,7 +65,7 @@ def wanted() -> Path:
 
 def is_kept() -> bool:
     """Whether what is stored outlives this process."""
-    return folder() == wanted() != _NOWHERE
+    return folder() == wanted() != _NOWHERE and os.access(folder(), os.W_OK)
 
 
 @cache
@@ -84,7 +90,25 @@ def _usable(path: Path) -> Path:
     except OSError as error:
         if os.environ.get("GRAPHOPT_CACHE_DIR"):  # somebody thinks that it can
             _warn(path, error)
-        return _private()
+        made = _private()
+        if made == _NOWHERE and not os.access(path, os.W_OK):
+            return path  # each attempt to write is an OSError there as well
+        with contextlib.suppress(OSError):  # of the disk
+            _link(path, made)
+        return made
+
+
+def _link(place: Path, made: Path) -> None:
+    """Have a new folder begin with the libraries of one that cannot be written to.
+
+    They are few, and are replaced where they are damaged.
+    """
+    for name in ("bridge", "packing"):
+        for path in (place / name).rglob("*"):
+            if path.is_file():
+                link = made / path.relative_to(place)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(path)
 
 
 def _private() -> Path:
@@ -156,7 +180,11 @@ def written(path: Path, data: bytes) -> Path:
 
 def load(key: str, kind: tuple[str, str] = OBJECTS) -> bytes | None:
     """What was stored under ``key``; ``None`` if there is nothing, or it is damaged."""
-    path = _path(key, kind)
+    found = map(_load, _paths(key, kind))
+    return next((data for data in found if data is not None), None)
+
+
+def _load(path: Path) -> bytes | None:
     try:
         raw = path.read_bytes()
     except OSError:
@@ -174,14 +202,14 @@ def load(key: str, kind: tuple[str, str] = OBJECTS) -> bytes | None:
 
 def has(key: str, kind: tuple[str, str] = OBJECTS) -> bool:
     """Whether something was stored under ``key`` for this user to read, damaged or not."""
-    return is_readable(_path(key, kind))
+    return any(map(is_readable, _paths(key, kind)))
 
 
 def store(key: str, data: bytes, kind: tuple[str, str] = OBJECTS) -> None:
     """Keep ``data`` under ``key``; nothing happens where the folder does not allow it."""
     raw = _MAGIC + hashlib.sha256(data).digest() + data
     with contextlib.suppress(OSError):
-        write_atomically(_path(key, kind), raw)
+        write_atomically(_paths(key, kind)[0], raw)
         if kind in MAX_BYTES:
             _keep_bound(kind, len(raw))
 
@@ -211,10 +239,15 @@ class Info:
 
 def info() -> Info:
     """Count the entries."""
-    kernels, graphs = list(_entries(OBJECTS)), list(_entries(RESULTS))
-    bridges = list(_files("bridge", _BRIDGES))
-    total = sum(size for _, size, _ in (*kernels, *bridges, *graphs))
-    return Info(folder(), len(kernels), len(bridges), len(graphs), total)
+    places = folders()
+    found = (
+        _entries(places, OBJECTS),
+        _files(places, "bridge", _BRIDGES),
+        _entries(places, RESULTS),
+    )
+    sizes = [{path.name: size for path, size, _ in kind} for kind in found]  # one may be in both
+    kernels, bridges, graphs = map(len, sizes)
+    return Info(wanted(), kernels, bridges, graphs, sum(sum(kind.values()) for kind in sizes))
 
 
 def clear() -> Info:
@@ -223,14 +256,15 @@ def clear() -> Info:
     # File by file, never a folder with all that is in it: a user may have named any folder at all,
     # such as this project's, which has a folder `kernels` of its own.
     patterns = {name: [f"{_KEY}{ending}"] for name, ending in (OBJECTS, MEASUREMENTS, RESULTS)}
-    for name, found in {**patterns, "bridge": [_BRIDGES, _RECORDERS]}.items():
-        for pattern in (*found, _UNFINISHED):
-            for path, _, _ in _files(name, pattern):
-                with contextlib.suppress(OSError):
-                    path.unlink()
-        with contextlib.suppress(OSError):  # not empty, or not there
-            (before.folder / name).rmdir()
-    _clear_loops(before.folder / "packing")
+    for place in folders():
+        for name, found in {**patterns, "bridge": [_BRIDGES, _RECORDERS]}.items():
+            for pattern in (*found, _UNFINISHED):
+                for path, _, _ in _files([place], name, pattern):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
+            with contextlib.suppress(OSError):  # not empty, or not there
+                (place / name).rmdir()
+        _clear_loops(place / "packing")
     return before
 
 
@@ -245,21 +279,23 @@ def _clear_loops(place: Path) -> None:
                 path.rmdir()
 
 
-def _path(key: str, kind: tuple[str, str]) -> Path:
+def _paths(key: str, kind: tuple[str, str]) -> list[Path]:
+    """Where an entry may be, and first of all where it is written."""
     name, ending = kind
-    return folder() / name / f"{key}{ending}"
+    return [place / name / f"{key}{ending}" for place in folders()]
 
 
-def _entries(kind: tuple[str, str]) -> Iterator[tuple[Path, int, float]]:
+def _entries(places: Iterable[Path], kind: tuple[str, str]) -> Iterator[tuple[Path, int, float]]:
     name, ending = kind
-    return _files(name, f"{_KEY}{ending}")
+    return _files(places, name, f"{_KEY}{ending}")
 
 
-def _files(name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
-    for path in (folder() / name).glob(pattern):
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            yield path, found.st_size, found.st_mtime
+def _files(places: Iterable[Path], name: str, pattern: str) -> Iterator[tuple[Path, int, float]]:
+    for place in places:
+        for path in (place / name).glob(pattern):
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                yield path, found.st_size, found.st_mtime
 
 
 def _keep_bound(kind: tuple[str, str], written: int) -> None:
@@ -280,11 +316,12 @@ def _keep_bound(kind: tuple[str, str], written: int) -> None:
 
 def _trim(kind: tuple[str, str]) -> int:
     """Remove what nobody finishes, and what was unused for longest; returns the bytes left."""
-    for path, _, written in list(_files(kind[0], _UNFINISHED)):  # by processes that were killed
+    places = [folder()]
+    for path, _, written in list(_files(places, kind[0], _UNFINISHED)):  # by killed processes
         if written < time.time() - _ABANDONED:
             with contextlib.suppress(OSError):
                 path.unlink()
-    files = list(_entries(kind))
+    files = list(_entries(places, kind))
     most, total = MAX_BYTES[kind], sum(size for _, size, _ in files)
     if total <= most:
         return total

@@ -31,7 +31,7 @@ def command(action: str, as_json: bool) -> None:
     from graphopt.kernels.compilers import most, why_not
 
     if not cache.is_kept():
-        note(f"{cache.wanted()} cannot be written to: every process compiles its own kernels")
+        note(f"{cache.wanted()} cannot be written to: what it lacks every process compiles anew")
     found = cache.info() if action == "info" else cache.clear()
     if action == "clear":
         _check_removed(cache.info())

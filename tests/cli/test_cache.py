@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written_to(graphopt, tmp_path, monkeypatch, act
     monkeypatch.setenv("GRAPHOPT_CACHE_DIR", str(file))
     ran = graphopt("cache", action)
     assert ran.code == 0
-    assert ran.err == f"{file} cannot be written to: every process compiles its own kernels\n"
+    assert ran.err == f"{file} cannot be written to: what it lacks every process compiles anew\n"
     assert str(file) in ran.out
     assert file.read_text() == "in the way"
 
