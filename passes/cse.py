@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Final
 
 from graphopt.analysis.effects import held_nodes, written_values
+from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node, NodeId, Value
 from graphopt.ir.ops import Gradient, OpInfo, canonical, info
@@ -35,15 +37,16 @@ class EliminateCommonSubexpressions(Pass):
 
     Equal are: one operator (by any alias), the same inputs (swapped ones too where it commutes) and
     the same attributes. Dunder attributes other than ``__ctx_group__`` do not count, nor do names;
-    the first node's stay, unless only the second is a graph output. Two outputs keep a node, and so
-    a name, each.
+    the first node's stay, unless only the second is a graph output. Of two outputs each keeps its
+    name: the second is a copy of the first, where an operator has one result.
 
     Never merged: what is random, mutating or opaque in this mode; creation operators without a
     static type, as MXNet completes their shapes from their users; readers of states that another
     operator writes; nodes with nested graphs or control dependencies. In training also not: losses,
     whose backward ignores the head gradients that merging adds up; maximum and minimum with swapped
     inputs, for a tie sends the gradient to the first one; and with ``precise`` nothing that has a
-    gradient, as the sum is then rounded earlier.
+    gradient, as the sum is then rounded earlier, and no constants or creation operators, as MXNet
+    would take what reads them for equal.
 
     Example::
 
@@ -72,6 +75,8 @@ class EliminateCommonSubexpressions(Pass):
         written = written_values(graph, training=cx.training)
         first: dict[_Key, NodeId] = {}
         new: dict[Value, Value] = {}
+        latest: dict[NodeId, NodeId] = {}  # copy of a node that is a graph output
+        copied: list[Node] = []
         twins: dict[NodeId, list[Node]] = defaultdict(list)
         refused: dict[str, list[Node]] = defaultdict(list)
         for original in graph:
@@ -83,18 +88,25 @@ class EliminateCommonSubexpressions(Pass):
             if kept == node.id:
                 continue
             reason = _refusal(node, written, cx)
-            if not reason and kept in outputs and node.id in outputs:
+            are_outputs = kept in outputs and node.id in outputs
+            if not reason and are_outputs and len(node.types) != 1:
                 reason = "each is a graph output with a name of its own"
             if reason:
                 refused[reason].append(node)
                 continue
             new.update((value, Value(kept, value.index)) for value in node.values)
+            if are_outputs:
+                copy = _copy(node, latest.get(kept, kept), first)
+                latest[kept] = merged.update(copy).id
+                copied.append(node)
+                continue
             if node.id in outputs:
                 outputs.add(kept)
             twins[kept].append(node)
-        substitute_outputs(merged, new)
-        _report(cx, twins, refused)
-        return _finish(graph, merged, twins) if twins else graph
+        own = {node.id for node in copied}
+        substitute_outputs(merged, {v: kept for v, kept in new.items() if v.node not in own})
+        _report(cx, [*chain.from_iterable(twins.values()), *copied], refused)
+        return _finish(graph, merged, twins) if twins or copied else graph
 
 
 def _key(node: Node, *, training: bool) -> _Key:
@@ -108,8 +120,27 @@ def _key(node: Node, *, training: bool) -> _Key:
     return op, inputs, attrs.text, node.types
 
 
+def _copy(node: Node, kept: NodeId, first: dict[_Key, NodeId]) -> Node:
+    """In place of a node with one result, which is an output by its name, a copy of an equal one.
+
+    Two equal nodes that are outputs MXNet's executors take for one, but differentiate both: the
+    second runs without a place for its result, which ``Embedding`` refuses. No two copies are of
+    one node, as these would be equal again.
+    """
+    attrs = {key: value for key, value in node.attrs.items() if key.startswith("__")}
+    while True:
+        copy = node.but(op="_copy", inputs=(Value(kept),), attrs=Attrs(attrs))
+        found = first.setdefault(_key(copy, training=False), node.id)
+        if found == node.id:
+            return copy
+        kept = found
+
+
 def _refusal(node: Node, written: frozenset[Value], cx: PassContext) -> str:
     """Why a node must stay although an earlier one has its key, or nothing."""
+    is_precise_step = cx.training and cx.settings.precise
+    if is_precise_step and not node.inputs:
+        return "MXNet would take what reads them for equal, and precise=True forbids that"
     if node.op == CONSTANT:
         return ""
     facts = info(node.op, node.attrs)
@@ -123,7 +154,7 @@ def _refusal(node: Node, written: frozenset[Value], cx: PassContext) -> str:
         return ""
     if facts.loss:
         return "a loss ignores the gradients that merging would add up"
-    if cx.settings.precise and facts.gradient is not Gradient.NONE:
+    if is_precise_step and facts.gradient is not Gradient.NONE:
         return "merging would round gradients differently, and precise=True forbids that"
     return ""
 
@@ -155,10 +186,7 @@ def _finish(graph: Graph, merged: Graph, twins: dict[NodeId, list[Node]]) -> Gra
     return merged
 
 
-def _report(
-    cx: PassContext, twins: dict[NodeId, list[Node]], refused: dict[str, list[Node]]
-) -> None:
-    gone = [node for nodes in twins.values() for node in nodes]
+def _report(cx: PassContext, gone: list[Node], refused: dict[str, list[Node]]) -> None:
     if gone:
         cx.count("merged", len(gone))
         cx.passed(f"merged {counted(len(gone), 'operators')} into equal ones", *gone[:_NAMED])

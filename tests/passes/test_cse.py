@@ -230,14 +230,64 @@ def test_creations_without_a_static_type():
 
 
 def test_two_outputs_keep_a_name_each():
-    text = """
+    result = run_pass(
+        """
         graph g(%x: f32[8]) {
           %a = relu(%x) : f32[8]
-          %b = relu(%x) : f32[8]
-          return %a, %b
+          %b = relu(%x) {__ctx_group__="one"} : f32[8]
+          %c = relu(%x) : f32[8]
+          %d = relu(%x) : f32[8]
+          %e = exp(%c) : f32[8]
+          %f = _copy(%a) : f32[8]
+          return %a, %b, %c, %d, %e, %f
         }
-    """
+        """,
+        "cse",
+    )
+    assert_ir(
+        result,
+        """
+        graph g(%x: f32[8]) {
+          %a = relu(%x) : f32[8]
+          %b = relu(%x) {__ctx_group__="one"} : f32[8]
+          %c = _copy(%a) : f32[8]
+          %d = _copy(%c) : f32[8]
+          %e = exp(%a) : f32[8]
+          %f = _copy(%d) : f32[8]
+          return %a, %b, %c, %d, %e, %f
+        }
+        """,
+    )
+    assert run_pass(result.graph, "cse").graph is result.graph
+
+
+def test_two_outputs_of_several_results_stay():
+    types = "(f32[4], f32[4])"
+    text = pair("SliceChannel", "{axis=0, num_outputs=2}", "%x", types)
+    text = text.replace("return %y", "return %y, %a, %b").replace(
+        "f32[8]\n          ret", "f32[4]\n          ret"
+    )
     assert reason(text) == "each is a graph output with a name of its own"
+
+
+LOOKUPS = """
+    graph g(param %w: f32[4,3]) {
+      %i = constant() {data="AAAAAAAAAEAAAABA", dtype="float32", shape=(3,)} : f32[3]
+      %a = Embedding(%i, %w) {dtype="float32", input_dim=4, output_dim=3} : f32[3,3]
+      %j = constant() {data="AAAAAAAAAEAAAABA", dtype="float32", shape=(3,)} : f32[3]
+      %b = Embedding(%j, %w) {dtype="float32", input_dim=4, output_dim=3} : f32[3,3]
+      return %a, %b
+    }
+"""
+
+
+@pytest.mark.parametrize("precise", [False, True])
+def test_outputs_that_equal_constants_make_equal(precise: bool):
+    """MXNet's executors refuse to learn by two equal lookups that are both outputs."""
+    graph = parse(LOOKUPS.strip())
+    result = run_pass(graph, "cse", mode="training", precise=precise)
+    assert result.receipts[0].status == ("unchanged" if precise else "changed")
+    assert_equivalent(graph, result.graph, training=True)
 
 
 def test_precise_gradients():

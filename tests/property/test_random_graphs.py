@@ -97,7 +97,7 @@ class Original:
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-@tries(25)
+@tries(30)
 @given(graph=graphs())
 def test_each_pass_alone_keeps_values(how: str, graph: Graph) -> None:
     note(str(graph))
