@@ -28,7 +28,7 @@ from graphopt.nn.learning import require_dense
 from graphopt.nn.other_sizes import OtherSizes
 from graphopt.nn.parameters import is_computed, is_replaced, is_there
 from graphopt.nn.renting import Plain, Renting
-from graphopt.nn.separate import require_common_result
+from graphopt.nn.separate import CommonResult, require_common_result
 from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of, types_of
 from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.nn.tracing import Tracer
@@ -65,6 +65,7 @@ class CompiledBlock:
         self._reads_all = bool(getattr(block, "graphopt_reads_all", False)) or isinstance(
             block, import_mxnet().gluon.SymbolBlock
         )
+        self._common: list[CommonResult] = []  # of graphs with parameters that may learn later
         self._signatures = Signatures()
         self.renting = Renting(block.collect_params)
         self.other_sizes = OtherSizes(self.renting.rule)
@@ -101,6 +102,9 @@ class CompiledBlock:
             raise UnsupportedError(f"{describe(self._block)} was not called with NDArrays only")
         key, given = self._signature(args, given, self._nesting(args, layout))
         ctx = key[2]
+        if self._common and key[0] == "training":
+            for common in self._common:
+                common.require_still()
         entry = self._entries.get(key)
         start = time.perf_counter()
         if entry is None:
@@ -390,7 +394,9 @@ class CompiledBlock:
         require_steps(graph)
         if not (self._config.strict or self._config.plans_memory or self._reads_all):
             returned = len(graph.outputs) - traced.unread
-            require_common_result(graph, returned, self._block.collect_params().values())
+            common = require_common_result(graph, returned, self._block.collect_params().values())
+            if common and common not in self._common:
+                self._common.append(common)
 
     def _computed(self, traced: Traced, arrays: Mapping[str, Any], ctx: Any) -> dict[str, Any]:
         """The Block's parameters by name that are computed for every call, initialized for good.

@@ -17,14 +17,16 @@ gluon, nn = mx.gluon, mx.gluon.nn
 class TwoHeads(gluon.HybridBlock):
     """A trunk and two heads, one of which has statistics; or a head, and what it reads."""
 
-    def __init__(self, keeps_trunk: bool = False) -> None:
+    def __init__(self, keeps_trunk: bool = False, has_statistics: bool = True) -> None:
         super().__init__(prefix="net_")
         self.keeps_trunk = keeps_trunk
         with self.name_scope():
             self.trunk = nn.Dense(6, in_units=5, activation="tanh")
             self.left = nn.Dense(3, in_units=6)
             self.right = nn.HybridSequential()
-            self.right.add(nn.BatchNorm(in_channels=6), nn.Dense(2, in_units=6))
+            if has_statistics:
+                self.right.add(nn.BatchNorm(in_channels=6))
+            self.right.add(nn.Dense(2, in_units=6))
 
     def hybrid_forward(self, F, x):
         h = self.trunk(x)
@@ -95,6 +97,51 @@ def test_a_result_that_reads_all_keeps_it_whole() -> None:
     fast = graphopt.optimize(made(keeps_trunk=True))
     for got, theirs in zip(learn(fast, "lbl"), want, strict=True):
         np.testing.assert_allclose(got, theirs, rtol=1e-4, atol=1e-5)
+    assert [entry.mode for entry in fast.graphopt_state.compiled.entries] == ["training"]
+
+
+def with_frozen_heads(turns: list[tuple[str, str]], *, optimized: bool, **more: Any) -> Any:
+    """A net, and its gradients from 7 after steps by one head each, while one may be frozen."""
+    net = made(has_statistics=False)
+    if more:
+        net.hybridize(**more)
+    called = graphopt.optimize(net) if optimized else net
+    found = []
+    for number, (head, frozen) in enumerate(turns):
+        for name in ("left", "right"):
+            getattr(net, name).collect_params().setattr(
+                "grad_req", "null" if name == frozen else "write"
+            )
+        learned = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        for p in learned:
+            p.grad()[:] = 7
+        x = mx.nd.array(np.random.default_rng(number).normal(size=(4, 5)))
+        with mx.autograd.record():
+            left, right = called(x)
+            loss = ((left if head == "left" else right) ** 2).mean()
+        loss.backward()
+        found += [p.grad().asnumpy() for p in learned]
+    return called, found
+
+
+@pytest.mark.parametrize("more", [{}, {"static_alloc": True}])
+@pytest.mark.parametrize("head", ["left", "right"])
+def test_a_head_that_is_frozen_at_first(head: str, more: dict[str, bool]) -> None:
+    other = "right" if head == "left" else "left"
+    turns = [(other, head), (other, ""), (head, ""), (other, "")]
+    _, want = with_frozen_heads(turns, optimized=False, **more)
+    fast, got = with_frozen_heads(turns, optimized=True, **more)
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert bool(fast.graphopt_state.learns_in_python) is not bool(more)
+
+
+def test_heads_that_are_frozen_in_turns_are_compiled_whole() -> None:
+    turns = [("left", "right"), ("right", "left")] * 2
+    _, want = with_frozen_heads(turns, optimized=False)
+    fast, got = with_frozen_heads(turns, optimized=True)
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     assert [entry.mode for entry in fast.graphopt_state.compiled.entries] == ["training"]
 
 
