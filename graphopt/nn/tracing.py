@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -27,6 +27,8 @@ class Tracer:
         """
         self._block, self._on_set = block, on_set
         self._kept: dict[Any, tuple[Any, Traced]] = {}  # of a Block that is hybridized
+        # Graphs that were read, and the attributes of the Blocks that hold them.
+        self._read: list[tuple[dict[str, Any], Any]] = []
         self._states: dict[Any, dict[State, State]] = {}  # by mode and layout: those traced alike
 
     def __call__(self, args: Sequence[Any], *, may_run: bool = False) -> Traced:
@@ -36,6 +38,21 @@ class Tracer:
             UnsupportedError: it cannot be traced.
             PythonFirst: its Python has to make this call; only if it ``may_run``.
         """
+        traced = self._traced(args, may_run=may_run)
+        self._read = [(own, own["_cached_graph"]) for own in _with_graphs(self._block)]
+        return traced
+
+    def is_outdated(self) -> bool:
+        """Whether a Block that is hybridized, or one within, has forgotten the graph it had.
+
+        ``cast`` has it do so, and methods of users that change what ``hybrid_forward`` reads.
+        """
+        for own, graph in self._read:  # noqa: SIM110 - every call asks, and any() takes longer
+            if own["_cached_graph"] is not graph:
+                return True
+        return False
+
+    def _traced(self, args: Sequence[Any], *, may_run: bool) -> Traced:
         if not self._is_kept():
             return steadily_traced(self._block, args, self._on_set, may_run=may_run)
         flat, layout = import_mxnet().gluon.block._flatten(list(args), "input")
@@ -45,13 +62,6 @@ class Tracer:
             traced = trace(self._block, args)
             self._kept[kind] = vars(self._block).get("_cached_graph"), traced
         return traced
-
-    def is_outdated(self) -> bool:
-        """Whether a Block that is hybridized has forgotten its graph, as if it was called never.
-
-        ``cast`` does, and methods of users that change what ``hybrid_forward`` reads.
-        """
-        return bool(self._kept) and not vars(self._block).get("_cached_graph")
 
     def state(self, mode: Mode, layout: Hashable, args: Sequence[Any]) -> State:
         """Autograd's state, or one of an earlier call in which the Block is traced alike."""
@@ -77,3 +87,17 @@ class Tracer:
             now = trace(self._block, args, keeping=False)
             with scope(train_mode=is_training):
                 return now.is_like(trace(self._block, args, keeping=False))
+
+
+def _with_graphs(block: Any) -> Iterator[dict[str, Any]]:
+    """Attributes of a Block and of those within it that MXNet runs as graphs, if there are any."""
+    stack, seen = [block], set[int]()
+    while stack:
+        part = stack.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if not getattr(part, "_active", False):
+            stack.extend(part._children.values())
+        elif vars(part).get("_cached_graph"):
+            yield vars(part)

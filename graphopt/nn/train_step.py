@@ -162,6 +162,10 @@ class TrainStep:
         """
         for part in self._own:
             part.reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Make all of a step anew; graphs of hybridized Blocks are theirs, and stay."""
         self._structures = list(map(Structure, self._blocks))
         self._states = [part.graphopt_state for part in self._parts]
         self._wholes.clear()
@@ -182,7 +186,9 @@ class TrainStep:
         states = [part.graphopt_state for part in self._parts]
         are_same = all(structure.is_same() for structure in self._structures)
         if not are_same or not all(map(operator.is_, states, self._states)):
-            self.reset()
+            self._forget()
+        if any(whole.graphopt_state.compiled.is_outdated() for whole in [*self._wholes.values()]):
+            self._small.clear()  # as below
         if not all(settings.are_same() for settings in self._settings):
             self._settings = self._settings_now()
             self._small.clear()  # the views follow by themselves

@@ -67,6 +67,102 @@ def test_a_graph_that_is_forgotten_is_made_anew() -> None:
     assert found[0][0] != found[0][2]
 
 
+class Around(gluon.HybridBlock):
+    """Is not hybridized, and holds one that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.detector = hybridized()
+        self.set_scale = self.detector.set_scale
+
+    def hybrid_forward(self, F, x):
+        return self.detector(x) + 1
+
+
+def test_a_child_forgets_its_graph() -> None:
+    x, found = mx.nd.ones((1, 2)), []
+    for net, called in both(Around):
+        values = [called(x)]
+        net.set_scale(3.0)
+        values.append(called(x))
+        net.set_scale(5.0)
+        net.detector(x)  # which makes another
+        values.append(called(x))
+        net.detector.scale = 7.0
+        net.cast("float32")
+        values.append(called(x))
+        found.append([value.asnumpy().tolist() for value in values])
+        if called is not net:
+            entries = called.graphopt_state.compiled.entries
+            called(x)
+            assert called.graphopt_state.compiled.entries == entries
+    assert found[1] == found[0]
+    assert len({str(value) for value in found[0]}) == 4
+
+
+class Squares(gluon.loss.Loss):
+    def __init__(self) -> None:
+        super().__init__(None, 0)
+        self.scale = 1.0
+
+    def set_scale(self, scale: float) -> None:
+        self._clear_cached_op()
+        self.scale = scale
+
+    def hybrid_forward(self, F, x, label):
+        return ((x - label) ** 2 * self.scale).mean(axis=1)
+
+
+def forget_net(net: Any, loss: Any) -> None:
+    net.set_scale(3.0)
+
+
+def forget_loss(net: Any, loss: Any) -> None:
+    loss.set_scale(3.0)
+
+
+def cast(net: Any, loss: Any) -> None:
+    net.scale = 3.0
+    net.cast("float32")
+
+
+def hybridize_a_child(net: Any, loss: Any) -> None:
+    """Which leaves the graph of a hybridized net as it is."""
+    net.scale = 3.0
+    net.dense.hybridize()
+
+
+@pytest.mark.parametrize("make", [hybridized, Around])
+@pytest.mark.parametrize("change", [forget_net, forget_loss, cast, hybridize_a_child])
+def test_a_step_after_a_graph_is_forgotten(
+    make: Callable[[], Any], change: Callable[[Any, Any], None]
+) -> None:
+    def train(is_fast: bool) -> list[np.ndarray]:
+        net, loss = make(), Squares()
+        net.initialize(mx.init.One())
+        loss.hybridize()
+        options = {"learning_rate": 0.01}
+        trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=None)
+        step = graphopt.train_step(net, loss, trainer)
+        found = []
+        for number in range(6):
+            if number == 3:
+                change(getattr(net, "detector", net), loss)
+            x = mx.nd.array(np.random.default_rng(number).normal(size=(4, 2)))
+            if is_fast:
+                found.append(step(x, mx.nd.ones((4, 2))))
+                continue
+            with mx.autograd.record():
+                found.append(loss(net(x), mx.nd.ones((4, 2))))
+            found[-1].backward()
+            trainer.step(4)
+        return [losses.asnumpy() for losses in found]
+
+    for mine, theirs in zip(train(is_fast=True), train(is_fast=False), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 def layers() -> Any:
     net = nn.HybridSequential()
     net.add(nn.Dense(2, in_units=2, use_bias=False), nn.Dense(2, in_units=2, use_bias=False))
