@@ -229,4 +229,5 @@ def _explain(graph: Graph, message: str) -> str:
         return f"types of graph {graph.name!r} cannot be inferred: {message}"
     node = graph[int(match[1])]
     reads = ", ".join(str(graph.type_of(value)) for value in node.inputs)
-    return f"inputs of node {node.name!r} ({node.op}) do not fit: ({reads}); MXNet: {match[2]}"
+    known = f": ({reads})" if reads.strip("?, ") else ""
+    return f"inputs of node {node.name!r} ({node.op}) do not fit{known}; MXNet: {match[2]}"
