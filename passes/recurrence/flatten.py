@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -36,6 +37,12 @@ _STRETCHING: Final = {
         if name.startswith("_") and f"broadcast{name}" in POINTWISE
     },
 }
+#: For reductions to one of the numbers: the operator that chooses between two.
+_LARGER: Final = {
+    **dict.fromkeys(("max", "_np_max"), "_maximum"),
+    **dict.fromkeys(("min", "_np_min"), "_minimum"),
+}
+_NONE: Final = Attrs()
 _FILLS: Final = frozenset({"_zeros", "_ones", "_full"})
 
 
@@ -216,6 +223,8 @@ class _Flattened:
         rows, width = table.shape
         if all(len(self.columns.runs(row)) == 1 for row in table) and rows <= MAX_PARTS:
             return np.concatenate([self._row(row) for row in table])
+        if self.op in _LARGER and width <= MAX_PARTS:
+            return reduce(self._larger, table.T)
         if self.op not in ("sum", "mean", "_np_sum", "_npi_mean"):
             raise GraphoptError(f"{self.node.label}: what it reduces lies in several parts")
         if width <= MAX_PARTS:
@@ -236,6 +245,22 @@ class _Flattened:
             ]
         )
 
+    def _larger(self, one: Numbers, other: Numbers) -> Numbers:
+        """Of two numbers the larger, or the smaller where that is what the node looks for.
+
+        Both get the gradient of a tie, as they do of the node; of ``_maximum`` only the first does.
+        """
+        name = _LARGER[self.op]
+        is_tie = self._as("_equal")._each([one, other], one.shape)
+        halves = [self._scaled(numbers, "_mul_scalar", 0.5) for numbers in (one, other)]
+        tied = self._as("elemwise_add")._each(halves, one.shape)
+        tied = self._scaled(tied, "_contrib_gradientmultiplier", 2.0)
+        larger = self._as(name)._each([one, other], one.shape)
+        return self._as("where")._each([is_tie, tied, larger], one.shape)
+
+    def _scaled(self, numbers: Numbers, op: str, scalar: float) -> Numbers:
+        return self._as(op, Attrs(scalar=scalar))._each([numbers], numbers.shape)
+
     def _sum(self, summands: Sequence[Numbers]) -> Numbers:
         adding = Attrs(num_args=len(summands))
         return self._as("add_n", adding)._each(summands, summands[0].shape)
@@ -243,9 +268,9 @@ class _Flattened:
     def _shared(self, sums: Numbers, count: int) -> Numbers:
         if not self.op.endswith("mean"):
             return sums
-        return self._as("_div_scalar", Attrs(scalar=float(count)))._each([sums], sums.shape)
+        return self._scaled(sums, "_div_scalar", float(count))
 
-    def _as(self, op: str, attrs: Attrs) -> _Flattened:
+    def _as(self, op: str, attrs: Attrs = _NONE) -> _Flattened:
         """Another operator in the place of this one."""
         return _Flattened(self.values, self.node.but(op=op, attrs=attrs))
 

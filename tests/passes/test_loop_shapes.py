@@ -84,6 +84,23 @@ def sums_of_single_columns(F: Any, x: Any, h: Any, p: Any) -> Any:
     return (F.tanh(F.Flatten(F.repeat(new, repeats=2, axis=1)) + h),) * 2
 
 
+def best_ways(F: Any, x: Any, h: Any, p: Any) -> Any:
+    ways = F.broadcast_add(F.expand_dims(h, 2), F.expand_dims(p["square"], 0))
+    return F.min(ways, axis=1), F.max(ways, axis=1) + x
+
+
+def all_ways(F: Any, x: Any, h: Any, p: Any) -> Any:
+    ways = F.broadcast_add(F.expand_dims(h, 2), F.expand_dims(p["square"], 0))
+    best = F.max(ways, axis=1, keepdims=True)
+    total = F.log(F.sum(F.exp(F.broadcast_sub(ways, best)), axis=1))
+    return (total + F.squeeze(best, axis=1) + x,) * 2
+
+
+def ties(F: Any, x: Any, h: Any, p: Any) -> Any:
+    pairs = F.reshape(F.concat(x, h, h, dim=1), (0, 3, -1))
+    return F.min(pairs, axis=1), F.tanh(F.max(pairs, axis=1) + h)
+
+
 BODIES: dict[Body, tuple[str, ...]] = {
     gates_by_reshape: ("wide", "wide_back"),
     gates_side_by_side: ("wide", "wide_back"),
@@ -95,6 +112,9 @@ BODIES: dict[Body, tuple[str, ...]] = {
     repeated: ("square",),
     stretched: ("vector", "deep"),
     sums_of_single_columns: (),
+    best_ways: ("square",),
+    all_ways: ("square",),
+    ties: (),
 }
 SHAPES = {
     "wide": (8, UNITS),
@@ -184,8 +204,8 @@ def transposed(F: Any, x: Any, h: Any, p: Any) -> Any:
     return x, F.tanh(F.transpose(F.transpose(x) + F.transpose(h)))
 
 
-def largest_of_heads(F: Any, x: Any, h: Any, p: Any) -> Any:
-    return x, F.tile(F.max(F.reshape(x + h, (0, 2, 2)), axis=1), reps=(1, 2))
+def product_of_heads(F: Any, x: Any, h: Any, p: Any) -> Any:
+    return x, F.tile(F.prod(F.reshape(x + h, (0, 2, 2)), axis=1), reps=(1, 2))
 
 
 def copies_of_a_column(F: Any, x: Any, h: Any, p: Any) -> Any:
@@ -199,7 +219,7 @@ def matrix_of_three_axes(F: Any, x: Any, h: Any, p: Any) -> Any:
 REFUSED: dict[Body, str] = {
     across_the_batch: "turns the batch around",
     transposed: "has no row for each sequence",
-    largest_of_heads: "lies in several parts",
+    product_of_heads: "lies in several parts",
     copies_of_a_column: "one column becomes 4",
     matrix_of_three_axes: "its matrix has 3 axes",
 }
