@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from itertools import islice
 from typing import ClassVar
 
 from graphopt.analysis.effects import held_nodes
@@ -14,12 +12,10 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.recurrence.ahead import compute_ahead
-from graphopt.passes.recurrence.body import translate
-from graphopt.passes.recurrence.build import Chain, Operands, add_recurrence
 from graphopt.passes.recurrence.dropout import draw_sequences
 from graphopt.passes.recurrence.invariants import hoist
 from graphopt.passes.recurrence.layout import Layout
-from graphopt.passes.recurrence.loop_step import LoopStep, make_step
+from graphopt.passes.recurrence.loops import Loop, add_loop
 from graphopt.passes.recurrence.sequences import extents
 from graphopt.pipeline.base import Pass, PassContext
 
@@ -137,55 +133,12 @@ class _Loop:
     def roll(self) -> None:
         graph, node = self.graph, self.node
         self._compute_ahead()
-        layout, name = self.layout, graph.unique_name(f"{node.name}_rolled")
-        data, states = list(self.data), list(self.states)
-        step = make_step(self.body, data, states, layout.batch, batched=layout.batched)
-        sequences = [layout.sequence(graph, self.data[value], name) for value in step.data]
-        first = [
-            part
-            for value, widths in zip(states, step.widths, strict=True)
-            for part in layout.state(graph, self.states[value], name, widths)
-        ]
-        for value in step.rows:
-            width = math.prod(extents(graph, self.rest[value])) // layout.batch
-            first += layout.state(graph, self.rest[value], name, [width])
-        places = self._learned(step, len(sequences) + len(first))
-        made = add_recurrence(
-            graph,
-            step.graph,
-            translate(step.graph, len(sequences), len(first)),
-            Chain(layout.steps, layout.batch),
-            sequences,
-            [Operands(first, places)],
-            name=graph.unique_name(name),
-            origin=node.origin or (node.name,),
-        )
-        self._replace(step, made)
-
-    def _replace(self, step: LoopStep, made: Node) -> None:
-        """Have others read the recurrence instead of the loop."""
-        graph, node = self.graph, self.node
-        shapes = [extents(self.body, value) for value in self.body.outputs]
-        layout, name = self.layout, f"{node.name}_joined"
-        leaving = iter(made.values)
-        for n, copies in enumerate(step.emitted):
-            parts = list(islice(leaving, len(copies)))
-            whole = layout.emitted(graph, parts, copies, shapes[n], name)
-            graph.replace_uses(node.out(n), whole)
-        for n, widths in enumerate(step.widths, len(step.emitted)):
-            parts = list(islice(leaving, len(widths)))
-            graph.replace_uses(node.out(n), layout.final(graph, parts, shapes[n], name))
+        loop = Loop(self.body, self.layout, self.data, self.states, self.rest)
+        name, origin = graph.unique_name(f"{node.name}_rolled"), node.origin or (node.name,)
+        leaving = add_loop(graph, loop, name, origin)
+        for old, new in zip(node.values, leaving, strict=True):
+            graph.replace_uses(old, new)
         graph.erase(node.id)
-
-    def _learned(self, step: LoopStep, fed: int) -> dict[int, Value]:
-        """What the step reads besides rows and states, by the number of its input."""
-        inputs = step.graph.inputs[fed:]
-        captured = {
-            node.out(): self.rest[value] for node, value in zip(inputs, step.learned, strict=True)
-        }
-        captured |= hoist(self.graph, step.graph, captured, training=self.cx.training)
-        inputs = step.graph.inputs[fed:]
-        return {fed + n: captured[node.out()] for n, node in enumerate(inputs)}
 
     def _typed_body(self) -> Graph:
         """The body with the types its operands have here."""
