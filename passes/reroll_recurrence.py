@@ -14,6 +14,7 @@ from graphopt.passes.recurrence.anchors import anchor_classes, apart
 from graphopt.passes.recurrence.chains import Chain, find_chain
 from graphopt.passes.recurrence.dropout import draw_outside
 from graphopt.passes.recurrence.feeds import Feeds
+from graphopt.passes.recurrence.loop_roller import LoopRoller
 from graphopt.passes.recurrence.paths import path_anchors
 from graphopt.passes.recurrence.readers import with_readers
 from graphopt.passes.recurrence.roller import Roller
@@ -34,6 +35,7 @@ class RerollRecurrence(Pass):
     of a state count them. LSTM, GRU and plain cells, stacks of them, both directions, and cells
     that no library knows are all the same here. What a step reads may be slices of one array or
     anything else; what it hands out may be read step by step, joined again, or only at the end.
+    Values of a step may have any number of axes behind that of the batch, as those of a CRF have.
     First and last steps that differ stay unrolled, and so does a chain whose steps kernels cannot
     compute.
 
@@ -136,7 +138,7 @@ class RerollRecurrence(Pass):
                 if why is not None:
                     raise GraphoptError(why)
                 anchors, chain = self._innermost(graph, anchors, chain, others)
-                return self._rolled(graph, anchors, chain)
+                return self._rolled_anyhow(graph, anchors, chain)
             except GraphoptError as error:
                 problem = problem or error
         if problem is not None:
@@ -184,8 +186,24 @@ class RerollRecurrence(Pass):
         except GraphoptError:  # perhaps because of what is computed besides the states
             return self._rolled(graph, anchors, chain)
 
+    def _rolled_anyhow(self, graph: Graph, anchors: Sequence[NodeId], chain: Chain) -> str:
+        """Roll up a chain of matrices, or of what is one in memory."""
+        try:
+            return self._rolled(graph, anchors, chain)
+        except GraphoptError as problem:
+            try:
+                return self._rolled(graph, anchors, chain, roller=LoopRoller)
+            except GraphoptError:
+                raise problem from None
+
     def _rolled(
-        self, graph: Graph, anchors: Sequence[NodeId], chain: Chain, *, with_outputs: bool = False
+        self,
+        graph: Graph,
+        anchors: Sequence[NodeId],
+        chain: Chain,
+        *,
+        with_outputs: bool = False,
+        roller: type[Roller] = Roller,
     ) -> str:
         """Roll up a chain; ``with_outputs`` takes what steps compute besides their states."""
         with graph.edit():
@@ -193,7 +211,7 @@ class RerollRecurrence(Pass):
                 drawn = find_chain(graph, anchors)
                 assert drawn is not None
                 chain = drawn
-            return Roller(graph, with_readers(graph, chain) if with_outputs else chain).roll()
+            return roller(graph, with_readers(graph, chain) if with_outputs else chain).roll()
 
     def _innermost(
         self,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from graphopt.analysis.effects import held_nodes
 from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
-from graphopt.ir.node import DATA, PARAM, Node, NodeId, Value
+from graphopt.ir.node import DATA, PARAM, NodeId, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.passes.fusion.pointwise import POINTWISE
@@ -25,11 +26,16 @@ from graphopt.rewrite.substitute import transplant
 
 _PRODUCTS = frozenset({"FullyConnected", "dot"})
 _ADDITIONS = SUMS | {"elemwise_sub", "broadcast_sub"}
-_CUTS = frozenset({"SliceChannel", "slice_axis", "Concat"})
 
 
 class Roller:
-    """Makes one recurrence of a chain."""
+    """Makes one recurrence of a chain.
+
+    Attributes:
+        takes: operators in front of the core that move elements and are taken into the step.
+    """
+
+    takes: ClassVar[frozenset[str]] = frozenset({"SliceChannel", "slice_axis", "Concat"})
 
     def __init__(self, graph: Graph, chain: Chain) -> None:
         """Nothing is changed yet."""
@@ -73,13 +79,7 @@ class Roller:
         Raises:
             GraphoptError: kernels cannot compute its steps; the message says why.
         """
-        if self.rolled & held_nodes(self.graph):
-            raise GraphoptError("other nodes are ordered around its steps")
-        self._extend()
-        varying = [n for n in self._open_slots() if len(set(self.slots[n])) > 1]
-        constant = [n for n in self._open_slots() if n not in varying]
-        if not varying:
-            raise GraphoptError("its steps read nothing but states")
+        varying, constant = self._prepared()
         rows = [n for n in constant if self._is_row(n)]
         learned = [n for n in constant if n not in rows]
         emitted = self._emitted()
@@ -90,7 +90,6 @@ class Roller:
         first_parameter = len(varying) + states
         parameters = {n: self.slots[slot][0] for n, slot in enumerate(learned, first_parameter)}
         initial = [*self.chain.initial, *(self.slots[n][0] for n in rows)]
-        first = self.chain.template[0]
         node = add_recurrence(
             self.graph,
             body,
@@ -98,12 +97,30 @@ class Roller:
             over,
             inputs,
             [Operands(initial, parameters)],
-            name=self.graph.unique_name(f"{first.name or 'steps'}_rolled"),
-            origin=[self.graph[n].name for n in self.chain.steps[0] if self.graph[n].name],
+            name=self._name(),
+            origin=self._origin(),
         )
-        size = len(self.rows)
-        self._hand_out(node, over, emitted)
-        return f"{self.count} steps of {size} operators became a recurrence"
+        self._hand_out(node.values, over, emitted)
+        return self._done()
+
+    def _prepared(self) -> tuple[list[int], list[int]]:
+        """Slots that are another value in each step, and those that are the same."""
+        if self.rolled & held_nodes(self.graph):
+            raise GraphoptError("other nodes are ordered around its steps")
+        self._extend()
+        varying = [n for n in self._open_slots() if len(set(self.slots[n])) > 1]
+        if not varying:
+            raise GraphoptError("its steps read nothing but states")
+        return varying, [n for n in self._open_slots() if n not in varying]
+
+    def _name(self) -> str:
+        return self.graph.unique_name(f"{self.chain.template[0].name or 'steps'}_rolled")
+
+    def _origin(self) -> list[str]:
+        return [self.graph[n].name for n in self.chain.steps[0] if self.graph[n].name]
+
+    def _done(self) -> str:
+        return f"{self.count} steps of {len(self.rows)} operators became a recurrence"
 
     # What depends on no state, but is computed in every step
 
@@ -142,9 +159,11 @@ class Roller:
         op = canonical(first.op)
         if len({node.id for node in nodes}) < self.count or len({v.index for v in values}) > 1:
             return False
-        if first.is_input or not (op in _PRODUCTS or op in POINTWISE or op in ROWS or op in _CUTS):
+        if first.is_input or not (
+            op in _PRODUCTS or op in POINTWISE or op in ROWS or op in self.takes
+        ):
             return False
-        if op in _CUTS and sequences.cut_of(self.graph, values[0]) is not None:
+        if op in self.takes and sequences.cut_of(self.graph, values[0]) is not None:
             return False
         if any(self._type(value).dtype != first.type.dtype for value in first.inputs):
             return False  # a step computes in one dtype; a cast in front of it may stay there
@@ -291,34 +310,44 @@ class Roller:
             use.node not in self.rolled for use in self.graph.users(value)
         )
 
-    def _hand_out(self, node: Node, over: Over, emitted: Sequence[tuple[int, int]]) -> None:
-        """Give readers of single steps their values, and erase the steps."""
+    def _hand_out(
+        self, leaving: Sequence[Value], over: Over, emitted: Sequence[tuple[int, int]]
+    ) -> None:
+        """Give readers of single steps their values, and erase the steps.
+
+        Args:
+            leaving: values of all steps for those emitted, then the last of each state.
+            over: how steps lie in them.
+            emitted: core values.
+        """
         axis = 1 if over.batch_major else 0
-        for n, (row, output) in enumerate(emitted):
+        emissions, finals = leaving[: len(emitted)], leaving[len(emitted) :]
+        for whole, (row, output) in zip(emissions, emitted, strict=True):
+            label = self.graph[whole.node].name
             parts = [Value(step, output) for step in self.rows[row]]
             if over.reverse:
                 parts.reverse()  # as they lie in the sequence
-            sequences.rejoin(self.graph, parts, node.out(n), axis)
+            sequences.rejoin(self.graph, parts, whole, axis)
             read = [part for part in parts if self._is_read_outside(part)]
             if not read:
                 continue
             if len(read) == 1:
                 at = parts.index(read[0])
-                step = sequences.step_of(self.graph, node.out(n), axis, at, f"{node.name}_step")
+                step = sequences.step_of(self.graph, whole, axis, at, f"{label}_step")
                 self._replace_outside(read[0], step)
                 continue
             shape = sequences.extents(self.graph, parts[0])
-            name = f"{node.name}_steps"
+            name = f"{label}_steps"
             attrs = {"num_outputs": self.count, "axis": axis, "squeeze_axis": True}
             cut = sequences.add(
-                self.graph, "SliceChannel", [node.out(n)], shape, name, self.count, **attrs
+                self.graph, "SliceChannel", [whole], shape, name, self.count, **attrs
             )
             for at, part in enumerate(parts):
                 if part in read:
                     self._replace_outside(part, cut.out(at))
-        for n, (row, output) in enumerate(self.chain.states):
+        for final, (row, output) in zip(finals, self.chain.states, strict=False):
             last = Value(self.rows[row][-1], output)
-            self._replace_outside(last, node.out(len(emitted) + n))
+            self._replace_outside(last, final)
         self._erase()
 
     def _replace_outside(self, old: Value, new: Value) -> None:

@@ -26,7 +26,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Sequence3:
-    """Steps as they lie in one array of three axes.
+    """Steps as they lie in one array, mostly of three axes.
 
     Attributes:
         source: the array.
@@ -74,8 +74,6 @@ def as_sequence(graph: Graph, values: Sequence[Value]) -> Sequence3 | None:
     cuts = [cut_of(graph, value) for value in values]
     first = cuts[0]
     if first is None or first.axis not in (0, 1):
-        return None
-    if (graph.type_of(first.source).rank or 0) != 3:
         return None
     if any(c is None or (c.source, c.axis) != (first.source, first.axis) for c in cuts):
         return None
