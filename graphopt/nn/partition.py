@@ -17,6 +17,7 @@ from graphopt.compat import import_mxnet
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.nn.held_blocks import Held, is_container
+from graphopt.nn.twin_children import Children
 
 #: Makes the optimized view of a Block.
 Optimize = Callable[[Any], Any]
@@ -100,29 +101,14 @@ class _SwappedIn(_Swapped):
         return self.held.current() if found is self.swapped else found
 
 
-class _Children(OrderedDict[str, Any]):
-    """Optimized children; one that a method registers is the user's Block's as well."""
-
-    def __init__(self, own: OrderedDict[str, Any], replaced: dict[str, Any]) -> None:
-        super().__init__()
-        self.own = own
-        for name, child in replaced.items():
-            super().__setitem__(name, child)
-
-    def __setitem__(self, name: str, child: Any) -> None:
-        self.own[name] = child
-        super().__setitem__(name, child)
-
-    def __delitem__(self, name: str) -> None:
-        del self.own[name]
-        super().__delitem__(name)
-
-
 def _set_on(own: Any) -> Callable[[Any, str, Any], None]:
     """Attributes are set on the user's Block, where Gluon compares with what is really there."""
+    block = import_mxnet().gluon.Block
 
     def set_on_own(twin: Any, name: str, value: Any) -> None:
         setattr(own, name, value)
+        if isinstance(value, block) and isinstance(twin._children, Children):
+            twin._children.follow(name)
 
     return set_on_own
 
@@ -166,7 +152,7 @@ class _Partition:
                     self.notes[note] += f" ({parts[name]})"
             replaced[name] = done[id(child)]
         for key, value in vars(block).items():
-            swapped = _Children(value, replaced) if key == "_children" else _swap(value, done)
+            swapped = Children(value, replaced) if key == "_children" else _swap(value, done)
             if swapped is value:
                 continue
             if key != "_children" and is_container(value):
@@ -218,7 +204,9 @@ def parts_of(twin: Any) -> tuple[Any, ...]:
 
 def _in_turn(twin: Any, x: Any) -> Any:
     """``forward`` of a ``Sequential`` some of whose children in a row are one graph."""
-    for part in parts_of(twin):
+    children = twin._children
+    are_same = isinstance(children, Children) and children.are_same
+    for part in parts_of(twin) if are_same else children.values():
         x = part(x)
     return x
 
