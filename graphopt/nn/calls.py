@@ -15,11 +15,10 @@ from graphopt.errors import GraphError, InputError, UnsupportedError
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable, without_hooks
 from graphopt.nn.config import Config
-from graphopt.nn.held_blocks import settle
 from graphopt.nn.initializing import PythonFirst, first_call, left_open
 from graphopt.nn.learning import LearnsInPythonError
 from graphopt.nn.originals import original
-from graphopt.nn.partition import keep_python, looks_up_words, partition
+from graphopt.nn.partition import keep_python, looks_up_words, partition, settle
 from graphopt.nn.state import State
 from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
 from graphopt.pipeline.base import Mode

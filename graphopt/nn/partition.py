@@ -7,16 +7,13 @@ the user's Block, and only what holds children is looked up elsewhere.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from functools import partial
-from types import MethodType
+from collections.abc import Callable
 from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable
-from graphopt.nn.held_blocks import Held, is_container
+from graphopt.nn.pairs import Pairs
 from graphopt.nn.twin_children import Children
 
 #: Makes the optimized view of a Block.
@@ -90,15 +87,17 @@ class _Swapped:
 
 
 class _SwappedIn(_Swapped):
-    """The same of a list or dict, which both sides may write to."""
+    """The same of a list or the like, or a tuple of some, which both sides may write into."""
 
-    def __init__(self, name: str, held: Held) -> None:
-        super().__init__(name, held.own, held.swapped)
-        self.held = held
+    def __init__(self, name: str, own: Any, swapped: Any, pairs: Pairs) -> None:
+        super().__init__(name, own, swapped)
+        self.pairs, self.held = pairs, pairs.held_in([own])
 
     def __get__(self, block: Any, owner: type | None = None) -> Any:
         found = super().__get__(block, owner)
-        return self.held.current() if found is self.swapped else found
+        if found is self.swapped:
+            self.pairs.look(self.held)
+        return found
 
 
 def _set_on(own: Any) -> Callable[[Any, str, Any], None]:
@@ -122,12 +121,12 @@ class _Partition:
 
     def __init__(self, optimize: Optimize, notes: list[str], attempt: Try | None) -> None:
         self.optimize, self.notes, self.attempt = optimize, notes, attempt
-        self.done: dict[int, Any] = {}
+        self.pairs = Pairs()
 
     def clone(self, block: Any, *, is_child: bool = False) -> Any:
         base = type(block)
         names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        names["__setattr__"] = _set_on(block)
+        names |= {"__setattr__": _set_on(block), "_graphopt_pairs": self.pairs}
         if hasattr(base, "__del__"):
             names["__del__"] = _stay  # the user's object has one
         runs = _runs(block)
@@ -138,27 +137,24 @@ class _Partition:
         cls: Any = type(base.__name__, (base,), names)
         twin: Any = object.__new__(cls)
         object.__setattr__(twin, "__dict__", vars(block))
-        # Views share their `__dict__` with the user's Block, which bound methods may have for
-        # `self`.
-        done = self.done
-        done[id(block)] = done[id(vars(block))] = twin
+        pairs = self.pairs
+        pairs.add(block, twin)
+        pairs.add_methods(block, twin)
         replaced = {}
         parts = _parts(block)
         for name, child in block._children.items():
-            if id(child) not in done:
+            if not pairs.knows(child):
                 note = len(self.notes)  # of the child; those of its own children follow
-                done[id(child)] = self._child(name, child)
+                pairs.add(child, self._child(name, child))
                 if parts:
                     self.notes[note] += f" ({parts[name]})"
-            replaced[name] = done[id(child)]
+            replaced[name] = pairs.twin(child)
         for key, value in vars(block).items():
-            swapped = Children(value, replaced) if key == "_children" else _swap(value, done)
+            swapped = Children(value, replaced) if key == "_children" else pairs.twin(value)
             if swapped is value:
                 continue
-            if key != "_children" and is_container(value):
-                held = Held(value, swapped, partial(_swap, done=done))
-                cls._graphopt_held = [*vars(cls).get("_graphopt_held", ()), held]
-                setattr(cls, key, _SwappedIn(key, held))
+            if pairs.held_in([value]):
+                setattr(cls, key, _SwappedIn(key, value, swapped, pairs))
             else:
                 setattr(cls, key, _Swapped(key, value, swapped))
         if runs:
@@ -190,6 +186,11 @@ def _attempted(base: type, view: Any, attempt: Try) -> dict[str, Any]:
         return apart() if kwargs else attempt(view, args, apart)
 
     return {"__call__": call, "_graphopt_tried": view}
+
+
+def settle(twin: Any) -> None:
+    """Have the user's Blocks see what code of their twins has written into lists and the like."""
+    type(twin)._graphopt_pairs.settle()
 
 
 def tried_of(twin: Any) -> Any:
@@ -277,25 +278,3 @@ def _why_left(child: Any) -> str:
         words = ", and asks for words in use only" if child.looks_up_words else ""
         return f"it is one operator{words}"
     return ""
-
-
-def _swap(value: Any, done: dict[int, Any]) -> Any:
-    """The value with Blocks replaced, also inside plain lists, tuples and dicts, and as `self`."""
-    if id(value) in done:
-        return done[id(value)]
-    if isinstance(value, MethodType):
-        owner = done.get(id(getattr(value.__self__, "__dict__", None)))
-        return value if owner is None else MethodType(value.__func__, owner)
-    if type(value) in (list, tuple):
-        items = [_swap(item, done) for item in value]
-        return type(value)(items) if _differ(items, value) else value
-    if type(value) in (dict, OrderedDict):
-        items = [_swap(item, done) for item in value.values()]
-        return (
-            type(value)(zip(value, items, strict=True)) if _differ(items, value.values()) else value
-        )
-    return value
-
-
-def _differ(items: Iterable[Any], others: Iterable[Any]) -> bool:
-    return any(item is not other for item, other in zip(items, others, strict=True))

@@ -11,9 +11,9 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.nn.calls import forwarding, has_symbol, run, taken_apart
 from graphopt.nn.config import Config
-from graphopt.nn.held_blocks import settle
 from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
+from graphopt.nn.partition import settle
 from graphopt.recording.active import ACTIVE
 
 

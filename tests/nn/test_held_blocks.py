@@ -1,8 +1,9 @@
-"""Plain Blocks whose lists and dicts hold Blocks, and are written to."""
+"""Plain Blocks whose lists, dicts and the like hold Blocks, and are written to."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict, defaultdict, deque
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -53,6 +54,113 @@ class Scaled(gluon.Block):
         if x.sum().asscalar() < 0:  # no graph has that
             x = -x
         return self.config["net"](x) * self.config["gain"]
+
+
+class Named(NamedTuple):
+    layer: Any
+    others: list[Any]
+
+
+class Inner(gluon.Block):
+    """A child that has lists as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2)
+        self.layers = [self.dense]
+
+    def grow(self) -> None:
+        self.layers.append(self.dense)
+
+    def forward(self, x):
+        return x
+
+
+class Nested(gluon.Block):
+    """Containers of all kinds, also within others. Methods return what is told of Blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.a, self.b, self.c = (nn.Dense(2, in_units=2, use_bias=False) for _ in range(3))
+            self.inner = Inner()
+        a, b, c = self.a, self.b, self.c
+        self.groups = [[a, b], [c]]
+        self.by_name = {"x": [a, b], "n": 1}
+        self.pair = ([a], [b, c])
+        self.some, self.fixed = {a, b}, frozenset([a, b])
+        self.ordered = OrderedDict([("a", a), ("b", [b])])
+        self.default: Any = defaultdict(list, k=[a])
+        self.queue = deque([a, b], maxlen=3)
+        self.named = Named(a, [b])
+        self.gains = {a: 1.5, b: 2.5}
+        self.counts = [[a, 0]]
+
+    def grow_groups(self) -> Any:
+        self.groups[0].append(self.c)
+        self.groups.append([self.a])
+        self.groups[-1].append(self.b)
+
+    def fill_by_another_name(self) -> Any:
+        group = self.groups[1]
+        group[:] = [self.a, self.a]
+        return self.groups[1] is group
+
+    def count(self) -> Any:
+        self.counts[0][1] += 1
+        self.counts.append([self.b, 7])
+
+    def change_lists_in_a_dict(self) -> Any:
+        self.by_name["x"].pop()
+        self.by_name["y"] = [self.b]
+        self.by_name["n"] = 5
+
+    def change_lists_in_a_tuple(self) -> Any:
+        self.pair[0].append(self.b)
+
+    def change_a_set(self) -> Any:
+        found = self.a in self.some, self.c in self.some, self.a in self.fixed
+        self.some.add(self.c)
+        self.some.discard(self.a)
+        return found
+
+    def change_an_ordered_dict(self) -> Any:
+        self.ordered["c"] = self.c
+        self.ordered["b"].append(self.a)
+        self.ordered.move_to_end("a")
+
+    def change_a_default_dict(self) -> Any:
+        self.default["k"].append(self.b)
+        self.default["new"].append(self.c)
+        return self.default["k"][0] is self.a
+
+    def change_a_queue(self) -> Any:
+        self.queue.append(self.c)
+        self.queue.append(self.a)
+        return self.queue[0] is self.b
+
+    def change_a_list_in_a_named_tuple(self) -> Any:
+        self.named.others.append(self.a)
+        return self.named.layer is self.a
+
+    def change_what_blocks_are_keys_of(self) -> Any:
+        self.gains[self.a] = 9
+        self.gains[self.c] = 1
+        return self.gains[self.b]
+
+    def grow_a_child(self) -> Any:
+        self.inner.grow()
+
+    def forward(self, x):
+        for group in self.groups:
+            for layer in group:
+                x = layer(x)
+        for layer, gain in self.gains.items():
+            x = layer(x) * gain
+        for layer in self.queue:
+            x = layer(x)
+        return x
 
 
 def dense(units: int, inputs: int) -> Any:
@@ -118,3 +226,38 @@ def test_what_lies_beside_a_block_in_a_dict(record: bool | None) -> None:
         found.append(seen)
     for got, want in zip(found[1], found[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def names(net: Any, value: Any) -> Any:
+    """What a container of a net holds, with the names of its Blocks; sets in order."""
+    if isinstance(value, gluon.Block):
+        return next((k for k, v in vars(net).items() if v is value), "another")
+    if isinstance(value, dict):
+        return [type(value), [(names(net, k), names(net, v)) for k, v in value.items()]]
+    if isinstance(value, (list, tuple, deque, set, frozenset)):
+        found = [names(net, part) for part in value]
+        return [type(value), sorted(found) if isinstance(value, (set, frozenset)) else found]
+    return value
+
+
+METHODS = [name for name in vars(Nested) if not name.startswith("_") and name != "forward"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_written_into_containers_of_all_kinds(method: str) -> None:
+    x, found, values = mx.nd.ones((1, 2)), [], []
+    for is_optimized in (False, True):
+        net = Nested()
+        net.initialize(mx.init.One())
+        called = graphopt.optimize(net, record=False) if is_optimized else net
+        called(x)
+        got = getattr(called, method)()
+        held = [names(net, v) for k, v in vars(net).items() if not k.startswith("_")]
+        found.append((got, held, names(net.inner, net.inner.layers)))
+        outputs = [called(x).asnumpy()]
+        net.groups[0].insert(0, net.c)
+        net.groups.append([net.a])
+        net.queue.append(net.b)
+        values.append([*outputs, called(x).asnumpy(), net(x).asnumpy()])
+    assert found[1] == found[0]
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-5, atol=1e-6)

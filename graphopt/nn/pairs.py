@@ -1,0 +1,138 @@
+"""The user's objects and what stands for them in twins: Blocks, and what holds Blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from itertools import chain
+from types import MethodType
+from typing import Any
+
+from graphopt.nn.held_blocks import Held, Swap, differ, fill, is_container, items_of, swapped
+from graphopt.nn.users import SCALARS
+
+
+class Pairs:
+    """Objects of the user's, each with what code of twins is given in its place.
+
+    All are held, as they are known by their ids.
+    """
+
+    def __init__(self) -> None:
+        """None are known yet."""
+        self._twins: dict[int, Any] = {}
+        self._own: dict[int, Any] = {}
+        self._held: dict[int, Held] = {}
+        self._looked: set[Held] = set()
+        self._given: dict[int, Any] = {}
+
+    def add(self, own: Any, twin: Any) -> None:
+        """One stands for the other, which may be itself."""
+        self._twins[id(own)], self._own[id(twin)] = twin, own
+
+    def add_methods(self, own: Any, twin: Any) -> None:
+        """A twin's are those that are bound to the user's Block, or to a view of it.
+
+        Views share their ``__dict__`` with it.
+        """
+        self._twins[id(vars(own))] = twin
+
+    def knows(self, own: Any) -> bool:
+        """Whether something stands for one of the user's."""
+        return id(own) in self._twins
+
+    def twin(self, own: Any) -> Any:
+        """What stands for a Block of the user's, a method of it, or what holds some."""
+        if id(own) in self._twins:
+            return self._twins[id(own)]
+        if isinstance(own, MethodType):
+            owner = self._twins.get(id(getattr(own.__self__, "__dict__", None)))
+            return own if owner is None else MethodType(own.__func__, owner)
+        items = _others(own, self.twin)
+        if items is None:
+            return own
+        if not is_container(own):
+            self.add(own, made := _made_of(own, items))
+            return made
+        made = copy(own)
+        fill(made, items)
+        self.add(own, made)
+        self._held[id(own)] = Held(own, made, self.twin, self.own, self.held_in)
+        return made
+
+    def own(self, twin: Any) -> Any:
+        """What the user is given: nothing that stands for something else.
+
+        Lists and the like that hold such are written into, as code may go on with them.
+        """
+        if type(twin) in SCALARS:
+            return twin
+        if is_container(twin) and id(twin) not in self._own:
+            self._given[id(twin)] = twin
+        return self._owned(twin)
+
+    def _owned(self, twin: Any) -> Any:
+        if id(twin) in self._own:
+            return self._own[id(twin)]
+        if isinstance(twin, MethodType):
+            owner = self._own.get(id(twin.__self__))
+            return twin if owner is None else MethodType(twin.__func__, owner)
+        items = _others(twin, self._owned)
+        if items is None:
+            return twin
+        if not is_container(twin):
+            return _made_of(twin, items)
+        fill(twin, items)
+        return twin
+
+    def held_in(self, values: Iterable[Any]) -> list[Held]:
+        """Lists and the like of the user's that twins have copies of, also within tuples."""
+        found = []
+        for value in values:
+            if id(value) in self._held:
+                found.append(self._held[id(value)])
+            elif isinstance(value, tuple):
+                found += self.held_in(value)
+        return found
+
+    def look(self, found: Iterable[Held]) -> None:
+        """Code of a twin is given some, to read and to write into."""
+        for held in found:
+            held.settle()
+            self._looked.add(held)
+
+    def settle(self) -> None:
+        """Have the user's hold what code of twins wrote into lists and the like.
+
+        It may have gone on with those that it gave the user.
+        """
+        for held in list(self._looked):  # other threads may add some
+            self._looked.discard(held)
+            held.settle()
+        for key in list(self._given):
+            self._owned(self._given.pop(key, None))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether it has items and cannot be written into; named tuples are such."""
+    is_named = (
+        isinstance(value, tuple) and hasattr(value, "_make") and not hasattr(value, "__dict__")
+    )
+    return is_named or type(value) in (tuple, frozenset)
+
+
+def _made_of(fixed: Any, items: list[tuple[Any, Any]]) -> Any:
+    kind = type(fixed)
+    return getattr(kind, "_make", kind)(value for _, value in items)
+
+
+def _others(value: Any, swap: Swap) -> list[tuple[Any, Any]] | None:
+    """Swapped keys and values of a list or the like; ``None`` if it is none, or they stay."""
+    if not (is_container(value) or _is_fixed(value)):
+        return None
+    parts = chain(value, value.values()) if isinstance(value, dict) else value
+    if SCALARS.issuperset(map(type, parts)):  # so vocabularies take little time
+        return None
+    known = items_of(value)
+    found = swapped(known, swap)
+    return found if differ(known, found) else None
