@@ -18,7 +18,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.initializing import PythonFirst, first_call, left_open
 from graphopt.nn.learning import LearnsInPythonError
 from graphopt.nn.originals import original
-from graphopt.nn.partition import keep_python, looks_up_words, partition, settle
+from graphopt.nn.partition import keep_python, looks_up_words, pairs_of, partition
 from graphopt.nn.state import State
 from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
 from graphopt.pipeline.base import Mode
@@ -101,7 +101,7 @@ def _in_python(
         try:
             return _python_of(block, twin)(*args)
         finally:
-            settle(twin)
+            pairs_of(twin).settle()
 
     if state.config.record is None and not is_hooked and _may_record(block, state, args):
         return _measured(block, state, args, _python_of(block, original(block)), apart)
@@ -259,6 +259,8 @@ def taken_apart(block: Any) -> Any:
         state.notes.clear()
         found = partition(original(block), optimize, state.notes, attempt)
         keep_python(found)
+        if block._graphopt_is_decorated:
+            pairs_of(found).add(block, found)  # the user's Block is the view
         state.fallback = found
     return found
 

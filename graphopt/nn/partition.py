@@ -7,6 +7,7 @@ the user's Block, and only what holds children is looked up elsewhere.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -100,16 +101,29 @@ class _SwappedIn(_Swapped):
         return found
 
 
-def _set_on(own: Any) -> Callable[[Any, str, Any], None]:
+def _set_on(own: Any, pairs: Pairs) -> Callable[[Any, str, Any], None]:
     """Attributes are set on the user's Block, where Gluon compares with what is really there."""
     block = import_mxnet().gluon.Block
 
     def set_on_own(twin: Any, name: str, value: Any) -> None:
+        value = pairs.own(value)
         setattr(own, name, value)
         if isinstance(value, block) and isinstance(twin._children, Children):
             twin._children.follow(name)
 
     return set_on_own
+
+
+def _reduce_own(own: Any) -> Callable[[Any, Any], Any]:
+    """Copies and pickles of a twin are those of the user's Block."""
+
+    def reduce(_twin: Any, protocol: Any) -> Any:
+        found = own.__reduce_ex__(protocol)
+        if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return found
+        return found[1][0].__new__, *found[1:]  # pickle refuses the other one for another class
+
+    return reduce
 
 
 def _stay(twin: Any) -> None:
@@ -126,7 +140,8 @@ class _Partition:
     def clone(self, block: Any, *, is_child: bool = False) -> Any:
         base = type(block)
         names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        names |= {"__setattr__": _set_on(block), "_graphopt_pairs": self.pairs}
+        names["__setattr__"] = _set_on(block, self.pairs)
+        names |= {"__reduce_ex__": _reduce_own(block), "_graphopt_pairs": self.pairs}
         if hasattr(base, "__del__"):
             names["__del__"] = _stay  # the user's object has one
         runs = _runs(block)
@@ -150,7 +165,9 @@ class _Partition:
                     self.notes[note] += f" ({parts[name]})"
             replaced[name] = pairs.twin(child)
         for key, value in vars(block).items():
-            swapped = Children(value, replaced) if key == "_children" else pairs.twin(value)
+            if key == "_children":
+                pairs.add(value, Children(value, pairs))
+            swapped = pairs.twin(value)
             if swapped is value:
                 continue
             if pairs.held_in([value]):
@@ -188,9 +205,10 @@ def _attempted(base: type, view: Any, attempt: Try) -> dict[str, Any]:
     return {"__call__": call, "_graphopt_tried": view}
 
 
-def settle(twin: Any) -> None:
-    """Have the user's Blocks see what code of their twins has written into lists and the like."""
-    type(twin)._graphopt_pairs.settle()
+def pairs_of(twin: Any) -> Pairs:
+    """What a twin's code is given in place of the user's objects, and what these are."""
+    found: Pairs = type(twin)._graphopt_pairs
+    return found
 
 
 def tried_of(twin: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from graphopt.nn.pairs import Pairs
+
 
 class Children(OrderedDict[str, Any]):
     """Optimized children; what a method does to them is done to the user's Block's as well.
@@ -14,15 +16,15 @@ class Children(OrderedDict[str, Any]):
         are_same: whether nothing was done to them.
     """
 
-    def __init__(self, own: OrderedDict[str, Any], replaced: dict[str, Any]) -> None:
-        """``replaced`` are those of ``own``, optimized."""
+    def __init__(self, own: OrderedDict[str, Any], pairs: Pairs) -> None:
+        """``pairs`` has what stands for each of ``own``."""
         super().__init__()
-        self.own, self.are_same = own, True
-        for name, child in replaced.items():
-            super().__setitem__(name, child)
+        self.own, self.are_same, self._pairs = own, True, pairs
+        for name, child in own.items():
+            super().__setitem__(name, pairs.twin(child))
 
     def __setitem__(self, name: str, child: Any) -> None:
-        self.own[name] = child
+        self.own[name] = self._pairs.own(child)
         self.follow(name)
 
     def __delitem__(self, name: str) -> None:
@@ -34,7 +36,7 @@ class Children(OrderedDict[str, Any]):
         """The user's Block has another child of that name."""
         self.are_same = False
         if name in self.own:
-            super().__setitem__(name, self.own[name])
+            super().__setitem__(name, self._pairs.twin(self.own[name]))
 
     # CPython's methods below go past __delitem__, in most of its versions.
 

@@ -13,7 +13,7 @@ from graphopt.nn.calls import forwarding, has_symbol, run, taken_apart
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
-from graphopt.nn.partition import settle
+from graphopt.nn.partition import pairs_of
 from graphopt.recording.active import ACTIVE
 
 
@@ -142,17 +142,22 @@ def _getitem(self: Any, key: Any) -> Any:
 
 
 def _on_children(name: str, method: Any) -> Any:
-    """A method of a plain Block, run on one whose children are optimized."""
+    """A method of a plain Block, run on one whose children are optimized.
+
+    What it returns holds the user's Blocks; itself it is the view that was called.
+    """
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if ACTIVE.tape or "_children" not in vars(self):
             return method(self, *args, **kwargs)
         twin = taken_apart(self)
+        pairs = pairs_of(twin)
         try:
-            return getattr(twin, name)(*args, **kwargs)
+            found = getattr(twin, name)(*args, **kwargs)
+            return self if found is twin else pairs.own(found)
         finally:
-            settle(twin)
+            pairs.settle()
 
     return call
 
