@@ -18,8 +18,9 @@ from graphopt.nn.config import Config
 from graphopt.nn.initializing import PythonFirst, first_call, left_open
 from graphopt.nn.learning import LearnsInPythonError
 from graphopt.nn.originals import original
-from graphopt.nn.partition import keep_python, looks_up_words, pairs_of, partition
+from graphopt.nn.partition import looks_up_words, partition
 from graphopt.nn.state import State
+from graphopt.nn.twins import keep_python, pairs_of
 from graphopt.nn.ways import APART, NESTED, PLAIN, RECORDED, Ways, nested
 from graphopt.pipeline.base import Mode
 from graphopt.recording.active import ACTIVE

@@ -7,7 +7,6 @@ the user's Block, and only what holds children is looked up elsewhere.
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.nn.pairs import Pairs
 from graphopt.nn.twin_children import Children
+from graphopt.nn.twins import swap_attribute, twin_of
 
 #: Makes the optimized view of a Block.
 Optimize = Callable[[Any], Any]
@@ -57,79 +57,6 @@ def looks_up_words(block: Any) -> Any:
     return next((layer for layer in found if layer is not None), None)
 
 
-def keep_python(twin: Any) -> None:
-    """Have MXNet not make one graph of a twin, whatever the user's Block says."""
-    type(twin)._active = _Swapped("_active", None, swapped=False, always=True)
-
-
-class _Swapped:
-    """An attribute of a twin: what holds optimized children, as long as the user's is unchanged."""
-
-    def __init__(self, name: str, own: Any, swapped: Any, *, always: bool = False) -> None:
-        self.name = name
-        self.own = own
-        self.swapped = swapped
-        self.always = always
-
-    def __get__(self, block: Any, owner: type | None = None) -> Any:
-        if block is None:
-            return self
-        try:
-            found = vars(block)[self.name]
-        except KeyError:
-            raise AttributeError(self.name) from None
-        return self.swapped if self.always or found is self.own else found
-
-    def __set__(self, block: Any, value: Any) -> None:
-        vars(block)[self.name] = value
-
-    def __delete__(self, block: Any) -> None:
-        del vars(block)[self.name]
-
-
-class _SwappedIn(_Swapped):
-    """The same of a list or the like, or a tuple of some, which both sides may write into."""
-
-    def __init__(self, name: str, own: Any, swapped: Any, pairs: Pairs) -> None:
-        super().__init__(name, own, swapped)
-        self.pairs, self.held = pairs, pairs.held_in([own])
-
-    def __get__(self, block: Any, owner: type | None = None) -> Any:
-        found = super().__get__(block, owner)
-        if found is self.swapped:
-            self.pairs.look(self.held)
-        return found
-
-
-def _set_on(own: Any, pairs: Pairs) -> Callable[[Any, str, Any], None]:
-    """Attributes are set on the user's Block, where Gluon compares with what is really there."""
-    block = import_mxnet().gluon.Block
-
-    def set_on_own(twin: Any, name: str, value: Any) -> None:
-        value = pairs.own(value)
-        setattr(own, name, value)
-        if isinstance(value, block) and isinstance(twin._children, Children):
-            twin._children.follow(name)
-
-    return set_on_own
-
-
-def _reduce_own(own: Any) -> Callable[[Any, Any], Any]:
-    """Copies and pickles of a twin are those of the user's Block."""
-
-    def reduce(_twin: Any, protocol: Any) -> Any:
-        found = own.__reduce_ex__(protocol)
-        if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return found
-        return found[1][0].__new__, *found[1:]  # pickle refuses the other one for another class
-
-    return reduce
-
-
-def _stay(twin: Any) -> None:
-    """Nothing ends with a twin."""
-
-
 class _Partition:
     """Makes twins of a Block and of the Blocks in it."""
 
@@ -138,24 +65,17 @@ class _Partition:
         self.pairs = Pairs()
 
     def clone(self, block: Any, *, is_child: bool = False) -> Any:
-        base = type(block)
-        names: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-        names["__setattr__"] = _set_on(block, self.pairs)
-        names |= {"__reduce_ex__": _reduce_own(block), "_graphopt_pairs": self.pairs}
-        if hasattr(base, "__del__"):
-            names["__del__"] = _stay  # the user's object has one
+        names: dict[str, Any] = {}
         runs = _runs(block)
         if runs:
             names["forward"] = _in_turn
         if is_child and self.attempt is not None:
-            names |= _attempted(base, self.optimize(block), self.attempt)
-        cls: Any = type(base.__name__, (base,), names)
-        twin: Any = object.__new__(cls)
-        object.__setattr__(twin, "__dict__", vars(block))
+            names |= _attempted(type(block), self.optimize(block), self.attempt)
+        twin = twin_of(block, self.pairs, names)
+        cls: Any = type(twin)
         pairs = self.pairs
         pairs.add(block, twin)
         pairs.add_methods(block, twin)
-        replaced = {}
         parts = _parts(block)
         for name, child in block._children.items():
             if not pairs.knows(child):
@@ -163,19 +83,12 @@ class _Partition:
                 pairs.add(child, self._child(name, child))
                 if parts:
                     self.notes[note] += f" ({parts[name]})"
-            replaced[name] = pairs.twin(child)
         for key, value in vars(block).items():
             if key == "_children":
                 pairs.add(value, Children(value, pairs))
-            swapped = pairs.twin(value)
-            if swapped is value:
-                continue
-            if pairs.held_in([value]):
-                setattr(cls, key, _SwappedIn(key, value, swapped, pairs))
-            else:
-                setattr(cls, key, _Swapped(key, value, swapped))
+            swap_attribute(cls, key, value, pairs)
         if runs:
-            cls._graphopt_parts = _parts_in_turn(block, runs, replaced, self.optimize, self.notes)
+            cls._graphopt_parts = _parts_in_turn(block, runs, pairs, self.optimize, self.notes)
         return twin
 
     def _child(self, name: str, child: Any) -> Any:
@@ -203,12 +116,6 @@ def _attempted(base: type, view: Any, attempt: Try) -> dict[str, Any]:
         return apart() if kwargs else attempt(view, args, apart)
 
     return {"__call__": call, "_graphopt_tried": view}
-
-
-def pairs_of(twin: Any) -> Pairs:
-    """What a twin's code is given in place of the user's objects, and what these are."""
-    found: Pairs = type(twin)._graphopt_pairs
-    return found
 
 
 def tried_of(twin: Any) -> Any:
@@ -256,14 +163,14 @@ def _joins(child: Any) -> bool:
 def _parts_in_turn(
     block: Any,
     runs: list[list[str]],
-    replaced: dict[str, Any],
+    pairs: Pairs,
     optimize: Optimize,
     notes: list[str],
 ) -> tuple[Any, ...]:
     parts = []
     for names in runs:
         if len(names) == 1:
-            parts.append(replaced[names[0]])
+            parts.append(pairs.twin(block._children[names[0]]))
             continue
         first, last = names[0], names[-1]
         run = import_mxnet().gluon.nn.Sequential(prefix=f"{block.name}_{first}_to_{last}_")

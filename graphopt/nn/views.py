@@ -13,7 +13,7 @@ from graphopt.nn.calls import forwarding, has_symbol, run, taken_apart
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
-from graphopt.nn.partition import pairs_of
+from graphopt.nn.twins import pairs_of
 from graphopt.recording.active import ACTIVE
 
 

@@ -28,6 +28,20 @@ class Inner(gluon.Block):
     def itself(self) -> Any:
         return self
 
+    def another(self) -> Any:
+        made = type(self)()
+        made.mark = "made"
+        return made
+
+    def raw(self) -> Any:
+        made = self.__class__.__new__(self.__class__)
+        made.__dict__.update(vars(self))
+        made.mark = "made"
+        return made
+
+    def is_of_kind(self, other: Any) -> bool:
+        return isinstance(other, type(self))
+
     def forward(self, x):
         return self.dense(x)
 
@@ -100,6 +114,17 @@ class Net(gluon.Block):
         for each in found:
             each.mark = "copy"
         return [type(each) for each in found]
+
+    def make_others(self) -> Any:
+        made = self.c.another(), self.c.raw(), type(self)()
+        made[2].mark = "made"
+        self.made = made[0]
+        self.made.initialize(mx.init.One())
+        return [type(each) for each in made]
+
+    def ask_for_kinds(self) -> Any:
+        others = self.c, self.c.another(), self.a
+        return [self.c.is_of_kind(other) for other in others]
 
     def forward(self, x):
         return self.c(self.b(self.a(x)))

@@ -1,0 +1,149 @@
+"""Twins of Blocks: objects of subclasses of the user's classes, which have other children.
+
+A twin shares the user's ``__dict__``. Only what holds children is looked up elsewhere, and only
+the code of the Block itself is given the twin.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Callable
+from typing import Any
+
+from graphopt.compat import import_mxnet
+from graphopt.nn.pairs import Pairs
+from graphopt.nn.twin_children import Children
+
+
+def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
+    """A twin of a Block, all of whose attributes are the Block's so far.
+
+    Args:
+        block: the user's.
+        pairs: what stands for which of the user's objects.
+        names: attributes of its class.
+    """
+    base = type(block)
+    body = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__new__": _new_of(base),
+        "__setattr__": _set_on(block, pairs),
+        "__reduce_ex__": _reduce_own(block),
+        "_graphopt_pairs": pairs,
+    }
+    if hasattr(base, "__del__"):
+        body["__del__"] = _stay  # the user's object has one
+    kind: Any = type(base)
+    kind = _OfTwins if kind is type else type(kind.__name__, (_OfTwins, kind), {})
+    twin: Any = object.__new__(kind(base.__name__, (base,), body | names))
+    object.__setattr__(twin, "__dict__", vars(block))
+    return twin
+
+
+def swap_attribute(cls: Any, name: str, own: Any, pairs: Pairs) -> None:
+    """Have a twin's class look an attribute up elsewhere, if something stands for its value."""
+    swapped = pairs.twin(own)
+    if pairs.held_in([own]):
+        setattr(cls, name, _SwappedIn(name, own, swapped, pairs))
+    elif swapped is not own:
+        setattr(cls, name, _Swapped(name, own, swapped))
+
+
+def pairs_of(twin: Any) -> Pairs:
+    """What a twin's code is given in place of the user's objects, and what these are."""
+    found: Pairs = type(twin)._graphopt_pairs
+    return found
+
+
+def keep_python(twin: Any) -> None:
+    """Have MXNet not make one graph of a twin, whatever the user's Block says."""
+    type(twin)._active = _Swapped("_active", None, swapped=False, always=True)
+
+
+class _Swapped:
+    """An attribute of a twin: what holds optimized children, as long as the user's is unchanged."""
+
+    def __init__(self, name: str, own: Any, swapped: Any, *, always: bool = False) -> None:
+        self.name = name
+        self.own = own
+        self.swapped = swapped
+        self.always = always
+
+    def __get__(self, block: Any, owner: type | None = None) -> Any:
+        if block is None:
+            return self
+        try:
+            found = vars(block)[self.name]
+        except KeyError:
+            raise AttributeError(self.name) from None
+        return self.swapped if self.always or found is self.own else found
+
+    def __set__(self, block: Any, value: Any) -> None:
+        vars(block)[self.name] = value
+
+    def __delete__(self, block: Any) -> None:
+        del vars(block)[self.name]
+
+
+class _SwappedIn(_Swapped):
+    """The same of a list or the like, or a tuple of some, which both sides may write into."""
+
+    def __init__(self, name: str, own: Any, swapped: Any, pairs: Pairs) -> None:
+        super().__init__(name, own, swapped)
+        self.pairs, self.held = pairs, pairs.held_in([own])
+
+    def __get__(self, block: Any, owner: type | None = None) -> Any:
+        found = super().__get__(block, owner)
+        if found is self.swapped:
+            self.pairs.look(self.held)
+        return found
+
+
+class _OfTwins(type):
+    """The class of classes of twins, of which there is one object each.
+
+    What code of a twin makes by its class is of the user's.
+    """
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.__bases__[0](*args, **kwargs)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.__bases__[0])
+
+
+def _new_of(base: Any) -> Callable[..., Any]:
+    def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
+        return base.__new__(base, *args, **kwargs)
+
+    return new
+
+
+def _set_on(own: Any, pairs: Pairs) -> Callable[[Any, str, Any], None]:
+    """Attributes are set on the user's Block, where Gluon compares with what is really there."""
+    block = import_mxnet().gluon.Block
+
+    def set_on_own(twin: Any, name: str, value: Any) -> None:
+        value = pairs.own(value)
+        setattr(own, name, value)
+        if isinstance(value, block) and isinstance(twin._children, Children):
+            twin._children.follow(name)
+
+    return set_on_own
+
+
+def _reduce_own(own: Any) -> Callable[[Any, Any], Any]:
+    """Copies and pickles of a twin are those of the user's Block."""
+
+    def reduce(_twin: Any, protocol: Any) -> Any:
+        found = own.__reduce_ex__(protocol)
+        if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            return found
+        return found[1][0].__new__, *found[1:]  # pickle refuses the other one for another class
+
+    return reduce
+
+
+def _stay(twin: Any) -> None:
+    """Nothing ends with a twin."""
