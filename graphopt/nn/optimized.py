@@ -1,7 +1,8 @@
 """Optimized views of Gluon Blocks.
 
 A view is an instance of a subclass of the user's own class that shares the user's ``__dict__``:
-same parameters, same children, same attributes and methods, ``isinstance`` holds. Only the call is
+same parameters, same children, same attributes and methods, ``isinstance`` holds. What the class
+has slots for is looked up on the user's object (:mod:`graphopt.nn.slots`). Only the call is
 different. The user's object and class are not touched. Instances of decorated classes are of such
 a subclass from the start (see :mod:`graphopt.nn.decorated`). :mod:`graphopt.nn.views` makes both.
 """
@@ -23,6 +24,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.entry import Entry
 from graphopt.nn.originals import original
 from graphopt.nn.partition import parts_of, tried_of
+from graphopt.nn.slots import values_in_slots
 from graphopt.nn.state import State
 from graphopt.pipeline.manager import Receipt
 from graphopt.pipeline.remarks import Remark
@@ -346,6 +348,8 @@ class Optimized:
             return view(copy.copy(original(self)), self._graphopt_config)
         twin = instance(self._graphopt_base, self._graphopt_config)
         twin.__dict__.update(self.__dict__)
+        for name, value in values_in_slots(original(self)).items():
+            object.__setattr__(twin, name, value)
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -358,6 +362,8 @@ class Optimized:
         getstate = getattr(self._graphopt_base, "__getstate__", _GETSTATE)
         if getstate is not None and getstate is not _GETSTATE:
             state = getstate(self)
+        elif in_slots := values_in_slots(original(self)):
+            state = state, in_slots
         return instance, (self._graphopt_base, self._graphopt_config), state
 
     def _graphopt_last(self, mode: str | None = None) -> Entry:

@@ -10,7 +10,8 @@ def original(block: Any) -> Any:
     try:  # past a `__getattr__` of the user's
         own: Any = object.__getattribute__(block, "_graphopt_own")
     except AttributeError:  # the user's code made a copy of the view by its class
-        return beside(block)
+        own = beside(block)
+        object.__setattr__(block, "_graphopt_own", own)  # which has what is in slots
     if own.__dict__ is not block.__dict__:
         own.__dict__ = block.__dict__
     return own

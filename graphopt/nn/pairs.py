@@ -60,6 +60,12 @@ class Pairs:
         self._held[id(own)] = Held(own, made, self.twin, self.own, self.held_in)
         return made
 
+    def given(self, own: Any) -> Any:
+        """What code of a twin is given as it reads something: :meth:`twin`, the same as it is."""
+        found = self.twin(own)
+        self.look(self.held_in([own]))
+        return found
+
     def own(self, twin: Any) -> Any:
         """What the user is given: nothing that stands for something else.
 

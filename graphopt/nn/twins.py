@@ -12,6 +12,7 @@ from typing import Any
 
 from graphopt.compat import import_mxnet
 from graphopt.nn.pairs import Pairs
+from graphopt.nn.slots import Slot, members_of
 from graphopt.nn.twin_children import Children
 
 
@@ -32,6 +33,8 @@ def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
         "__reduce_ex__": _reduce_own(block),
         "_graphopt_pairs": pairs,
     }
+    for name, member in members_of(base).items():
+        body[name] = Slot(member, lambda _twin: block, pairs.given)
     if hasattr(base, "__del__"):
         body["__del__"] = _stay  # the user's object has one
     kind: Any = type(base)

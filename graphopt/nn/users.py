@@ -104,6 +104,8 @@ class _Slots(MutableMapping[str, Any]):
         self._names = [name for cls in type(owner).__mro__ for name in _slots_of(cls)]
 
     def __getitem__(self, name: str) -> Any:
+        if name in self._others:  # views of Blocks have properties in front of some
+            return self._others[name]
         try:
             return getattr(self._owner, name)
         except AttributeError:
@@ -126,14 +128,16 @@ class _Slots(MutableMapping[str, Any]):
 def _slots_of(cls: type) -> list[str]:
     named = vars(cls).get("__slots__", ())
     names = [named] if isinstance(named, str) else list(named)
+    names = [name for name in names if not name.startswith("_graphopt")]
     private = f"_{cls.__name__.lstrip('_')}"
     return [private + n if n.startswith("__") and not n.endswith("__") else n for n in names]
 
 
 def attributes_of(owner: Any) -> MutableMapping[str, Any]:
     """What an object, a class or a module has, as it is at any time."""
-    # Views of Blocks have slots, too.
-    has_slots = _is_of_users_class(owner) and any(map(_slots_of, type(owner).__mro__))
+    is_block = isinstance(owner, import_mxnet().gluon.Block)
+    may_have_slots = is_block or _is_of_users_class(owner)
+    has_slots = may_have_slots and any(map(_slots_of, type(owner).__mro__))
     return _Slots(owner) if has_slots or not hasattr(owner, "__dict__") else vars(owner)
 
 

@@ -13,6 +13,7 @@ from graphopt.nn.calls import forwarding, has_symbol, run, taken_apart
 from graphopt.nn.config import Config
 from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
+from graphopt.nn.slots import Slot, members_of
 from graphopt.nn.twins import pairs_of
 from graphopt.recording.active import ACTIVE
 
@@ -71,6 +72,7 @@ def view_class(
         "_graphopt_is_decorated": is_decorated,
         "_graphopt_has_call": _has_call(cls),
     }
+    body |= {name: Slot(member, original) for name, member in members_of(cls).items()}
     if hasattr(cls, "__del__"):
         body["__del__"] = _stay  # the user's object has one
     hybrid, sequential = import_mxnet().gluon.HybridBlock, import_mxnet().gluon.nn.Sequential
