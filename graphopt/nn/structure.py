@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import ValuesView
 from itertools import chain
-from operator import is_, itemgetter
+from operator import getitem, is_, itemgetter
 from typing import Any, Final
 
 from graphopt.frontend.blocks import descendants
@@ -19,7 +19,7 @@ class Structure:
 
     Gluon lets children be added and replaced, parameters be put in the place of others (to tie
     weights), and hooks be registered (``summary`` does), at any time, and no cached graph of an
-    ancestor knows of it.
+    ancestor knows of it. Where it refuses to, attributes that hold children are set past it.
     """
 
     def __init__(self, block: Any) -> None:
@@ -30,6 +30,13 @@ class Structure:
         self._children = [own["_children"] for own in self._owns]
         self._held: list[ValuesView[Any]] = [held.values() for held in self._children]
         self._held += [own["_reg_params"].values() for own in self._owns]
+        named = [
+            (own, name, child)
+            for own in self._owns
+            for name, child in own["_children"].items()
+            if own.get(name) is child
+        ]
+        self._attributes: list[list[Any]] = [[*each] for each in zip(*named, strict=True)]
         # Gluon has them anew whenever it is told to hybridize or not to.
         self._flagged = [vars(part) for part in blocks if "_flags" in vars(part)]
         self._flags = [own["_flags"] for own in self._flagged]
@@ -48,7 +55,7 @@ class Structure:
     def has_same_parts(self) -> bool:
         """Whether nothing was added, replaced or taken out."""
         are_there = all(map(is_, map(_CHILDREN, self._owns), self._children))
-        return are_there and self._found() == self._known
+        return are_there and self._found() == self._known and self._are_attributes_same()
 
     def hybridized(self) -> str:
         """Which Blocks are, and with what flags."""
@@ -58,6 +65,15 @@ class Structure:
     def hooked(self) -> str:
         """Why its code runs call by call: a descendant has hooks; empty if none has."""
         return why_hooked(self._below) if any(self._hooks) else ""
+
+    def _are_attributes_same(self) -> bool:
+        if not self._attributes:
+            return True
+        owns, names, children = self._attributes
+        try:
+            return all(map(is_, map(getitem, owns, names), children))
+        except KeyError:
+            return False
 
     def _found(self) -> list[Any]:
         return list(chain.from_iterable(self._held))

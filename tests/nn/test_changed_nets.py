@@ -209,6 +209,53 @@ class Inner(gluon.HybridBlock):
         return F.tanh(self.dense(x))
 
 
+class Activated(Inner):
+    """Its activation can be taken away, which Gluon refuses to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.Activation("relu")
+
+    def hybrid_forward(self, F, x):
+        y = self.dense(x)
+        return y if self.act is None else self.act(y)
+
+
+class Around(gluon.HybridBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner = Activated()
+
+    def hybrid_forward(self, F, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("record", [None, True, False])
+@pytest.mark.parametrize("kind", [Activated, Around])
+def test_children_are_set_past_gluon(kind: Any, record: bool | None) -> None:
+    x, found = mx.nd.array([[1, -2, -3, -4]]), []
+    for is_optimized in (False, True):
+        net = kind()
+        net.initialize(mx.init.One())
+        called = graphopt.optimize(net, record=record) if is_optimized else net
+        inner = getattr(net, "inner", net)
+        values = [called(x)]
+        object.__setattr__(inner, "act", None)
+        values.append(called(x))
+        inner.__dict__["dense"] = nn.Dense(3, in_units=4)
+        inner.dense.initialize(mx.init.Constant(2))
+        values.append(called(x))
+        inner.__dict__["act"] = nn.Activation("softrelu")
+        values.append(called(x))
+        del inner.act
+        inner.act = None
+        values.append(called(x))
+        found.append([value.asnumpy() for value in values])
+    for got, want in zip(*found, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 class Outer(gluon.Block):
     def __init__(self) -> None:
         super().__init__()
