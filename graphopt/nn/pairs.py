@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from itertools import chain
 from types import MethodType
-from typing import Any
+from typing import Any, Final
 
-from graphopt.nn.held_blocks import Held, Swap, differ, fill, is_container, items_of, swapped
+from graphopt.nn.held_blocks import Held, Swap, differ, fill, is_container, items_of
 from graphopt.nn.users import SCALARS
+
+#: Blocks are looked for so deep in lists within lists.
+_DEEPEST: Final = 32
 
 
 class Pairs:
@@ -43,22 +46,7 @@ class Pairs:
 
     def twin(self, own: Any) -> Any:
         """What stands for a Block of the user's, a method of it, or what holds some."""
-        if id(own) in self._twins:
-            return self._twins[id(own)]
-        if isinstance(own, MethodType):
-            owner = self._twins.get(id(getattr(own.__self__, "__dict__", None)))
-            return own if owner is None else MethodType(own.__func__, owner)
-        items = _others(own, self.twin)
-        if items is None:
-            return own
-        if not is_container(own):
-            self.add(own, made := _made_of(own, items))
-            return made
-        made = copy(own)
-        fill(made, items)
-        self.add(own, made)
-        self._held[id(own)] = Held(own, made, self.twin, self.own, self.held_in)
-        return made
+        return _Walk(self._known_twin, self._copied).swapped(own)
 
     def given(self, own: Any) -> Any:
         """What code of a twin is given as it reads something: :meth:`twin`, the same as it is."""
@@ -75,21 +63,7 @@ class Pairs:
             return twin
         if is_container(twin) and id(twin) not in self._own:
             self._given[id(twin)] = twin
-        return self._owned(twin)
-
-    def _owned(self, twin: Any) -> Any:
-        if id(twin) in self._own:
-            return self._own[id(twin)]
-        if isinstance(twin, MethodType):
-            owner = self._own.get(id(twin.__self__))
-            return twin if owner is None else MethodType(twin.__func__, owner)
-        items = _others(twin, self._owned)
-        if items is None:
-            return twin
-        if not is_container(twin):
-            return _made_of(twin, items)
-        fill(twin, items)
-        return twin
+        return _Walk(self._known_own, _filled).swapped(twin)
 
     def held_in(self, values: Iterable[Any]) -> list[Held]:
         """Lists and the like of the user's that twins have copies of, also within tuples."""
@@ -116,7 +90,65 @@ class Pairs:
             self._looked.discard(held)
             held.settle()
         for key in list(self._given):
-            self._owned(self._given.pop(key, None))
+            _Walk(self._known_own, _filled).swapped(self._given.pop(key, None))
+
+    def _known_twin(self, own: Any) -> Any:
+        if isinstance(own, MethodType):
+            owner = self._twins.get(id(getattr(own.__self__, "__dict__", None)))
+            return own if owner is None else MethodType(own.__func__, owner)
+        return self._twins.get(id(own), own)
+
+    def _known_own(self, twin: Any) -> Any:
+        if isinstance(twin, MethodType):
+            owner = self._own.get(id(twin.__self__))
+            return twin if owner is None else MethodType(twin.__func__, owner)
+        return self._own.get(id(twin), twin)
+
+    def _copied(self, own: Any, items: list[tuple[Any, Any]]) -> Any:
+        if not is_container(own):
+            made = _made_of(own, items)
+            self.add(own, made)
+            return made
+        made = copy(own)
+        fill(made, items)
+        self.add(own, made)
+        self._held[id(own)] = Held(own, made, self.twin, self.own, self.held_in)
+        return made
+
+
+class _Walk:
+    """Through what a list or the like holds, which may hold itself, once."""
+
+    def __init__(self, known: Swap, made: Callable[[Any, list[tuple[Any, Any]]], Any]) -> None:
+        """What is swapped.
+
+        Args:
+            known: swaps what is known, and returns all else.
+            made: what stands for a list or the like whose items are others.
+        """
+        self._known, self._made = known, made
+        self._seen: set[int] = set()
+
+    def swapped(self, value: Any, depth: int = 0) -> Any:
+        found = self._known(value)
+        is_written = is_container(value)
+        if found is not value or not (is_written or _is_fixed(value)):
+            return found
+        parts = chain(value, value.values()) if isinstance(value, dict) else value
+        # Vocabularies take little time so, and chains of many links end.
+        if SCALARS.issuperset(map(type, parts)) or depth == _DEEPEST or id(value) in self._seen:
+            return value
+        self._seen |= {id(value)} if is_written else set()
+        before = items_of(value)
+        now = [(self.swapped(k, depth + 1), self.swapped(v, depth + 1)) for k, v in before]
+        return self._made(value, now) if differ(before, now) else value
+
+
+def _filled(container: Any, items: list[tuple[Any, Any]]) -> Any:
+    if not is_container(container):
+        return _made_of(container, items)
+    fill(container, items)
+    return container
 
 
 def _is_fixed(value: Any) -> bool:
@@ -130,15 +162,3 @@ def _is_fixed(value: Any) -> bool:
 def _made_of(fixed: Any, items: list[tuple[Any, Any]]) -> Any:
     kind = type(fixed)
     return getattr(kind, "_make", kind)(value for _, value in items)
-
-
-def _others(value: Any, swap: Swap) -> list[tuple[Any, Any]] | None:
-    """Swapped keys and values of a list or the like; ``None`` if it is none, or they stay."""
-    if not (is_container(value) or _is_fixed(value)):
-        return None
-    parts = chain(value, value.values()) if isinstance(value, dict) else value
-    if SCALARS.issuperset(map(type, parts)):  # so vocabularies take little time
-        return None
-    known = items_of(value)
-    found = swapped(known, swap)
-    return found if differ(known, found) else None

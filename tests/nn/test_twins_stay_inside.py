@@ -130,6 +130,21 @@ class Net(gluon.Block):
         return self.c(self.b(self.a(x)))
 
 
+class Linked(Net):
+    """Returns what holds itself, and a chain."""
+
+    def circle(self) -> Any:
+        node: dict[str, Any] = {"layer": self.b}
+        node["node"] = node
+        return node
+
+    def chain(self) -> Any:
+        link: list[Any] = []
+        for _ in range(5000):
+            link = [link]
+        return link
+
+
 def told(value: Any, known: dict[int, str]) -> Any:
     """The same with names in place of Blocks that are known, and the class of others."""
     if isinstance(value, gluon.Block):
@@ -170,3 +185,13 @@ def test_a_decorated_block_is_itself() -> None:
     assert net.itself() is net
     assert net.others_within()[2][0] is net.c
     assert net.bound()[0].__self__ is net
+
+
+def test_what_methods_return_may_hold_itself_and_be_deep() -> None:
+    net = Linked()
+    net.initialize()
+    called = graphopt.optimize(net)
+    circle = called.circle()
+    assert circle["layer"] is net.b
+    assert circle["node"] is circle
+    assert len(called.chain()) == 1
