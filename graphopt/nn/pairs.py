@@ -11,8 +11,9 @@ from typing import Any, Final
 from graphopt.nn.held_blocks import Held, Swap, differ, fill, is_container, items_of
 from graphopt.nn.users import SCALARS
 
-#: Blocks are looked for so deep in lists within lists.
+#: Blocks are looked for so deep in lists within lists, and in lists up to so long.
 _DEEPEST: Final = 32
+_LONGEST: Final = 4096
 
 
 class Pairs:
@@ -134,9 +135,10 @@ class _Walk:
         is_written = is_container(value)
         if found is not value or not (is_written or _is_fixed(value)):
             return found
+        if len(value) > _LONGEST or depth == _DEEPEST or id(value) in self._seen:
+            return value
         parts = chain(value, value.values()) if isinstance(value, dict) else value
-        # Vocabularies take little time so, and chains of many links end.
-        if SCALARS.issuperset(map(type, parts)) or depth == _DEEPEST or id(value) in self._seen:
+        if SCALARS.issuperset(map(type, parts)):
             return value
         self._seen |= {id(value)} if is_written else set()
         before = items_of(value)
