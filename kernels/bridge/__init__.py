@@ -115,6 +115,7 @@ def _load(mxnet: Any) -> ctypes.CDLL:
     bridge = _open(Path(mxnet.__file__).parent)
     bridge.graphopt_register.restype = ctypes.c_char_p
     bridge.graphopt_error.restype = ctypes.c_char_p
+    bridge.graphopt_own_launches.restype = ctypes.c_int64
     bridge.graphopt_lanes.restype = ctypes.c_int64
     bridge.graphopt_packed_size.restype = ctypes.c_int64
     bridge.graphopt_packed_product.restype = ctypes.c_int64
@@ -289,7 +290,7 @@ def _planner(bridge: ctypes.CDLL) -> Any:
         try:
             from graphopt.kernels.cuda.native import launches_of
 
-            found = launches_of(
+            made = launches_of(
                 text.decode(),
                 backward=bool(backward),
                 space=tuple(extents[:axes]),
@@ -297,6 +298,7 @@ def _planner(bridge: ctypes.CDLL) -> Any:
                 requests=tuple(requests[:outputs]),
                 device=(device[0], device[1], device[2]),
             )
+            found = bridge.graphopt_own_launches(ctypes.byref(made))
         except Exception as error:  # noqa: BLE001 - C++ raises it in MXNet
             bridge.graphopt_set_error(_told(error))
             return

@@ -159,6 +159,21 @@ void Put(const Launch& launch, const int64_t* operands, int64_t workspace, void*
 
 }  // namespace
 
+OwnLaunches::OwnLaunches(const Launches& given)
+    : each_(given.launches, given.launches + given.count),
+      launches_{given.workspace_bytes, given.count, each_.data()} {
+  for (const Launch& launch : each_) {
+    arguments_.insert(arguments_.end(), launch.kinds, launch.kinds + launch.arguments);
+    arguments_.insert(arguments_.end(), launch.values, launch.values + launch.arguments);
+  }
+  const int64_t* at = arguments_.data();  // which moves no more
+  for (Launch& launch : each_) {
+    launch.kinds = at;
+    launch.values = at + launch.arguments;
+    at += 2 * launch.arguments;
+  }
+}
+
 Device Current(int ordinal) {
   const Driver& driver = TheDriver();
   if (!CurrentContext()) {
@@ -211,6 +226,11 @@ const char* graphopt_cuda_device(int ordinal, int64_t* out) {
     told = error.what();
     return told.c_str();
   }
+}
+
+/* A copy for whoever asked for these launches, who deletes it. */
+const graphopt::cuda::OwnLaunches* graphopt_own_launches(const graphopt::cuda::Launches* launches) {
+  return new graphopt::cuda::OwnLaunches(*launches);
 }
 
 const char* graphopt_cuda_run(const graphopt::cuda::Launches* launches, const int64_t* operands,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace graphopt {
 namespace cuda {
@@ -22,12 +23,27 @@ struct Launch {
   const int64_t* values;  // number of an operand, offset in the workspace in bytes, or the number
 };
 
-/* Launches one after the other, and the memory that they need besides operands. Stays where it is as
- * long as the process lives, images too: they are told apart by their addresses. */
+/* Launches one after the other, and the memory that they need besides operands. Images and entries stay
+ * where they are as long as the process lives: they are told apart by their addresses. */
 struct Launches {
   int64_t workspace_bytes;
   int64_t count;
   const Launch* launches;
+};
+
+/* A copy of launches, with arguments of its own. */
+class OwnLaunches {
+ public:
+  explicit OwnLaunches(const Launches& given);
+  OwnLaunches(const OwnLaunches&) = delete;
+  OwnLaunches& operator=(const OwnLaunches&) = delete;
+
+  const Launches& launches() const { return launches_; }
+
+ private:
+  std::vector<int64_t> arguments_;  // of each launch kinds, then values
+  std::vector<Launch> each_;
+  Launches launches_;
 };
 
 /* Of a GPU, for which plans are made. */

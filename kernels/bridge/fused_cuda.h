@@ -5,6 +5,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -14,7 +15,7 @@
 
 namespace graphopt {
 
-/* Answers with the address of cuda::Launches: for a spec, forward or backward, extents of its
+/* Answers with the address of cuda::OwnLaunches, which are the asker's from then on: for a spec, forward or backward, extents of its
  * axes, whether operands are aligned, a request for each output, and the GPU. */
 using LaunchesCallback = void (*)(const char* spec, int backward, int axes, const int64_t* extents,
                                   int aligned, int outputs, const int* requests,
@@ -24,10 +25,16 @@ LaunchesCallback describe_launches = nullptr;
 
 constexpr uintptr_t kGpuAccess = 16;  // what vectors of a kernel begin at, if operands are aligned
 
-std::mutex launches_mutex;
-std::map<std::pair<Plan*, std::vector<int64_t>>, const cuda::Launches*> known_launches;
+/* As many as Python keeps plans. Where calls have ever other extents all are forgotten then, and those that
+ * are still in use planned again. */
+constexpr size_t kMostLaunches = 4096;
 
-const cuda::Launches& LaunchesOf(Plan* plan, const std::vector<int64_t>& axes, bool aligned,
+using KeptLaunches = std::shared_ptr<const cuda::OwnLaunches>;
+
+std::mutex launches_mutex;
+std::map<std::pair<Plan*, std::vector<int64_t>>, KeptLaunches> known_launches;
+
+KeptLaunches LaunchesOf(Plan* plan, const std::vector<int64_t>& axes, bool aligned,
                                  const std::vector<int>& requests, const cuda::Device& device) {
   const int64_t about[] = {device.processors, device.major, device.minor};
   std::vector<int64_t> key(axes);
@@ -37,16 +44,17 @@ const cuda::Launches& LaunchesOf(Plan* plan, const std::vector<int64_t>& axes, b
   {
     std::lock_guard<std::mutex> lock(launches_mutex);
     auto found = known_launches.find({plan, key});
-    if (found != known_launches.end()) return *found->second;
+    if (found != known_launches.end()) return found->second;
   }
   // Not under the lock: Python may run other threads, which may get here too.
   const int64_t address =
       Answer(describe_launches, plan->spec.c_str(), plan->backward, axes.size(), axes.data(),
              aligned, requests.size(), requests.data(), about);
-  auto launches = reinterpret_cast<const cuda::Launches*>(address);
+  const KeptLaunches launches(reinterpret_cast<const cuda::OwnLaunches*>(address));
   std::lock_guard<std::mutex> lock(launches_mutex);
+  if (known_launches.size() >= kMostLaunches) known_launches.clear();
   known_launches.emplace(std::make_pair(plan, std::move(key)), launches);
-  return *launches;
+  return launches;
 }
 
 /* As Run, on the GPU whose number is `ordinal`. */
@@ -73,7 +81,8 @@ void RunOnGpu(Plan* plan, const std::vector<const TBlob*>& inputs,
   for (OpReqType request : requests)
     wanted.push_back(request == mxnet::kWriteInplace ? mxnet::kWriteTo : request);
   const cuda::Device device = cuda::Current(ordinal);
-  cuda::Run(LaunchesOf(plan, axes, aligned, wanted, device), places.data(), stream);
+  const KeptLaunches kept = LaunchesOf(plan, axes, aligned, wanted, device);  // meanwhile
+  cuda::Run(kept->launches(), places.data(), stream);
 }
 
 /* MXNet's stream of a call. MXNet's own structure begins with CUDA's; its header hides that from

@@ -1,7 +1,7 @@
 """Plans for NVIDIA GPUs as the bridge launches them, without numba: kernels are PTX.
 
-The driver compiles PTX for the GPU at hand, and keeps what it made in a cache of its own. A plan
-that was handed out stays where it is as long as the process lives.
+The driver compiles PTX for the GPU at hand, and keeps what it made in a cache of its own. PTX that
+was handed out stays where it is as long as the process lives.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import ctypes
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from graphopt.errors import GraphoptError
-from graphopt.forking import lock
 from graphopt.kernels.cuda.compiled import Kernel, ptx
 from graphopt.kernels.cuda.plan import AREA, Launch, LaunchPlan, plan_of
 from graphopt.kernels.cuda.run import walked_of
@@ -46,11 +44,6 @@ class Launches(ctypes.Structure):
     )
 
 
-_kept: list[Any] = []  # whatever C++ knows the address of
-_lock = lock()
-
-
-@cache  # the bridge asks once for each, and keeps the answer for good
 def launches_of(
     text: str,
     *,
@@ -59,8 +52,8 @@ def launches_of(
     aligned: bool,
     requests: tuple[int, ...],
     device: tuple[int, int, int],
-) -> int:
-    """The address of :class:`Launches` for a kernel.
+) -> Launches:
+    """The launches of a kernel, of which the bridge makes a copy that it keeps for a while.
 
     Args:
         text: the forward spec.
@@ -81,10 +74,7 @@ def launches_of(
         processors=processors,
         requests=requests,
     )
-    made = _made(plan, (capability[0], capability[1]))
-    with _lock:
-        _kept.append(made)
-    return ctypes.addressof(made)
+    return _made(plan, (capability[0], capability[1]))
 
 
 def _made(plan: LaunchPlan, capability: tuple[int, int]) -> Launches:

@@ -418,7 +418,7 @@ def launched(
     device = (ctypes.c_int64 * 3)()
     library.graphopt_cuda_device(0, device)
     numba_cuda.synchronize()
-    address = native.launches_of(
+    planned = native.launches_of(
         str(spec),
         backward=walked is not spec,
         space=space,
@@ -428,7 +428,7 @@ def launched(
     )
     given = (ctypes.c_int64 * len(places))(*places)
     handle = ctypes.c_void_p(int(getattr(stream.handle, "value", stream.handle)))
-    assert library.graphopt_cuda_run(ctypes.c_void_p(address), given, handle) is None
+    assert library.graphopt_cuda_run(ctypes.byref(planned), given, handle) is None
     stream.synchronize()
     return [np.asarray(out.copy_to_host()) for out in outs]
 

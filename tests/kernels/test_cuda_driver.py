@@ -84,12 +84,10 @@ def driver(loaded: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         return f".visible .entry {name} takes {kernel.parameters()}"
 
     monkeypatch.setattr(native, "ptx", image)
-    for found in (native.launches_of, native._image):
-        found.cache_clear()
+    native._image.cache_clear()
     loaded.lines()
     yield loaded
-    for found in (native.launches_of, native._image):
-        found.cache_clear()
+    native._image.cache_clear()
 
 
 def arrays_of(*shapes: tuple[int, ...]) -> list[Any]:
@@ -114,6 +112,27 @@ def test_a_kernel_is_loaded_once_and_launched_as_planned(driver: Driver) -> None
     driver.run(text, arrays, [WRITE])
     ((*_, rows, columns),) = driver.lines()  # another shape, the same kernel
     assert (rows, columns) == ("3", "64")
+
+
+def test_launches_of_ever_other_shapes_are_forgotten(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces = []
+    plan = native.launches_of
+
+    def launches_of(text: str, **given: Any) -> native.Launches:
+        spaces.append(given["space"])
+        return plan(text, **(given | {"space": (1,)}))  # planned once, which saves the test time
+
+    monkeypatch.setattr(native, "launches_of", launches_of)
+    text = "f32[a] (f32[a]) { %1 = arctan %0; return %1:f32[a] }"
+    array = np.zeros(4200, "float32")
+    sizes = [1, 2, 1, *range(3, 4200), 4199, 1]
+    for size in sizes:
+        driver.run(text, [array[:size], array[:size]], [WRITE])
+    # What is asked for again soon is known, and what is not, in the end, is planned again.
+    assert spaces == [(size,) for size in (*range(1, 4200), 1)]
+    assert len(driver.launches()) == len(sizes)
 
 
 def test_sums_go_through_a_workspace_that_grows(driver: Driver) -> None:
