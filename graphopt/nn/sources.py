@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Final
 
 from graphopt.compat import import_mxnet
+from graphopt.nn.by_class import kept_by_class
 from graphopt.nn.copies import Budget, copied, generator_of, is_of_calls
 from graphopt.nn.reached import Enclosing, Names, Reached
 from graphopt.nn.users import Held, attributes_of, is_users
@@ -192,7 +193,7 @@ def _is_known(part: Any) -> bool:
     return _is_known_class(part if isinstance(part, type) else type(part))
 
 
-@cache
+@kept_by_class
 def _is_known_class(cls: type) -> bool:
     known = (object, dict, list, import_mxnet().gluon.Block, import_mxnet().gluon.HybridBlock)
     return all(b in known or is_users(b) for b in cls.__mro__ if b.__name__ != "Optimized")

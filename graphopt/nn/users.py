@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from graphopt.compat import import_mxnet
+from graphopt.nn.by_class import kept_by_class
 
 _OF_NO_USER: Final = {"mxnet", "graphopt"}
 _PYTHONS: Final = {*sys.stdlib_module_names} - {"__main__"}
@@ -142,10 +143,10 @@ def attributes_of(owner: Any) -> MutableMapping[str, Any]:
 
 
 def _is_of_users_class(value: Any) -> bool:
-    return _is_users_class(type(value))  # type: ignore[arg-type]
+    return _is_users_class(type(value))
 
 
-@cache
+@kept_by_class
 def _is_users_class(cls: type) -> bool:
     has_attributes = cls.__dictoffset__ or any("__slots__" in vars(base) for base in cls.__mro__)
     if not has_attributes or issubclass(cls, _never_held()):
