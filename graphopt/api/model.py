@@ -26,6 +26,7 @@ from graphopt.ir.types import dtype_name
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
+from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.entry import Entry
@@ -50,7 +51,8 @@ class Model:
     as the Block that was exported takes them, whichever the Symbol reads first. What is in
     ``params`` may be given by name as well, in place of that and for this call only. Under
     ``mx.autograd.record()`` the training graph runs, and gradients reach the arrays in ``params``
-    that have ``attach_grad()``. Calls with sparse arrays run the Symbol as MXNet does.
+    that have ``attach_grad()``. Calls with sparse arrays run the Symbol as MXNet does. What was
+    compiled for the last 64 signatures is kept.
     """
 
     def __init__(
@@ -278,8 +280,14 @@ class Model:
             if key not in self._compiled and mode == "training" and self.config.plans_memory:
                 self._prepare_memory(arrays, ctx)
             if key not in self._compiled:
-                self._compiled[key] = self._compile(key, arrays)
+                self._keep(key, self._compile(key, arrays))
             return self._compiled[key]
+
+    def _keep(self, key: Signature, entry: Entry) -> None:
+        self._compiled[key] = entry
+        if len(self._compiled) > MAX_SIGNATURES:
+            oldest = self._compiled.pop(next(iter(self._compiled)))
+            oldest.built.release()  # executors that have it take memory anew
 
     def _not_compiled(self, key: Signature, arrays: Mapping[str, Any]) -> list[Any] | None:
         """A call that nothing was compiled for; None if that is to be."""
@@ -384,7 +392,7 @@ class Model:
             if isinstance(error, InputError):
                 raise self._memory.explained(error, largest) from None
             raise
-        self._compiled[key] = compiled
+        self._keep(key, compiled)
 
     def _typed_params(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters that the Symbol reads and a call does not give, in the Symbol's dtypes."""

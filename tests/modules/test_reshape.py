@@ -124,3 +124,26 @@ def test_a_module_that_is_given_no_labels_reads_those_before() -> None:
         found.append([output.asnumpy() for output in module.get_outputs()])
     assert_all_near(found)
     assert found[0][0].tolist() == [16, 9]
+
+
+@pytest.mark.parametrize("memory", [None, "1GB"])
+def test_graphs_of_ever_other_shapes_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, memory: str | None
+) -> None:
+    monkeypatch.setattr("graphopt.api.model.MAX_SIGNATURES", 2)
+    symbol = S.FullyConnected(S.tanh(S.var("data")), num_hidden=2, name="fc")
+    found = []
+    for is_optimized in (False, True):
+        first = executor = filled(symbol, is_optimized=False, data=(8, 3))
+        if is_optimized:
+            first = executor = graphopt.optimize(executor, memory=memory)
+        seen = []
+        for rows in (8, 7, 6, 5, 4, 3):
+            executor = executor.reshape(data=(rows, 3))
+            for each in (executor, first):  # which goes on with what was forgotten
+                each.forward(is_train=True)
+                each.backward(mx.nd.ones(each.outputs[0].shape))
+                seen += [a.asnumpy() for a in (*each.outputs, *each.grad_arrays)]
+        found.append(seen)
+    assert_all_near(found)
+    assert len(first.model.receipts()) == 2
