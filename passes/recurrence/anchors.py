@@ -43,9 +43,11 @@ def apart(graph: Graph, anchors: Sequence[NodeId]) -> list[Sequence[NodeId]]:
     chains: list[list[NodeId]] = []
     last: dict[NodeId, tuple[int, frozenset[NodeId]]] = {}  # how many, and the last of them
     for node in graph:
-        count, found = max((last[value.node] for value in node.inputs), key=_count, default=_NONE)
-        for value in node.inputs:
-            other, more = last[value.node]
+        read = [last[value.node] for value in node.inputs if value.node in last]
+        if not read and node.id not in wanted:
+            continue  # most nodes depend on no anchor
+        count, found = max(read, key=_count, default=_NONE)
+        for other, more in read:
             if other == count:
                 found |= more
         if node.id in wanted:
