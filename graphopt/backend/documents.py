@@ -12,7 +12,10 @@ from graphopt.ir.sizes import FILLS, Shapes
 
 
 def text_of(symbol: Any) -> str:
-    """The JSON of a Symbol; MXNet leaves out what ``mx.contrib.amp`` casts unless it is told."""
+    """The JSON of a Symbol, and not without what ``mx.contrib.amp`` casts, as MXNet's ``tojson()``.
+
+    That makes a copy of the Symbol which it never frees.
+    """
     text: str = symbol.tojson(remove_amp_cast=False)
     return text
 

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from graphopt.backend.documents import text_of
 from graphopt.forking import lock
 
 #: Taken to call what reads shared arrays and writes scratch. Not Lock: a signal handler, or what a
@@ -40,7 +41,7 @@ def turn_to_call(symbol: Any) -> threading.RLock:
 
     These may wait for the user's Python, in which another thread waits for its turn.
     """
-    return lock() if _WAITED_FOR.search(symbol.tojson()) else TURN
+    return lock() if _WAITED_FOR.search(text_of(symbol)) else TURN
 
 
 def done_in_turn(what: Callable[[], object]) -> bool:

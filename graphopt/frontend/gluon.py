@@ -7,7 +7,6 @@ hybridized Blocks, which MXNet's calls leave there. A HybridBlock can be called 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import OrderedDict
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from graphopt.backend.documents import document_of
 from graphopt.backend.fitting import require_known, require_mapping
 from graphopt.compat import import_mxnet
 from graphopt.errors import InputError, UnsupportedError
@@ -197,7 +197,7 @@ def _are_same(one: Any, other: Any) -> bool:
 
 def _nodes(symbol: Any) -> list[Any]:
     """What a Symbol is made of, but for the versions of its variables and how they are filled."""
-    document = json.loads(symbol.tojson())
+    document = document_of(symbol)
     for node in document["nodes"]:
         node["inputs"] = [at[:2] for at in node["inputs"]]
         node.get("attrs", {}).pop(INIT, None)

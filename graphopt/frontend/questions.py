@@ -11,7 +11,7 @@ from functools import cache, partial
 from types import FrameType
 from typing import Any, Final
 
-from graphopt.backend.documents import every_node
+from graphopt.backend.documents import every_node, text_of
 from graphopt.compat import import_mxnet
 from graphopt.forking import lock
 
@@ -65,7 +65,7 @@ def noting_questions(block: Any) -> Iterator[list[str]]:
 
 def draws_without_shape(symbol: Any) -> bool:
     """Whether an operator draws as many numbers as others read; of arrays it draws one."""
-    text = symbol.tojson()
+    text = text_of(symbol)
     if '"op": "_random_' not in text:
         return False
     return any(
