@@ -193,8 +193,8 @@ class RerollRecurrence(Pass):
         except GraphoptError as problem:
             try:
                 return self._rolled(graph, anchors, chain, roller=LoopRoller)
-            except GraphoptError:
-                raise problem from None
+            except GraphoptError as other:
+                raise GraphoptError(f"{problem}; as the body of a loop: {other}") from None
 
     def _rolled(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.passes.recurrence.body import translate
@@ -38,8 +39,17 @@ class Loop:
     reverse: bool = False
 
 
-def add_loop(graph: Graph, loop: Loop, name: str, origin: Sequence[str]) -> list[Value]:
+def add_loop(
+    graph: Graph, loop: Loop, name: str, origin: Sequence[str], most: float = math.inf
+) -> list[Value]:
     """Add a recurrence that computes what a loop does.
+
+    Args:
+        graph: to which it is added.
+        loop: what it does.
+        name: of the recurrence.
+        origin: names of what it replaces.
+        most: how many operators its step may have.
 
     Returns:
         For each output of the body what it emits in all steps, or the last state.
@@ -49,6 +59,8 @@ def add_loop(graph: Graph, loop: Loop, name: str, origin: Sequence[str]) -> list
     """
     layout, data, states = loop.layout, list(loop.data), list(loop.states)
     step = make_step(loop.body, data, states, layout.batch, batched=layout.batched)
+    if len(step.graph) > most:
+        raise GraphoptError(f"its step is {len(step.graph)} operators on rows, of {most} at most")
     sequences = [layout.sequence(graph, loop.data[value], name) for value in step.data]
     first = [
         part
