@@ -31,6 +31,7 @@ from graphopt.nn.config import Config
 mx = import_mxnet()
 
 _KEEPS = "operators of the user's may keep something from call to call"
+_LOOPS = "autograd cannot differentiate a while_loop that takes no steps, or another number of them"
 _BRIEF = f"others of this graph were dropped after few calls; it is compiled in its call {FEW + 1}"
 
 
@@ -38,8 +39,9 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
     """An ``mx.executor.Executor`` of which graphs compiled by graphopt compute the outputs.
 
     Arrays of arguments, gradients and states are those it was made of, and the methods are
-    MXNet's. Where graphopt cannot compile the Symbol, and while a monitor looks at what is
-    computed inside, MXNet's executor runs on the same arrays; :meth:`explain` says so.
+    MXNet's. Where graphopt cannot compile the Symbol, where a while_loop is differentiated, and
+    while a monitor looks at what is computed inside, MXNet's executor runs on the same arrays;
+    :meth:`explain` says so.
 
     Attributes:
         model: what is compiled; has ``receipts()``, ``graph()``, ``report(path)`` and the like.
@@ -150,7 +152,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         ran_train = bool(self._is_run)
         heads = self._heads.of(out_grads, self.outputs)
         if self._plain.reason:
-            self._plain.backward(out_grads, is_train=is_train, ran_train=ran_train)
+            self._backward_in_mxnet(out_grads, is_train=is_train, ran_train=ran_train)
             return
         if not self._learns:
             return
@@ -172,7 +174,13 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             mx.autograd.backward(self._tape, heads, retain_graph=stays, train_mode=ran_train)
             self._tape = self._tape if stays else []
         else:
-            self._plain.backward(out_grads, is_train=is_train, ran_train=ran_train)
+            self._backward_in_mxnet(out_grads, is_train=is_train, ran_train=ran_train)
+
+    def _backward_in_mxnet(self, out_grads: Any, *, is_train: bool, ran_train: bool) -> None:
+        """Where it may be called once after forward, have forward run again before the next."""
+        self._plain.backward(out_grads, is_train=is_train, ran_train=ran_train)
+        if not self._tapes.may_stay:
+            self._plain.let_go()
 
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Any
@@ -290,6 +298,11 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
 
     def _compute(self, *, training: bool, recording: bool) -> list[Any] | None:
         """The outputs; ``None`` if MXNet's executor is to compute them."""
+        config = self.model.config
+        may_leave = not (config.strict or config.plans_memory)
+        if recording and may_leave and not self._tapes.may_stay:
+            self._plain.begin(_LOOPS)
+            return None
         scope = mx.autograd.record if recording else mx.autograd.pause
         is_step = training or recording
         is_first = is_step not in self._built
@@ -301,8 +314,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             except LateError:
                 raise
             except (GraphoptError, mx.MXNetError) as error:  # MXNet's of CachedOps, not executors
-                config = self.model.config
-                if not is_first or config.strict or config.plans_memory:
+                if not (is_first and may_leave):
                     raise
                 self._plain.begin(first_line(error))
                 return None

@@ -89,6 +89,10 @@ class Plain:
             self.forward(is_train=ran_train)
         self.executor.backward(heads, is_train)
 
+    def let_go(self) -> None:
+        """Have forward run again if backward is called without another forward."""
+        self._has_run = False
+
     def turn(self, heads: Any, *, is_train: bool, ran_train: bool) -> None:
         """Compute gradients in another mode than forward ran in, which runs again."""
         self.has_turned = True
