@@ -119,6 +119,7 @@ def test_what_is_no_graph_is_refused(function):
         ({"precise": "no"}, "precise 'no' is none of True, False"),
         ({"strict": 3}, "strict 3 is none of True, False"),
         ({"plans_memory": "x"}, "plans_memory 'x' is none of True, False"),
+        ({"integers_learn": "x"}, "integers_learn 'x' is none of True, False"),
         ({"device": "tpu"}, "device 'tpu' is none of cpu, gpu, cpu_pinned, cpu_shared"),
         ({"instruments": [3]}, "instruments: 3 is none: give Instruments, in a list"),
         ({"instruments": 3}, "instruments: 3 is none: give Instruments, in a list"),

@@ -279,9 +279,11 @@ class Model:
         with self._lock:
             if key not in self._compiled and mode == "training" and self.config.plans_memory:
                 self._prepare_memory(arrays, ctx)
-            if key not in self._compiled:
-                self._keep(key, self._compile(key, arrays))
-            return self._compiled[key]
+            entry = self._compiled.get(key)
+            if entry is None or entry.lacks_gradients(list(arrays.values())):
+                entry = self._compile(key, arrays)
+                self._keep(key, entry)
+            return entry
 
     def _keep(self, key: Signature, entry: Entry) -> None:
         self._compiled[key] = entry

@@ -34,6 +34,7 @@ def run(
     strict: bool = False,
     device: str = "cpu",
     plans_memory: bool = False,
+    integers_learn: bool = False,
     check: bool | Literal["mxnet", "reference"] = False,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
     instruments: Sequence[Instrument] = (),
@@ -49,6 +50,7 @@ def run(
         strict: raise where a pass fails, instead of rolling it back and going on.
         device: ``cpu`` or ``gpu``, or another of MXNet's: where the graph will run.
         plans_memory: whether what operators allocate for themselves counts.
+        integers_learn: whether gradients of integer inputs are asked for.
         check: run the graph after every change and compare it with the original: in MXNet
             (``True`` or ``"mxnet"``; in training mode gradients too) or by the slow numpy
             interpreter (``"reference"``; outputs only, and only operators it knows).
@@ -75,12 +77,13 @@ def run(
     _check_option("strict", strict, FLAGS)
     _check_option("device", device, DEVICES)
     _check_option("plans_memory", plans_memory, FLAGS)
+    _check_option("integers_learn", integers_learn, FLAGS)
     _check_option("check", check, CHECKS)
     _check_feeds(graph, feeds or {})
     around = _listed(instruments)
     passes = build(pipeline, registry)
     frozen = mode == "inference" if frozen is None else frozen
-    settings = Settings(mode, frozen, precise, strict, device, plans_memory)
+    settings = Settings(mode, frozen, precise, strict, device, plans_memory, integers_learn)
     if check:
         from graphopt.backend.calibrate import calibrated_feeds
 

@@ -87,6 +87,7 @@ class Form:
         memory: bytes that a training step may take; with ``pools`` only.
         pools: memory of training steps on MXNet's executors.
         keeps_operators: operators of the user's are made once, not in each call.
+        integers_learn: gradients of integer inputs are wanted, which kernels have none of.
     """
 
     graph: Graph
@@ -101,6 +102,7 @@ class Form:
     memory: int | None
     pools: Pools | None
     keeps_operators: bool = False
+    integers_learn: bool = False
 
     @property
     def packed(self) -> Graph:
@@ -303,6 +305,8 @@ class Candidates:
     def _learning(self) -> dict[str, Make]:
         """What is one operation of a graph that is not frozen, where it may be."""
         form = self._form
+        if form.integers_learn:
+            return {}
         graph = in_kernels(form.graph, learns=True) if form.is_tuned else form.graph
         is_small = learns_by_caller(graph, exact=not form.is_tuned)
         is_one = is_small or learns_at_once(graph, exact=not form.is_tuned)

@@ -61,6 +61,7 @@ class Lowered:
         pools: Pools | None = None,
         follows: bool = False,
         keeps_operators: bool = False,
+        integers_learn: bool = False,
     ) -> None:
         """Bind; see :func:`lower`."""
         keep_freed_memory()
@@ -104,6 +105,7 @@ class Lowered:
             memory=memory,
             pools=pools,
             keeps_operators=keeps_operators,
+            integers_learn=integers_learn,
         )
         self._inputs: list[str] = self.form.symbol.list_inputs()
         self._read = set(self._inputs)
@@ -316,6 +318,7 @@ def lower(
     pools: Pools | None = None,
     follows: bool = False,
     keeps_operators: bool = False,
+    integers_learn: bool = False,
 ) -> Lowered:
     """Make a graph callable.
 
@@ -335,6 +338,7 @@ def lower(
             is computed from them may be let go of, and computed again where it is asked for.
         keeps_operators: operators of the user's, which may keep something, live as long as this;
             else as long as a call.
+        integers_learn: gradients of integer inputs are wanted, too.
 
     Raises:
         BudgetError: at the first call: no training step takes as little as ``memory``.
@@ -354,4 +358,5 @@ def lower(
         pools=pools if training else None,
         follows=follows,
         keeps_operators=keeps_operators,
+        integers_learn=integers_learn,
     )

@@ -244,6 +244,10 @@ class AnySize:
         """Whether parameters are as those that it was compiled for: not computed, of that dtype."""
         return self._entry.refresh(ctx)
 
+    def lacks_gradients(self, given: Sequence[Any]) -> bool:
+        """Whether a call with those arrays may ask for gradients that it does not compute."""
+        return self._entry.lacks_gradients(given)
+
     def engine_for(self, sizes: Sizes, *, is_compiled_else: bool) -> str:
         """What is to run a call of such sizes; empty if MXNet is."""
         if self._by_size is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from graphopt.analysis.integers import integers_with_gradient
 from graphopt.api.running import run
 from graphopt.backend.adding import with_copies
 from graphopt.backend.findings import Findings
@@ -23,6 +25,7 @@ from graphopt.nn.built import Built
 from graphopt.nn.config import Config
 from graphopt.nn.control_flow import require_open_loops
 from graphopt.nn.following import Following, why_not_followed
+from graphopt.nn.learned_integers import any_learns
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import no_collections
 
@@ -61,7 +64,9 @@ def build_graph(
     if mode == "training" and config.plans_memory:
         require_sizes(graph)
     wait_for((*arrays.values(), *values.values()))
-    settings = config.settings(mode)
+    integers = integers_with_gradient(graph) if mode == "training" else frozenset[str]()
+    integers_learn = any_learns({**values, **arrays}, integers)
+    settings = replace(config.settings(mode), integers_learn=integers_learn)
     key = (
         fingerprint_of_any_size(graph),
         mode,
@@ -91,6 +96,7 @@ def build_graph(
             "strict": settings.strict,
             "device": ctx.device_type,
             "plans_memory": settings.plans_memory,
+            "integers_learn": integers_learn,
         }
         if config.check:
             result = run(graph, pipeline, **options, check=True, feeds=feeds)
@@ -112,8 +118,10 @@ def build_graph(
             pools=pools,
             follows=follows,
             keeps_operators=config.keeps_operators,
+            integers_learn=integers_learn,
         )
-        return Built(result, lowered, frozen, findings, told)
+        unlearned = frozenset[str]() if integers_learn else integers
+        return Built(result, lowered, frozen, findings, told, unlearned)
 
     def noted(frozen: bool) -> Built:
         with findings.active(), no_collections():

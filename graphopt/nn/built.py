@@ -22,6 +22,7 @@ class Built:
         frozen: whether parameters are computed in, as they were when it was made.
         findings: what was measured for it.
         told: what ``explain()`` says about parameters.
+        unlearned: names of integer inputs that it may compute no gradients of, as nobody asked.
     """
 
     result: Result
@@ -29,6 +30,7 @@ class Built:
     frozen: bool
     findings: Findings
     told: str = ""
+    unlearned: frozenset[str] = frozenset()
 
     def run(self, data: Mapping[str, Any]) -> list[Any]:
         """Run on arrays by name."""

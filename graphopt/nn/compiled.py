@@ -120,7 +120,7 @@ class CompiledBlock:
                     self._entries.move_to_end(key)
             if entry.calls_left is not None:
                 entry = self._measured(key, entry, args, given)
-        if not entry.refresh(ctx):
+        if not entry.refresh(ctx) or entry.lacks_gradients(given):
             entry = self._rebuilt(key, entry, args, given)
         found = entry.built.run(entry.data(given, ctx))
         if not entry.has_run:
@@ -274,7 +274,10 @@ class CompiledBlock:
     def _rebuilt(
         self, key: Signature, entry: Entry, args: Sequence[Any], given: Sequence[Any]
     ) -> Entry:
-        """In place of an entry whose parameters were not computed, or had another dtype, before."""
+        """In place of an entry whose parameters were not computed, or had another dtype, before.
+
+        Or of which gradients are asked now that it does not compute.
+        """
         with self._lock:
             if self._entries.get(key) is entry:
                 self._entries[key] = self._build(key[0], args, given)

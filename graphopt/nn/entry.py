@@ -22,6 +22,7 @@ from graphopt.nn.config import Config
 from graphopt.nn.control_flow import require_gradients
 from graphopt.nn.following import Following
 from graphopt.nn.inner_sizes import InnerSizes
+from graphopt.nn.learned_integers import any_learns
 from graphopt.nn.parameters import (
     Watched,
     gradients_of,
@@ -92,6 +93,13 @@ class Entry:
         if self.computed:
             found |= {parameter.name: parameter.data(ctx) for parameter in self.computed}
         return found
+
+    def lacks_gradients(self, given: Sequence[Any]) -> bool:
+        """Whether a call with those arrays may ask for gradients that it does not compute."""
+        unlearned = self.built.unlearned
+        if not unlearned:
+            return False
+        return any_learns(dict(zip(self.traced.names, given, strict=True)), unlearned)
 
     def refresh(self, ctx: Any) -> bool:
         """Follow parameters that got new arrays.

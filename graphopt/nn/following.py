@@ -94,6 +94,11 @@ class Following:
         return self._now().lowered
 
     @property
+    def unlearned(self) -> frozenset[str]:
+        """Nothing, as it infers."""
+        return frozenset()
+
+    @property
     def findings(self) -> Findings:
         """What was measured for it."""
         return (self._frozen or self._living or self._now()).findings

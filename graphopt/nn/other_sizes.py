@@ -119,7 +119,7 @@ class OtherSizes:
         """
         graph, is_step = match.graph, key[0] == "training"
         engine = graph.engine_for(sizes_of(key), is_compiled_else=is_compiled_else)
-        if not engine or not graph.is_for(key[2]):
+        if not engine or not graph.is_for(key[2]) or graph.lacks_gradients(given):
             return None
         try:
             with self._rule.timed(key, is_step=is_step, saved=match.saved) as done:

@@ -95,6 +95,7 @@ class Settings:
         strict: raise where a pass fails, instead of rolling it back.
         device: ``cpu`` or ``gpu``: where the graph will run.
         plans_memory: memory counts: what operators allocate for themselves cannot be shared.
+        integers_learn: gradients of integer inputs are asked for, which kernels have none of.
     """
 
     mode: Mode = "inference"
@@ -103,6 +104,7 @@ class Settings:
     strict: bool = False
     device: str = "cpu"
     plans_memory: bool = False
+    integers_learn: bool = False
 
 
 @dataclass

@@ -265,7 +265,10 @@ class Programs:
         """The compiled program; ``None`` for one that cannot be."""
         if key in self._entries:
             self._entries.move_to_end(key)
-            return self._entries[key]
+            entry = self._entries[key]
+            if entry is None or not entry.lacks_gradients(_given(key, tape)):
+                return entry
+            entry.built.release()
         self.compiled += 1
         start = time.perf_counter()
         try:
@@ -317,8 +320,7 @@ class Programs:
             name=self._block.name,
         )
         parameters = {n: p for n, p in self._leaves.parameters.items() if n in read}
-        given = [a for a, name in zip(tape.leaves, key.names, strict=True) if name is None]
-        arrays = dict(zip(names, given, strict=True))
+        arrays = dict(zip(names, _given(key, tape), strict=True))
         return compile_graph(
             self._config,
             graph,
@@ -343,6 +345,11 @@ class Programs:
                 names.append(name)
             leaves.append(mx.sym.var(name))
         return leaves, names
+
+
+def _given(key: Key, tape: Calls) -> list[Any]:
+    """Leaves that are no parameters."""
+    return [leaf for leaf, name in zip(tape.leaves, key.names, strict=True) if name is None]
 
 
 def _symbol(tape: Calls, wanted: Sequence[int], leaves: Sequence[Any]) -> Any:

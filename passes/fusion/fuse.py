@@ -93,7 +93,8 @@ def _candidates(graph: Graph, cx: PassContext, *, rows: bool) -> dict[NodeId, Sp
     held = held_nodes(graph)
     written = written_values(graph, training=cx.training)
     frozen = frozen_nodes(graph) if cx.settings.frozen else frozenset()
-    truncating = _truncating(graph) if cx.training else frozenset()
+    integers_learn = cx.settings.integers_learn
+    truncating = _truncating(graph, integers_learn) if cx.training else frozenset()
     sparse = _sparse(graph)
     found: dict[NodeId, Space] = {}
     refused: Counter[tuple[str, str]] = Counter()
@@ -133,8 +134,11 @@ def _sparse(graph: Graph) -> set[NodeId]:
     return made
 
 
-def _truncating(graph: Graph) -> frozenset[NodeId]:
-    """Nodes that read integers through which MXNet lets a gradient pass. Linear."""
+def _truncating(graph: Graph, integers_learn: bool) -> frozenset[NodeId]:
+    """Nodes that read integers through which MXNet lets a gradient pass. Linear.
+
+    Whether those of inputs are asked for, as those of labels and masks are not, the caller knows.
+    """
     passing: set[NodeId] = set()
     found: set[NodeId] = set()
     for node in graph.topological():
@@ -143,7 +147,7 @@ def _truncating(graph: Graph) -> frozenset[NodeId]:
             found.add(node.id)
         facts = info(node.op, node.attrs)
         if node.is_input:
-            passes_on = node.type.dtype in FLOATS
+            passes_on = integers_learn or node.type.dtype in FLOATS
         else:
             passes_on = bool(read) and facts.gradient is not Gradient.NONE
         if passes_on and not facts.stops_gradient:

@@ -109,3 +109,39 @@ def test_training_forward_of_what_has_no_gradient() -> None:
             array[:] = mx.nd.array(np.random.default_rng(len(name)).normal(size=array.shape))
         found.append([executor.forward(is_train=True)[0].asnumpy() for _ in range(3)])
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32"])
+def test_arguments_of_integers(dtype: str) -> None:
+    """MXNet hands gradients through casts to them, truncated."""
+    found = []
+    for wrap in BOTH:
+        cast = S.Cast(S.var("x", dtype=dtype), dtype="float32")
+        executor = wrap((cast * S.var("w", shape=(3,)) * 0.5).simple_bind(mx.cpu(), x=(3,)))
+        for array in executor.arg_arrays:
+            array[:] = mx.nd.array([1, 2, 3], dtype=array.dtype)
+        for _ in range(3):
+            executor.forward(is_train=True)
+            executor.backward(mx.nd.array([4, 5, 7]))
+        found.append([array.asnumpy() for array in executor.grad_arrays])
+    for plain, fast in zip(*found, strict=True):
+        assert plain.any()
+        np.testing.assert_allclose(fast, plain, rtol=1e-6, atol=1e-6)
+
+
+def test_pictures_of_bytes_in_a_module() -> None:
+    found = []
+    for wrap in BOTH:
+        pixels = S.Cast(S.var("data", dtype="uint8"), dtype="float32")
+        logits = S.FullyConnected(pixels * 20, num_hidden=3, name="fc")
+        module = wrap(mx.mod.Module(S.SoftmaxOutput(logits, name="softmax")))
+        shapes = [mx.io.DataDesc("data", (2, 4), "uint8")], [("softmax_label", (2,))]
+        module.bind(*shapes, inputs_need_grad=True)
+        weight = mx.nd.array(np.linspace(-3, 3, 12).reshape(3, 4) ** 3)
+        module.init_params(arg_params={"fc_weight": weight, "fc_bias": mx.nd.zeros((3,))})
+        data = mx.nd.array([[1, 2, 3, 4], [8, 7, 6, 5]], dtype="uint8")
+        module.forward(mx.io.DataBatch([data], [mx.nd.array([1, 1])]), is_train=True)
+        module.backward()
+        found.append(module.get_input_grads()[0].asnumpy())
+    assert found[0].any()
+    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1)

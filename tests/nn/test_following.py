@@ -71,9 +71,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether parameters were computed in, for each graph that was built."""
     made: list[bool] = []
 
-    def counted(result: Any, lowered: Any, frozen: bool, findings: Any, told: str) -> built.Built:
+    def counted(result: Any, lowered: Any, frozen: bool, *others: Any) -> built.Built:
         made.append(frozen)
-        return built.Built(result, lowered, frozen, findings, told)
+        return built.Built(result, lowered, frozen, *others)
 
     monkeypatch.setattr("graphopt.nn.building.Built", counted)
     return made

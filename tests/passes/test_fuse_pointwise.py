@@ -124,6 +124,15 @@ def test_gradients_through_integers_stay_truncated() -> None:
     assert "Cast is not fused: MXNet truncates its gradient to integers" in remarks(result)
 
 
+def test_casts_of_integers_that_learn_stay() -> None:
+    body = '%f = Cast(%x) {dtype="float32"} %h = tanh(%f) %t = elemwise_mul(%h, %y) return %t'
+    graph = net(body, "%x: i32[8,4], %y: f32[8,4]")
+    assert ops(fuse(graph, mode="training").graph) == [FUSED]
+    result = fuse(graph, mode="training", integers_learn=True)
+    assert ops(result.graph) == ["Cast", FUSED]
+    assert "Cast is not fused: MXNet truncates its gradient to integers" in remarks(result)
+
+
 @pytest.mark.parametrize(
     "body",
     [
