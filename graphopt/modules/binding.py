@@ -92,7 +92,8 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
                 arrays[name] = mx.nd.zeros(shape, ctx, dtype)
             else:
                 arrays[name] = _shared(shared_exec.arg_dict, name, shape, dtype)
-                gradient = shared_exec.grad_dict.get(name)
+                if shared_exec.grad_dict.get(name) is not None:
+                    gradient = _shared(shared_exec.grad_dict, name, shape, dtype)
             if gradient is None and requests[name] != "null":
                 gradient = mx.nd.zeros(shape, ctx, dtype)
             gradients[name] = gradient if requests[name] != "null" else None
@@ -152,6 +153,9 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
         config: what the user asked for.
         data: names of arguments that change from call to call; by default those that no usual
             parameter is named like.
+
+    Raises:
+        ExecutorError: an array for a gradient has fewer numbers than its argument.
     """
     symbol = executor._symbol
     if twice := [name for name, n in Counter(symbol.list_arguments()).items() if n > 1]:
@@ -162,15 +166,11 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
         executor.graphopt_why_plain = _NO_ARGUMENTS
         return executor
     gradients = executor.grad_dict if executor.grad_arrays else {}  # None if bound without any
-    reason = "its parts run on several contexts" if executor._group2ctx else ""
-    for kind in (arrays, gradients, executor.aux_dict):
-        for name, array in kind.items():
-            if array is not None and array.stype != "default":
-                reason = f"argument {name!r} is sparse"
+    requests = _requests(executor._grad_req, [*arrays])
+    reason = _why_kept(executor, arrays, gradients) or _why_unlike(arrays, gradients, requests)
     if reason:
         executor.graphopt_why_plain = reason
         return executor
-    requests = _requests(executor._grad_req, [*arrays])
     if data is None:
         data = data_names(symbol)
     made = executor_of(
@@ -179,6 +179,42 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
     )
     made.adopt(executor)
     return made
+
+
+def _why_kept(executor: Any, arrays: Mapping[str, Any], gradients: Mapping[str, Any]) -> str:
+    """Why MXNet's executor has to run, by contexts and kinds of arrays; empty if it need not."""
+    if executor._group2ctx:
+        return "its parts run on several contexts"
+    for kind in (arrays, gradients, executor.aux_dict):
+        for name, array in kind.items():
+            if array is not None and array.stype != "default":
+                return f"argument {name!r} is sparse"
+    return ""
+
+
+def _why_unlike(
+    arrays: Mapping[str, Any], gradients: Mapping[str, Any], requests: Mapping[str, str]
+) -> str:
+    """Which gradient is to be of another dtype or shape than its argument; empty if none is.
+
+    MXNet casts some and refuses others; engines of graphopt write gradients like arguments.
+
+    Raises:
+        ExecutorError: it has too few numbers; MXNet writes behind its end.
+    """
+    for name, gradient in gradients.items():
+        if gradient is None or requests[name] == "null":
+            continue
+        array = arrays[name]
+        theirs, its = (f"{dtype_name(a.dtype)}{a.shape}" for a in (gradient, array))
+        if gradient.size < array.size:
+            raise ExecutorError(
+                f"the gradient of {name!r} is {theirs} and {name!r} {its}: give an array of its"
+                " shape and dtype"
+            )
+        if theirs != its:
+            return f"the gradient of {name!r} is {theirs} and {name!r} {its}"
+    return ""
 
 
 def _typed(names: Sequence[str], shapes: Any, dtypes: Any) -> dict[str, Any]:

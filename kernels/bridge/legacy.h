@@ -50,6 +50,22 @@ void RequireSizeOfHead(const NodeAttrs& attrs, const mxnet::TShape& given, const
   Fail(told.str());
 }
 
+bool IsStated(int type) { return type != -1; }
+bool IsStated(const mxnet::TShape& shape) { return mxnet::shape_is_known(shape); }
+
+/* The type or the shape of a gradient that a node writes. An array that the user marked may have another: it is refused,
+ * as nothing else looks at it before its bytes are written. */
+template <typename Fact>
+void SettleGradient(const NodeAttrs& attrs, const Fact& wanted, Fact* gradient) {
+  if (IsStated(*gradient) && IsStated(wanted) && *gradient != wanted) {
+    std::ostringstream told;
+    told << "a gradient of node " << attrs.name << " is to be written to an array of another shape or type code ("
+         << *gradient << ") than its input has (" << wanted << "); mark one like the input";
+    Fail(told.str());
+  }
+  *gradient = wanted;
+}
+
 template <typename R, typename... Args>
 R CallByValue(const std::_Any_data& data, Args... args) {
   return (*data._M_access<R (*)(Args...)>())(args...);

@@ -115,7 +115,7 @@ void SmallBackwardFacts(const NodeAttrs& attrs, const Of& of, const Value& stash
   std::vector<Value> outputs;
   for (int64_t i = 0; i < graph.outputs(); ++i) outputs.push_back(of(graph.output(i)));
   *in = outputs;
-  for (int64_t i = 0; i < graph.inputs(); ++i) (*out)[i] = of(graph.input(i));
+  for (int64_t i = 0; i < graph.inputs(); ++i) SettleGradient(attrs, Value(of(graph.input(i))), &(*out)[i]);
   in->insert(in->end(), out->begin(), out->end());
   in->insert(in->end(), outputs.begin(), outputs.end());
   in->push_back(stash);

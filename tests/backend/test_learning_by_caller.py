@@ -195,3 +195,27 @@ def test_sums_that_hand_on_their_gradients(function: Any, request_: str) -> None
         y.backward()
         found.append([array.asnumpy() for array in (y, *slopes)])
     assert_same(*found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4, 8), "float16"), ((4, 8), "float64"), ((3,), "float32"), ((8, 4), "float32")],
+)
+@pytest.mark.parametrize("rows", [4, 4096])  # run by the caller, and by MXNet's engine
+def test_marked_gradients_unlike_their_arrays_are_refused(
+    shape: tuple[int, ...], dtype: str, rows: int
+) -> None:
+    x, w = noise(rows, 8), noise(8, seed=1)
+    shape = tuple(rows if extent == 4 else extent for extent in shape)
+    found = []
+    for net in (Net(gate), graphopt.optimize(Net(gate))):
+        learnt(net, x, w)
+        array = mx.nd.zeros(shape, dtype=dtype)
+        mx.autograd.mark_variables([x, w], [array, mx.nd.zeros_like(w)])
+        with mx.autograd.record():
+            y = net(x, w)
+        with pytest.raises(mx.MXNetError):
+            y.backward()
+        assert_same([array.asnumpy()], [np.zeros(shape)])
+        found.append(learnt(net, x, w))  # it goes on
+    assert_same(found[1], found[0])
