@@ -44,7 +44,7 @@ def infer_types(graph: Graph) -> Types:
     Inputs whose dtype nothing determines are float32, as in MXNet's executor. Linear.
 
     Raises:
-        InputError: the input types contradict each other; the message names the node.
+        RefusedError: the input types contradict each other; the message names the node.
     """
     graph = _shielded(graph)
     internals = to_symbol(_numbered(graph)).get_internals()
@@ -75,7 +75,7 @@ class ShapeInference:
         """With other shapes of some inputs, by their ids.
 
         Raises:
-            InputError: they do not fit; the message names the node.
+            RefusedError: they do not fit; the message names the node.
         """
         given = self._graph.copy()
         for node_id, shape in shapes.items():
@@ -216,7 +216,9 @@ def _infer(graph: Graph, infer: Any, feeds: Mapping[str, Any]) -> list[Any]:
     try:
         _, outputs, _ = infer(True, **feeds)
     except (mx.MXNetError, ValueError, TypeError, KeyError) as error:
-        raise InputError(_explain(graph, first_line(error))) from None
+        from graphopt.backend.refused import RefusedError  # takes MXNet
+
+        raise RefusedError(_explain(graph, first_line(error))) from None
     return list(outputs)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from graphopt.analysis.sparse import has_sparse_gradient, makes_sparse
 from graphopt.backend.documents import document_of, text_of
+from graphopt.backend.refused import RefusedError
 from graphopt.compat import import_mxnet
 from graphopt.frontend.symbol import data_names
 from graphopt.ir.types import dtype_name
-from graphopt.modules.errors import ExecutorError
 from graphopt.modules.executor import OptimizedExecutor, executor_of
 from graphopt.nn.config import Config
 
@@ -65,7 +65,7 @@ class BindingSymbol(mx.sym.Symbol):  # type: ignore[misc, name-defined]
 
         Raises:
             RuntimeError: shapes or dtypes are missing or contradict each other.
-            ExecutorError: ``grad_req`` has other words than MXNet's, or not as many as arguments;
+            RefusedError: ``grad_req`` has other words than MXNet's, or not as many as arguments;
                 or ``shared_exec`` has no such parameter or state.
         """
         reason = self._why_plain(stype_dict, group2ctx)
@@ -155,7 +155,7 @@ def optimized_executor(executor: Any, config: Config, data: Collection[str] | No
             parameter is named like.
 
     Raises:
-        ExecutorError: an array for a gradient has fewer numbers than its argument.
+        RefusedError: an array for a gradient has fewer numbers than its argument.
     """
     symbol = executor._symbol
     if twice := [name for name, n in Counter(symbol.list_arguments()).items() if n > 1]:
@@ -200,7 +200,7 @@ def _why_unlike(
     MXNet casts some and refuses others; engines of graphopt write gradients like arguments.
 
     Raises:
-        ExecutorError: it has too few numbers; MXNet writes behind its end.
+        RefusedError: it has too few numbers; MXNet writes behind its end.
     """
     for name, gradient in gradients.items():
         if gradient is None or requests[name] == "null":
@@ -208,7 +208,7 @@ def _why_unlike(
         array = arrays[name]
         theirs, its = (f"{dtype_name(a.dtype)}{a.shape}" for a in (gradient, array))
         if gradient.size < array.size:
-            raise ExecutorError(
+            raise RefusedError(
                 f"the gradient of {name!r} is {theirs} and {name!r} {its}: give an array of its"
                 " shape and dtype"
             )
@@ -225,7 +225,7 @@ def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     """What is to become of each argument's gradient.
 
     Raises:
-        ExecutorError: one is not "write", "add" or "null", or a list is not one for each argument.
+        RefusedError: one is not "write", "add" or "null", or a list is not one for each argument.
     """
     if grad_req is None or isinstance(grad_req, str):
         found = dict.fromkeys(names, "null" if grad_req is None else grad_req)
@@ -234,14 +234,14 @@ def _requests(grad_req: Any, names: Sequence[str]) -> dict[str, str]:
     elif isinstance(grad_req, Sequence) and len(grad_req) == len(names):
         found = dict(zip(names, grad_req, strict=True))
     else:
-        raise ExecutorError(
+        raise RefusedError(
             f"grad_req is {grad_req!r}: give one for all arguments, a dictionary by name, or a list"
             f" of {len(names)}"
         )
     for name, request in found.items():
         if request not in _REQUESTS:
             allowed = ", ".join(map(repr, _REQUESTS))
-            raise ExecutorError(f"grad_req of {name!r} is {request!r}: give one of {allowed}")
+            raise RefusedError(f"grad_req of {name!r} is {request!r}: give one of {allowed}")
     return found
 
 
@@ -249,11 +249,11 @@ def _shared(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype:
     """A parameter or a state of another executor.
 
     Raises:
-        ExecutorError: it does not fit; with arrays of their own, each would learn something else.
+        RefusedError: it does not fit; with arrays of their own, each would learn something else.
     """
     array = arrays.get(name)
     if array is None:
-        raise ExecutorError(
+        raise RefusedError(
             f"there is no {name!r} to share: the default bucket, or the shared module, has to have"
             " all parameters and states"
         )
@@ -262,7 +262,7 @@ def _shared(arrays: Mapping[str, Any], name: str, shape: tuple[int, ...], dtype:
             f"{dtype_name(kind)}{extents}"
             for kind, extents in ((array.dtype, array.shape), (dtype, shape))
         )
-        raise ExecutorError(
+        raise RefusedError(
             f"{name!r} is {theirs} in what it is shared with and {ours} here: give all buckets, and"
             " modules that share, the same parameters and states"
         )

@@ -12,11 +12,11 @@ import numpy as np
 from graphopt.api.model import Model
 from graphopt.backend.bound import BoundEngine
 from graphopt.backend.late import LateError
+from graphopt.backend.refused import RefusedError
 from graphopt.backend.symbol import first_line
 from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError
 from graphopt.modules import direct
-from graphopt.modules.errors import ExecutorError
 from graphopt.modules.gradients import own_arrays
 from graphopt.modules.group import Group
 from graphopt.modules.heads import Heads
@@ -144,7 +144,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         Where nothing was computed yet, forward is.
 
         Raises:
-            ExecutorError: a gradient does not fit its output.
+            RefusedError: a gradient does not fit its output.
             TypeError: a gradient is no array.
         """
         if self._is_run is None:
@@ -195,7 +195,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
             kwargs: shapes of arguments by name.
 
         Raises:
-            ExecutorError: a shape contradicts the graph, or a parameter would have another.
+            RefusedError: a shape contradicts the graph, or a parameter would have another.
         """
         shapes, _, states = _inferred(self._symbol, kwargs)
         arguments = {
@@ -204,9 +204,7 @@ class OptimizedExecutor(mx.executor.Executor):  # type: ignore[misc, name-define
         changed = [name for name, array in arguments.items() if array is not self.arg_dict[name]]
         others = [name for name in changed if name not in kwargs]
         if others and not partial_shaping:
-            raise ExecutorError(
-                f"{others[0]!r} would have another shape: give partial_shaping=True"
-            )
+            raise RefusedError(f"{others[0]!r} would have another shape: give partial_shaping=True")
         gradients = {
             name: None if array is None else _resized(array, arguments[name].shape)
             for name, array in self.grad_dict.items()
@@ -433,7 +431,7 @@ def _inferred(symbol: Any, shapes: Mapping[str, Any]) -> Any:
     try:
         found = symbol.infer_shape(**{name: s for name, s in shapes.items() if name in known})
     except mx.MXNetError as error:
-        raise ExecutorError(str(error).strip().splitlines()[-1]) from None
+        raise RefusedError(str(error).strip().splitlines()[-1]) from None
     if found[0] is None:
-        raise ExecutorError(f"the shapes of {', '.join(shapes)} do not tell those of all arguments")
+        raise RefusedError(f"the shapes of {', '.join(shapes)} do not tell those of all arguments")
     return found

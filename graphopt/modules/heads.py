@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from graphopt.backend.documents import document_of
+from graphopt.backend.refused import RefusedError
 from graphopt.cached import cached_property
 from graphopt.compat import import_mxnet
 from graphopt.ir.ops import info
 from graphopt.ir.ops.facts import Gradient
 from graphopt.kernels.bridge.memory import is_known, memory_of
-from graphopt.modules.errors import ExecutorError
 
 mx = import_mxnet()
 
@@ -45,7 +45,7 @@ class Heads:
         What is given beyond them is ignored, as in MXNet.
 
         Raises:
-            ExecutorError: one has another shape than its output.
+            RefusedError: one has another shape than its output.
             TypeError: one is no array.
         """
         names = self._names
@@ -65,7 +65,7 @@ class Heads:
         ]
         for name, head, output in zip(names, found, outputs, strict=True):
             if head is not None and head.shape != output.shape:
-                raise ExecutorError(
+                raise RefusedError(
                     f"the gradient of {name!r} is {head.shape}, the output {output.shape}"
                 )
         return [

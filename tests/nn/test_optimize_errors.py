@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +39,48 @@ def test_inputs_that_do_not_fit_name_the_node() -> None:
     net.initialize()
     with pytest.raises(InputError, match="FullyConnected"):
         graphopt.optimize(net)(mx.nd.ones((1, 4)))
+
+
+def dense() -> Any:
+    return nn.Dense(3, in_units=4)
+
+
+def convolution() -> Any:
+    return nn.Conv2D(3, 3, in_channels=2)
+
+
+def layers() -> Any:
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=4), nn.Dense(2, in_units=5))
+    return net
+
+
+#: Nets, and inputs that MXNet refuses.
+UNFIT = {
+    "columns": (dense, (2, 5), "float32"),
+    "dtype": (dense, (2, 4), "float64"),
+    "channels": (convolution, (1, 3, 8, 8), "float32"),
+    "kernel": (convolution, (1, 2, 2, 2), "float32"),
+    "layers": (layers, (2, 4), "float32"),
+    "steps": (lambda: mx.gluon.rnn.LSTM(3, input_size=4), (2, 1, 5), "float32"),
+}
+
+
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize(("make", "shape", "dtype"), UNFIT.values(), ids=UNFIT)
+def test_programs_that_catch_mxnets_errors_catch_ours(
+    make: Callable[[], Any], shape: tuple[int, ...], dtype: str, records: bool
+) -> None:
+    net, scope = make(), mx.autograd.record if records else mx.autograd.pause
+    net.initialize()
+    fast = graphopt.optimize(net)
+    with pytest.raises(mx.MXNetError), scope():
+        net(mx.nd.ones(shape, dtype=dtype)).wait_to_read()
+    with pytest.raises(mx.MXNetError) as found, scope():
+        fast(mx.nd.ones(shape, dtype=dtype)).wait_to_read()
+    assert isinstance(found.value, InputError)  # as it was before
+    twin = pickle.loads(pickle.dumps(found.value))
+    assert (type(twin), str(twin)) == (type(found.value), str(found.value))
 
 
 def test_inputs_that_fit_no_parameters_leave_nothing_to_report() -> None:
