@@ -43,22 +43,33 @@ class Held:
         self._swap, self._swap_back, self._find = swap, swap_back, within
         self._note()
 
-    def settle(self) -> None:
+    def settle(self, settled: set[int] | None = None) -> None:
         """Have both hold the same, if either was written to since; the copy wins over the other.
 
-        So do those within.
+        So do those within, but for the ``settled`` ones: some may hold each other.
         """
+        settled = set() if settled is None else settled
+        if id(self) in settled:
+            return
+        settled.add(id(self))
         if differ(self._copied, items_of(self.swapped)):
-            fill(self.own, swapped(items_of(self.swapped), self._swap_back))
+            fill(self.own, swapped(items_of(self.swapped), self._own_item))
             self._note()
         elif differ(self._known, items_of(self.own)):
             fill(self.swapped, swapped(items_of(self.own), self._swap))
             self._note()
         for held in self._within:
-            held.settle()
+            held.settle(settled)
+
+    def _own_item(self, item: Any) -> Any:
+        """A tuple that the twin's code left is the user's own."""
+        known = self._owns.get(id(item), _MISSING)
+        return self._swap_back(item) if known is _MISSING else known
 
     def _note(self) -> None:
         self._known, self._copied = items_of(self.own), items_of(self.swapped)
+        pairs = () if isinstance(self.own, set) else zip(self._known, self._copied, strict=True)
+        self._owns = {id(copy): own for (_, own), (_, copy) in pairs}
         self._within = self._find(value for _, value in self._known)
 
 

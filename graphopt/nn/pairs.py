@@ -7,26 +7,28 @@ from copy import copy
 from itertools import chain
 from types import MethodType
 from typing import Any, Final
+from weakref import WeakValueDictionary, finalize
 
 from graphopt.nn.held_blocks import Held, Swap, differ, fill, is_container, items_of
 from graphopt.nn.users import SCALARS
 
-#: Blocks are looked for so deep in lists within lists, and in lists up to so long.
+#: Blocks are looked for so deep in lists within lists, and among so many items.
 _DEEPEST: Final = 32
-_LONGEST: Final = 4096
+_MOST: Final = 4096
 
 
 class Pairs:
     """Objects of the user's, each with what code of twins is given in its place.
 
-    All are held, as they are known by their ids.
+    All are held, as they are known by their ids: Blocks for good, lists and the like as long as an
+    attribute, another list or a call in progress has them, and tuples not at all.
     """
 
     def __init__(self) -> None:
         """None are known yet."""
         self._twins: dict[int, Any] = {}
         self._own: dict[int, Any] = {}
-        self._held: dict[int, Held] = {}
+        self._held: WeakValueDictionary[int, Held] = WeakValueDictionary()
         self._looked: set[Held] = set()
         self._given: dict[int, Any] = {}
 
@@ -70,8 +72,9 @@ class Pairs:
         """Lists and the like of the user's that twins have copies of, also within tuples."""
         found = []
         for value in values:
-            if id(value) in self._held:
-                found.append(self._held[id(value)])
+            held = self._held.get(id(value))
+            if held is not None:
+                found.append(held)
             elif isinstance(value, tuple):
                 found += self.held_in(value)
         return found
@@ -107,14 +110,18 @@ class Pairs:
 
     def _copied(self, own: Any, items: list[tuple[Any, Any]]) -> Any:
         if not is_container(own):
-            made = _made_of(own, items)
-            self.add(own, made)
-            return made
+            return _made_of(own, items)
         made = copy(own)
         fill(made, items)
         self.add(own, made)
-        self._held[id(own)] = Held(own, made, self.twin, self.own, self.held_in)
+        held = Held(own, made, self.twin, self.own, self.held_in)
+        self._held[id(own)] = held
+        self._looked.add(held)
+        finalize(held, self._forget, id(own), id(made)).atexit = False
         return made
+
+    def _forget(self, own: int, made: int) -> None:
+        del self._twins[own], self._own[made]
 
 
 class _Walk:
@@ -128,22 +135,27 @@ class _Walk:
             made: what stands for a list or the like whose items are others.
         """
         self._known, self._made = known, made
-        self._seen: set[int] = set()
+        self._left = _MOST
+        self._seen: dict[int, Any] = {}  # what stands for it, or itself as long as that is made
 
     def swapped(self, value: Any, depth: int = 0) -> Any:
         found = self._known(value)
-        is_written = is_container(value)
-        if found is not value or not (is_written or _is_fixed(value)):
+        if found is not value or not (is_container(value) or _is_fixed(value)):
             return found
-        if len(value) > _LONGEST or depth == _DEEPEST or id(value) in self._seen:
+        if id(value) in self._seen:
+            return self._seen[id(value)]
+        self._left -= len(value)
+        if self._left < 0 or depth == _DEEPEST:
             return value
         parts = chain(value, value.values()) if isinstance(value, dict) else value
         if SCALARS.issuperset(map(type, parts)):
             return value
-        self._seen |= {id(value)} if is_written else set()
+        self._seen[id(value)] = value
         before = items_of(value)
         now = [(self.swapped(k, depth + 1), self.swapped(v, depth + 1)) for k, v in before]
-        return self._made(value, now) if differ(before, now) else value
+        if differ(before, now):
+            self._seen[id(value)] = self._made(value, now)
+        return self._seen[id(value)]
 
 
 def _filled(container: Any, items: list[tuple[Any, Any]]) -> Any:

@@ -36,12 +36,18 @@ class Slot:
 
 
 def members_of(cls: type) -> dict[str, MemberDescriptorType]:
-    """The slots of a user's class and of its bases, by the names of the attributes."""
-    found: dict[str, MemberDescriptorType] = {}
+    """The slots of a user's class and of its bases, by the names of the attributes.
+
+    Not those that a subclass hides by a value or a property of its own.
+    """
+    shown: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        members = {k: v for k, v in vars(base).items() if isinstance(v, MemberDescriptorType)}
-        found |= {k: v for k, v in members.items() if not k.startswith("_graphopt")}
-    return found
+        shown |= vars(base)
+    return {
+        name: member
+        for name, member in shown.items()
+        if isinstance(member, MemberDescriptorType) and not name.startswith("_graphopt")
+    }
 
 
 def values_in_slots(own: Any) -> dict[str, Any]:

@@ -7,10 +7,12 @@ the code of the Block itself is given the twin.
 from __future__ import annotations
 
 import copyreg
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from graphopt.compat import import_mxnet
+from graphopt.nn.held_blocks import is_container
 from graphopt.nn.pairs import Pairs
 from graphopt.nn.slots import Slot, members_of
 from graphopt.nn.twin_children import Children
@@ -115,6 +117,10 @@ class _OfTwins(type):
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, cls.__bases__[0])
 
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        return inspect.signature(cls.__bases__[0])
+
 
 def _new_of(base: Any) -> Callable[..., Any]:
     def new(_cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -130,6 +136,8 @@ def _set_on(own: Any, pairs: Pairs) -> Callable[[Any, str, Any], None]:
     def set_on_own(twin: Any, name: str, value: Any) -> None:
         value = pairs.own(value)
         setattr(own, name, value)
+        if not is_container(value) and vars(own).get(name) is value:  # lists stay the same
+            swap_attribute(type(twin), name, value, pairs)
         if isinstance(value, block) and isinstance(twin._children, Children):
             twin._children.follow(name)
 

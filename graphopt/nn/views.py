@@ -156,7 +156,8 @@ def _on_children(name: str, method: Any) -> Any:
         twin = taken_apart(self)
         pairs = pairs_of(twin)
         try:
-            found = getattr(twin, name)(*args, **kwargs)
+            given = {key: pairs.given(value) for key, value in kwargs.items()}
+            found = getattr(twin, name)(*map(pairs.given, args), **given)
             return self if found is twin else pairs.own(found)
         finally:
             pairs.settle()

@@ -221,7 +221,7 @@ class Activated(Inner):
         return y if self.act is None else self.act(y)
 
 
-class Around(gluon.HybridBlock):
+class Surrounding(gluon.HybridBlock):
     def __init__(self) -> None:
         super().__init__()
         with self.name_scope():
@@ -232,7 +232,7 @@ class Around(gluon.HybridBlock):
 
 
 @pytest.mark.parametrize("record", [None, True, False])
-@pytest.mark.parametrize("kind", [Activated, Around])
+@pytest.mark.parametrize("kind", [Activated, Surrounding])
 def test_children_are_set_past_gluon(kind: Any, record: bool | None) -> None:
     x, found = mx.nd.array([[1, -2, -3, -4]]), []
     for is_optimized in (False, True):

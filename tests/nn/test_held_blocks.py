@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
@@ -30,6 +32,9 @@ class Stack(gluon.Block):
 
     def drop(self) -> Any:
         return self.layers.pop()
+
+    def put_away(self, block: Any) -> None:
+        self.layers.remove(block)
 
     def forward(self, x):
         for layer in self.layers:
@@ -261,3 +266,118 @@ def test_what_is_written_into_containers_of_all_kinds(method: str) -> None:
         values.append([*outputs, called(x).asnumpy(), net(x).asnumpy()])
     assert found[1] == found[0]
     np.testing.assert_allclose(values[1], values[0], rtol=1e-5, atol=1e-6)
+
+
+class Kept:
+    """Can be asked whether it is still there, unlike a number."""
+
+    def __add__(self, other):
+        return other + 1
+
+
+class Cached(gluon.Block):
+    """Keeps a layer beside what another one returned, in a list and in a slot."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2)
+        self.pairs: list[Any] = []
+        self.last: Any = [self.dense, Kept()]
+
+    def forward(self, x):
+        if x.sum().asscalar() < 0:  # no graph has that
+            x = -x
+        for layer, kept in [*self.pairs, self.last]:
+            x = kept + layer(x)
+        self.last = [self.dense, Kept()]
+        return x
+
+
+def test_what_was_held_is_let_go() -> None:
+    x, values, left = mx.nd.ones((1, 2)), [], []
+    for is_optimized in (False, True):
+        net = Cached()
+        net.initialize(mx.init.One())
+        called = graphopt.optimize(net, record=False) if is_optimized else net
+        seen = []
+        for _ in range(5):
+            net.pairs[:] = [(net.dense, Kept())]
+            seen += [weakref.ref(net.pairs[0][1]), weakref.ref(net.last[1])]
+            values.append(called(x).asnumpy().tolist())
+        gc.collect()
+        left.append(sum(each() is not None for each in seen))
+    assert values[:5] == values[5:]
+    assert left == [1, 1]
+
+
+class Tree(gluon.Block):
+    """A node knows those below it, and these it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2)
+        leaf: dict[str, Any] = {"layer": self.dense, "calls": 0}
+        self.root: dict[str, Any] = {"layer": self.dense, "below": deque([leaf])}
+        leaf["parent"] = self.root
+
+    def forward(self, x):
+        if x.sum().asscalar() < 0:  # no graph has that
+            x = -x
+        leaf = self.root["below"][0]
+        leaf["calls"] += 1
+        return leaf["layer"](self.root["layer"](x))
+
+
+def test_lists_that_hold_each_other() -> None:
+    x, found = mx.nd.ones((1, 2)), []
+    for is_optimized in (False, True):
+        net = Tree()
+        net.initialize(mx.init.One())
+        called = graphopt.optimize(net, record=False) if is_optimized else net
+        values = [called(x).asnumpy().tolist() for _ in range(3)]
+        found.append((values, net.root["below"][0]["calls"]))
+    assert found[1] == found[0]
+
+
+class Shared(gluon.Block):
+    """Returns a lattice, in which each tuple holds the next one twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2)
+
+    def lattice(self) -> Any:
+        node: Any = (self.dense, None)
+        for _ in range(25):
+            node = (node, node)
+        return node
+
+    def forward(self, x):
+        return self.dense(x) if x.sum().asscalar() > 0 else x
+
+
+def test_tuples_that_are_shared_are_looked_at_once() -> None:
+    net = Shared()
+    net.initialize()
+    called = graphopt.optimize(net, record=False)
+    called(mx.nd.ones((1, 2)))
+    node = called.lattice()
+    for _ in range(25):
+        assert node[0] is node[1]
+        node = node[0]
+    assert node[0] is net.dense
+
+
+def test_an_argument_of_a_method_is_known_to_it() -> None:
+    first, second = nn.Dense(2, in_units=2), nn.Dense(2, in_units=2)
+    net = Stack(first, second)
+    net.initialize()
+    called = graphopt.optimize(net, record=False)
+    called(mx.nd.ones((1, 2)))
+    called.put_away(first)
+    assert net.layers == [second]

@@ -121,3 +121,29 @@ def test_a_slot_can_be_emptied() -> None:
     net = Plain()
     del graphopt.optimize(net).scale
     assert not hasattr(net, "scale")
+
+
+class Base(gluon.Block):
+    __slots__ = ("scale",)
+
+
+class Hiding(Base):
+    """Has a value where its base has a slot."""
+
+    scale = 7.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(2, in_units=2)
+
+    def forward(self, x):
+        y = self.dense(x) if x.sum().asscalar() > 0 else x  # no graph has that
+        return y * self.scale
+
+
+def test_a_slot_that_is_hidden() -> None:
+    net = Hiding()
+    net.initialize(mx.init.One())
+    called, x = graphopt.optimize(net, record=False), mx.nd.ones((1, 2))
+    np.testing.assert_allclose(called(x).asnumpy(), net(x).asnumpy(), rtol=1e-6, atol=0)
