@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
+from graphopt.forking import lock
 from graphopt.kernels.daemons import Daemons
 from graphopt.kernels.spec import KernelSpec
 
@@ -128,7 +129,7 @@ class _Child:
 
 _children: weakref.WeakSet[_Child] = weakref.WeakSet()
 _own = threading.local()
-_lock = threading.Lock()
+_lock = lock()
 _pool: Daemons[Job, Compiled] | None = None
 _why_not: str | None = None
 _is_over = False  # so is this process, soon
@@ -213,7 +214,7 @@ def _end() -> None:
 def _forget() -> None:
     """In a forked child: neither the threads nor what they talk to are its own."""
     global _pool, _own, _lock, _children
-    _pool, _own, _lock, _children = None, threading.local(), threading.Lock(), weakref.WeakSet()
+    _pool, _own, _lock, _children = None, threading.local(), lock(), weakref.WeakSet()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -15,6 +15,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from graphopt.forking import lock
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -32,7 +34,7 @@ class Daemons(Generic[A, R]):
         """
         self._work, self._most, self._name = work, most, name
         self._queue: SimpleQueue[tuple[Future[R], A]] = SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = lock()
         self._threads = self._unfinished = 0
 
     def submit(self, given: A) -> Future[R]:
@@ -45,10 +47,18 @@ class Daemons(Generic[A, R]):
         with self._lock:
             self._unfinished += 1
             if self._threads < min(self._unfinished, self._most):
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                self._threads += 1
+                self._threads += 1  # first: a signal's handler may get here as well
+                self._start()
         self._queue.put((begun, given))
         return begun
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError:
+            self._threads -= 1
+            self._unfinished -= 1
+            raise
 
     def cancel(self) -> None:
         """Begin nothing of what is given by now."""

@@ -72,6 +72,9 @@ def kernel(text: str, *, backward: bool, index: bool = False, piece: bool = Fals
     job = _job(text, backward=backward, index=index, piece=piece)
     if job is None:
         raise ValueError("the kernel has no gradient")
+    made = _kernels.get(job)
+    if made is not None:  # not after whoever makes another one
+        return made
     with _lock:
         if job not in _kernels:
             _kernels[job] = _make(job)

@@ -67,6 +67,8 @@ def load(mxnet: Any) -> ctypes.CDLL:
             try:
                 _loaded = _load(mxnet)
             except MissingDependencyError as error:
+                if _loaded is not None:  # by a signal's handler meanwhile
+                    return _loaded
                 _failure = str(error)
                 _LOG.warning("%s; without them graphopt leaves operators unfused", error)
                 raise

@@ -34,7 +34,8 @@ _NEUTRAL = {
 
 #: Operators whose result is another one for -0 than for 0, as the number of what they read.
 _TELLS_ZEROS = {
-    **dict.fromkeys(("sqrt", "rsqrt", "reciprocal", "_rdiv_scalar"), 0),
+    **dict.fromkeys(("sqrt", "rsqrt", "rcbrt", "reciprocal", "_rdiv_scalar"), 0),
+    **dict.fromkeys(("_power_scalar", "_power", "broadcast_power"), 0),
     **dict.fromkeys(("elemwise_div", "broadcast_div"), 1),
 }
 
@@ -61,7 +62,7 @@ def _neutral(edit: Edit, node: Node) -> Replacement:
 def _shows_sign_of_zero(edit: Edit, node: Node) -> bool:
     """Whether it is an ``x + 0``, which turns -0 into 0, and something reads it that tells them.
 
-    Roots do, and powers do not; what is divided by it is infinite with its sign.
+    What is divided by it, or a root or power of it that has no end, is infinite with its sign.
     """
     if canonical(node.op) != "_plus_scalar" or scalar(node) != 0:
         return False

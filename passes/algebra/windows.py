@@ -14,7 +14,7 @@ import numpy as np
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.passes.algebra.numbers import is_float, scalar
-from graphopt.passes.fusion.operators import single
+from graphopt.passes.fusion.operators import number, single
 from graphopt.rewrite import Edit, Mismatch, Rule
 from graphopt.rewrite.rule import Replacement
 
@@ -31,7 +31,8 @@ class _Window(NamedTuple):
 def _window(node: Node) -> _Window:
     op = canonical(node.op)
     if op == "clip":
-        return _Window(*(single(node.attrs, name, 0.0) for name in ("a_min", "a_max")))
+        bound = single if node.type.dtype == "float64" else number  # others round them anyway
+        return _Window(*(bound(node.attrs, name, 0.0) for name in ("a_min", "a_max")))
     if op == "relu":
         return _Window(0.0, math.inf)
     limit = scalar(node)
