@@ -414,7 +414,7 @@ def test_the_process_survives():
         "pointer -> ParseError",
         "array -> ParseError",
         "many outputs -> ParseError",
-        "types -> InputError",
+        "types -> RefusedError",
         "no states -> ParseError",
         "loop -> ParseError",
     ]
