@@ -76,7 +76,8 @@ class Traced:
 
     def is_like(self, other: Traced) -> bool:
         """Whether it is the same graph, of the same arguments."""
-        if (self.names, self.results, self.kinds) != (other.names, other.results, other.kinds):
+        one, two = ((each.names, each.results, each.unread, each.kinds) for each in (self, other))
+        if one != two:
             return False
         return _nodes(self.symbol) == _nodes(other.symbol)
 

@@ -36,7 +36,7 @@ def run(block: Any, args: tuple[Any, ...]) -> Any:
         UnsupportedError: it is not compiled whole, where that was asked for.
         InputError: the arguments fit neither its graph nor its Python, or it is not initialized.
     """
-    state = block._graphopt_current()
+    state = block._graphopt_current(args)
     if block.__dict__.get("_callback") is not None:
         state.reason = "an op hook looks at what MXNet's operators compute"
         return _python_of(block, original(block))(*args)

@@ -86,6 +86,32 @@ class CompiledBlock:
         """Whether the Block has forgotten the graph that was compiled."""
         return self._trace.is_outdated()
 
+    def follows(self, args: Sequence[Any]) -> bool:
+        """Whether the Block, which has forgotten its graph, makes the same again for such a call.
+
+        What was compiled for calls that other Python makes is dropped then, as it may be another.
+        Numbers of parameters that were folded may be others, so nothing with such stays.
+        """
+        if self._config.mode == "inference":
+            return False
+        with self._lock:
+            self._signatures = Signatures()
+            self._trace.forget_states()
+            try:
+                kind = self._signed(args)[0][:2]
+                traced = self._trace(args)
+            except (UnsupportedError, ValueError, AttributeError, IndexError):
+                return False  # the call itself says why
+            entries = list(self._entries.items())
+            earlier = next((entry for key, entry in entries if key[:2] == kind), None)
+            if earlier is None or not traced.is_like(earlier.traced):
+                return False
+            for key, entry in entries:
+                if key[:2] != kind:
+                    del self._entries[key]
+                    entry.built.release()
+        return True
+
     def __call__(self, args: Sequence[Any]) -> Any:
         """Run on NDArrays (nested lists and Nones allowed), compiling first where needed.
 

@@ -133,10 +133,16 @@ class Optimized:
         entries = self.graphopt_state.compiled.entries
         return getattr(entries[-1].traced, which) if own is None and entries else own
 
-    def _graphopt_current(self) -> State:
-        """What graphopt knows about this view, nothing if it consists of others since."""
+    def _graphopt_current(self, args: tuple[Any, ...] | None = None) -> State:
+        """What graphopt knows about this view, nothing if it consists of others since.
+
+        Args:
+            args: of the call that is to be made, if that is known.
+        """
         state = self.graphopt_state
-        if not state.structure.is_same() or state.compiled.is_outdated():
+        if not state.structure.is_same():
+            return self._graphopt_replace(state)
+        if state.compiled.is_outdated() and not (args and state.compiled.follows(args)):
             return self._graphopt_replace(state)
         state.calls += 1
         if state.reason:

@@ -52,6 +52,10 @@ class Tracer:
                 return True
         return False
 
+    def forget_states(self) -> None:
+        """In which states of autograd the Block is traced alike is to be found out anew."""
+        self._states.clear()
+
     def _traced(self, args: Sequence[Any], *, may_run: bool) -> Traced:
         if not self._is_kept():
             return steadily_traced(self._block, args, self._on_set, may_run=may_run)

@@ -101,6 +101,42 @@ def test_a_child_forgets_its_graph() -> None:
     assert len({str(value) for value in found[0]}) == 4
 
 
+@pytest.mark.parametrize("make", [hybridized, Around])
+def test_graphs_made_alike_are_not_compiled_again(make: Callable[[], Any]) -> None:
+    def entries(net: Any) -> list[Any]:
+        return net.graphopt_state.compiled.entries
+
+    x, found = mx.nd.array([[1.0, -2.0], [0.5, 3.0]]), []
+    for net, called in both(make):
+        values = [called(x), called(x[:1])]
+        before = entries(called) if called is not net else []
+        for scale in (1.0, 1.0, 2.0, 2.0):
+            net.set_scale(scale)
+            values += [called(x), called(x[:1])]
+            if called is not net and scale == 1.0:
+                assert entries(called) == before
+        net.set_scale(2.0)
+        with mx.autograd.record():
+            y = called(x)
+        y.backward()
+        values += [y, net.collect_params()[next(iter(net.collect_params()))].grad()]
+        net.set_scale(5.0)
+        values += [called(x), called(x[:1])]
+        found.append([value.asnumpy() for value in values])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
+
+
+def test_frozen_numbers_are_read_again_as_a_graph_is_forgotten() -> None:
+    net = hybridized()
+    net.initialize(mx.init.One())
+    fast, x = graphopt.optimize(net, mode="inference"), mx.nd.ones((1, 2))
+    fast(x)
+    net.dense.weight.set_data(mx.nd.full((2, 2), 3.0))
+    net.set_scale(1.0)
+    np.testing.assert_allclose(fast(x).asnumpy(), net(x).asnumpy(), atol=1e-6)
+
+
 class Squares(gluon.loss.Loss):
     def __init__(self) -> None:
         super().__init__(None, 0)
