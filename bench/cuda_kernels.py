@@ -22,7 +22,8 @@ from graphopt.kernels.cuda import run
 from graphopt.kernels.cuda.rows import gather_rows, inverse, segment_sum
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.interpret import evaluate
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 
 SPECS = {
     "chain": "f32[a,b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = add %2 1.5; %4 = tanh %3;"

@@ -107,7 +107,7 @@ def caller(
 def copies(case: Expression) -> Callable[[], Any]:
     """A copy of an array of full size, by the kernels' own threads."""
     from graphopt.kernels.run import run
-    from graphopt.kernels.spec import parse
+    from graphopt.kernels.spec_parser import parse
 
     spec = parse("f32[a] (f32[a]) { %1 = stop %0; return %1:f32[a] }")
     source, target = case.head.ravel(), np.empty(case.head.size, "float32")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from graphopt.kernels.expand import collapse, expand
-from graphopt.kernels.spec import Arg, Builder, Instruction, KernelSpec
+from graphopt.kernels.spec import Arg, Instruction, KernelSpec
+from graphopt.kernels.spec_builder import Builder
 
 
 def prepared(spec: KernelSpec) -> KernelSpec:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from graphopt.errors import GraphoptError
 from graphopt.kernels.instructions import INSTRUCTIONS, Kind
-from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
+from graphopt.kernels.spec import Arg, KernelSpec, Operand
+from graphopt.kernels.spec_builder import Builder
 
 
 def expand(spec: KernelSpec) -> KernelSpec:

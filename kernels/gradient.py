@@ -13,16 +13,9 @@ from functools import lru_cache
 from graphopt.errors import GraphoptError
 from graphopt.kernels.instructions import INSTRUCTIONS, Kind
 from graphopt.kernels.rounding import finds_among_computed
-from graphopt.kernels.spec import (
-    Arg,
-    Builder,
-    Instruction,
-    KernelSpec,
-    Result,
-    prune,
-    used_inputs,
-    without_unused_inputs,
-)
+from graphopt.kernels.spec import Arg, Instruction, KernelSpec, Result
+from graphopt.kernels.spec_builder import Builder
+from graphopt.kernels.unused import prune, used_inputs, without_unused_inputs
 
 #: What reading one element of a full-size array costs, in the unit of instruction costs.
 _READ_COST = 3.0

@@ -16,7 +16,8 @@ from graphopt.kernels.compilers import Compiled, CompilerError, Job, submit
 from graphopt.kernels.contract import prepared
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.object_file import UnknownFormError, load
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 
 #: Part of every key: raise it when emitted code changes its meaning or its arguments.
 CODE_VERSION = 2

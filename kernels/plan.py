@@ -21,7 +21,8 @@ from graphopt.kernels.emit.schedule import schedule
 from graphopt.kernels.expand import Collapsed, collapse, expand
 from graphopt.kernels.gradient import Gradient, differentiate
 from graphopt.kernels.instructions import INSTRUCTIONS
-from graphopt.kernels.spec import KernelSpec, Operand, parse
+from graphopt.kernels.spec import KernelSpec, Operand
+from graphopt.kernels.spec_parser import parse
 
 HEAD, INPUT, OUTPUT = 0, 1, 2
 

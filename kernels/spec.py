@@ -18,10 +18,7 @@ that it lacks; else every outer axis that it lacks, and its value must not vary 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import pairwise
 
 from graphopt.cached import cached_property
@@ -33,8 +30,7 @@ from graphopt.kernels.instructions import INSTRUCTIONS, Kind
 Arg = int | float
 
 _SHORT = {name: short for name, (short, _, _) in DTYPES.items()}
-_LONG = {short: name for name, short in _SHORT.items()}
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 #: What kernels compute in, and what they read and write.
 COMPUTE_DTYPES = ("float32", "float64")
@@ -58,7 +54,7 @@ class Operand:
 
     def __str__(self) -> str:
         """Print as ``f32[a,1,c]``."""
-        letters = ("1" if axis is None else _LETTERS[axis] for axis in self.axes)
+        letters = ("1" if axis is None else LETTERS[axis] for axis in self.axes)
         return f"{_SHORT[self.dtype]}[{','.join(letters)}]"
 
 
@@ -161,7 +157,7 @@ class KernelSpec:
     def _text(self) -> str:
         end = self.rank - self.columns
         bounds = (0, end - self.inner, end, self.rank)
-        parts = [",".join(_LETTERS[a:b]) for a, b in pairwise(bounds)]
+        parts = [",".join(LETTERS[a:b]) for a, b in pairwise(bounds)]
         space = "|".join(parts[: 1 + bool(self.inner) + bool(self.columns)])
         steps = [
             f"%{len(self.inputs) + i} = {step.op} {' '.join(map(_print_arg, step.args))}".rstrip()
@@ -187,7 +183,7 @@ def _print_arg(arg: Arg) -> str:
 def _check(spec: KernelSpec) -> None:
     if spec.dtype not in COMPUTE_DTYPES:
         raise ParseError(f"a kernel cannot compute in {spec.dtype}")
-    if not 0 <= spec.inner <= spec.rank - spec.columns <= spec.rank <= len(_LETTERS):
+    if not 0 <= spec.inner <= spec.rank - spec.columns <= spec.rank <= len(LETTERS):
         raise ParseError(f"{spec.inner} inner axes and {spec.columns} behind them, of {spec.rank}")
     if spec.columns and not spec.inner:
         raise ParseError("columns come behind inner axes, of which there are none")
@@ -218,201 +214,3 @@ def _check(spec: KernelSpec) -> None:
                 f"output %{result.value}:{result.operand} has one value for each row, and what it"
                 " is given varies along rows; reduce that first, as by reduce_sum"
             )
-
-
-class Builder:
-    """Collects instructions; equal ones become one value, trivial ones vanish."""
-
-    def __init__(
-        self, dtype: str, rank: int, inner: int, *, precise: bool = False, columns: int = 0
-    ) -> None:
-        """Begin an empty spec."""
-        self.dtype, self.rank, self.inner, self.precise = dtype, rank, inner, precise
-        self.columns = columns
-        self._inputs: list[Operand] = []
-        self._body: list[Instruction] = []
-        self._known: dict[Instruction, Arg] = {}
-
-    @classmethod
-    def like(cls, spec: KernelSpec) -> Builder:
-        """Begin an empty spec over the space of another one."""
-        return cls(spec.dtype, spec.rank, spec.inner, precise=spec.precise, columns=spec.columns)
-
-    def input(self, operand: Operand) -> int:
-        """Append an input (before any instruction); returns its value."""
-        if self._body:
-            raise ValueError("inputs come before instructions")
-        self._inputs.append(operand)
-        return len(self._inputs) - 1
-
-    def __call__(self, op: str, *args: Arg) -> Arg:
-        """The value of an instruction."""
-        trivial = _trivial(op, args)
-        if trivial is not None:
-            return trivial
-        step = Instruction(op, tuple(args))
-        if step not in self._known:
-            self._body.append(step)
-            self._known[step] = len(self._inputs) + len(self._body) - 1
-        return self._known[step]
-
-    def build(self, outputs: Iterable[tuple[Arg, Operand]]) -> KernelSpec:
-        """The spec of what the outputs need; inputs all stay."""
-        results = []
-        for value, operand in outputs:
-            number = value if isinstance(value, int) else self("literal", value)
-            results.append(Result(int(number), operand))
-        return prune(
-            KernelSpec(
-                self.dtype,
-                self.rank,
-                self.inner,
-                tuple(self._inputs),
-                tuple(self._body),
-                tuple(results),
-                self.precise,
-                self.columns,
-            )
-        )
-
-
-def _trivial(op: str, args: Sequence[Arg]) -> Arg | None:
-    """What an instruction is equal to for all values, NaN and signed zeros included."""
-    if op == "mul" and 1.0 in args[1:] and isinstance(args[1], float):
-        return args[0]
-    if op == "mul" and isinstance(args[0], float) and args[0] == 1.0:
-        return args[1]
-    if op == "div" and isinstance(args[1], float) and args[1] == 1.0:
-        return args[0]
-    if op == "sub" and repr(args[1]) == "0.0":  # not -0.0: that would turn -0.0 into 0.0
-        return args[0]
-    return None
-
-
-def prune(spec: KernelSpec) -> KernelSpec:
-    """The spec without instructions that no output needs; inputs keep their places."""
-    first = len(spec.inputs)
-    needed = {result.value for result in spec.outputs}
-    for number in range(first + len(spec.body) - 1, first - 1, -1):
-        if number in needed:
-            args = spec.body[number - first].args
-            needed.update(arg for arg in args if isinstance(arg, int))
-    keep = [n for n in range(first, first + len(spec.body)) if n in needed]
-    if len(keep) == len(spec.body):
-        return spec
-    renumber = {n: n for n in range(first)} | {n: first + i for i, n in enumerate(keep)}
-    body = tuple(_renumbered(spec.body[n - first], renumber) for n in keep)
-    outputs = tuple(Result(renumber[r.value], r.operand) for r in spec.outputs)
-    return replace(spec, body=body, outputs=outputs)
-
-
-def used_inputs(spec: KernelSpec) -> list[int]:
-    """Inputs that an instruction or an output reads."""
-    read = {arg for step in spec.body for arg in step.args if isinstance(arg, int)}
-    read |= {result.value for result in spec.outputs}
-    return [number for number in range(len(spec.inputs)) if number in read]
-
-
-def without_unused_inputs(
-    spec: KernelSpec, spare: Iterable[int] = ()
-) -> tuple[KernelSpec, list[int]]:
-    """The spec without inputs that nothing reads, and which inputs are left.
-
-    Args:
-        spec: a kernel.
-        spare: inputs that stay unread where nothing else tells the extent of an axis, the first
-            of them that do.
-    """
-    keep = _telling_inputs(spec, spare)
-    first = len(spec.inputs)
-    if len(keep) == first:
-        return spec, keep
-    renumber = {n: i for i, n in enumerate(keep)}
-    renumber |= {n: n - first + len(keep) for n in range(first, first + len(spec.body))}
-    inputs = tuple(spec.inputs[n] for n in keep)
-    body = tuple(_renumbered(step, renumber) for step in spec.body)
-    outputs = tuple(Result(renumber[r.value], r.operand) for r in spec.outputs)
-    return replace(spec, inputs=inputs, body=body, outputs=outputs), keep
-
-
-def _telling_inputs(spec: KernelSpec, spare: Iterable[int]) -> list[int]:
-    """Inputs that are read, and those of the spare ones that alone tell the extent of an axis."""
-    keep = used_inputs(spec)
-    operands = [*(spec.inputs[n] for n in keep), *(result.operand for result in spec.outputs)]
-    told = frozenset[int]().union(*(operand.covers for operand in operands))
-    for number in spare:
-        if not spec.inputs[number].covers <= told:
-            keep.append(number)
-            told |= spec.inputs[number].covers
-    return sorted(keep)
-
-
-def _renumbered(step: Instruction, renumber: dict[int, int]) -> Instruction:
-    args = tuple(renumber[arg] if isinstance(arg, int) else arg for arg in step.args)
-    return Instruction(step.op, args)
-
-
-_HEAD = re.compile(r"\s*(precise\s+)?(\w+)\[([a-z,|]*)\]\s*\((.*?)\)\s*\{(.*)\}\s*", re.DOTALL)
-_OPERAND = re.compile(r"(\w+)\[([a-z1,]*)\]")
-_STEP = re.compile(r"%(\d+)\s*=\s*(\w+)((?:\s+\S+)*)")
-
-
-@lru_cache(maxsize=4096)
-def parse(text: str) -> KernelSpec:
-    """The inverse of ``str(spec)``.
-
-    Raises:
-        ParseError: the text is no spec; the message names the part.
-    """
-    head = _HEAD.fullmatch(text)
-    if head is None or head[2] not in _LONG:
-        raise ParseError(f"{_short(text)!r} is no kernel spec")
-    counts = [len(_letters(part)) for part in head[3].split("|")]
-    if len(counts) > 3:
-        raise ParseError(f"{_short(text)!r} has more than two bars")
-    outer, inner, columns = (*counts, 0, 0)[:3]
-    inputs = tuple(_operand(part) for part in re.findall(r"\w+\[[^\]]*\]", head[4]))
-    *steps, last = [part.strip() for part in head[5].split(";")]
-    body = []
-    for number, step in enumerate(steps, len(inputs)):
-        match = _STEP.fullmatch(step)
-        if match is None or int(match[1]) != number:
-            raise ParseError(f"{step!r} is no instruction of a kernel")
-        body.append(Instruction(match[2], tuple(map(_arg, match[3].split()))))
-    if not last.startswith("return"):
-        raise ParseError(f"a kernel spec ends with its outputs, not {last!r}")
-    returned = re.findall(r"%(\d+):(\w+\[[^\]]*\])", last)
-    outputs = tuple(Result(int(value), _operand(operand)) for value, operand in returned)
-    return KernelSpec(
-        _LONG[head[2]],
-        outer + inner + columns,
-        inner,
-        inputs,
-        tuple(body),
-        outputs,
-        precise=bool(head[1]),
-        columns=columns,
-    )
-
-
-def _letters(text: str) -> list[str]:
-    return [letter for letter in text.split(",") if letter]
-
-
-def _operand(text: str) -> Operand:
-    match = _OPERAND.fullmatch(text.strip())
-    if match is None or match[1] not in _LONG:
-        raise ParseError(f"{text!r} is no operand of a kernel")
-    parts = _letters(match[2])
-    return Operand(_LONG[match[1]], tuple(None if p == "1" else _LETTERS.index(p) for p in parts))
-
-
-def _arg(text: str) -> Arg:
-    try:
-        return int(text[1:]) if text.startswith("%") else float(text)
-    except ValueError:
-        raise ParseError(f"{text!r} is neither a value nor a number") from None
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,8 @@ from itertools import accumulate, pairwise
 
 from graphopt.kernels.contract import prepared
 from graphopt.kernels.instructions import INSTRUCTIONS
-from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
+from graphopt.kernels.spec import Arg, KernelSpec, Operand
+from graphopt.kernels.spec_builder import Builder
 
 #: What a stage should cost, in additions: what vectors have time for during four multiplications of
 #: tiles.

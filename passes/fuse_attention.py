@@ -22,7 +22,8 @@ from graphopt.ir.node import (
 )
 from graphopt.ir.ops import info
 from graphopt.kernels.gradient import differentiate
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from graphopt.passes.fusion.region import replace_region
 from graphopt.pipeline.base import Pass, PassContext
 

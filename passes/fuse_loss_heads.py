@@ -17,7 +17,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.node import DATA, FUSED, Node, Value
 from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
-from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
+from graphopt.kernels.spec import Arg, KernelSpec, Operand
+from graphopt.kernels.spec_builder import Builder
 from graphopt.passes.fusion.fuse import FEWEST_COLUMNS
 from graphopt.passes.fusion.operators import flag, number
 from graphopt.passes.fusion.positions import FLOATS, LONGEST, Positions

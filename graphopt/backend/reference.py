@@ -30,7 +30,7 @@ from graphopt.ir.node import (
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.recurrence import interpret as recurrence
 from graphopt.kernels.recurrence.spec import parse as parse_recurrence
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 from graphopt.kernels.tree import interpret as tree
 from graphopt.kernels.tree.spec import parse as parse_tree
 

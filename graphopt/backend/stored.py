@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphopt.backend.passing import with_distinct_gradients
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import FUSED, RECURRENCE, TREE, Node
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 
 def with_stored(graph: Graph, *, sized: bool = False) -> Graph:

@@ -15,7 +15,8 @@ from graphopt.errors import GraphoptError, InputError
 from graphopt.ir.types import dtype_name
 from graphopt.kernels import bridge
 from graphopt.kernels.library import prepare
-from graphopt.kernels.spec import Builder, Operand
+from graphopt.kernels.spec import Operand
+from graphopt.kernels.spec_builder import Builder
 from graphopt.optimizers.updating import DTYPES, why_no_kernels
 from graphopt.recording.active import flush_recorded
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
-from graphopt.kernels.spec import Builder, KernelSpec, Operand
+from graphopt.kernels.spec import KernelSpec, Operand
+from graphopt.kernels.spec_builder import Builder
 from graphopt.optimizers.terms import Term
 
 #: Makes values of one weight: what it is given has an attribute for each array and number.

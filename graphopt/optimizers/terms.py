@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphopt.kernels.spec import Arg, Builder
+from graphopt.kernels.spec import Arg
+from graphopt.kernels.spec_builder import Builder
 
 
 class Term:

@@ -210,7 +210,7 @@ def _kernel_numbers(text: bytes, backward: int) -> list[int]:
 
 def _spec(text: bytes) -> KernelSpec:
     from graphopt.kernels.blocks import PREFIX, in_blocks
-    from graphopt.kernels.spec import parse
+    from graphopt.kernels.spec_parser import parse
 
     plain = text.decode().removeprefix(PREFIX)
     return in_blocks(parse(plain)) if text.startswith(PREFIX.encode()) else parse(plain)

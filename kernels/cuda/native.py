@@ -15,7 +15,7 @@ from graphopt.errors import GraphoptError
 from graphopt.kernels.cuda.compiled import Kernel, ptx
 from graphopt.kernels.cuda.plan import AREA, Launch, LaunchPlan, plan_of
 from graphopt.kernels.cuda.run import walked_of
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 

@@ -14,7 +14,8 @@ from graphopt.kernels.cuda.device import ACCESS
 from graphopt.kernels.emit.cpu import ITEM_SIZE, storage
 from graphopt.kernels.emit.cuda import Form, in_registers, is_flat, parts
 from graphopt.kernels.expand import collapse, expand
-from graphopt.kernels.spec import KernelSpec, Operand, Result, parse
+from graphopt.kernels.spec import KernelSpec, Operand, Result
+from graphopt.kernels.spec_parser import parse
 
 #: What an argument of a kernel is: the address of an operand, of an area, or a number.
 OPERAND, AREA, NUMBER = 0, 1, 2

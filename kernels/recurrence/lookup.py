@@ -12,7 +12,8 @@ from functools import lru_cache
 
 from graphopt.errors import GraphoptError
 from graphopt.kernels.recurrence.spec import Map, Product, RecurrenceSpec, Ref, Step, Term
-from graphopt.kernels.spec import Arg, Builder, KernelSpec, Operand
+from graphopt.kernels.spec import Arg, KernelSpec, Operand
+from graphopt.kernels.spec_builder import Builder
 
 #: The sequence that is read by number.
 _SEQUENCE = ("x", 0)

@@ -24,7 +24,7 @@ from functools import lru_cache
 from graphopt.cached import cached_property
 from graphopt.errors import ParseError
 from graphopt.kernels.spec import KernelSpec
-from graphopt.kernels.spec import parse as parse_kernel
+from graphopt.kernels.spec_parser import parse as parse_kernel
 
 #: What a reference may name: a sequence, a state, a vector or a computed value.
 KINDS = ("x", "s", "v", "t")

@@ -13,7 +13,8 @@ from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node
 from graphopt.ir.types import TensorType
-from graphopt.kernels.spec import Arg, Builder
+from graphopt.kernels.spec import Arg
+from graphopt.kernels.spec_builder import Builder
 
 Emit = Builder
 Build = Callable[[Builder, Sequence[Arg], Attrs], Arg]

@@ -9,7 +9,8 @@ from graphopt.errors import GraphoptError
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, Value
 from graphopt.ir.ops import canonical
-from graphopt.kernels.spec import STORAGE_DTYPES, Arg, Builder, KernelSpec, Operand
+from graphopt.kernels.spec import STORAGE_DTYPES, Arg, KernelSpec, Operand
+from graphopt.kernels.spec_builder import Builder
 from graphopt.passes.fusion.activations import prelu_axes
 from graphopt.passes.fusion.operators import FLOATS, NO_SPAN, Axes, Span
 from graphopt.passes.fusion.pointwise import CASTS, POINTWISE, prepared

@@ -8,7 +8,8 @@ from graphopt.errors import GraphoptError
 from graphopt.ir.node import Value
 from graphopt.ir.ops import canonical
 from graphopt.kernels.recurrence.spec import Map, Ref
-from graphopt.kernels.spec import Arg, Builder, Operand
+from graphopt.kernels.spec import Arg, Operand
+from graphopt.kernels.spec_builder import Builder
 from graphopt.passes.fusion.pointwise import POINTWISE, prepared
 from graphopt.passes.fusion.rows import ROWS
 from graphopt.passes.recurrence.needs import SUMS, Needs

@@ -31,7 +31,8 @@ from graphopt.kernels.cuda import native
 from graphopt.kernels.cuda.plan import ADD, SKIP, WRITE
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.interpret import evaluate
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from tests.kernels.cuda_support import assert_near, noise, on_device, quick_switches
 from tests.kernels.test_cuda import SPECS, TRAINED
 from tests.tiers import one_of

@@ -20,7 +20,7 @@ from graphopt.kernels import cuda
 from graphopt.kernels.cuda.plan import ADD, SKIP, WRITE
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.interpret import evaluate
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 from tests.kernels.column_specs import SPECS
 from tests.kernels.cuda_cases import check, inputs_of, outputs
 from tests.kernels.cuda_support import assert_near, noise, on_device, quick_switches

@@ -22,7 +22,8 @@ from graphopt.kernels import cuda
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.instructions import INSTRUCTIONS, Kind
 from graphopt.kernels.interpret import evaluate
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from tests.kernels.cuda_support import on_device, quick_switches
 from tests.kernels.test_cuda import OF_CPUS
 from tests.tiers import one_of

@@ -11,7 +11,7 @@ from graphopt.errors import GraphoptError
 from graphopt.kernels.blocks import in_blocks
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.run import run
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 BLOCK = 4
 

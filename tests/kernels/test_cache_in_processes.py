@@ -22,7 +22,7 @@ import json, sys
 import numpy as np
 from graphopt.kernels import library
 from graphopt.kernels.run import run
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 x = np.linspace(-2, 2, 1000, dtype="float32")
 (y,) = run(parse({SPEC!r}), [x])
 np.testing.assert_allclose(y, np.tanh(x) * x, rtol=1e-5, atol=1e-6)

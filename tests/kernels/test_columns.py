@@ -14,7 +14,8 @@ from graphopt.kernels.expand import collapse
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.plan import inplace_pairs
 from graphopt.kernels.run import Request, run
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from tests.kernels.column_specs import SOFTMAX, SPECS
 from tests.kernels.test_run import assert_near, backward_operands, check, noise
 

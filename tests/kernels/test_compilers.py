@@ -17,7 +17,7 @@ import pytest
 from graphopt.errors import GraphoptError
 from graphopt.kernels import compilers, library
 from graphopt.kernels.contract import prepared
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 from tests.places import REPOSITORY
 
 

@@ -14,7 +14,7 @@ from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.plan import forward_plan, inplace_pairs
 from graphopt.kernels.run import run
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 GELU = (
     "{dtype}[a] ({dtype}[a]) {{ %1 = mul %0 0.7071067811865476; %2 = erf %1; %3 = {sum};"

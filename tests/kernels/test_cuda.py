@@ -17,7 +17,8 @@ from graphopt.errors import UnsupportedError
 from graphopt.kernels.gradient import Gradient, differentiate
 from graphopt.kernels.recurrence.plan import plan
 from graphopt.kernels.recurrence.spec import Map, RecurrenceSpec
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from graphopt.kernels.tree.spec import parse as parse_tree
 from graphopt.passes.recurrence.body import translate
 from graphopt.passes.recurrence.cells import Cell, body_of

@@ -20,7 +20,7 @@ from graphopt.kernels.bridge import build
 from graphopt.kernels.cuda import native
 from graphopt.kernels.cuda.plan import plan_of
 from graphopt.kernels.gradient import differentiate
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 SOURCE = Path(__file__).with_name("cuda_driver.cc")
 CHAIN = "f32[a,b] (f32[a,b], f32[b]) { %2 = mul %0 %1; %3 = tanh %2; return %3:f32[a,b] }"

@@ -9,7 +9,7 @@ import pytest
 
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.run import Request, run
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])

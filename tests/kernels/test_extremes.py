@@ -16,7 +16,7 @@ import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.kernels.gradient import differentiate
 from graphopt.kernels.rounding import rounds_alike
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 mx = import_mxnet()
 

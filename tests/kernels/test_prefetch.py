@@ -12,7 +12,7 @@ from graphopt.kernels.emit.cpu import emit_cpu
 from graphopt.kernels.expand import collapse, expand
 from graphopt.kernels.machine import target_machine
 from graphopt.kernels.prefetch import with_prefetches
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 TEXT = """define void @kernel(ptr %a, ptr %b) {
 entry:

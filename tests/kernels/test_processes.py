@@ -172,7 +172,7 @@ def test_numbas_settings_break_nothing(tmp_path: Path) -> None:
 import numpy as np
 from graphopt.kernels import library
 from graphopt.kernels.run import run
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 x = np.linspace(-2, 2, 1000, dtype="float32")
 (y,) = run(parse({ADD_TANH!r}), [x, x])
 np.testing.assert_allclose(y, np.tanh(2 * x), rtol=1e-5, atol=1e-6)

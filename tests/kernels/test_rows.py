@@ -13,7 +13,8 @@ from graphopt.kernels import bridge
 from graphopt.kernels.emit.cpu import TOGETHER, comes_apart
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.library import kernel
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 
 LENGTHS = (1, 5, 15, 16, 17, 150, 160)
 GATE = parse(

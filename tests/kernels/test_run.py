@@ -17,7 +17,8 @@ from graphopt.kernels.gradient import differentiate, is_differentiable
 from graphopt.kernels.interpret import evaluate
 from graphopt.kernels.plan import inplace_pairs
 from graphopt.kernels.run import Request, run
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from tests.kernels.test_translate import SPACE, Case, RandomRegion, cases, graph_of, spec_of
 
 CHAIN = parse(

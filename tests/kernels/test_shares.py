@@ -10,7 +10,7 @@ import pytest
 
 from graphopt.backend.openmp import release_threads
 from graphopt.kernels.run import run
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 OPENMP = ctypes.CDLL("libgomp.so.1")
 #: Sums are of shares of the tiles, so a tile that is left out or computed twice shows.

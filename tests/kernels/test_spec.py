@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphopt.errors import ParseError
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.kernels.gradient import differentiate
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 from tests.kernels.gate_support import data, gate, is_fused
 
 mx = import_mxnet()

@@ -9,7 +9,8 @@ import pytest
 
 from graphopt.kernels.instructions import INSTRUCTIONS
 from graphopt.kernels.interpret import evaluate
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from graphopt.kernels.stages import WANTED_COST, stages
 from tests.kernels.test_rows import call, call_piece, noise
 

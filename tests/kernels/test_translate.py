@@ -18,7 +18,8 @@ from graphopt.ir.graph import Graph
 from graphopt.ir.types import TensorType
 from graphopt.kernels.gradient import differentiate, is_differentiable
 from graphopt.kernels.interpret import evaluate
-from graphopt.kernels.spec import KernelSpec, parse
+from graphopt.kernels.spec import KernelSpec
+from graphopt.kernels.spec_parser import parse
 from graphopt.passes.fusion.operators import Span
 from graphopt.passes.fusion.pointwise import POINTWISE
 from graphopt.passes.fusion.rows import ROWS
@@ -557,7 +558,8 @@ def test_the_text_of_a_region() -> None:
 
 def test_literals_are_not_values() -> None:
     """Python holds 1 and 1.0, 0.0 and -0.0 for equal; instructions must not."""
-    from graphopt.kernels.spec import Builder, Operand
+    from graphopt.kernels.spec import Operand
+    from graphopt.kernels.spec_builder import Builder
 
     emit = Builder("float32", 1, 0)
     x, y = (emit.input(Operand("float32", (0,))) for _ in range(2))

@@ -10,7 +10,7 @@ import pytest
 import graphopt
 from graphopt.compat import import_mxnet
 from graphopt.kernels.run import Request, run
-from graphopt.kernels.spec import parse
+from graphopt.kernels.spec_parser import parse
 from graphopt.memory import plan
 from graphopt.memory.listing import allocated
 from graphopt.memory.schedule import training_schedule
