@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from graphopt.api.casting import Casts
 from graphopt.api.given import input_of, parameter_of
 from graphopt.api.plain import PlainRuns, on
-from graphopt.backend.findings import Findings
 from graphopt.backend.fitting import require, require_known
 from graphopt.backend.plans import Plans
 from graphopt.compat import import_mxnet
@@ -26,14 +25,14 @@ from graphopt.ir.types import dtype_name
 from graphopt.nn.any_size import Run
 from graphopt.nn.building import build_graph
 from graphopt.nn.built import Built
-from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
+from graphopt.nn.entries import Entries
 from graphopt.nn.entry import Entry
 from graphopt.nn.following import Following
 from graphopt.nn.for_files import for_files
 from graphopt.nn.other_sizes import OtherSizes
-from graphopt.nn.signatures import Signature, signature_of, types_of
+from graphopt.nn.signatures import Signature, signature_of
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode
 from graphopt.pipeline.manager import Receipt
@@ -83,7 +82,7 @@ class Model:
         self._memory = ContextPools(self.config)
         #: Of steps, by context; others that never run at the same time may have them, too.
         self.plans: defaultdict[Any, Plans] = defaultdict(Plans)
-        self._compiled: dict[Signature, Entry] = {}
+        self._compiled = Entries()
         self._plain, self._casts = PlainRuns(self.symbol), Casts(self.symbol)
         self._sparse: dict[str, None] = {}  # sparse inputs of calls, as explain() tells them
         self._rule = SkiRental()
@@ -282,14 +281,8 @@ class Model:
             entry = self._compiled.get(key)
             if entry is None or entry.lacks_gradients(list(arrays.values())):
                 entry = self._compile(key, arrays)
-                self._keep(key, entry)
+                self._compiled.keep(key, entry)
             return entry
-
-    def _keep(self, key: Signature, entry: Entry) -> None:
-        self._compiled[key] = entry
-        if len(self._compiled) > MAX_SIGNATURES:
-            oldest = self._compiled.pop(next(iter(self._compiled)))
-            oldest.built.release()  # executors that have it take memory anew
 
     def _not_compiled(self, key: Signature, arrays: Mapping[str, Any]) -> list[Any] | None:
         """A call that nothing was compiled for; None if that is to be."""
@@ -354,7 +347,6 @@ class Model:
         data = {*self._data, *arrays} - set(params)
         graph = lift_symbol(self.symbol, shapes, dtypes, data=data, name=self._name)
         pools = self._memory.pools(ctx) if mode == "training" else None
-        akin = self._akin(key)
         made = build_graph(
             self.config,
             graph,
@@ -362,7 +354,7 @@ class Model:
             arrays,
             ctx,
             mode,
-            akin=akin,
+            akin=self._compiled.akin(key),
             numpy=self._is_numpy,
             pools=pools,
         )
@@ -371,14 +363,6 @@ class Model:
         self._require(made.lowered.read_data - set(arrays))
         traced = Traced(self.symbol, tuple(arrays), None)
         return Entry(mode, _told(arrays), graph, made, traced, [])
-
-    def _akin(self, key: Signature) -> list[Findings]:
-        """What was measured for signatures that differ in shapes only."""
-        return [
-            entry.built.findings
-            for other, entry in self._compiled.items()
-            if types_of(other) == types_of(key)
-        ]
 
     def _prepare_memory(self, arrays: Mapping[str, Any], ctx: Any) -> None:
         """Take the memory of the largest shapes before the first step, and refuse larger ones."""
@@ -394,7 +378,7 @@ class Model:
             if isinstance(error, InputError):
                 raise self._memory.explained(error, largest) from None
             raise
-        self._keep(key, compiled)
+        self._compiled.keep(key, compiled)
 
     def _typed_params(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters that the Symbol reads and a call does not give, in the Symbol's dtypes."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from graphopt.ir.types import dtype_name
 from graphopt.nn.config import Config
 from graphopt.nn.context_pools import ContextPools
 from graphopt.nn.control_flow import require_steps
+from graphopt.nn.entries import Entries
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.initializing import PythonFirst, initialized, needs_python
 from graphopt.nn.learning import require_dense
@@ -33,9 +34,6 @@ from graphopt.nn.signatures import Signature, Signatures, signature_of, told_of,
 from graphopt.nn.ski_rental import AT_ONCE
 from graphopt.nn.tracing import Tracer
 from graphopt.pipeline.base import Mode
-
-#: Signatures kept per Block; the one unused for longest goes first.
-MAX_SIGNATURES = 64
 
 #: Calls of an entry that go by what was measured for quite other sizes, at least.
 _FEWEST_CALLS = 8
@@ -58,7 +56,7 @@ class CompiledBlock:
         self._block = block
         self._config = config
         self._trace = Tracer(block, on_set)
-        self._entries: OrderedDict[Signature, Entry] = OrderedDict()
+        self._entries = Entries()
         self._lock = lock()
         self._python_was_first = self._is_preparing = False
         # Those that MXNet calls as one operator, hybridized or not, or of which all is read.
@@ -102,14 +100,12 @@ class CompiledBlock:
                 traced = self._trace(args)
             except (UnsupportedError, ValueError, AttributeError, IndexError):
                 return False  # the call itself says why
-            entries = list(self._entries.items())
-            earlier = next((entry for key, entry in entries if key[:2] == kind), None)
+            earlier = self._entries.of_kind(kind)
             if earlier is None or not traced.is_like(earlier.traced):
                 return False
-            for key, entry in entries:
-                if key[:2] != kind:
-                    del self._entries[key]
-                    entry.built.release()
+            self._entries.only_kind(kind)
+            self.renting.only_kind(kind)
+            self.other_sizes.only_kind(kind)
         return True
 
     def __call__(self, args: Sequence[Any]) -> Any:
@@ -325,24 +321,15 @@ class CompiledBlock:
             ms = min(entry.lowered.choice.measured_ms.values(), default=worth_ms)
             entry.calls_left = _FEWEST_CALLS + int(worth_ms / max(ms, 1e-3))
 
-    def _akin(self, key: Signature) -> Iterator[Findings]:
-        """What was measured for signatures that differ in shapes only."""
-        types = [array[1:] for array in key[3]]
-        for other, entry in self._entries.items():
-            if other[:3] == key[:3] and [array[1:] for array in other[3]] == types:
-                yield entry.built.findings
-
     def _compile(self, key: Signature, args: Sequence[Any], given: Sequence[Any]) -> Entry:
         wait_for(given)  # before others wait: an operator that calls this net may make it
         with self._lock:
             if key in self._entries:
                 return self._entries[key]
             will_do = not self._config.plans_memory
-            entry = self._build(key[0], args, given, self._akin(key), of_any_size=will_do)
-            self._entries[key] = entry
-            if len(self._entries) > MAX_SIGNATURES:
-                _, oldest = self._entries.popitem(last=False)
-                oldest.built.release()
+            akin = self._entries.akin(key)
+            entry = self._build(key[0], args, given, akin, of_any_size=will_do)
+            self._entries.keep(key, entry)
             return entry
 
     def _build(

@@ -14,6 +14,7 @@ from graphopt.errors import GraphoptError
 from graphopt.frontend.gluon import Traced
 from graphopt.ir.sizes import Sized, Sizes, are_near, covers, distance, sized_of
 from graphopt.nn.any_size import AnySize, Run
+from graphopt.nn.entries import CallKind
 from graphopt.nn.entry import Entry
 from graphopt.nn.signatures import Signature, shapes_of, sizes_of, types_of
 from graphopt.nn.ski_rental import SkiRental
@@ -146,6 +147,11 @@ class OtherSizes:
         _, match = self._found.get(key, (0, None))
         if match is not None and match.graph.is_tried and not entry.computed:
             match.graph.look_again(entry, given, match.sized)
+
+    def only_kind(self, kind: CallKind) -> None:
+        """Forget the graphs of other calls, which may be made anew in another way."""
+        self._known = {types: graph for types, graph in self._known.items() if types[:2] == kind}
+        self._found.clear()
 
     def would_widen(self, key: Signature) -> bool:
         """Whether graphs of such types came out alike, so one more may do for other sizes, too."""

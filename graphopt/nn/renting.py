@@ -9,6 +9,7 @@ from graphopt.backend.documents import document_of
 from graphopt.backend.engines import CachedOpEngine
 from graphopt.backend.passing import symbol_without_passed_inputs
 from graphopt.frontend.gluon import Traced
+from graphopt.nn.entries import CallKind
 from graphopt.nn.ski_rental import SkiRental
 
 Key = tuple[Any, ...]
@@ -29,6 +30,10 @@ class Renting:
         self._parameters = parameters
         self._plain: dict[Key, Plain] = {}
         self.rule = SkiRental()
+
+    def only_kind(self, kind: CallKind) -> None:
+        """Forget how others are run, which may be made anew in another way."""
+        self._plain = {key: plain for key, plain in self._plain.items() if key[:2] == kind}
 
     def plain(self, key: Key, trace: Callable[[], Traced], *, is_whole: bool) -> Plain:
         """What runs calls with arguments of that layout, of any shape.

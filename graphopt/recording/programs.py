@@ -18,8 +18,8 @@ from graphopt.forking import lock
 from graphopt.frontend.gluon import Traced
 from graphopt.frontend.symbol import lift_symbol
 from graphopt.kernels.bridge.history import has_history
-from graphopt.nn.compiled import MAX_SIGNATURES
 from graphopt.nn.config import Config
+from graphopt.nn.entries import MAX_SIGNATURES
 from graphopt.nn.entry import Entry, compile_graph
 from graphopt.nn.ski_rental import SkiRental
 from graphopt.pipeline.base import Mode

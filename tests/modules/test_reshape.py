@@ -130,7 +130,7 @@ def test_a_module_that_is_given_no_labels_reads_those_before() -> None:
 def test_graphs_of_ever_other_shapes_are_forgotten(
     monkeypatch: pytest.MonkeyPatch, memory: str | None
 ) -> None:
-    monkeypatch.setattr("graphopt.api.model.MAX_SIGNATURES", 2)
+    monkeypatch.setattr("graphopt.nn.entries.MAX_SIGNATURES", 2)
     symbol = S.FullyConnected(S.tanh(S.var("data")), num_hidden=2, name="fc")
     found = []
     for is_optimized in (False, True):

@@ -329,3 +329,32 @@ def test_a_net_of_other_layers_is_exported_once_it_was_called(tmp_path: Path) ->
     called.export(path)
     loaded = graphopt.load(f"{path}-symbol.json", f"{path}-0000.params")
     np.testing.assert_allclose(loaded(x).asnumpy(), want.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+class WhereItLearns(gluon.HybridBlock):
+    """Reads a hybridized Block only where it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.dense, self.detector = nn.Dense(2, in_units=2), hybridized()
+
+    def hybrid_forward(self, F, x):
+        y = self.dense(x)
+        return self.detector(y) if mx.autograd.is_training() else y
+
+
+def test_what_other_calls_read_may_be_another_graph() -> None:
+    found = []
+    for net, called in both(WhereItLearns):
+        values = []
+        for turn, scale in enumerate((1.0, 3.0, 3.0, 5.0)):
+            net.detector.set_scale(scale)
+            for rows in range(1 + turn, 8 + turn):
+                x = mx.nd.arange(2 * rows).reshape((-1, 2))
+                values.append(called(x))  # of which the graph is as before
+                with mx.autograd.record():
+                    values.append(called(x))
+        found.append([value.asnumpy() for value in values])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)

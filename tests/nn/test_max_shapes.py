@@ -32,7 +32,7 @@ def test_smaller_shapes_run_in_the_memory_of_the_largest() -> None:
 
 
 def test_shapes_not_seen_for_long_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 2)
+    monkeypatch.setattr("graphopt.nn.entries.MAX_SIGNATURES", 2)
     net = deep(2)
     net(image())
     fast = graphopt.optimize(net, memory="1GB")

@@ -206,7 +206,7 @@ def test_backward_runs_after_the_net_is_gone() -> None:
 
 
 def test_shapes_that_are_forgotten_hold_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphopt.nn.compiled.MAX_SIGNATURES", 2)
+    monkeypatch.setattr("graphopt.nn.entries.MAX_SIGNATURES", 2)
     fast = graphopt.optimize(small(), max_shapes={"data": (9, 5)})
     for batch in range(1, 9):
         with autograd.record():
