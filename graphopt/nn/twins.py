@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphopt.compat import import_mxnet
+from graphopt.nn.generated import Generated, generated_class
 from graphopt.nn.held_blocks import is_container
 from graphopt.nn.pairs import Pairs
 from graphopt.nn.slots import Slot, members_of
@@ -28,8 +29,6 @@ def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
     """
     base = type(block)
     body = {
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
         "__new__": _new_of(base),
         "__setattr__": _set_on(block, pairs),
         "__reduce_ex__": _reduce_own(block),
@@ -39,9 +38,7 @@ def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
         body[name] = Slot(member, lambda _twin: block, pairs.given)
     if hasattr(base, "__del__"):
         body["__del__"] = _stay  # the user's object has one
-    kind: Any = type(base)
-    kind = _OfTwins if kind is type else type(kind.__name__, (_OfTwins, kind), {})
-    twin: Any = object.__new__(kind(base.__name__, (base,), body | names))
+    twin: Any = object.__new__(generated_class(_OfTwins, _Twin, base, body | names))
     object.__setattr__(twin, "__dict__", vars(block))
     return twin
 
@@ -105,21 +102,31 @@ class _SwappedIn(_Swapped):
         return found
 
 
-class _OfTwins(type):
+class _Twin:
+    """In front of the user's class."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Generated classes are none that the user's would want to hear of."""
+        if "_graphopt_shown" not in vars(cls):
+            super().__init_subclass__(**arguments)
+
+
+class _OfTwins(Generated, type):
     """The class of classes of twins, of which there is one object each.
 
     What code of a twin makes by its class is of the user's.
     """
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls.__bases__[0](*args, **kwargs)
+    _graphopt_shown: Any
 
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, cls.__bases__[0])
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._graphopt_shown(*args, **kwargs)
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        return inspect.signature(cls.__bases__[0])
+        return inspect.signature(cls._graphopt_shown)
 
 
 def _new_of(base: Any) -> Callable[..., Any]:

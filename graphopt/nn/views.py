@@ -11,6 +11,7 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.nn.calls import forwarding, has_symbol, run, taken_apart
 from graphopt.nn.config import Config
+from graphopt.nn.generated import Generated, generated_class
 from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
 from graphopt.nn.slots import Slot, members_of
@@ -64,9 +65,6 @@ def view_class(
     """
     body: dict[str, Any] = {
         "__slots__": (STATE, OWN),
-        "__doc__": cls.__doc__,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
         "_graphopt_config": config,
         "_graphopt_base": plain or cls,
         "_graphopt_is_decorated": is_decorated,
@@ -86,23 +84,8 @@ def view_class(
         body["forward"] = _forward(forward)
     if not is_decorated and getattr(cls, "__getitem__", None) in _getitems():
         body["__getitem__"] = _getitem
-    kind: Any = type(cls)
-    if not is_decorated:
-        kind = _OfViews if kind is type else type(kind.__name__, (_OfViews, kind), {})
-    # The same name: Gluon derives parameter names from it.
-    made: type = kind(cls.__name__, (Optimized, cls), body)
+    made: type = generated_class(Generated, Optimized, cls, body)
     return made
-
-
-class _OfViews(type):
-    """The class of classes of views, of whose instances the user's are some.
-
-    Gluon lets a child be replaced by an instance of its class only.
-    """
-
-    def __instancecheck__(cls, value: Any) -> bool:
-        base = vars(cls).get("_graphopt_base")  # a subclass of the user's has none
-        return super().__instancecheck__(value) or (base is not None and isinstance(value, base))
 
 
 def _has_call(cls: type) -> bool:
