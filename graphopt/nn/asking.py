@@ -67,8 +67,9 @@ class _Walk:
         size = -1
         while size != (size := self._size()):
             owners = list(self._held.objects.values())
-            classes = {cls for owner in owners for cls in type(owner).__mro__}
-            for cls in filter(is_users, classes.union(self._held.classes)):
+            bases = [cls for owner in owners for cls in type(owner).__mro__]
+            classes = {id(cls): cls for cls in (*bases, *self._held.classes)}  # views' equal others
+            for cls in filter(is_users, classes.values()):
                 yield from self._of_values(cls.__name__, self._named(vars(cls)))
             for owner in owners:
                 known = self._named(attributes_of(owner))  # Blocks within are owners, too

@@ -1,4 +1,8 @@
-"""Generated subclasses of users' classes."""
+"""Generated subclasses of users' classes, which code takes for these classes themselves.
+
+``self.__class__`` is the user's class. ``type(self)`` is not, but it compares equal to it, what is
+set on it is set on the user's, and so on: only ``is`` and ``super(type(self), self)`` tell.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +22,48 @@ def generated_class(kind: type, mixin: type, cls: Any, body: dict[str, Any]) -> 
     """
     # The same name: Gluon derives parameter names from it.
     told = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    told["_graphopt_shown"] = cls
+    told |= {"_graphopt_shown": cls, "__class__": property(lambda _: cls)}
     metaclass: Any = type(cls)
     joined = kind if metaclass is type else type(metaclass.__name__, (kind, metaclass), {})
     return type.__new__(joined, cls.__name__, (mixin, cls), told | body)
 
 
+def set_own(cls: type, name: str, value: Any) -> None:
+    """Set an attribute on a generated class itself."""
+    type.__setattr__(cls, name, value)
+
+
 class Generated(type):
     """The class of generated classes."""
+
+    def __eq__(cls, other: object) -> bool:
+        return bool(_shown(cls) == _shown(other))
+
+    def __hash__(cls) -> int:
+        return hash(_shown(cls)) if _shown(cls) is not cls else super().__hash__()
 
     def __instancecheck__(cls, value: Any) -> bool:
         """Gluon lets a child be replaced by an instance of its class only."""
         shown = _shown(cls)
         return super().__instancecheck__(value) if shown is cls else isinstance(value, shown)
+
+    def __subclasscheck__(cls, other: Any) -> bool:
+        shown = _shown(cls)
+        if shown is cls:
+            return super().__subclasscheck__(other)
+        return type.__subclasscheck__(shown, other)  # ABCMeta would ask all subclasses, so this one
+
+    def __getitem__(cls, key: Any) -> Any:
+        shown = _shown(cls)
+        return cls.__class_getitem__(key) if shown is cls else shown[key]
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        shown = _shown(cls)
+        super().__setattr__(name, value) if shown is cls else setattr(shown, name, value)
+
+    def __delattr__(cls, name: str) -> None:
+        shown = _shown(cls)
+        super().__delattr__(name) if shown is cls else delattr(shown, name)
 
 
 def _shown(cls: Any) -> Any:

@@ -344,6 +344,10 @@ class Optimized:
     def __repr__(self) -> str:
         return f"Optimized[{super().__repr__()}]"
 
+    def __dir__(self) -> list[str]:
+        """With what views have beside the user's class, which ``__class__`` is."""
+        return sorted({*super().__dir__(), *dir(Optimized)})
+
     def __copy__(self) -> Any:
         """With a ``__dict__`` of its own, as copies of Blocks have."""
         import copy

@@ -13,6 +13,7 @@ from typing import Any
 from graphopt.compat import import_mxnet
 from graphopt.frontend.blocks import describe
 from graphopt.frontend.gluon import why_not_traceable
+from graphopt.nn.generated import set_own
 from graphopt.nn.pairs import Pairs
 from graphopt.nn.twin_children import Children
 from graphopt.nn.twins import swap_attribute, twin_of
@@ -88,7 +89,8 @@ class _Partition:
                 pairs.add(value, Children(value, pairs))
             swap_attribute(cls, key, value, pairs)
         if runs:
-            cls._graphopt_parts = _parts_in_turn(block, runs, pairs, self.optimize, self.notes)
+            parts_of_it = _parts_in_turn(block, runs, pairs, self.optimize, self.notes)
+            set_own(cls, "_graphopt_parts", parts_of_it)
         return twin
 
     def _child(self, name: str, child: Any) -> Any:

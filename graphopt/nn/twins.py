@@ -6,13 +6,12 @@ the code of the Block itself is given the twin.
 
 from __future__ import annotations
 
-import copyreg
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from graphopt.compat import import_mxnet
-from graphopt.nn.generated import Generated, generated_class
+from graphopt.nn.generated import Generated, generated_class, set_own
 from graphopt.nn.held_blocks import is_container
 from graphopt.nn.pairs import Pairs
 from graphopt.nn.slots import Slot, members_of
@@ -47,9 +46,9 @@ def swap_attribute(cls: Any, name: str, own: Any, pairs: Pairs) -> None:
     """Have a twin's class look an attribute up elsewhere, if something stands for its value."""
     swapped = pairs.twin(own)
     if pairs.held_in([own]):
-        setattr(cls, name, _SwappedIn(name, own, swapped, pairs))
+        set_own(cls, name, _SwappedIn(name, own, swapped, pairs))
     elif swapped is not own:
-        setattr(cls, name, _Swapped(name, own, swapped))
+        set_own(cls, name, _Swapped(name, own, swapped))
 
 
 def pairs_of(twin: Any) -> Pairs:
@@ -60,7 +59,7 @@ def pairs_of(twin: Any) -> Pairs:
 
 def keep_python(twin: Any) -> None:
     """Have MXNet not make one graph of a twin, whatever the user's Block says."""
-    type(twin)._active = _Swapped("_active", None, swapped=False, always=True)
+    set_own(type(twin), "_active", _Swapped("_active", None, swapped=False, always=True))
 
 
 class _Swapped:
@@ -73,8 +72,9 @@ class _Swapped:
         self.always = always
 
     def __get__(self, block: Any, owner: type | None = None) -> Any:
-        if block is None:
-            return self
+        if block is None:  # asked of the class
+            found: Any = owner
+            return getattr(found._graphopt_shown, self.name)
         try:
             found = vars(block)[self.name]
         except KeyError:
@@ -120,9 +120,13 @@ class _OfTwins(Generated, type):
     """
 
     _graphopt_shown: Any
+    _graphopt_pairs: Pairs
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._graphopt_shown(*args, **kwargs)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, cls._graphopt_pairs.own(value))
 
     @property
     def __signature__(cls) -> inspect.Signature:
@@ -153,14 +157,7 @@ def _set_on(own: Any, pairs: Pairs) -> Callable[[Any, str, Any], None]:
 
 def _reduce_own(own: Any) -> Callable[[Any, Any], Any]:
     """Copies and pickles of a twin are those of the user's Block."""
-
-    def reduce(_twin: Any, protocol: Any) -> Any:
-        found = own.__reduce_ex__(protocol)
-        if not isinstance(found, tuple) or found[0] is not copyreg.__newobj__:  # type: ignore[attr-defined]
-            return found
-        return found[1][0].__new__, *found[1:]  # pickle refuses the other one for another class
-
-    return reduce
+    return lambda _twin, protocol: own.__reduce_ex__(protocol)
 
 
 def _stay(twin: Any) -> None:
