@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -16,6 +16,7 @@ from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
 from graphopt.nn.slots import Slot, members_of
 from graphopt.nn.twins import pairs_of
+from graphopt.nn.yielding import handed_over
 from graphopt.recording.active import ACTIVE
 
 
@@ -141,6 +142,8 @@ def _on_children(name: str, method: Any) -> Any:
         try:
             given = {key: pairs.given(value) for key, value in kwargs.items()}
             found = getattr(twin, name)(*map(pairs.given, args), **given)
+            if isinstance(found, GeneratorType):
+                return handed_over(found, pairs)
             return self if found is twin else pairs.own(found)
         finally:
             pairs.settle()
