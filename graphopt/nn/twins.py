@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from functools import cached_property
+from itertools import chain
+from typing import Any, Final
 
 from graphopt.compat import import_mxnet
 from graphopt.nn.generated import Generated, generated_class, set_own
@@ -16,6 +18,9 @@ from graphopt.nn.held_blocks import is_container
 from graphopt.nn.pairs import Pairs
 from graphopt.nn.slots import Slot, members_of
 from graphopt.nn.twin_children import Children
+
+#: What no attribute is.
+_NOTHING: Final = object()
 
 
 def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
@@ -37,6 +42,7 @@ def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
         body[name] = Slot(member, lambda _twin: block, pairs.given)
     if hasattr(base, "__del__"):
         body["__del__"] = _stay  # the user's object has one
+    body |= {name: _Swapped(name, _NOTHING, None) for name in _cached_properties(base)}
     twin: Any = object.__new__(generated_class(_OfTwins, _Twin, base, body | names))
     object.__setattr__(twin, "__dict__", vars(block))
     return twin
@@ -55,6 +61,12 @@ def pairs_of(twin: Any) -> Pairs:
     """What a twin's code is given in place of the user's objects, and what these are."""
     found: Pairs = type(twin)._graphopt_pairs
     return found
+
+
+def _cached_properties(cls: type) -> list[str]:
+    """Their names: these write into ``__dict__`` themselves, past ``__setattr__``."""
+    found = [vars(base).items() for base in cls.__mro__]
+    return [name for name, value in chain(*found) if isinstance(value, cached_property)]
 
 
 def keep_python(twin: Any) -> None:
@@ -78,14 +90,35 @@ class _Swapped:
         try:
             found = vars(block)[self.name]
         except KeyError:
-            raise AttributeError(self.name) from None
+            return self._of_class(block)
         return self.swapped if self.always or found is self.own else found
 
     def __set__(self, block: Any, value: Any) -> None:
-        vars(block)[self.name] = value
+        """By ``object.__setattr__``, as twins set all else on the user's Block."""
+        own = vars(block)[self.name] = pairs_of(block).own(value)
+        if not is_container(own):  # lists stay the same
+            swap_attribute(type(block), self.name, own, pairs_of(block))
 
     def __delete__(self, block: Any) -> None:
-        del vars(block)[self.name]
+        try:
+            del vars(block)[self.name]
+        except KeyError:
+            raise self._missing(block) from None
+
+    def _of_class(self, block: Any) -> Any:
+        """What the class has in place of it, which a cached property sets."""
+        if not hasattr(type(block), self.name):
+            raise self._missing(block)
+        found = getattr(super(type(block), block), self.name)
+        if self.name not in vars(block):
+            return found
+        pairs = pairs_of(block)
+        own = vars(block)[self.name] = pairs.own(found)
+        swap_attribute(type(block), self.name, own, pairs)
+        return pairs.given(own)
+
+    def _missing(self, block: Any) -> AttributeError:
+        return AttributeError(f"{type(block).__name__!r} object has no attribute {self.name!r}")
 
 
 class _SwappedIn(_Swapped):
