@@ -264,6 +264,17 @@ std::vector<NodeEntry> Gradient(const ObjectPtr& node, const std::vector<NodeEnt
   return GradientBy("_backward_graphopt_fused", node, heads);
 }
 
+/* Whether a node computes a loss layer, whose gradient is of its inputs alone. */
+bool IsLoss(const ObjectPtr& node) {
+  auto spec = node->attrs.dict.find("spec");
+  return spec != node->attrs.dict.end() && spec->second.find(" loss_of ") != std::string::npos;
+}
+
+/* A loss layer that is read to be looked at only (as through BlockGrad, or its argmax) learns all the same. */
+std::vector<NodeEntry> FusedGradient(const ObjectPtr& node, const std::vector<NodeEntry>& heads) {
+  return IsLoss(node) ? Gradient(node, heads) : UnlessZeros<Gradient>(node, heads);
+}
+
 /* Says of an operator and its gradients, without and with scratch, all but who runs them. */
 void DescribeFused(nnvm::Op* fused, nnvm::Op* backward, nnvm::Op* alone) {
   fused->get_num_inputs = LegacyFunction(&NumInputs);

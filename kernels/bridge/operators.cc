@@ -50,7 +50,7 @@ void Register() {
   // Operators of an MXNet with CUDA have this one; in others it does no harm.
   const bool has_gpus = nnvm::Op::GetAttrMap("FCompute<gpu>") != nullptr;
   SetAttribute<mxnet::FCompute>(fused, "FCompute<cpu>", LegacyFunction(&Forward));
-  SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&UnlessZeros<Gradient>));
+  SetAttribute<nnvm::FGradient>(fused, "FGradient", LegacyFunction(&FusedGradient));
   DescribeLayouts(fused, LegacyFunction(&ForwardOnArrays));
   if (has_gpus) SetAttribute<mxnet::FCompute>(fused, "FCompute<gpu>", LegacyFunction(&ForwardOnGpu));
   for (nnvm::Op* op : {&backward, &alone}) {

@@ -169,3 +169,23 @@ def test_precise_leaves_sums_in_order() -> None:
     fast = graphopt.optimize(executor, precise=True)
     fast.forward(is_train=True)
     assert not any(node.op == FUSED for node in fast.model.graph())
+
+
+READERS: dict[str, Any] = {
+    "log of picked": lambda y, label: sym.log(sym.pick(sym.BlockGrad(y), label)),
+    "argmax": lambda y, label: sym.argmax(y, axis=1),
+    "another kernel": lambda y, label: sym.sum(sym.BlockGrad(y) * 2 + 1),
+}
+LAYERS: dict[str, Any] = {
+    "softmax": sym.SoftmaxOutput,
+    "linear": lambda x, label: sym.LinearRegressionOutput(x, sym.one_hot(label, 5)),
+    "logistic": lambda x, label: sym.LogisticRegressionOutput(x, sym.one_hot(label, 5)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_that_are_only_looked_at_learn(layer: str, reader: str) -> None:
+    x, label = sym.var("x"), sym.var("label")
+    head = READERS[reader](LAYERS[layer](x, label), label)
+    assert_same(*executors(head, [0, 4, 2, 1, 3, 3], x=(6, 5), label=(6,)))
