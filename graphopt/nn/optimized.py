@@ -127,6 +127,20 @@ class Optimized:
     def _cached_graph(self, graph: Any) -> None:
         self.__dict__["_cached_graph"] = graph
 
+    @property
+    def _cached_op_args(self) -> Any:
+        """Its parameters, whose arrays an ``export`` of Gluon's writes for one of the user's."""
+        entries = self.graphopt_state.compiled.entries
+        if self.__dict__.get("_cached_graph") or not entries:
+            return self.__dict__.get("_cached_op_args", [])
+        known = self.collect_params()  # type: ignore[attr-defined]
+        names = entries[-1].traced.returned.list_inputs()
+        return [(False, known[name]) for name in names if name in known]
+
+    @_cached_op_args.setter
+    def _cached_op_args(self, arguments: Any) -> None:
+        self.__dict__["_cached_op_args"] = arguments
+
     def _graphopt_noted(self, name: str, which: str) -> Any:
         """What MXNet noted of the user's Block, or else what was traced last."""
         own = self.__dict__.get(name)

@@ -69,7 +69,7 @@ def view_class(
         "_graphopt_config": config,
         "_graphopt_base": plain or cls,
         "_graphopt_is_decorated": is_decorated,
-        "_graphopt_has_call": _has_call(cls),
+        "_graphopt_has_call": _has_own(cls, "__call__"),
     }
     body |= {name: Slot(member, original) for name, member in members_of(cls).items()}
     if hasattr(cls, "__del__"):
@@ -81,6 +81,8 @@ def view_class(
             body[name] = _on_children(name, method)
         elif hasattr(Optimized, name):
             body[name] = method
+    if is_hybrid and _has_own(cls, "export"):
+        body["export"] = cls.export  # its files have other names, or more in them
     if forward in (hybrid.forward, sequential.forward):
         body["forward"] = _forward(forward)
     if not is_decorated and getattr(cls, "__getitem__", None) in _getitems():
@@ -89,9 +91,9 @@ def view_class(
     return made
 
 
-def _has_call(cls: type) -> bool:
-    """Whether ``__call__`` is the user's."""
-    owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
+def _has_own(cls: type, method: str) -> bool:
+    """Whether a method that Gluon's Blocks have is the user's."""
+    owner = next(base for base in cls.__mro__ if method in vars(base))
     return owner.__module__.partition(".")[0] != "mxnet"
 
 
