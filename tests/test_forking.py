@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from graphopt.backend.environment import environment
 from graphopt.cached import cached_property
 from graphopt.forking import lock
 from tests.kernels.gate_support import python
+from tests.places import REPOSITORY
 
 
 @contextmanager
@@ -103,6 +106,17 @@ def test_properties_are_computed_once_and_without_a_lock() -> None:
         slow.stay = lambda: None
         assert holds_in_child(lambda: slow.value == 3)
     assert (slow.computed, other.computed) == (1, 1)
+
+
+def test_every_property_of_ours_is_computed_without_a_lock() -> None:
+    sources = (p for name in ("graphopt", "kernels", "passes") for p in files(REPOSITORY / name))
+    with_lock = "from functools import.*cached_property|functools[.]cached_property"
+    found = [p.name for p in sources if re.search(with_lock, p.read_text())]
+    assert found == ["cached.py"]
+
+
+def files(folder: Path) -> Iterator[Path]:
+    return (p for p in folder.rglob("*.py") if not p.is_symlink())
 
 
 def test_the_environment_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ what the error bounds rest on. Coefficients come from `fit.py`.
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
+from graphopt.cached import cached_property
 from graphopt.kernels.vecmath.intrinsics import (
     Value,
     clamp,
