@@ -10,7 +10,7 @@ from typing import Any
 
 from graphopt.errors import InputError
 from graphopt.memory.sizes import parse_size
-from graphopt.nn.config import Config, OptimizeMode
+from graphopt.nn.config import Config, OptimizeMode, checked_shapes
 from graphopt.passes import registry
 from graphopt.pipeline.base import Pass
 from graphopt.pipeline.spec import build
@@ -100,11 +100,6 @@ def checked_config(
     """
     if mode not in _MODES:
         raise InputError(f"mode {mode!r} is none of {', '.join(_MODES)}")
-    for name, value in (("memory", memory), ("max_shapes", max_shapes)):
-        if value is not None and record:
-            raise InputError(f"{name}= is for nets that compile whole; leave out record=True")
-        if value is not None and mode == "inference":
-            raise InputError(f"{name}= is about training; leave it out with mode='inference'")
     if passes != "default":
         build(passes, registry)
     return Config(
@@ -114,30 +109,9 @@ def checked_config(
         precise,
         strict,
         None if memory is None else parse_size(memory),
-        None if max_shapes is None else _shapes(max_shapes),
+        None if max_shapes is None else checked_shapes(max_shapes),
         record,
     )
-
-
-def _shapes(max_shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    if not isinstance(max_shapes, Mapping) or not max_shapes:
-        raise InputError(
-            f"max_shapes: {max_shapes!r} names no input; write {{'data': (64, 500)}}, or leave it"
-            " out"
-        )
-    return {name: _shape(name, shape) for name, shape in max_shapes.items()}
-
-
-def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else ()
-    if not sizes or not all(map(_is_extent, sizes)):
-        raise InputError(f"max_shapes: {shape!r} is no shape for {name!r}; write {name}: (64, 500)")
-    return tuple(map(int, sizes))
-
-
-def _is_extent(size: Any) -> bool:
-    """Also of numpy's integers, which shapes are often computed with."""
-    return hasattr(size, "__index__") and not isinstance(size, bool) and size > 0
 
 
 def _optimize(net: Any, config: Config) -> Any:

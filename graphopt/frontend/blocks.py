@@ -42,9 +42,9 @@ def all_parameters(block: Any) -> Any:
         raise UnsupportedError(f"{describe(block)} cannot collect parameters: {error}") from None
 
 
-def input_names(count: int) -> tuple[str, ...]:
+def input_names(count: int, name: str = "data") -> tuple[str, ...]:
     """What a Block's inputs are called in graphs, as Gluon calls them."""
-    return ("data",) if count == 1 else tuple(f"data{i}" for i in range(count))
+    return (name,) if count == 1 else tuple(f"{name}{i}" for i in range(count))
 
 
 def variable_like(name: str, array: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from graphopt.compat import import_mxnet
@@ -13,6 +13,10 @@ from graphopt.frontend.blocks import input_names
 from graphopt.pipeline.base import Mode, Pass, Settings
 
 OptimizeMode = Literal["auto", "training", "inference"]
+#: The largest shapes of inputs, by name.
+Limits = Mapping[str, tuple[int, ...]]
+#: What begins the names of a step's labels, as those of its data begin with "data".
+_LABEL = "label"
 
 
 @dataclass(frozen=True)
@@ -25,24 +29,32 @@ class Config:
     precise: bool = False
     strict: bool = False
     memory: int | None = None  # bytes of a training step
-    max_shapes: Mapping[str, tuple[int, ...]] | None = None
+    max_shapes: Limits | None = None
     record: bool | None = None  # None: where it is measured to be the fastest
     #: What the user's model says: whether operators of his own live as long as it, not a call.
     keeps_operators: bool = False
     #: Inputs that ``max_shapes`` may leave out though they grow with those that it names.
     labels: tuple[str, ...] = ()
+    #: What the user calls inputs that graphs call otherwise.
+    called: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what is to be true or false.
+        """Check what is to be true or false, and what does not go together.
 
         Raises:
-            InputError: it is something else.
+            InputError: something is not as it has to be.
         """
         for name in ("check", "precise", "strict", "record"):
             value = getattr(self, name)
             allowed = (True, False, None) if name == "record" else (True, False)
             if value not in allowed:
                 raise InputError(f"{name}={value!r} is none of {', '.join(map(str, allowed))}")
+        for name in ("memory", "max_shapes"):
+            value = getattr(self, name)
+            if value is not None and self.record:
+                raise InputError(f"{name}= is for nets that compile whole; leave out record=True")
+            if value is not None and self.mode == "inference":
+                raise InputError(f"{name}= is about training; leave it out with mode='inference'")
 
     @property
     def plans_memory(self) -> bool:
@@ -62,14 +74,35 @@ class Config:
         """
         return self.mode == "auto" and mode == "inference" and not self.plans_memory
 
+    def within(self, memory: int | None, max_shapes: Limits | None) -> Config:
+        """The same within these limits, and those that it has where these say nothing."""
+        limits = {**(self.max_shapes or {}), **(max_shapes or {})}
+        memory = self.memory if memory is None else memory
+        return replace(self, memory=memory, max_shapes=limits or None)
+
+    def without_labels(self) -> Config:
+        """For a net alone: the labels of its steps are no inputs of it."""
+        limits = self.max_shapes or {}
+        own = {name: shape for name, shape in limits.items() if not name.startswith(_LABEL)}
+        return replace(self, max_shapes=own or None)
+
     def with_labels(self, data: int, labels: int) -> Config:
-        """For the net and its loss as one Block, which takes so many labels behind the data."""
+        """For the net and its loss as one Block, which takes so many labels behind the data.
+
+        Raises:
+            InputError: there is a largest shape of what is no input.
+        """
         if self.max_shapes is None:
             return self
         names = input_names(data + labels)
-        renamed = dict(zip(input_names(data), names, strict=False))
-        limits = {renamed.get(name, name): shape for name, shape in self.max_shapes.items()}
-        return replace(self, max_shapes=limits, labels=names[data:])
+        called = (*input_names(data), *input_names(labels, _LABEL))
+        renamed = {**dict(zip(names, names, strict=True)), **dict(zip(called, names, strict=True))}
+        for name in self.max_shapes:
+            if name not in renamed:
+                raise InputError(f"max_shapes names {name!r}; the inputs are {', '.join(called)}")
+        limits = {renamed[name]: shape for name, shape in self.max_shapes.items()}
+        told = dict(zip(names, called, strict=True))
+        return replace(self, max_shapes=limits, labels=names[data:], called=told)
 
     def settings(self, mode: Mode) -> Settings:
         """Parameters are frozen for good only where the user said that he only infers."""
@@ -82,8 +115,39 @@ class Config:
         return mode if self.passes == "default" else self.passes
 
 
-def check_shapes(limits: Mapping[str, tuple[int, ...]], shapes: Mapping[str, Any]) -> None:
+def checked_shapes(max_shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Largest shapes as the user gave them, by the names of inputs.
+
+    Raises:
+        InputError: there are none, or one is no shape.
+    """
+    if not isinstance(max_shapes, Mapping) or not max_shapes:
+        raise InputError(
+            f"max_shapes: {max_shapes!r} names no input; write {{'data': (64, 500)}}, or leave it"
+            " out"
+        )
+    return {name: _shape(name, shape) for name, shape in max_shapes.items()}
+
+
+def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else ()
+    if not sizes or not all(map(_is_extent, sizes)):
+        raise InputError(f"max_shapes: {shape!r} is no shape for {name!r}; write {name}: (64, 500)")
+    return tuple(map(int, sizes))
+
+
+def _is_extent(size: Any) -> bool:
+    """Also of numpy's integers, which shapes are often computed with."""
+    return hasattr(size, "__index__") and not isinstance(size, bool) and size > 0
+
+
+def check_shapes(limits: Limits, shapes: Mapping[str, Any], called: Mapping[str, str]) -> None:
     """Refuse inputs larger than ``max_shapes`` says.
+
+    Args:
+        limits: the largest shapes.
+        shapes: of the inputs.
+        called: what the user calls inputs, where that is not their name.
 
     Raises:
         InputError: one is, or a name is unknown.
@@ -94,12 +158,13 @@ def check_shapes(limits: Mapping[str, tuple[int, ...]], shapes: Mapping[str, Any
         shape = tuple(shapes[name])
         if len(shape) != len(limit) or any(map(operator.gt, shape, limit)):
             raise InputError(
-                f"input {name!r} has shape {shape}, and max_shapes allows {limit}: nothing was run"
+                f"input {called.get(name, name)!r} has shape {shape}, and max_shapes allows"
+                f" {limit}: nothing was run"
             )
 
 
 def largest_arrays(
-    limits: Mapping[str, tuple[int, ...]],
+    limits: Limits,
     arrays: Mapping[str, Any],
     labels: Collection[str] = (),
 ) -> dict[str, Any]:
@@ -118,9 +183,7 @@ def largest_arrays(
     return found
 
 
-def _grown(
-    shape: tuple[int, ...], limits: Mapping[str, tuple[int, ...]], arrays: Mapping[str, Any]
-) -> tuple[int, ...]:
+def _grown(shape: tuple[int, ...], limits: Limits, arrays: Mapping[str, Any]) -> tuple[int, ...]:
     def largest(axis: int) -> int:
         for name, limit in limits.items():
             if arrays[name].shape[axis : axis + 1] == shape[axis : axis + 1]:

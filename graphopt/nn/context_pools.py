@@ -26,7 +26,7 @@ class ContextPools:
     def __init__(self, config: Config) -> None:
         """Nothing is taken yet."""
         self._limits = dict(config.max_shapes or {})
-        self._labels = config.labels
+        self._labels, self._called = config.labels, config.called
         self._pools: dict[Any, Pools] = {}
         self._reserved: dict[Any, set[Dtypes]] = {}
 
@@ -49,7 +49,8 @@ class ContextPools:
             InputError: an input is larger than ``max_shapes`` allows, or a name there is unknown.
             MissingDependencyError: the bridge, which holds the memory, cannot be built or loaded.
         """
-        check_shapes(self._limits, {name: array.shape for name, array in arrays.items()})
+        shapes = {name: array.shape for name, array in arrays.items()}
+        check_shapes(self._limits, shapes, self._called)
         if ctx not in self._pools:
             self._pools[ctx] = _pools()
         if not self._limits or _dtypes(arrays) in self._reserved.get(ctx, ()):
@@ -66,12 +67,13 @@ class ContextPools:
         others = {n: tuple(a.shape) for n, a in arrays.items() if n not in self._limits}
         if isinstance(error, BudgetError) or not others:
             return error
-        listed = ", ".join(f"{name!r} ({shape})" for name, shape in others.items())
+        told = {self._called.get(name, name): shape for name, shape in others.items()}
+        listed = ", ".join(f"{name!r} ({shape})" for name, shape in told.items())
         if others.keys() <= {*self._labels}:
             return InputError(
-                f"no step can be made of max_shapes: {error}; labels, which are called on from the"
-                f" data, have the extents of this call there but for those that they share with the"
-                f" data: if others of {listed} vary, give the largest"
+                f"no step can be made of max_shapes: {error}; labels have the extents of this call"
+                f" there but for those that they share with the data: if others of {listed} vary,"
+                f" give the largest to train_step(max_shapes=...)"
             )
         return InputError(
             f"no step can be made of max_shapes: {error}; inputs that it leaves out have the shape"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import numbers
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -18,7 +18,8 @@ from graphopt.compat import import_mxnet
 from graphopt.errors import GraphoptError, InputError
 from graphopt.frontend.gluon import why_not_traceable
 from graphopt.kernels import bridge
-from graphopt.nn.config import Config
+from graphopt.memory.sizes import parse_size
+from graphopt.nn.config import Config, checked_shapes
 from graphopt.nn.entry import Entry
 from graphopt.nn.optimized import Optimized
 from graphopt.nn.originals import original
@@ -36,7 +37,14 @@ _MOST_BY_ONE, _MOST_WEIGHTS = 1 << 17, 1 << 23
 _MOST_TYPES = 64
 
 
-def train_step(net: Any, loss: Any, trainer: Any) -> TrainStep:
+def train_step(
+    net: Any,
+    loss: Any,
+    trainer: Any,
+    *,
+    memory: str | int | None = None,
+    max_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> TrainStep:
     """A training step as one call.
 
     ``step(data, label)`` does what these lines do, and returns the losses::
@@ -57,6 +65,10 @@ def train_step(net: Any, loss: Any, trainer: Any) -> TrainStep:
         net: a Gluon Block, or what :func:`graphopt.optimize` made of one, with its options.
         loss: a Gluon Block of predictions and labels.
         trainer: a ``gluon.Trainer`` of the net's parameters, optimized or not.
+        memory: the budget of a step, as :func:`graphopt.optimize` takes it; the net's if left out.
+        max_shapes: the largest shapes of data and labels, which go before the net's: ``data`` and
+            ``label``, or ``data0``, ``data1`` and ``label0``, ``label1`` where there are several.
+            Labels that are left out are as large as the data in the extents that they share.
 
     Raises:
         InputError: something else was given.
@@ -67,17 +79,23 @@ def train_step(net: Any, loss: Any, trainer: Any) -> TrainStep:
             raise InputError(f"{what}: a {type(block).__name__} is no Gluon Block")
     if not isinstance(trainer, mx.gluon.Trainer):
         raise InputError(f"trainer: a {type(trainer).__name__} is no gluon.Trainer")
-    return TrainStep(net, loss, trainer)
+    limits = {
+        "memory": None if memory is None else parse_size(memory),
+        "max_shapes": None if max_shapes is None else checked_shapes(max_shapes),
+    }
+    return TrainStep(net, loss, trainer, limits)
 
 
 class TrainStep:
     """What :func:`train_step` returns."""
 
-    def __init__(self, net: Any, loss: Any, trainer: Any) -> None:
-        """See :func:`train_step`."""
+    def __init__(self, net: Any, loss: Any, trainer: Any, limits: dict[str, Any]) -> None:
+        """See :func:`train_step`; ``limits`` are its ``memory`` and ``max_shapes``, checked."""
         config = net._graphopt_config if isinstance(net, Optimized) else Config()
+        config = config.within(**limits)
         self._mx = import_mxnet()
         self._given = net, loss, trainer
+        self._limits = limits
         self._trainer: Any = (
             trainer
             if isinstance(trainer, OptimizedTrainer)
@@ -87,7 +105,7 @@ class TrainStep:
         of_loss = replace(config, max_shapes=None)
         self._parts = [
             block if isinstance(block, Optimized) else view(block, own)
-            for block, own in ((net, config), (loss, of_loss))
+            for block, own in ((net, config.without_labels()), (loss, of_loss))
         ]
         self._own = [part for part in self._parts if part is not net and part is not loss]
         self._blocks = [original(block) for block in self._parts]
@@ -179,7 +197,7 @@ class TrainStep:
 
     def __reduce__(self) -> Any:
         """Copy and pickle net, loss and trainer as one; they are compiled anew."""
-        return _step_of_copies, self._given
+        return _step_of_copies, (*self._given, self._limits)
 
     def _follow(self) -> None:
         """Forget what was made of Blocks that were reset, or whose children are others now."""
@@ -241,7 +259,7 @@ def _is_number(size: Any) -> bool:
     return isinstance(size, numbers.Real)
 
 
-def _step_of_copies(net: Any, loss: Any, trainer: Any) -> TrainStep:
+def _step_of_copies(net: Any, loss: Any, trainer: Any, limits: dict[str, Any]) -> TrainStep:
     """A step that learns as that of the originals.
 
     MXNet copies no array's mark for autograd, and an optimizer without its parameters, which have
@@ -252,7 +270,7 @@ def _step_of_copies(net: Any, loss: Any, trainer: Any) -> TrainStep:
         if p._grad is not None and p._data[0].grad is None:
             import_mxnet().autograd.mark_variables(p._data, p._grad, p.grad_req)
     trainer._optimizer.param_dict = dict(enumerate(trainer._params))
-    return train_step(net, loss, trainer)
+    return TrainStep(net, loss, trainer, limits)
 
 
 def _arrays(what: str, given: Any) -> list[Any]:

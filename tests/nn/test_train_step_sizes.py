@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import graphopt
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
+from graphopt.errors import BudgetError, InputError
 from tests.nn.train_step_support import assert_same, by_hand, layers, learned, noise, start
 
 mx = import_mxnet()
@@ -37,14 +38,17 @@ class Apart(mx.gluon.HybridBlock):
         return F.mean(F.square(scores), axis=(1, 2)) + F.sum(label, axis=1)
 
 
-def compared(net: Any, loss_of: Any, batches: Any, **options: Any) -> Any:
-    """Train by hand and by steps on batches of data and labels; the step."""
+def compared(
+    net: Any, loss_of: Any, batches: Any, limits: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """Train by hand and by steps, within limits, on batches of data and labels; the step."""
     results = []
     for is_fast in (False, True):
         start(net)
         trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
         if is_fast:
-            step = graphopt.train_step(graphopt.optimize(net, **options), loss_of, trainer)
+            fast = graphopt.optimize(net, **options) if options else net
+            step = graphopt.train_step(fast, loss_of, trainer, **limits or {})
             found = [step(*batch) for batch in batches]
         else:
             found = [by_hand(net, loss_of, trainer, *batch) for batch in batches]
@@ -64,7 +68,7 @@ def test_the_net_s_input_is_called_as_in_its_own_calls(options: dict[str, Any]) 
     loss_of = mx.gluon.loss.L2Loss()
     step = compared(layers(), loss_of, batches, max_shapes={"data": (8, 6)}, **options)
     assert len(pools(step)) == 1
-    with pytest.raises(InputError, match=r"'data0' has shape \(9, 6\).*nothing was run"):
+    with pytest.raises(InputError, match=r"'data' has shape \(9, 6\).*nothing was run"):
         step(noise(9, 6), noise(9, 3))
 
 
@@ -106,9 +110,87 @@ def test_labels_that_grow_otherwise_are_asked_for_by_name() -> None:
     batches = [
         ([noise(n, 2 * t, 6, seed=n)], [noise(n, t, seed=t)]) for n, t in ((4, 2), (8, 5), (2, 3))
     ]
-    with pytest.raises(InputError, match=r"others of 'data1' \(\(8, 2\)\) vary, give the largest"):
+    with pytest.raises(InputError, match=r"others of 'label' \(\(8, 2\)\) vary, give the largest"):
         compared(Tagger(), Halved(), batches, max_shapes={"data": (8, 10, 6)})
     compared(Tagger(), Halved(), batches, max_shapes={"data": (8, 10, 6), "data1": (8, 5)})
+
+
+HALVES = [
+    ([noise(n, 2 * t, 6, seed=n)], [noise(n, t, seed=t)]) for n, t in ((4, 2), (8, 5), (2, 3))
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, {"max_shapes": {"data": (8, 10, 6), "label": (8, 5)}}),
+        ({"max_shapes": {"data": (8, 10, 6)}}, {"max_shapes": {"label": (8, 5)}}),
+        (
+            {"memory": "1MB", "max_shapes": {"data": (8, 10, 6), "data1": (8, 9)}},
+            {"memory": "50MB", "max_shapes": {"label": (8, 5)}},
+        ),
+    ],
+)
+def test_a_step_has_limits_of_its_own(options: dict[str, Any], limits: dict[str, Any]) -> None:
+    step = compared(Tagger(), Halved(), HALVES, limits, **options)
+    assert len(pools(step)) == 1
+    for again in (step, copy.deepcopy(step)):
+        with pytest.raises(InputError, match=r"'label' has shape \(8, 6\).*allows \(8, 5\)"):
+            again(noise(8, 10, 6), noise(8, 6))
+
+
+def test_several_labels_are_numbered() -> None:
+    batches = [
+        ([noise(n, t, 6, seed=n)], [noise(n, t, seed=t).round() % 3, noise(n, 1, 1, seed=n)])
+        for n, t in ((4, 5), (8, 10), (2, 7))
+    ]
+    largest = {"data": (8, 10, 6), "label0": (8, 10), "label1": (8, 1, 1)}
+    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    step = compared(Tagger(), loss_of, batches, {"max_shapes": largest})
+    with pytest.raises(InputError, match=r"'label1' has shape \(9, 1, 1\)"):
+        step(noise(8, 10, 6), [noise(8, 10), noise(9, 1, 1)])
+
+
+def test_a_budget_is_of_the_step() -> None:
+    batches = [([noise(n, 6, seed=n)], [noise(n, 3, seed=n + 9)]) for n in (4, 8)]
+    loss_of = mx.gluon.loss.L2Loss()
+    assert len(pools(compared(layers(), loss_of, batches, {"memory": "50MB"}))) == 1
+    with pytest.raises(BudgetError):
+        compared(layers(), loss_of, batches, {"memory": 1000})
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_shapes": {"labels": (8, 3)}}, "names 'labels'; the inputs are data, label"),
+        ({"max_shapes": {"label": (0, 3)}}, "no shape for 'label'"),
+        ({"max_shapes": {}}, "names no input"),
+        ({"memory": "much"}, "is no size"),
+    ],
+)
+def test_limits_that_cannot_be(limits: dict[str, Any], message: str) -> None:
+    batch = [noise(4, 6)], [noise(4, 3)]
+    with pytest.raises(InputError, match=message):
+        compared(layers(), mx.gluon.loss.L2Loss(), [batch], limits)
+
+
+def test_a_net_that_only_infers_has_no_step_within_limits() -> None:
+    net = layers()
+    start(net)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+    for options in ({"mode": "inference"}, {"record": True}):
+        fast = graphopt.optimize(net, **options)
+        with pytest.raises(InputError, match="leave"):
+            graphopt.train_step(fast, mx.gluon.loss.L2Loss(), trainer, memory="1GB")
+
+
+def test_limits_of_labels_do_not_hinder_nets_with_hooks() -> None:
+    net, seen = layers(), []
+    net.register_forward_hook(lambda *_: seen.append(True))
+    batches = [([noise(n, 6, seed=n)], [noise(n, 3, seed=n + 9)]) for n in (4, 8, 2)]
+    limits = {"max_shapes": {"data": (8, 6), "label": (8, 3)}}
+    compared(net, mx.gluon.loss.L2Loss(), batches, limits)
+    assert len(seen) == 2 * len(batches)
 
 
 def test_where_there_are_hooks_the_loss_has_no_largest_shapes() -> None:
