@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from graphopt.backend.symbol import first_line, to_symbol
 from graphopt.compat import import_mxnet
-from graphopt.errors import InputError
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, DATA, Node, NodeId
@@ -90,7 +89,11 @@ class ShapeInference:
 
 
 def with_types(graph: Graph) -> Graph:
-    """A copy in which every node carries the inferred types (and so its number of outputs)."""
+    """A copy in which every node carries the inferred types (and so its number of outputs).
+
+    Raises:
+        RefusedError: they contradict each other, or a reshape changes the number of elements.
+    """
     types = infer_types(graph)
     typed = graph.copy()
     for node in graph:
@@ -103,13 +106,19 @@ def with_types(graph: Graph) -> Graph:
 
 
 def _check_reshape(graph: Graph, node: Node, found: tuple[TensorType, ...], types: Types) -> None:
-    """Raise where a reshape changes the number of elements: MXNet would corrupt its memory."""
+    """Raise where a reshape changes the number of elements: MXNet would corrupt its memory.
+
+    Raises:
+        RefusedError: one does.
+    """
     if not node.inputs or node.graphs or not info(node.op, node.attrs).view:
         return
     source = node.inputs[0]
     before = types.get(source.node, graph[source.node].types)[source.index]
     if before.size is not None and found[0].size is not None and before.size != found[0].size:
-        raise InputError(
+        from graphopt.backend.refused import RefusedError  # takes MXNet
+
+        raise RefusedError(
             f"node {node.name!r} ({node.op} {node.attrs.text}) cannot reshape {before},"
             f" {before.size} elements, to {found[0]}, {found[0].size} elements"
         )

@@ -1,13 +1,19 @@
 """Types of all values, by MXNet's own inference."""
 
+import ast
+
 import pytest
 
+import graphopt
 from graphopt.backend.infer import infer_types, with_types
+from graphopt.compat import import_mxnet
 from graphopt.errors import InputError
 from graphopt.ir.constant import add_constant
 from graphopt.ir.graph import Graph
 from graphopt.ir.parser import parse
 from graphopt.ir.types import TensorType
+
+mx = import_mxnet()
 
 
 def types(text):
@@ -174,3 +180,14 @@ def test_contradictions_name_the_node(mx, line, message):
         infer_types(graph)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", ["(4, 5)", "(-1, 4)"])
+def test_a_reshape_that_does_not_fit_is_refused_as_by_mxnet(shape: str) -> None:
+    """An array's own ``reshape`` raises this; the operator reads what lies behind the array."""
+    with pytest.raises(mx.MXNetError):
+        mx.nd.ones((2, 3)).reshape((4, 5))
+    net = mx.sym.reshape(mx.sym.var("data"), shape=ast.literal_eval(shape)) + 1
+    with pytest.raises(mx.MXNetError, match="cannot reshape") as found:
+        graphopt.optimize(net)(mx.nd.ones((2, 3)))
+    assert isinstance(found.value, InputError)
