@@ -265,6 +265,9 @@ def clear() -> Info:
             with contextlib.suppress(OSError):  # not empty, or not there
                 (place / name).rmdir()
         _clear_loops(place / "packing")
+    if folder() != wanted():
+        with contextlib.suppress(OSError):  # of the disk
+            _link(wanted(), folder())  # to libraries that nobody could remove
     return before
 
 

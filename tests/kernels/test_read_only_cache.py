@@ -90,6 +90,16 @@ def test_libraries_are_found(read_only: Path) -> None:
         assert path.read_bytes() == b"library"
 
 
+def test_libraries_that_stay_are_found_behind_a_clearing(read_only: Path) -> None:
+    mxnet = build.installed()
+    assert mxnet is not None
+    for _ in range(2):
+        cache.clear()
+        for path in (build._kept(mxnet), speedups._kept()):
+            assert path.resolve().parent == read_only / "bridge"
+            assert path.read_bytes() == b"library"
+
+
 def test_what_is_damaged_is_made_again(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = (read_only / "graphs").iterdir()
     whole = path.read_bytes()
