@@ -16,6 +16,7 @@ import numpy as np
 from graphopt.analysis.effects import is_pure
 from graphopt.backend.costs import measure_costs
 from graphopt.backend.documents import document_of, symbol_of
+from graphopt.backend.equal_heads import tell_apart
 from graphopt.backend.order import Names, in_order, other_orders
 from graphopt.backend.step import MATCHES, bind, watch_gradient
 from graphopt.cached import cached_property
@@ -254,7 +255,8 @@ def with_distinct_outputs(symbol: Any) -> Any:
     """A symbol none of whose outputs is another's value.
 
     MXNet's executor takes the gradient of one of several outputs that are the same value, and
-    forgets those of the others. Behind an identity they are values of their own.
+    forgets those of the others. Behind an identity they are values of their own. Equal nodes are
+    marked as well, which it would take for one (:func:`tell_apart`).
     """
     document = document_of(symbol)
     nodes, heads = document["nodes"], document["heads"]
@@ -265,7 +267,7 @@ def with_distinct_outputs(symbol: Any) -> Any:
             nodes.append({"op": "_copy", "name": name, "inputs": [[source, out, 0]]})
             heads[at] = [len(nodes) - 1, 0, 0]
         seen.add((source, out))
-    if len(seen) == len(heads):
+    if not tell_apart(nodes, heads) and len(seen) == len(heads):
         return symbol
     document.pop("node_row_ptr", None)
     return symbol_of(document)

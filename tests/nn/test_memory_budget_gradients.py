@@ -283,3 +283,36 @@ def test_training_mode_without_gradients_uses_statistics_of_the_batch() -> None:
     with autograd.train_mode():
         want, got = net(image()).asnumpy(), fast(image()).asnumpy()
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+class Twice(mx.gluon.HybridBlock):
+    """Equal results of equal operators, which MXNet's executors compute once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.rows = mx.gluon.nn.Embedding(5, 3)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        rows = [self.rows(F.tanh(x) * 0 + x) for _ in range(3)]
+        return (*rows, F.relu(self.rows(x)), F.relu(self.rows(x)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"precise": True}, {"passes": "none"}, {}], ids=["precise", "none", "default"]
+)
+def test_equal_results_have_gradients_each(options: dict[str, Any]) -> None:
+    net = Twice()
+    net.initialize(mx.init.Xavier())
+    fast = graphopt.optimize(net, memory="1GB", **options)
+    x = mx.nd.array([1, 2, 4])
+    found = []
+    for which in (net, fast):
+        with autograd.record():
+            results = which(x)
+            loss = sum((k * result**2).sum() for k, result in enumerate(results, 1))
+        loss.backward()
+        gradient = net.rows.weight.grad().asnumpy().copy()
+        found.append([gradient, *(result.asnumpy() for result in results)])
+    for got, want in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
