@@ -50,7 +50,7 @@ def _neutral(edit: Edit, node: Node) -> Replacement:
         return None
     if not is_float(source) and op not in ("_plus_scalar", "_minus_scalar", "_mul_scalar"):
         return None
-    if edit.precise and op == "_plus_scalar" and is_float(source):
+    if edit.precise and _adds_zero(node) and is_float(source):
         raise Mismatch("x + 0 turns -0 into 0")
     if _shows_sign_of_zero(edit, node):
         return None
@@ -64,7 +64,7 @@ def _shows_sign_of_zero(edit: Edit, node: Node) -> bool:
 
     What is divided by it, or a root or power of it that has no end, is infinite with its sign.
     """
-    if canonical(node.op) != "_plus_scalar" or scalar(node) != 0:
+    if not _adds_zero(node):
         return False
     users = [edit.graph[use.node] for use in edit.graph.users(node.out())]
     return any(
@@ -72,6 +72,13 @@ def _shows_sign_of_zero(edit: Edit, node: Node) -> bool:
         for user in users
         if canonical(user.op) in _TELLS_ZEROS
     )
+
+
+def _adds_zero(node: Node) -> bool:
+    """Whether it is an ``x + 0``, or an ``x - (-0.0)``, which is the same; ``x - 0`` is not."""
+    op, value = canonical(node.op), scalar(node)
+    sign = {"_plus_scalar": 1, "_minus_scalar": -1}.get(op)
+    return value == 0 and sign is not None and math.copysign(1, value) == sign
 
 
 class _Sum(NamedTuple):

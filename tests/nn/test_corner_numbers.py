@@ -38,6 +38,8 @@ CASES = {
         "float64",
     ),
     "reciprocal of x + 0": (lambda F, x: 1 / (x + 0.0), [-0.0, 0.0, 2.0], "float32"),
+    "reciprocal of x - -0": (lambda F, x: 1 / (x - (-0.0)), [-0.0, 0.0, 2.0], "float32"),
+    "reciprocal of x + -0": (lambda F, x: 1 / (x + (-0.0)), [-0.0, 0.0, 2.0], "float32"),
     "quotient by x + 0": (divided, [-0.0, 0.0, 2.0], "float32"),
     "reciprocal of (x - 0) + 0": (
         lambda F, x: F.reciprocal((x - 0.0) + 0.0),
