@@ -40,6 +40,7 @@ def made(cls: type) -> Any:
     return net
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
 @pytest.mark.parametrize("hybridized", [True, False])
 @pytest.mark.parametrize("cls", [Named, Single])
 def test_it_is_called(cls: type, hybridized: bool, tmp_path: Path) -> None:
