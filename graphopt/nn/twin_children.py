@@ -16,6 +16,11 @@ class Children(OrderedDict[str, Any]):
         are_same: whether nothing was done to them.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Without pairs, as of an OrderedDict: code makes others by ``type(self._children)``."""
+        is_twins = len(args) > 1 and isinstance(args[1], Pairs)
+        return super().__new__(cls) if is_twins else OrderedDict(*args, **kwargs)
+
     def __init__(self, own: OrderedDict[str, Any], pairs: Pairs) -> None:
         """``pairs`` has what stands for each of ``own``."""
         super().__init__()
@@ -72,6 +77,9 @@ class Children(OrderedDict[str, Any]):
 
     def __or__(self, other: Any) -> Any:
         return self.copy() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return OrderedDict(other) | self.copy()
 
     def __reduce__(self) -> Any:
         return OrderedDict, ([*self.items()],)

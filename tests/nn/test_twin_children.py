@@ -91,6 +91,13 @@ class Stack(nn.Sequential):
             each.clear()
         return [type(each).__name__ for each in copies]
 
+    def make_others(self) -> Any:
+        children = self._children
+        made = type(children)(children)
+        made["more"] = self[0]
+        joined = {"first": 1} | children, {**children} | children, children.fromkeys("ab")
+        return [[*each] for each in (made, *joined, type(children)())]
+
     def cut(self, x: Any) -> Any:
         """Children that are one graph may be others by then."""
         del self._children["1"]
