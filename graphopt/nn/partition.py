@@ -36,7 +36,10 @@ def partition(block: Any, optimize: Optimize, notes: list[str], attempt: Try | N
     Returns:
         A Block of a subclass of its class, sharing all parameters and attributes.
     """
-    return _Partition(optimize, notes, attempt).clone(block)
+    made = _Partition(optimize, notes, attempt)
+    twin = made.clone(block)
+    made.swap_attributes()
+    return twin
 
 
 def message_passing() -> Any:
@@ -64,6 +67,7 @@ class _Partition:
     def __init__(self, optimize: Optimize, notes: list[str], attempt: Try | None) -> None:
         self.optimize, self.notes, self.attempt = optimize, notes, attempt
         self.pairs = Pairs()
+        self.twins: list[tuple[Any, Any]] = []  # after the user's Blocks
 
     def clone(self, block: Any, *, is_child: bool = False) -> Any:
         names: dict[str, Any] = {}
@@ -84,14 +88,21 @@ class _Partition:
                 pairs.add(child, self._child(name, child))
                 if parts:
                     self.notes[note] += f" ({parts[name]})"
-        for key, value in vars(block).items():
-            if key == "_children":
-                pairs.add(value, Children(value, pairs))
-            swap_attribute(cls, key, value, pairs)
+        pairs.add(block._children, Children(block._children, pairs))
+        self.twins.append((block, twin))
         if runs:
             parts_of_it = _parts_in_turn(block, runs, pairs, self.optimize, self.notes)
             set_own(cls, "_graphopt_parts", parts_of_it)
         return twin
+
+    def swap_attributes(self) -> None:
+        """Have twins look up what holds Blocks elsewhere, once all Blocks are known.
+
+        Several may have one list, which has to be one for their twins as well.
+        """
+        for block, twin in self.twins:
+            for key, value in list(vars(block).items()):
+                swap_attribute(type(twin), key, value, self.pairs)
 
     def _child(self, name: str, child: Any) -> Any:
         label = f"child {name!r}: {describe(child)}"

@@ -381,3 +381,33 @@ def test_an_argument_of_a_method_is_known_to_it() -> None:
     called(mx.nd.ones((1, 2)))
     called.put_away(first)
     assert net.layers == [second]
+
+
+class Sharing(gluon.Block):
+    """Its first child is registered before the Block in the list that both have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dense = Stack(), nn.Dense(2, in_units=2)
+        self.layers = self.first.layers
+
+    def write(self) -> Any:
+        self.layers.append(1)
+        self.first.layers.append(2)
+        return self.layers is self.first.layers
+
+    def forward(self, x):
+        return self.layers[0](x)
+
+
+@pytest.mark.filterwarnings("ignore:.*unregistered container")
+def test_a_list_that_a_child_has_as_well() -> None:
+    x, found = mx.nd.ones((1, 2)), []
+    for is_optimized in (False, True):
+        net = Sharing()
+        net.initialize(mx.init.One())
+        net.layers.append(net.dense)
+        called = graphopt.optimize(net, record=False) if is_optimized else net
+        seen = [*values(called(x)), called.write(), called.write(), net.layers[1:]]
+        found.append([*seen, net.layers is net.first.layers, *values(called(x))])
+    assert found[1] == found[0]
