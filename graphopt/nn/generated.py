@@ -33,6 +33,11 @@ def set_own(cls: type, name: str, value: Any) -> None:
     type.__setattr__(cls, name, value)
 
 
+def delete_own(cls: type, name: str) -> None:
+    """Take one from a generated class itself."""
+    type.__delattr__(cls, name)
+
+
 class Generated(type):
     """The class of generated classes."""
 

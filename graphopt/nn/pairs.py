@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import copy
-from itertools import chain
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Protocol
 from weakref import WeakValueDictionary, finalize
 
-from graphopt.nn.held_blocks import Held, Swap, differ, fill, is_container, items_of
+from graphopt.nn.held_blocks import Held, is_container, settle
 from graphopt.nn.users import SCALARS
+from graphopt.nn.walks import Walk
 
-#: Blocks are looked for so deep in lists within lists, and among so many items.
-_DEEPEST: Final = 32
-_MOST: Final = 4096
+
+class Waiting(Protocol):
+    """What may be filled until the code of twins ends."""
+
+    own: Any
+
+    def settle(self, cls: type) -> None:
+        """The code of a twin of that class ended."""
 
 
 class Pairs:
@@ -31,6 +36,7 @@ class Pairs:
         self._held: WeakValueDictionary[int, Held] = WeakValueDictionary()
         self._looked: set[Held] = set()
         self._given: dict[int, Any] = {}
+        self._waiting: dict[Waiting, type] = {}
 
     def add(self, own: Any, twin: Any) -> None:
         """One stands for the other, which may be itself."""
@@ -49,12 +55,24 @@ class Pairs:
 
     def twin(self, own: Any) -> Any:
         """What stands for a Block of the user's, a method of it, or what holds some."""
-        return _Walk(self._known_twin, self._copied).swapped(own)
+        walk = Walk(self._known_twin, copy)
+        found = walk.swapped(own)
+        self._pair(walk.made)
+        return found
 
-    def given(self, own: Any) -> Any:
-        """What code of a twin is given as it reads something: :meth:`twin`, the same as it is."""
+    def read(self, own: Any) -> Any:
+        """What code of a twin reads in a slot: :meth:`twin`, the same as it is."""
         found = self.twin(own)
         self.look(self.held_in([own]))
+        if is_container(own) and not own:
+            self._given[id(own)] = own
+        return found
+
+    def given(self, own: Any) -> Any:
+        """What code of a twin is given as an argument, which it may write into."""
+        found = self.read(own)
+        if found is own and (is_container(own) or isinstance(own, tuple)):
+            self._given[id(own)] = own
         return found
 
     def own(self, twin: Any) -> Any:
@@ -66,35 +84,66 @@ class Pairs:
             return twin
         if is_container(twin) and id(twin) not in self._own:
             self._given[id(twin)] = twin
-        return _Walk(self._known_own, _filled).swapped(twin)
+        return Walk(self._known_own, _itself).swapped(twin)
+
+    def kept(self, twin: Any) -> Any:
+        """What the user's Blocks and lists keep; code of twins goes on with what it has.
+
+        Lists and the like that hold what stands for something else are copied, unless they are
+        the user's.
+        """
+        if type(twin) in SCALARS:
+            return twin
+        walk = Walk(self._known_own, lambda made: made if id(made) in self._given else copy(made))
+        found = walk.swapped(twin)
+        self._pair((own, made) for made, own in walk.made if own is not made)
+        if is_container(twin) and found is twin:
+            self._given[id(twin)] = twin
+        return found
 
     def held_in(self, values: Iterable[Any]) -> list[Held]:
         """Lists and the like of the user's that twins have copies of, also within tuples."""
-        found = []
-        for value in values:
+        found, seen, left = [], set(), list(values)
+        while left:
+            value = left.pop()
             held = self._held.get(id(value))
             if held is not None:
                 found.append(held)
-            elif isinstance(value, tuple):
-                found += self.held_in(value)
+            elif isinstance(value, tuple) and id(value) not in seen:
+                seen.add(id(value))
+                left += value
         return found
 
     def look(self, found: Iterable[Held]) -> None:
         """Code of a twin is given some, to read and to write into."""
-        for held in found:
-            held.settle()
-            self._looked.add(held)
+        settle(found)
+        self._looked.update(found)
+
+    def wait(self, empty: Waiting, cls: type) -> None:
+        """Code of a twin of that class reads what is empty, and may fill it."""
+        self._waiting[empty] = cls
+
+    def awaits(self, own: Any) -> bool:
+        """Whether code of some twin may be filling one of the user's, that has another as well."""
+        return any(empty.own is own for empty in list(self._waiting))
 
     def settle(self) -> None:
         """Have the user's hold what code of twins wrote into lists and the like.
 
         It may have gone on with those that it gave the user.
         """
-        for held in list(self._looked):  # other threads may add some
-            self._looked.discard(held)
-            held.settle()
+        looked = list(self._looked)  # other threads may add some
+        self._looked.difference_update(looked)
+        settle(looked)
         for key in list(self._given):
-            _Walk(self._known_own, _filled).swapped(self._given.pop(key, None))
+            self._settle_given(self._given.pop(key, None))
+        for empty in list(self._waiting):
+            cls = self._waiting.pop(empty, None)
+            if cls is not None:
+                empty.settle(cls)
+
+    def _settle_given(self, value: Any) -> None:
+        Walk(self._known_own, _itself).swapped(value)
 
     def _known_twin(self, own: Any) -> Any:
         if isinstance(own, MethodType):
@@ -108,71 +157,22 @@ class Pairs:
             return twin if owner is None else MethodType(twin.__func__, owner)
         return self._own.get(id(twin), twin)
 
-    def _copied(self, own: Any, items: list[tuple[Any, Any]]) -> Any:
-        if not is_container(own):
-            return _made_of(own, items)
-        made = copy(own)
-        fill(made, items)
-        self.add(own, made)
-        held = Held(own, made, self.twin, self.own, self.held_in)
-        self._held[id(own)] = held
-        self._looked.add(held)
-        finalize(held, self._forget, id(own), id(made)).atexit = False
-        return made
+    def _pair(self, made: Iterable[tuple[Any, Any]]) -> None:
+        """Lists and the like of the user's, which may hold each other, and twins' copies."""
+        found = []
+        for own, twin in made:
+            self.add(own, twin)
+            held = Held(own, twin, self.twin, self.kept, self.held_in)
+            self._held[id(own)] = held
+            finalize(held, self._forget, id(own), id(twin)).atexit = False
+            found.append(held)
+        for held in found:
+            held.note()
+        self._looked.update(found)
 
     def _forget(self, own: int, made: int) -> None:
         del self._twins[own], self._own[made]
 
 
-class _Walk:
-    """Through what a list or the like holds, which may hold itself, once."""
-
-    def __init__(self, known: Swap, made: Callable[[Any, list[tuple[Any, Any]]], Any]) -> None:
-        """What is swapped.
-
-        Args:
-            known: swaps what is known, and returns all else.
-            made: what stands for a list or the like whose items are others.
-        """
-        self._known, self._made = known, made
-        self._left = _MOST
-        self._seen: dict[int, Any] = {}  # what stands for it, or itself as long as that is made
-
-    def swapped(self, value: Any, depth: int = 0) -> Any:
-        found = self._known(value)
-        if found is not value or not (is_container(value) or _is_fixed(value)):
-            return found
-        if id(value) in self._seen:
-            return self._seen[id(value)]
-        self._left -= len(value)
-        if self._left < 0 or depth == _DEEPEST:
-            return value
-        parts = chain(value, value.values()) if isinstance(value, dict) else value
-        if SCALARS.issuperset(map(type, parts)):
-            return value
-        self._seen[id(value)] = value
-        before = items_of(value)
-        now = [(self.swapped(k, depth + 1), self.swapped(v, depth + 1)) for k, v in before]
-        if differ(before, now):
-            self._seen[id(value)] = self._made(value, now)
-        return self._seen[id(value)]
-
-
-def _filled(container: Any, items: list[tuple[Any, Any]]) -> Any:
-    if not is_container(container):
-        return _made_of(container, items)
-    fill(container, items)
+def _itself(container: Any) -> Any:
     return container
-
-
-def _is_fixed(value: Any) -> bool:
-    """Whether it has items and cannot be written into; named tuples are such."""
-    is_named = (
-        isinstance(value, tuple) and hasattr(value, "_make") and not hasattr(value, "__dict__")
-    )
-    return is_named or type(value) in (tuple, frozenset)
-
-
-def _made_of(fixed: Any, items: list[tuple[Any, Any]]) -> Any:
-    kind = type(fixed)
-    return getattr(kind, "_make", kind)(value for _, value in items)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Final
 
 from graphopt.compat import import_mxnet
+from graphopt.nn.empty import Empty
 from graphopt.nn.generated import Generated, generated_class, set_own
 from graphopt.nn.held_blocks import is_container
 from graphopt.nn.pairs import Pairs
@@ -21,6 +22,8 @@ from graphopt.nn.twin_children import Children
 
 #: What no attribute is.
 _NOTHING: Final = object()
+#: What Gluon reads at each call, and no code of users fills with Blocks.
+_GLUONS: Final = {"_reg_params", "_forward_hooks", "_forward_pre_hooks"}
 
 
 def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
@@ -39,7 +42,7 @@ def twin_of(block: Any, pairs: Pairs, names: dict[str, Any]) -> Any:
         "_graphopt_pairs": pairs,
     }
     for name, member in members_of(base).items():
-        body[name] = Slot(member, lambda _twin: block, pairs.given)
+        body[name] = Slot(member, lambda _twin: block, pairs.read)
     if hasattr(base, "__del__"):
         body["__del__"] = _stay  # the user's object has one
     body |= {name: _Swapped(name, _NOTHING, None) for name in _cached_properties(base)}
@@ -55,6 +58,15 @@ def swap_attribute(cls: Any, name: str, own: Any, pairs: Pairs) -> None:
         set_own(cls, name, _SwappedIn(name, own, swapped, pairs))
     elif swapped is not own:
         set_own(cls, name, _Swapped(name, own, swapped))
+    elif is_container(own) and not own and name not in _GLUONS:
+        again = partial(swap_attribute, cls, name, own, pairs)
+        set_own(cls, name, Empty(name, own, pairs, again))
+
+
+def _swap_kept(cls: Any, name: str, own: Any, pairs: Pairs) -> None:
+    """:func:`swap_attribute` for what :meth:`Pairs.kept` has found what holds Blocks in."""
+    if not is_container(own) or not own or pairs.knows(own):
+        swap_attribute(cls, name, own, pairs)
 
 
 def pairs_of(twin: Any) -> Pairs:
@@ -95,9 +107,9 @@ class _Swapped:
 
     def __set__(self, block: Any, value: Any) -> None:
         """By ``object.__setattr__``, as twins set all else on the user's Block."""
-        own = vars(block)[self.name] = pairs_of(block).own(value)
-        if not is_container(own):  # lists stay the same
-            swap_attribute(type(block), self.name, own, pairs_of(block))
+        pairs = pairs_of(block)
+        own = vars(block)[self.name] = pairs.kept(value)
+        _swap_kept(type(block), self.name, own, pairs)
 
     def __delete__(self, block: Any) -> None:
         try:
@@ -113,9 +125,9 @@ class _Swapped:
         if self.name not in vars(block):
             return found
         pairs = pairs_of(block)
-        own = vars(block)[self.name] = pairs.own(found)
-        swap_attribute(type(block), self.name, own, pairs)
-        return pairs.given(own)
+        own = vars(block)[self.name] = pairs.kept(found)
+        _swap_kept(type(block), self.name, own, pairs)
+        return found
 
     def _missing(self, block: Any) -> AttributeError:
         return AttributeError(f"{type(block).__name__!r} object has no attribute {self.name!r}")
@@ -178,10 +190,10 @@ def _set_on(own: Any, pairs: Pairs) -> Callable[[Any, str, Any], None]:
     block = import_mxnet().gluon.Block
 
     def set_on_own(twin: Any, name: str, value: Any) -> None:
-        value = pairs.own(value)
+        value = pairs.kept(value)
         setattr(own, name, value)
-        if not is_container(value) and vars(own).get(name) is value:  # lists stay the same
-            swap_attribute(type(twin), name, value, pairs)
+        if vars(own).get(name) is value:
+            _swap_kept(type(twin), name, value, pairs)
         if isinstance(value, block) and isinstance(twin._children, Children):
             twin._children.follow(name)
 
