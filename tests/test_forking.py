@@ -110,7 +110,7 @@ def test_properties_are_computed_once_and_without_a_lock() -> None:
 
 def test_every_property_of_ours_is_computed_without_a_lock() -> None:
     sources = (p for name in ("graphopt", "kernels", "passes") for p in files(REPOSITORY / name))
-    with_lock = "from functools import.*cached_property|functools[.]cached_property"
+    with_lock = "from functools import.*cached_property|@functools[.]cached_property"
     found = [p.name for p in sources if re.search(with_lock, p.read_text())]
     assert found == ["cached.py"]
 

@@ -6,9 +6,10 @@ the code of the Block itself is given the twin.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -78,7 +79,7 @@ def pairs_of(twin: Any) -> Pairs:
 def _cached_properties(cls: type) -> list[str]:
     """Their names: these write into ``__dict__`` themselves, past ``__setattr__``."""
     found = [vars(base).items() for base in cls.__mro__]
-    return [name for name, value in chain(*found) if isinstance(value, cached_property)]
+    return [name for name, value in chain(*found) if isinstance(value, functools.cached_property)]
 
 
 def keep_python(twin: Any) -> None:

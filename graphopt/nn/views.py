@@ -69,7 +69,7 @@ def view_class(
         "_graphopt_config": config,
         "_graphopt_base": plain or cls,
         "_graphopt_is_decorated": is_decorated,
-        "_graphopt_has_call": _has_own(cls, "__call__"),
+        "_graphopt_has_call": _has_call(cls),
     }
     body |= {name: Slot(member, original) for name, member in members_of(cls).items()}
     if hasattr(cls, "__del__"):
@@ -81,7 +81,7 @@ def view_class(
             body[name] = _on_children(name, method)
         elif hasattr(Optimized, name):
             body[name] = method
-    if is_hybrid and _has_own(cls, "export"):
+    if is_hybrid and not _is_gluons(cls.export.__module__):  # where use_np() wraps it, too
         body["export"] = cls.export  # its files have other names, or more in them
     if forward in (hybrid.forward, sequential.forward):
         body["forward"] = _forward(forward)
@@ -91,10 +91,14 @@ def view_class(
     return made
 
 
-def _has_own(cls: type, method: str) -> bool:
-    """Whether a method that Gluon's Blocks have is the user's."""
-    owner = next(base for base in cls.__mro__ if method in vars(base))
-    return owner.__module__.partition(".")[0] != "mxnet"
+def _has_call(cls: type) -> bool:
+    """Whether ``__call__`` is the user's."""
+    owner = next(base for base in cls.__mro__ if "__call__" in vars(base))
+    return not _is_gluons(owner.__module__)
+
+
+def _is_gluons(module: str) -> bool:
+    return module.partition(".")[0] == "mxnet"
 
 
 def _stay(view: Any) -> None:
