@@ -91,7 +91,7 @@ class DecoratedLocked(Locked):
 @pytest.mark.parametrize("cls", [Old, OldPlain])
 def test_super_by_name(cls: Any) -> None:
     net = ready(cls())
-    assert type(net).__mro__[2] is cls
+    assert any(base is cls for base in type(net).__mro__[1:])
     assert cls.__mro__[1].__module__.startswith("mxnet")
     want = net.dense(x())
     same(net(x()), want.tanh() if cls is Old else want * 2)
