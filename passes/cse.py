@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar, Final
 
-from graphopt.analysis.effects import held_nodes, written_values
+from graphopt.analysis.effects import held_nodes, is_loss, written_values
 from graphopt.ir.attrs import Attrs
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node, NodeId, Value
@@ -152,7 +152,7 @@ def _refusal(node: Node, written: frozenset[Value], cx: PassContext) -> str:
         return "they read a state that another operator writes in between"
     if not cx.training:
         return ""
-    if facts.loss:
+    if is_loss(node):
         return "a loss ignores the gradients that merging would add up"
     if is_precise_step and facts.gradient is not Gradient.NONE:
         return "merging would round gradients differently, and precise=True forbids that"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from graphopt.analysis.effects import held_nodes, written_values
+from graphopt.analysis.effects import held_nodes, is_loss, written_values
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import CONSTANT, Node, NodeId, Value
-from graphopt.ir.ops import canonical, info
+from graphopt.ir.ops import canonical
 from graphopt.ir.types import TensorType
 from graphopt.pipeline.base import Pass, PassContext
 from graphopt.rewrite.substitute import substitute, substitute_outputs
@@ -177,7 +177,7 @@ def _refusal(graph: Graph, node: Node, held: frozenset[NodeId], outputs: set[Nod
 def _is_of_a_loss(graph: Graph, node: Node) -> bool:
     """Whether a loss layer starts the gradient of the node's output."""
     users = ((graph[use.node], use.position) for use in graph.users(node.out()))
-    return any(position == 0 and info(user.op, user.attrs).loss for user, position in users)
+    return any(position == 0 and is_loss(user) for user, position in users)
 
 
 def _report(cx: PassContext, gone: list[Node], refused: dict[str, list[Node]]) -> None:

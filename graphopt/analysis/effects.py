@@ -32,6 +32,13 @@ def is_pure(node: Node, *, training: bool) -> bool:
     return info(node.op, node.attrs).is_pure(training=training)
 
 
+def is_loss(node: Node) -> bool:
+    """Whether it has a gradient of its own, whatever comes to it: a loss layer or its kernel."""
+    if node.is_input or node.op == CONSTANT:
+        return False
+    return info(node.op, node.attrs).loss or " loss_of " in str(node.attrs.get("spec", ""))
+
+
 def may_repeat(graph: Graph, *, training: bool) -> bool:
     """Whether one more call of the graph does no harm but for random numbers that it takes.
 

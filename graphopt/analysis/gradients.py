@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphopt.analysis.effects import is_pure
+from graphopt.analysis.effects import is_loss, is_pure
 from graphopt.ir.graph import Graph
 from graphopt.ir.node import Node, NodeId, Value
 from graphopt.ir.ops import Gradient, info, is_known
@@ -35,4 +35,4 @@ def _only_hands_on(node: Node) -> bool:
     """Whether a node's gradients are zero where those of its outputs are."""
     if node.is_input or not is_known(node.op) or not is_pure(node, training=True):
         return False
-    return not info(node.op, node.attrs).loss
+    return not is_loss(node)
