@@ -36,7 +36,7 @@ class Config:
     #: Inputs that ``max_shapes`` may leave out though they grow with those that it names.
     labels: tuple[str, ...] = ()
     #: What the user calls inputs that graphs call otherwise.
-    called: Mapping[str, str] = field(default_factory=dict)
+    called: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Check what is to be true or false, and what does not go together.

@@ -23,6 +23,7 @@ def generated_class(kind: type, mixin: type, cls: Any, body: dict[str, Any]) -> 
     # The same name: Gluon derives parameter names from it.
     told = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     told |= {"_graphopt_shown": cls, "__class__": property(lambda _: cls)}
+    told["_graphopt_replaced"] = {}
     metaclass: Any = type(cls)
     joined = kind if metaclass is type else type(metaclass.__name__, (kind, metaclass), {})
     return type.__new__(joined, cls.__name__, (mixin, cls), told | body)
@@ -41,8 +42,11 @@ def delete_own(cls: type, name: str) -> None:
 class Generated(type):
     """The class of generated classes."""
 
+    _graphopt_replaced: dict[str, Any]
+
     def __eq__(cls, other: object) -> bool:
-        return bool(_shown(cls) == _shown(other))
+        shown = _shown(cls)
+        return super().__eq__(_shown(other)) if shown is cls else bool(shown == _shown(other))
 
     def __hash__(cls) -> int:
         return hash(_shown(cls)) if _shown(cls) is not cls else super().__hash__()
@@ -64,11 +68,22 @@ class Generated(type):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         shown = _shown(cls)
-        super().__setattr__(name, value) if shown is cls else setattr(shown, name, value)
+        if shown is cls:
+            super().__setattr__(name, value)
+            return
+        if name in vars(shown):
+            cls._graphopt_replaced.setdefault(name, vars(shown)[name])
+        setattr(shown, name, value)
 
     def __delattr__(cls, name: str) -> None:
+        """What was set, and stood for what the class had: so tests patch what a class inherits."""
         shown = _shown(cls)
-        super().__delattr__(name) if shown is cls else delattr(shown, name)
+        if shown is cls:
+            super().__delattr__(name)
+        elif name in cls._graphopt_replaced:
+            setattr(shown, name, cls._graphopt_replaced.pop(name))
+        else:
+            delattr(shown, name)
 
 
 def _shown(cls: Any) -> Any:

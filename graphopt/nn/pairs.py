@@ -135,12 +135,12 @@ class Pairs:
         looked = list(self._looked)  # other threads may add some
         self._looked.difference_update(looked)
         settle(looked)
-        for key in list(self._given):
-            self._settle_given(self._given.pop(key, None))
         for empty in list(self._waiting):
             cls = self._waiting.pop(empty, None)
             if cls is not None:
                 empty.settle(cls)
+        for key in list(self._given):
+            self._settle_given(self._given.pop(key, None))
 
     def _settle_given(self, value: Any) -> None:
         Walk(self._known_own, _itself).swapped(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from types import FunctionType, GeneratorType
+from types import FunctionType
 from typing import Any
 
 from graphopt.compat import import_mxnet
@@ -16,7 +16,7 @@ from graphopt.nn.optimized import OWN, STATE, Optimized
 from graphopt.nn.originals import beside, original
 from graphopt.nn.slots import Slot, members_of
 from graphopt.nn.twins import pairs_of
-from graphopt.nn.yielding import handed_over
+from graphopt.nn.yielding import owned
 from graphopt.recording.active import ACTIVE
 
 
@@ -148,9 +148,7 @@ def _on_children(name: str, method: Any) -> Any:
         try:
             given = {key: pairs.given(value) for key, value in kwargs.items()}
             found = getattr(twin, name)(*map(pairs.given, args), **given)
-            if isinstance(found, GeneratorType):
-                return handed_over(found, pairs)
-            return self if found is twin else pairs.own(found)
+            return self if found is twin else owned(found, pairs)
         finally:
             pairs.settle()
 

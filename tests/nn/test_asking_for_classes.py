@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from typing import Any, Generic, TypeVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -205,3 +206,28 @@ def test_decorated_classes_are_those_of_their_instances() -> None:
     kind = type(net)
     assert kind == Decorated
     np.testing.assert_allclose(net(x).asnumpy(), [[2, -4]], atol=1e-6)
+
+
+def test_a_patched_method_comes_back() -> None:
+    class Doubled(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x * 2
+
+    fast = graphopt.optimize(Doubled())
+    own = vars(Doubled)["hybrid_forward"]
+    with mock.patch.object(type(fast), "hybrid_forward", lambda self, F, x: x * 10):
+        assert graphopt.optimize(Doubled())(mx.nd.ones(1)).asscalar() == 10
+    assert vars(Doubled)["hybrid_forward"] is own
+    assert graphopt.optimize(Doubled())(mx.nd.ones(1)).asscalar() == 2
+
+
+def test_subclasses_of_a_nets_class_are_others() -> None:
+    cls: Any = type(graphopt.optimize(nn.Dense(2)))
+
+    class Other(cls):
+        pass
+
+    assert [Other] == [Other]
+    assert Other.__eq__(Other) is True
+    assert Other not in [nn.Dense, cls]
+    assert cls == nn.Dense

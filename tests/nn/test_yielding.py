@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -114,3 +115,66 @@ def test_generators_yield_the_users_blocks(ask: Any, record: bool | None) -> Non
         expected = [[6, 6]] if len(net.child.layers) == 2 else [[3, 3]]
         np.testing.assert_allclose(called(x).asnumpy(), expected, atol=1e-6)
     assert answers[0] == answers[1]
+
+
+class Lazy(gluon.Block):
+    """Gives its layers away in what is read later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.a, self.b = (nn.Dense(2, in_units=2) for _ in range(2))
+        self.layers, self.named = [self.a, self.b], {"a": self.a, "b": self.b}
+
+    @contextmanager
+    def borrowed(self) -> Any:
+        self.layers.append(self.a)
+        yield self.b
+        self.layers.pop()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def itself(layer: Any) -> Any:
+    return layer
+
+
+LAZY: dict[str, Any] = {
+    "iter": lambda net: iter(net.layers),
+    "map": lambda net: map(itself, net.layers),
+    "zip": lambda net: zip(net.layers, net.named, strict=True),
+    "reversed": lambda net: reversed(net.layers),
+    "enumerate": lambda net: enumerate(net.layers),
+    "values": lambda net: net.named.values(),
+    "items": lambda net: net.named.items(),
+}
+
+
+def ready(cls: type, **methods: Any) -> tuple[Any, Any]:
+    """A net with more methods, and it optimized and called."""
+    net = type(cls.__name__, (cls,), methods)()
+    net.initialize(mx.init.One())
+    fast = graphopt.optimize(net, record=False)
+    fast(mx.nd.ones((1, 2)))
+    return net, fast
+
+
+@pytest.mark.parametrize("how", LAZY)
+def test_what_is_read_later_holds_the_users_blocks(how: str) -> None:
+    net, fast = ready(Lazy, given=LAZY[how])
+    got, want = list(fast.given()), list(net.given())
+    assert len(got) == len(want) == 2
+    for one, other in zip(got, want, strict=True):
+        pairs = zip(one, other, strict=True) if isinstance(other, tuple) else [(one, other)]
+        assert all(mine is theirs or mine == theirs for mine, theirs in pairs)
+
+
+def test_contexts_hand_out_the_users_blocks() -> None:
+    net, fast = ready(Lazy)
+    with fast.borrowed() as layer:
+        assert layer is net.b
+        assert net.layers == [net.a, net.b, net.a]
+    assert net.layers == [net.a, net.b]
