@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import operator
 from typing import Any, Generic, TypeVar
 from unittest import mock
 
@@ -227,7 +228,7 @@ def test_subclasses_of_a_nets_class_are_others() -> None:
     class Other(cls):
         pass
 
-    assert [Other] == [Other]
-    assert Other.__eq__(Other) is True
+    assert operator.eq(Other, Other)
+    assert not operator.ne(Other, Other)
     assert Other not in [nn.Dense, cls]
     assert cls == nn.Dense
