@@ -20,10 +20,17 @@ TEXT = "f32[a] (f32[a]) {{ %1 = mul %0 {}.5; %2 = tanh %1; return %2:f32[a] }}"
 TEXTS = [TEXT.format(number) for number in range(20)]
 
 
+#: What shells start in the background is deaf to interrupts, and so is all that it starts.
+HEARS = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+
+
 def interrupted(code: str, place: Path) -> subprocess.CompletedProcess[str]:
     """Run, interrupt once it says so, and wait until it and all that it started have ended."""
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", HEARS + code],
         cwd=REPOSITORY,
         env=os.environ | {"GRAPHOPT_CACHE_DIR": str(place), "GRAPHOPT_COMPILERS": "2"},
         stdout=subprocess.PIPE,
