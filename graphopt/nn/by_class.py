@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar
+from typing import Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 Answer = TypeVar("Answer")
+_NOTHING: Final = object()
 
 
 def kept_by_class(ask: Callable[[type], Answer]) -> Callable[[type], Answer]:
@@ -20,8 +21,10 @@ def kept_by_class(ask: Callable[[type], Answer]) -> Callable[[type], Answer]:
 
     @wraps(ask)
     def answer(cls: type) -> Answer:
-        if cls not in known:
-            known[cls] = ask(cls)
-        return known[cls]
+        # Not `in`: what is known may be of an equal class, of a view that is dropped meanwhile.
+        found = known.get(cls, _NOTHING)
+        if found is _NOTHING:
+            found = known[cls] = ask(cls)
+        return cast(Answer, found)
 
     return answer

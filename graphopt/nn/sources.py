@@ -16,6 +16,8 @@ from graphopt.nn.users import Held, attributes_of, is_users
 
 #: What layers and cells of MXNet note of a call.
 _NOTED: Final = {"skip_states", "_counter", "_init_counter", "_modified"}
+#: What stands in front of the user's classes in those of views and twins.
+_MIXINS: Final = {"Optimized", "Noted", "_Twin"}
 
 
 class Source:
@@ -196,7 +198,7 @@ def _is_known(part: Any) -> bool:
 @kept_by_class
 def _is_known_class(cls: type) -> bool:
     known = (object, dict, list, import_mxnet().gluon.Block, import_mxnet().gluon.HybridBlock)
-    return all(b in known or is_users(b) for b in cls.__mro__ if b.__name__ != "Optimized")
+    return all(b in known or is_users(b) for b in cls.__mro__ if b.__name__ not in _MIXINS)
 
 
 def _is_mxnets(block: Any) -> bool:
