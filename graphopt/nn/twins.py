@@ -9,13 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from typing import Any, Final
 
 from graphopt.compat import import_mxnet
-from graphopt.nn.empty import Empty
-from graphopt.nn.generated import Generated, generated_class, set_own
+from graphopt.nn.generated import Generated, delete_own, generated_class, set_own
 from graphopt.nn.held_blocks import is_container
 from graphopt.nn.pairs import Pairs
 from graphopt.nn.slots import Slot, members_of
@@ -60,8 +58,7 @@ def swap_attribute(cls: Any, name: str, own: Any, pairs: Pairs) -> None:
     elif swapped is not own:
         set_own(cls, name, _Swapped(name, own, swapped))
     elif is_container(own) and not own and name not in _GLUONS:
-        again = partial(swap_attribute, cls, name, own, pairs)
-        set_own(cls, name, Empty(name, own, pairs, again))
+        set_own(cls, name, _Empty(name, own, pairs))
 
 
 def _swap_kept(cls: Any, name: str, own: Any, pairs: Pairs) -> None:
@@ -146,6 +143,39 @@ class _SwappedIn(_Swapped):
         if found is self.swapped:
             self.pairs.look(self.held)
         return found
+
+
+class _Empty(_Swapped):
+    """The same of a list or the like that is empty.
+
+    Code of the twin writes into the user's. Whether that holds Blocks is found out once, when
+    there is something in it: reading it stays cheap if it holds thousands of numbers later.
+    """
+
+    def __init__(self, name: str, own: Any, pairs: Pairs) -> None:
+        super().__init__(name, own, own)
+        self.pairs = pairs
+
+    def __get__(self, block: Any, owner: type | None = None) -> Any:
+        found = super().__get__(block, owner)
+        if block is None or found is not self.own:
+            return found
+        if found and not self.pairs.awaits(found):
+            self._leave(type(block))
+            return getattr(block, self.name)
+        self.pairs.wait(self, type(block))
+        return found
+
+    def settle(self, cls: type) -> None:
+        """Code of a twin of that class read it, and may have written into it."""
+        if self.own:
+            self.pairs.own(self.own)
+            self._leave(cls)
+
+    def _leave(self, cls: type) -> None:
+        if vars(cls).get(self.name) is self:  # else the attribute was set since
+            delete_own(cls, self.name)
+            swap_attribute(cls, self.name, self.own, self.pairs)
 
 
 class _Twin:
